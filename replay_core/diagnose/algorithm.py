@@ -142,6 +142,8 @@ class Algorithm:
     @property
     def updates(self) -> float:
         """Optimizer steps of a batch: epochs times mini-batches, 1 where neither is stated."""
-        epochs = self.number("ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "mu")
+        epochs = self.number(
+            "ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "max_epochs", "mu"
+        )
         minis = self.number("mini_batches", "num_mini_batches", "n_minibatch", "ppo_n_minibatches", "num_minibatches")
         return (epochs or 1.0) * (minis or 1.0)

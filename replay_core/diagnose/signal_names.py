@@ -30,21 +30,24 @@ class Name:
 _TABLE: dict[str, tuple[str, ...]] = {
     "loss": (
         "loss *", "train/loss slime", "actor/loss verl", "loss/train *",
-        "final_loss SkyRL", "lm loss Megatron", "Loss prime-rl",
+        "final_loss SkyRL", "policy/final_loss SkyRL", "lm loss Megatron", "Loss prime-rl", "loss/mean prime-rl",
+        "loss/total_avg open-instruct",
     ),
     "pg_loss": (
         "pg_loss *", "actor/pg_loss verl", "train/pg_loss slime", "policy_loss OpenRLHF", "policy/policy_loss SkyRL",
         "ppo_actor/update/actor_loss AReaL", "actor/policy_loss NexRL with-entropy-bonus",
-        "loss/policy_avg open-instruct",
+        "loss/policy_avg open-instruct", "reduced_pg_loss tunix",
     ),
     "kl": (
         "kl *", "kl_loss *", "actor/kl_loss verl", "train/kl_loss slime", "policy/policy_kl SkyRL",
         "mean_kl grpo_notes k1", "kl_penalty grpo_notes k1", "objective/kl2_avg open-instruct k2",
-        "objective/kl3_avg open-instruct k3", "objective/kl_avg open-instruct k1",
+        "objective/kl3_avg open-instruct k3", "objective/kl_avg open-instruct k1", "objective/kl1_avg open-instruct k1",
+        "kl_penalty NeMo-RL", "objective/kl TRL",
     ),
     "policy_kl": (
         "actor/ppo_kl verl k1", "train/ppo_kl slime k1", "ppo_kl OpenRLHF k1",
-        "ppo_actor/update/approx_kl AReaL", "policy_kl_error NeMo-RL k3",
+        "ppo_actor/update/approx_kl AReaL", "policy_kl_error NeMo-RL k3", "approx_policy_kl torchtune",
+        "policy/approxkl_avg TRL",
     ),
     "rollout_k3": (
         "rollout_corr/k3_kl verl k3", "gen_kl_error NeMo-RL k3", "mismatch_kl/all/mean prime-rl k3",
@@ -55,43 +58,63 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "sampling/sampling_logp_difference/mean TRL mean|d|", "train/train_rollout_logprob_abs_diff slime mean|d|",
         "policy/rollout_train_logprobs_abs_diff_mean SkyRL mean|d|", "mean_abs_lp_diff miles mean|d|",
         "debug/vllm_vs_local_logprob_diff_mean open-instruct mean|d|", "actor/train_infer_diff_token_mean ROLL mean|d|",
+        "sampler_trainer/logp_diff_mean tunix mean|d|",
     ),
     "mult_prob_error": ("token_mult_prob_error NeMo-RL mean(e^|d|)",),
-    "prob_diff": ("training/rollout_probs_diff_mean verl mean|e^logp-e^logp_rollout|",),
-    "prob_pearson": ("training/rollout_actor_probs_pearson_corr verl pearson",),
+    "prob_diff": (
+        "training/rollout_probs_diff_mean verl mean|e^logp-e^logp_rollout|",
+        "sampler_trainer/prob_diff_mean tunix mean|e^logp-e^logp_rollout|",
+    ),
+    "prob_pearson": (
+        "training/rollout_actor_probs_pearson_corr verl pearson", "sampler_trainer/probs_pearson_corr tunix pearson",
+    ),
     "ratio_mean": ("actor/avg_ratio NexRL", "val/ratio open-instruct", "probs_ratio NeMo-RL",
-                   "ppo_actor/update/importance_weight AReaL"),
-    "ratio_max": ("probs_ratio_max NeMo-RL", "actor/ratio_max ROLL"),
+                   "ppo_actor/update/importance_weight AReaL", "ratios torchtune", "is_ratio/mean tunix",
+                   "actor/ratio_mean ROLL"),
+    "ratio_max": ("probs_ratio_max NeMo-RL", "actor/ratio_max ROLL", "is_ratio/max tunix"),
     "clip_fraction": (
         "actor/pg_clipfrac verl", "train/pg_clipfrac slime", "clip_ratio/region_mean TRL", "policy/clip_ratio SkyRL",
         "ppo_clip_ratio OpenRLHF", "policy/clipfrac_avg open-instruct", "ppo_actor/update/clip_ratio AReaL",
-        "clip_ratio TRL", "pg_clipfrac *",
+        "clip_ratio TRL", "pg_clipfrac *", "actor/ppo_ratio_clipfrac ROLL", "actor/clipfrac ROLL", "clipfrac torchtune",
     ),
     "ess": ("rollout_corr/rollout_is_eff_sample_size verl",),
     "entropy": (
         "entropy *", "actor/entropy verl", "actor/entropy_loss verl", "train/entropy_loss slime",
         "rollout/entropy slime", "policy/policy_entropy SkyRL", "approx_entropy NeMo-RL", "entropy/all/mean prime-rl",
         "Entropy prime-rl", "ppo_actor/update/entropy AReaL", "optim/entropy tinker", 
-        "policy/entropy_avg open-instruct", "mean_entropy miles", "entropy_loss *",
+        "policy/entropy_avg open-instruct", "mean_entropy miles", "entropy_loss *", "loss/entropy tunix",
+        "critic/entropy/mean ROLL",
     ),
     "reward": (
         "reward *", "critic/score/mean verl", "critic/rewards/mean verl", "rollout/raw_reward slime",
         "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean grpo_notes", "mean_reward grpo_notes",
         "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF",
+        "reward/avg_raw_reward SkyRL", "objective/verifiable_reward open-instruct", "ppo_actor/task_reward AReaL",
+        "rewards/reward/mean tunix", "rewards/score/mean tunix", "Reward prime-rl", "reward/all/mean prime-rl",
+        "reward/mean prime-rl", "total_reward NeMo-RL",
     ),
     "reward_std": (
         "reward_std TRL within-group", "rewards_std grpo_notes whole-batch", "std_reward grpo_notes whole-batch",
     ),
-    "reward_max": ("critic/score/max verl", "critic/rewards/max verl"),
-    "reward_min": ("critic/score/min verl", "critic/rewards/min verl"),
+    "reward_max": ("critic/score/max verl", "critic/rewards/max verl", "rewards/reward/max tunix"),
+    "reward_min": ("critic/score/min verl", "critic/rewards/min verl", "rewards/reward/min tunix"),
     "frac_zero_std": ("frac_reward_zero_std TRL", "zero_std_group_frac miles", "rollout/zero_std_group_frac slime"),
-    "advantage_max": ("critic/advantages/max verl",),
-    "advantage_min": ("critic/advantages/min verl",),
-    "advantage_mean": ("critic/advantages/mean verl", "ppo_actor/advantages AReaL"),
-    "value_mean": ("critic/values/mean verl",),
+    "advantage_max": (
+        "critic/advantages/max verl", "ppo_actor/advantages/max AReaL", "val/advantages_max open-instruct",
+        "rewards/advantage/max tunix",
+    ),
+    "advantage_min": (
+        "critic/advantages/min verl", "ppo_actor/advantages/min AReaL", "val/advantages_min open-instruct",
+        "rewards/advantage/min tunix",
+    ),
+    "advantage_mean": (
+        "critic/advantages/mean verl", "ppo_actor/advantages AReaL", "val/advantages_mean open-instruct",
+        "rewards/advantage/mean tunix", "loss/avg_raw_advantages SkyRL",
+    ),
+    "value_mean": ("critic/values/mean verl", "critic/values_mean SkyRL", "advantages/old_values/mean tunix"),
     "value_max": ("critic/values/max verl",),
     "value_min": ("critic/values/min verl",),
-    "return_mean": ("critic/returns/mean verl",),
+    "return_mean": ("critic/returns/mean verl", "advantages/returns/mean tunix"),
     "return_max": ("critic/returns/max verl",),
     "return_min": ("critic/returns/min verl",),
     "grad_norm_clipped": ("grad_norm_clipped *",),
@@ -99,18 +122,25 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "grad_norm *", "actor/grad_norm verl", "train/grad_norm slime", "actor_grad_norm OpenRLHF",
         "policy/grad_norm SkyRL", "optim/grad_norm open-instruct", "ppo_actor/update/grad_norm AReaL",
         "policy/raw_grad_norm SkyRL", "grad norm Megatron", "Grad. Norm prime-rl", "train/grad_norm/mean prime-rl",
+        "actor_train/grad_norm ROLL",
     ),
     "response_length": (
         "completions/mean_length TRL", "response_length/mean verl", "rollout/response_len/mean slime",
         "response_length OpenRLHF", "completion_length TRL", "response_length_mean *",
-        "generate/avg_num_tokens SkyRL", "val/sequence_lengths open-instruct",
+        "generate/avg_num_tokens SkyRL", "val/sequence_lengths open-instruct", "Seq. Length prime-rl",
+        "mean_gen_tokens_per_sample NeMo-RL", "response_lengths torchtune", "tokens/response_length/mean ROLL",
+        "ppo_actor/seq_len AReaL", "generation/completions/mean_length tunix", "seq_len/all/mean prime-rl",
     ),
     "response_length_max": (
+        "generate/max_num_tokens SkyRL", "val/sequence_lengths_max open-instruct", "tokens/response_length/max ROLL",
+        "generation/completions/max_length tunix",
         "completions/max_length TRL", "response_length/max verl", "rollout/response_len/max slime",
     ),
     "truncated": (
         "completions/clipped_ratio TRL", "response_length/clip_ratio verl", "rollout/truncated_ratio slime",
-        "truncated OpenRLHF", "truncated_frac miles", "truncated_ratio *",
+        "truncated OpenRLHF", "truncated_frac miles", "truncated_ratio *", "ppo_actor/no_eos_ratios AReaL",
+        "generation/completions/clip_ratio tunix", "Truncated prime-rl", "Truncation prime-rl",
+        "is_truncated/all/mean prime-rl",
     ),
     "learning_rate": (
         "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "policy/policy_lr SkyRL",
@@ -121,6 +151,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "micro_loss": ("total grpo_notes",),
     "step_seconds": (
         "step_time TRL", "timing_s/step verl", "perf/step_time slime", "timing/step SkyRL", "Time prime-rl",
+        "time/step_total ROLL", "perf/global_step_time tunix", "total_step_time NeMo-RL", "time/total open-instruct",
+        "timing/train/total_step_time NeMo-RL", "time/step prime-rl",
     ),
     "iter_ms": ("time_ms grpo_notes", "elapsed time per iteration (ms) Megatron"),
     "memory_gb": (
@@ -133,7 +165,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
     "explained_variance": ("critic/vf_explained_var verl", "explained_variance *"),
-    "value_loss": ("critic/vf_loss verl", "critic_loss OpenRLHF", "critic grpo_notes"),
+    "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL"),
+    "value_loss": (
+        "critic/vf_loss verl", "critic_loss OpenRLHF", "critic/critic_loss SkyRL", "critic grpo_notes",
+        "loss/value_avg TRL", "critic/loss ROLL",
+    ),
 }  # fmt: skip
 
 #: Signals of which a run logs many: one series each, known by what stands in the middle.
@@ -147,6 +183,9 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
     (regex(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
+    (regex(r"^timeperf/"), "phase_seconds", "AReaL"),
+    (regex(r"^time/(?!step_total$|total$|step$).+"), "phase_seconds", "ROLL"),
+    (regex(r"^(?:successes|val/format_scores|objective/verifiable_correct_rate)$"), "reward_function", ""),
     (regex(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
     (regex(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
 )
@@ -160,7 +199,9 @@ _PLAIN: dict[str, str] = {
     "surr_loss clip_loss ppo_loss grpo_loss",
     "kl": "kl kl_loss kl_ref ref_kl kl_to_ref kl_div kl_divergence kl_penalty kl_from_ref kl_with_ref reference_kl "
     "kl_to_reference kl_k3 k3_kl kl_per_token",
-    "policy_kl": "approx_kl ppo_kl approxkl kl_old old_kl kl_to_old",
+    "policy_kl": "approx_kl ppo_kl approxkl kl_old old_kl kl_to_old approx_policy_kl",
+    "value_clip_fraction": "vf_clipfrac value_clipfrac value_clip_frac vf_clip_frac value_clip_fraction "
+    "critic_clipfrac",
     "clip_fraction": "clipfrac clip_frac clip_fraction pg_clipfrac clip_ratio frac_clipped clipped_fraction "
     "clipped_frac "
     "pg_clip_frac ratio_clipfrac clip_rate",
@@ -211,10 +252,11 @@ _BY_STATISTIC = {
 }  # fmt: skip
 _ROOM_WORDS = (
     "train training metrics metric actor policy rollout rollouts stats global step optim optimizer env agent "
-    "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf"
+    "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf tokens "
+    "objective generation generate learner worker algo"
 )
 _ROOMS = frozenset(_ROOM_WORDS.split())
-_OF_CRITICS = frozenset({"value_loss", "explained_variance", "value", "return"})
+_OF_CRITICS = frozenset({"value_loss", "value_clip_fraction", "explained_variance", "value", "return"})
 _STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std"}
 _BETWEEN = regex(r"[\s/._\-]+")
 
@@ -258,6 +300,8 @@ def _by_its_words(words: frozenset[str]) -> str | None:
     return None
 
 
+#: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.
+_AVERAGED = regex(r"/(?:avg|mean)$")
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
 #: Metrics of an evaluation that tell how right the answers are.
 _HELD_OUT = regex(
@@ -296,8 +340,9 @@ def _names() -> dict[str, Name]:
 #: After every framework's own name of the signal.
 _HOME_GROWN = 99
 _FRAMEWORKS = (
-    "*", "TRL", "verl", "slime", "miles", "OpenRLHF", "SkyRL", "NeMo-RL", "prime-rl", "AReaL", "ROLL", "NexRL",
-    "open-instruct", "tinker", "ms-swift", "grpo_notes", "Megatron", "torchtitan",
+    "*", "TRL", "tunix", "torchtune",
+    "verl", "slime", "miles", "OpenRLHF", "SkyRL", "NeMo-RL", "prime-rl", "AReaL", "ROLL",
+    "NexRL", "open-instruct", "tinker", "ms-swift", "grpo_notes", "Megatron", "torchtitan",
 )  # fmt: skip
 
 
@@ -328,13 +373,16 @@ def named(raw: str, trl: bool = False) -> Name | None:
 
     `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
     """
-    raw = raw.removeprefix("metrics.")
+    raw = raw.removeprefix("metrics.").split("@")[0]  # ROLL says how ranks are put together: actor/pg_loss@sum
     if trl:
         raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it
         if raw == "kl":
             return Name("kl", "TRL", "k3")
     found = _names().get(raw)
     if found is not None:
+        return found
+    bare = _AVERAGED.sub("", raw)
+    if bare != raw and (found := _names().get(bare)) is not None:
         return found
     if _ASIDE.match(raw):
         return Name("held_out") if _HELD_OUT.match(raw) else None

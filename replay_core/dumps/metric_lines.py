@@ -31,7 +31,8 @@ _DICT_PAIR = regex(
 #: ms-swift names its step beside the last one: 'global_step/max_steps': '5/3766'.
 _SWIFT_STEP = regex(r"""['"]global_step/max_steps['"]:\s?['"](\d{1,12})/\d""")
 _PIPES = regex(r"\b(?:step|iteration)\s+(\d{1,12})(?:\s?/\s*\d{1,12})?\s*\|(.*)$", re.IGNORECASE)
-_PIPE_PAIR = regex(rf"([A-Za-z][\w .()/%@-]{{0,60}}?):\s*({_NUM})", re.IGNORECASE)
+#: A share may be printed in hundredths: `Truncated: 16.7%`.
+_PIPE_PAIR = regex(rf"([A-Za-z][\w .()/%@-]{{0,60}}?):\s*({_NUM}(?:\s?%)?)", re.IGNORECASE)
 _TITAN = regex(r"\bstep:\s+(\d{1,12})((?:\s+\w{1,40}:\s+\S+)+)")
 _TITAN_PAIR = regex(rf"(\w{{1,40}}):\s+({_NUM})", re.IGNORECASE)
 
@@ -107,7 +108,8 @@ def _numbers(pairs: Iterable[tuple[str, str]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, text in pairs:
         try:
-            found[key] = float(text.replace(",", ""))
+            whole = text.replace(",", "")
+            found[key] = float(whole[:-1]) / 100 if whole.endswith("%") else float(whole)
         except ValueError:
             continue
     return found

@@ -403,6 +403,12 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
     turned = _turned(batch, heard_B, kept_B, close)
     if turned[0] is not None:
         return turned
+    weight = _kl_in_rewards(batch, heard_B, kept_B)
+    if weight is not None:
+        return None, "", f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do"
+    told = next(_other_formula(batch, heard_B, kept_B, close), None)
+    if told is not None:
+        return told
     for how, other_B in _groupings(batch):
         found = _matching(heard_B, _zeroed(_known(batch, reward_B, other_B), kept_B), close)
         if found is not None:
@@ -439,6 +445,122 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
         "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
     )
+
+
+#: Of a batch's advantages, the share that a bound may cut off before it is what training is about.
+CUT_OFF = 0.25
+
+
+def _other_formula(
+    batch: StepBatch, heard_B: Array, kept_B: Array, close: Array
+) -> Iterator[tuple[Severity, str, str]]:
+    """What else is made of the right rewards and groups: another baseline, cut off at a bound, scaled, or moved."""
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    for how, baseline_B in _baselines(reward_B, group_B):
+        for over, scale_B in (("", 1.0), (", over the group std", _std_B(reward_B, group_B))):
+            if _agree(heard_B, ((reward_B - baseline_B) / scale_B)[kept_B], close):
+                yield (
+                    "error",
+                    f"the baseline is {how}, not the group's mean: advantages are r - that{over}",
+                    "one response of the group stands for all of them: an index or a reduction over the wrong axis",
+                )
+    known = list(_zeroed(_known(batch, reward_B, group_B), kept_B))
+    low, high = float(heard_B.min()), float(heard_B.max())
+    for name, values_B in known:
+        cut_B = np.clip(values_B, low, high)
+        lost = float((np.abs(cut_B - values_B) > close).mean())
+        inside = np.unique(np.round(heard_B[(heard_B > low) & (heard_B < high)], 9)).size
+        # A handful of values lies within any two bounds.
+        if lost > CUT_OFF and inside >= 3 and np.isfinite(values_B).all() and _agree(heard_B, cut_B, close):
+            where = "below 0: none is negative" if low == 0 else f"at {low:.4g} and {high:.4g}"
+            yield (
+                "warning",
+                f"advantages are cut off {where}, {lost:.0%} of them: they are {name}, clamped",
+                "a clamp: what it cuts off teaches less or nothing, and the mean is no longer 0",
+            )
+    for name, values_B in known:
+        size = float(values_B @ values_B)
+        if not np.isfinite(values_B).all() or not size > 0:
+            continue
+        times = float(values_B @ heard_B) / size
+        if times > 0 and abs(times - 1) > 1e-2 and _agree(heard_B / times, values_B, close):
+            yield (
+                "warning",
+                f"advantages are {times:.4g} times what they should be: {times:.4g} x {name}",
+                "a factor too many: they are scaled once more after they were normalised, or summed over ranks",
+            )
+        moved = float((heard_B - values_B).mean())
+        spread = values_B - values_B.mean()
+        gain = float(spread @ (heard_B - heard_B.mean())) / max(float(spread @ spread), 1e-30)
+        off = float(heard_B.mean()) - gain * float(values_B.mean())
+        if gain > 0 and abs(moved) > 1e-2 and abs(off) > 1e-2 and _agree(heard_B, gain * values_B + off, close):
+            yield (
+                "warning",
+                f"advantages are normalised once more over the batch and moved: {gain:.4g} x ({name}) + {off:.4g}",
+                "their mean is not 0: every token is pushed one way, whatever its reward",
+            )
+
+
+def _std_B(reward_B: Array, group_B: Array) -> Array:
+    centred_B = advantages.group_centred(reward_B, group_B)
+    sizes_G = np.bincount(group_B)
+    std_G = np.sqrt(np.bincount(group_B, weights=centred_B**2) / np.maximum(sizes_G - 1, 1))
+    scale_B: Array = std_G[group_B] + 1e-6
+    return scale_B
+
+
+def _baselines(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+    """Single responses of a group that may stand for its mean by mistake."""
+    groups = int(group_B.max()) + 1
+    order = np.argsort(group_B, kind="stable")
+    starts_G = np.searchsorted(group_B[order], np.arange(groups))
+    sizes_G = np.bincount(group_B, minlength=groups)
+    yield "the reward of the group's first response", reward_B[order][starts_G][group_B]
+    yield "the reward of the group's last response", reward_B[order][starts_G + sizes_G - 1][group_B]
+    for how, pick, begin in (("best", np.maximum, -np.inf), ("worst", np.minimum, np.inf)):
+        found_G = np.full(groups, begin)
+        pick.at(found_G, group_B, reward_B)
+        yield f"the group's {how} reward", found_G[group_B]
+
+
+def _kl_in_rewards(batch: StepBatch, heard_B: Array, kept_B: Array) -> float | None:
+    """The weight with which the KL of a response is in its reward, where that explains every advantage.
+
+    In a group (or the batch), any estimator of a mean baseline makes r - weight x KL = k A + b: with b and k of each
+    group taken out, the weight is all that is left to solve for.
+    """
+    ref = batch.columns.of("ref_logprobs")
+    ours = next((found for name in ("old_logprobs", "policy_logprobs", "rollout_logprobs")
+                 if (found := batch.columns.of(name)) is not None), None)  # fmt: skip
+    if ref is None or ours is None or batch.trained_N is None:
+        return None
+    both_N = batch.pair(ours, ref)
+    far_B = batch.flat.sum(np.where(both_N, ours.values_N - ref.values_N, 0.0))[kept_B]
+    if not np.isfinite(far_B).all() or not np.abs(far_B).max() > 1e-6:
+        return None
+    group_B, reward_B = given(batch.group_B)[kept_B], given(batch.reward_B)[kept_B]
+    for groups_B in (group_B, np.zeros(len(group_B), dtype=np.int64)):
+        if len(groups_B) - 2 * np.unique(groups_B).size < 4:
+            continue
+        left_B, along_B = (_apart_from(values_B, heard_B, groups_B) for values_B in (reward_B, far_B))
+        size = float(along_B @ along_B)
+        if not size > 1e-12:
+            continue
+        weight = float(along_B @ left_B) / size
+        rest = np.abs(left_B - weight * along_B).max()
+        if 1e-6 < weight < 10 and rest <= 1e-3 * max(float(np.abs(left_B).max()), 1e-9):
+            return weight
+    return None
+
+
+def _apart_from(values_B: Array, other_B: Array, groups_B: Array) -> Array:
+    """What is left of values when, in each group, their mean and their part along another are taken out."""
+    centred_B, other_B = (advantages.group_centred(each_B, groups_B) for each_B in (values_B, other_B))
+    along_G = np.bincount(groups_B, weights=centred_B * other_B)
+    size_G = np.bincount(groups_B, weights=other_B**2)
+    factor_G = np.where(size_G > 1e-12, along_G / np.maximum(size_G, 1e-12), 0.0)
+    left_B: Array = centred_B - factor_G[groups_B] * other_B
+    return left_B
 
 
 def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:

@@ -28,7 +28,7 @@ def agree(a: float, b: float) -> bool:
     return abs(a - b) <= CLOSE * max(abs(a), abs(b)) + PRINTED
 
 
-def _together(*every: Series | None) -> list[tuple[int | None, tuple[float, ...]]]:
+def together(*every: Series | None) -> list[tuple[int | None, tuple[float, ...]]]:
     """(step, values) of the steps that all of these have, where all are finite; none where one series is missing."""
     known = [series for series in every if series is not None]
     if len(known) < len(every):
@@ -63,9 +63,9 @@ def outside(log: RunLog) -> Iterator[Finding]:
     ):  # fmt: skip
         for mean in log.all(mean_of):
             high, low = _statistic(log, mean, f"{base}_max", "max"), _statistic(log, mean, f"{base}_min", "min")
-            above = [(step, row) for step, row in _together(mean, high) if row[0] > row[1] and not agree(*row)]
-            below = [(step, row) for step, row in _together(mean, low) if row[0] < row[1] and not agree(*row)]
-            bad, looked = max(above, below, key=len), len(_together(mean, high)) or len(_together(mean, low))
+            above = [(step, row) for step, row in together(mean, high) if row[0] > row[1] and not agree(*row)]
+            below = [(step, row) for step, row in together(mean, low) if row[0] < row[1] and not agree(*row)]
+            bad, looked = max(above, below, key=len), len(together(mean, high)) or len(together(mean, low))
             if not bad or 2 * len(bad) < looked:
                 continue
             step, (value, limit) = max(bad, key=lambda each: abs(each[1][0] - each[1][1]))
@@ -148,11 +148,11 @@ def raw_in_log(log: RunLog) -> Iterator[Finding]:
     if log.get("value_mean") is not None:
         raise Skip("a critic's values are the baseline")
     for reward in log.all("reward_max"):
-        tops = _together(log.get("advantage_max"), reward)
+        tops = together(log.get("advantage_max"), reward)
         low = _statistic(log, reward, "reward_min", "min") or next(
             (one for one in log.all("reward_min") if one.name == reward.name.replace("max", "min")), None
         )
-        others = _together(log.get("advantage_min"), low)
+        others = together(log.get("advantage_min"), low)
         every = [row for _, row in (*tops, *others)]
         heard = [row for row in every if abs(row[0]) > 1e-6]
         if len(tops) >= FEWEST and others and len(heard) >= FEWEST and all(agree(*row) for row in every):
@@ -178,7 +178,7 @@ def loss_of_advantages(log: RunLog) -> Iterator[Finding]:
     number of times -mean(A) in all of them, a warning.
     """
     pg, advantage = given(log.get("pg_loss")), given(log.get("advantage_mean"))
-    rows = [(step, row) for step, row in _together(pg, advantage) if abs(row[1]) > 1e-3]
+    rows = [(step, row) for step, row in together(pg, advantage) if abs(row[1]) > 1e-3]
     if len(rows) < FEWEST:
         raise Skip(f"needs {FEWEST} steps with a mean advantage that is not 0")
     ratios = [row[0] / -row[1] for _, row in rows]

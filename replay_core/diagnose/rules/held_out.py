@@ -52,14 +52,16 @@ LEAPT = 5.0
 
 
 @rule("L19", "the scale of rewards leaps", link="rewards", scope="signals",
-      needs=("reward", "reward_max|reward_std"), explains=("L02", "L08", "L10", "D25"),
+      needs=("reward",), explains=("L02", "L08", "L10", "D25"),
       source="a reward model or a weighting of functions that was changed within a run")  # fmt: skip
 def scale_leaps(log: RunLog) -> Iterator[Finding]:
     """From one step to the next the largest reward of a batch (else the spread within its groups) is over 5 times all
-    it ever was, and stays there in 3 steps and more, and so does the mean: a warning. A judge's best answer has the
+    it ever was, and stays there in 3 steps and more, and so does the mean: a warning. The mean alone, where neither is
+    logged. A judge's best answer has the
     same reward in every step; a policy that learns comes nearer to it.
     """
-    mean, scale = given(log.get("reward")), given(log.get("reward_max") or log.get("reward_std"))
+    mean = given(log.get("reward"))
+    scale = log.get("reward_max") or log.get("reward_std") or mean
     at = _leap(scale)
     if at is None or _leap(mean) != at:
         return

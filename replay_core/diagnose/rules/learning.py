@@ -352,8 +352,8 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
             f"{series.name} falls from {before:.3g} to {now:.3g}",
             series.first(under=(before + now) / 2 + 1e-12),
             evidence=[series.shown(now, f">= {before:.3g}"), shown("Mann-Kendall z", trends.drift(values))],
-            cause="the policy is pushed away from what is rewarded (the sign of loss or advantage), falls apart (look "
-            "at KL and entropy), or the judge changed or broke",
+            cause="a turned sign of loss or advantage pushes the policy away from what is rewarded; or it falls apart "
+            "(look at KL and entropy), or the judge changed or broke",
             next_step=_RECORD,
             steps=[p.step for p in series.points[-(len(values) // 4) :] if p.step is not None],
         )

@@ -25,7 +25,7 @@ from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.diagnose.surrogates import logged_of, surrogates
-from replay_core.objectives import policy_loss, reductions
+from replay_core.objectives import advantages, policy_loss, reductions
 
 #: Relative agreement of a recomputed loss, and an absolute floor for losses that cancel.
 CLOSE, FLOOR = 1e-4, 1e-6
@@ -266,6 +266,7 @@ def _names(parts: list[_Recomputed]) -> list[str]:
 def _recomputed(batch: StepBatch) -> list[_Recomputed]:
     tokens = int(given(batch.trained_N).sum())
     found: list[_Recomputed] = []
+    kind = "constant" if _is_centred_alone(batch) else batch.laid.algorithm.averaged
     for weighted in (False, True) if batch.has("is_weights") else (False,):
         parts, exact = _parts(batch, weighted=weighted)
         parts = [part for part in parts if abs(part.logged.value) > 100 * FLOOR]
@@ -282,7 +283,7 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                 _Recomputed(
                     batch.step, batch.laid.where_record(record, name), record.path.name, part.logged.value,
                     dict(reductions_of(part, tokens, len(batch), {})),
-                    {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, batch.laid.algorithm.averaged,
+                    {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind,
                     total / part.logged.value / max(len(part.values_BT), 1)
                     if part.update_samples > len(part.values_BT) > 0 else 0.0,
                 )
@@ -290,6 +291,18 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
         if found and any(all(_agree(part.reductions[name], part.value) for part in found) for name in _names(found)):
             return found
     return found
+
+
+def _is_centred_alone(batch: StepBatch) -> bool:
+    """Whether advantages are the rewards less their group's mean: Dr. GRPO, by whatever name, whose loss is a sum over
+    a constant.
+    """
+    advantage_B, group_B, reward_B = batch.advantage_B, batch.group_B, batch.reward_B
+    if advantage_B is None or group_B is None or reward_B is None:
+        return False
+    kept_B = np.isfinite(advantage_B) & np.isfinite(reward_B)
+    centred_B = advantages.group_centred(np.where(kept_B, reward_B, 0.0), group_B)
+    return bool(kept_B.any() and np.allclose(advantage_B[kept_B], centred_B[kept_B], rtol=1e-3, atol=1e-5))
 
 
 def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]]:

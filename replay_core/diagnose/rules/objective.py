@@ -9,10 +9,12 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
 from replay_core.diagnose.surrogates import CLOSE, Logged, Surrogate, logged_of, surrogates
@@ -194,6 +196,10 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
     """
     given_each = list(batch.columns.every("old_logprobs"))
     policy = given(batch.columns.of("policy_logprobs"))
+    again = _taken_again(batch, policy)
+    if again is not None:
+        yield again
+        return
     if len(given_each) < 2:
         raise Skip("old log-probabilities are recorded once")
     here = next((one for one in given_each if one.source.split(" of ")[-1] == policy.source.split(" of ")[-1]), None)
@@ -231,6 +237,42 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
             cause="an epoch's tokens are shuffled (permuted) and what belongs to them is not: old log-probabilities, "
             "and what lies beside them, are misaligned with their rows",
         )
+
+
+def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
+    """Samples that several epochs train on, with other old log-probabilities in each: the policy's own every time."""
+    old = given(batch.columns.of("old_logprobs"))
+    names = [name for name in TELL_TWINS if batch.spine.refs(name)]
+    twins: dict[object, list[int]] = {}
+    for sample, key in enumerate(marked(batch.spine, names) if names and batch.spine.has_tokens else ()):
+        twins.setdefault(key, []).append(sample)
+    both_N = batch.pair(policy, old)
+    own = other = 0
+    at = None
+    for samples in (each for each in twins.values() if len(each) > 1):
+        spans = [slice(int(batch.flat.starts_B[i]), int(batch.flat.starts_B[i] + batch.flat.lengths_B[i]))
+                 for i in samples]  # fmt: skip
+        first, last = spans[0], spans[-1]
+        if first.stop - first.start != last.stop - last.start:
+            continue
+        heard_T = both_N[first] & both_N[last]
+        apart_T = heard_T & (np.abs(old.values_N[first] - old.values_N[last]) > MOVED)
+        if apart_T.any():
+            other += int(apart_T.sum())
+            own += int((np.abs(policy.values_N[last] - old.values_N[last])[apart_T] <= 1e-6).sum())
+            at = first.start + int(np.flatnonzero(apart_T)[0]) if at is None else at
+    if other < FEWEST or own < 0.95 * other:
+        return None
+    return finding(
+        "error",
+        "old log-probabilities are refreshed in every epoch: they are the current policy's own, so the ratio is always "
+        "1 and clipping never acts",
+        batch.laid.where("old_logprobs", at=at),
+        evidence=[shown("tokens whose old log-probability is another in a later epoch", other, "0", old.source),
+                  shown("of these, the policy's own", own, "0")],
+        cause="they are recomputed (or taken as log_probs.detach()) inside the loop over epochs and mini-batches; they "
+        "must be taken once, before the first update",
+    )  # fmt: skip
 
 
 def _other_rows(

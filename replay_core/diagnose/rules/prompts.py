@@ -124,7 +124,9 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     responses differ between groups and are improbable (mean log-probability of a response below -1): an error. A policy
     that is sure of its answer writes it again and again.
     """
-    batch = batch.once  # the epochs of a batch are one drawing
+    # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
+    if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
+        batch = batch.once
     group_B, response_N = given(batch.group_B), given(batch.response_N)
     said = batch.columns.of("rollout_logprobs") or given(batch.trainer)
     heads_B = batch.flat.first(response_N)

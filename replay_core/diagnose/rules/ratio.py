@@ -194,6 +194,10 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     for series, now in () if log.algorithm.is_by_sequence else log.level("clip_fraction"):
         if now > CLIPPED:
             reach = _reach(log, series)
+            stated = log.algorithm.clip_range
+            # A range as small as the moves it cuts off is what the run asks for: GSPO's, whatever it is called.
+            if stated is not None and max(stated) < NO_RANGE:
+                continue
             hardly = reach is not None and reach < NO_RANGE
             yield finding(
                 "error" if now > MOSTLY_CLIPPED and not hardly else "warning",

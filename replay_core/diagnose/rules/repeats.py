@@ -30,7 +30,7 @@ def repeats(log: RunLog) -> Iterator[Finding]:
     """From some step on, every one of 4 and more figures of the training is exactly what it was in the step before, 3
     steps and more to the end of the log, while they changed in 4 steps before: a warning. Rates, shares and limits do
     not count: they rest in healthy runs. Or reward, KL, entropy or length alone is one number for 8 steps and more to
-    the end, strictly between the least and the most it was, while two others go on.
+    the end, and no round number unless it was more and less before, while two others go on.
     """
     moving = [series for series in log.signals() if _counts(series)]
     if len(moving) < 2:
@@ -45,7 +45,9 @@ def repeats(log: RunLog) -> Iterator[Finding]:
     going = [series for series in moving if resting[series.name] < 2]
     for series in alone:
         value = series.last.value
-        if len(going) >= 2 and min(series.values) < value < max(series.values):
+        # A bound that a figure comes to rest at is a round number, or the most or least it can be.
+        inside = min(series.values) < value < max(series.values) or abs(value - round(value, 3)) > 1e-9
+        if len(going) >= 2 and inside:
             yield _found(log, series.points[-resting[series.name]], resting[series.name], series.name, series)
             return
 

@@ -155,6 +155,8 @@ def _mistakes(
 #: Of the difference of loss and pg_loss, the share (rms) that terms may leave: logged means weigh micro-batches alike,
 #: losses weigh tokens. And the share a term must have of it before its sign is judged.
 LEFT, HEARD = 0.1, 0.2
+#: A weight of the KL that no recipe comes near.
+LARGEST_BETA = 2.0
 
 
 def _fitted(columns: list[list[float]], y: list[float]) -> tuple[float, list[float]] | None:
@@ -198,7 +200,8 @@ def terms(log: RunLog) -> Iterator[Finding]:
     """Solves loss - pg_loss = beta KL - c entropy + v value_loss over 8 steps and more. Where the logged terms leave
     less than a tenth of it (rms), the fewest terms that do: a negative beta, c or v is an error (the KL drives away
     from the reference, entropy is pressed down, the critic unlearns); an entropy term 5 times the policy's loss while
-    the entropy rises a warning. Where no pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975
+    the entropy rises a warning, and so is a KL that weighs over 2, or over 3 times what the run states. Where no
+    pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975
     over 10 steps and more, a KL over .1) is an error. Skipped where they do not make it (other estimators, other
     means).
     """
@@ -303,6 +306,20 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
                 steps=series[kind].steps(),
             )
             return
+    beta = weights.get("kl", 0.0)
+    stated = log.algorithm.number("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+    if beta > LARGEST_BETA or (stated and beta > 3 * stated):
+        yield finding(
+            "warning",
+            f"the KL term weighs {beta:.3g} in the loss"
+            + (f", and the run states {stated:g}" if stated else ": recipes use 0.001 to 0.1"),
+            series["kl"].points[0].where(series["kl"].name),
+            evidence=told,
+            cause="the coefficient is far too large, or applied twice: what is learnt is to stay at the reference",
+            next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
+            steps=series["kl"].steps(),
+        )
+        return
     weight = weights.get("entropy", 0.0)
     if not weight:
         return

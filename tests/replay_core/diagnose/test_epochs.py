@@ -17,7 +17,13 @@ REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 0.25, 0.5, 1.0, 0.0])
 
 
 def trained(
-    directory: Path, advantages_B: np.ndarray, *, epochs: int = 1, minis: int = 2, rewards: np.ndarray = REWARDS
+    directory: Path,
+    advantages_B: np.ndarray,
+    *,
+    epochs: int = 1,
+    minis: int = 2,
+    rewards: np.ndarray = REWARDS,
+    refreshed: bool = False,
 ) -> Path:
     """A trainer that passes `minis` mini-batches of one batch `epochs` times; micro-batches are numbered throughout."""
     draw = torch.Generator().manual_seed(0)
@@ -33,6 +39,7 @@ def trained(
         micro = 0
         for epoch in range(epochs):
             for rows in torch.randperm(total, generator=draw).chunk(minis):
+                now_BT = old_BT[rows] - 0.01 * epoch * torch.rand(len(rows), 6, generator=draw)
                 record(
                     "forward_data",
                     micro=micro,
@@ -42,8 +49,8 @@ def trained(
                     group_ids=groups_B[rows],
                     rewards=torch.from_numpy(rewards)[rows].float(),
                     advantages=torch.from_numpy(advantages_B)[rows, None].float() * response_BS[rows, 1:],
-                    old_log_probs=old_BT[rows],
-                    log_probs=old_BT[rows] - 0.01 * epoch * torch.rand(len(rows), 6, generator=draw),
+                    old_log_probs=now_BT if refreshed else old_BT[rows],
+                    log_probs=now_BT,
                 )
                 micro += 1
     return directory
@@ -94,3 +101,12 @@ def test_a_baseline_that_is_no_groups_is_still_one(tmp_path: Path) -> None:
     over_the_batch = advantages.normalised(rewards, unbiased=True, epsilon=1e-8)
     for name, made in (("critic", critic), ("batch", over_the_batch)):
         assert not look(trained(tmp_path / name, made, rewards=rewards), "D01", "D03").findings
+
+
+@pytest.mark.parametrize("refreshed", [True, False])
+def test_old_log_probabilities_that_every_epoch_takes_anew_are_named(refreshed: bool, tmp_path: Path) -> None:
+    made = advantages.group_normalised(REWARDS, GROUPS, unbiased=True, epsilon=1e-6)
+    finding = of(look(trained(tmp_path / "run", made, epochs=3, refreshed=refreshed), "D60"), "D60")
+    assert (finding is not None) == refreshed
+    if finding is not None:
+        assert "refreshed in every epoch" in finding.claim

@@ -1,0 +1,254 @@
+"""Relations that figures of a log keep in every step, whatever their size: what falls back to its beginning, what is
+never negative, what is another figure divided by a third.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.figures import agree, together
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.stating import finding, shown
+
+#: Steps on each side of a fall-back, and of its beginning.
+SIDE = 4
+#: How near its beginning a figure falls back to, as a share of the way it had come; and that way, in steps' own noise.
+NEAR, FAR = 0.35, 3.0
+_COMES_BACK = ("kl", "reward", "entropy", "response_length", "reward_function", "held_out")
+
+
+def _back_at(series: Series) -> int | None:
+    """The place at which a series falls back to where it began, and stays; None where it does not."""
+    values = series.values
+    if len(values) < 4 * SIDE or not all(map(math.isfinite, values)):
+        return None
+    begun = median(values[:SIDE])
+    noise = median(abs(b - a) for a, b in pairwise(values))
+    best: tuple[float, int] | None = None
+    for at in range(2 * SIDE, len(values) - SIDE + 1):
+        before, after = median(values[at - SIDE : at]), median(values[at : at + SIDE])
+        way, left = before - begun, after - begun
+        if abs(way) <= max(FAR * noise, 1e-9) or abs(left) > NEAR * abs(way):
+            continue
+        step = (values[at - 1] - values[at]) * math.copysign(1, way)
+        if step > 0 and (best is None or step > best[0]):
+            best = step, at
+    return None if best is None else best[1]
+
+
+@rule("L24", "the run falls back to its beginning", link="optimizer", scope="signals",
+      needs=("reward|kl|entropy|response_length",), explains=("L08", "L09", "L10", "D25", "L20"), lasts=True,
+      source="a checkpoint that is resumed from the first weights; a save that holds no weights")  # fmt: skip
+def falls_back(log: RunLog) -> Iterator[Finding]:
+    """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
+    where they were in the first steps (within .35 of the way they had come), and stay there for 4: a warning. Without
+    a logged KL three others have to. Each has to have come further than three times what a step changes. New prompts
+    take the reward back, and not the KL; a new reference the KL, and not the reward.
+    """
+    found = [(series, at) for name in _COMES_BACK for series in log.all(name)[:3] if (at := _back_at(series))]
+    far = log.get("kl")
+    for series, at in found:
+        step = series.points[at].step
+        with_it: dict[str, Series] = {}
+        for one, place in found:
+            other = one.points[place].step
+            if step is not None and other is not None and abs(other - step) <= 1:
+                with_it.setdefault(one.signal, one)
+        if len(with_it) < (2 if far is not None else 3) or (far is not None and "kl" not in with_it):
+            continue
+        names = [one.name for one in with_it.values()]
+        yield finding(
+            "warning",
+            f"the run starts again at step {step}: {', '.join(names)} fall back to where they began",
+            series.points[at].where(series.name),
+            evidence=[
+                shown(f"{one.name}: before, after", f"{median(one.values[at - SIDE:at]):.4g}, "
+                      f"{median(one.values[at:at + SIDE]):.4g}", f"began at {median(one.values[:SIDE]):.4g}")
+                for one in with_it.values()
+            ],
+            cause="the policy has its first weights again: the run resumed without its checkpoint, from an old one, or "
+            "one whose weights were not written or not loaded",
+            next_step="compare the weights of the checkpoint it resumed from with the base model's: rldbg compare "
+            "CHECKPOINT BASE_MODEL",
+            steps=[p.step for p in series.points[at:] if p.step is not None],
+        )  # fmt: skip
+        return
+    if not any(len(series.values) >= 4 * SIDE for name in _COMES_BACK for series in log.all(name)):
+        raise Skip(f"needs {4 * SIDE} steps")
+
+
+#: Steps before a bound that every step keeps is no chance.
+FEWEST = 5
+
+
+@rule("D73", "advantages keep to one side, or to a bound", link="advantages", scope="signals",
+      needs=("advantage_max", "advantage_min"), explains=("L08",),
+      source="an advantage is centred: r less the mean of others")  # fmt: skip
+def one_sided(log: RunLog) -> Iterator[Finding]:
+    """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
+    cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
+    same number in every step (a clamp): a warning. Means of 0 are no bound: all advantages are 0 there.
+    """
+    rows = [row for _, row in together(log.get("advantage_max"), log.get("advantage_min")) if row[0] > row[1] + 1e-6]
+    if len(rows) < FEWEST:
+        raise Skip(f"needs the largest and the smallest advantage of {FEWEST} steps with any")
+    top, bottom = given(log.get("advantage_max")), given(log.get("advantage_min"))
+    mean, reward = log.get("advantage_mean"), log.get("reward")
+    same = [agree(*row) for _, row in together(mean, reward)]
+    highest, lowest = max(high for high, _ in rows), min(low for _, low in rows)
+    if lowest >= 0:
+        tops = [agree(*row) for _, row in together(top, log.get("reward_max"))]
+        raw = (len(same) >= FEWEST and all(same)) or (len(tops) >= FEWEST and all(tops))
+        cut = all(low == 0 for _, low in rows) and not raw
+        never = "no advantage is ever negative: "
+        if raw or not cut:
+            claim, cause = (
+                "nothing is subtracted from the rewards",
+                "no baseline is computed: every answer is pushed up",
+            )
+        elif tops:
+            claim, cause = "negative ones are cut off at 0", "a clamp (relu, max with 0) behind the normalisation"
+        else:
+            claim = "negative ones are cut off at 0, or nothing is subtracted from the rewards"
+            cause = "a clamp (relu, max with 0) behind the normalisation, or no baseline at all"
+        yield _bounded(bottom, never + claim, f"{cause}; bad answers are never pushed down", lowest, "< 0")
+    elif highest <= 0:
+        yield _bounded(
+            top,
+            "no advantage is ever positive: the baseline is the best response's reward, not the mean",
+            "a max stands for the mean: the best answer is not pushed up, all others are pushed down",
+            highest,
+            "> 0",
+        )
+    elif len(rows) >= 2 * FEWEST and highest < 1 and all(agree(a, highest) and agree(b, -highest) for a, b in rows):
+        yield _bounded(
+            top,
+            f"advantages are cut off at {lowest:.4g} and {highest:.4g} in every step",
+            "a clamp behind the normalisation: how much better an answer is no longer counts",
+            highest,
+            "another number in every step",
+        )
+
+
+def _bounded(series: Series, claim: str, cause: str, value: float, expected: str) -> Finding:
+    return finding(
+        "warning", claim, series.points[0].where(series.name), evidence=[series.shown(value, expected)], cause=cause,
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
+        steps=series.steps(),
+    )  # fmt: skip
+
+
+@rule("D44", "returns are not added up over the response", link="advantages", scope="signals",
+      needs=("return_mean", "reward", "response_length"), explains=("D45", "D63"),
+      source="a return is the sum of the rewards that are still to come")  # fmt: skip
+def returns_are_rewards(log: RunLog) -> Iterator[Finding]:
+    """The mean return is the mean reward over the mean response length in 8 steps and more, and in all of them (to
+    1e-3 of it), while the length is over 1.5: an error. That is what the mean over tokens is where each token keeps its
+    own reward and all but the last have none.
+    """
+    rows = [
+        (back, paid / length)
+        for _, (back, paid, length) in together(log.get("return_mean"), log.get("reward"), log.get("response_length"))
+        if length > 1.5 and abs(paid) > 1e-3
+    ]
+    if len(rows) < 8:
+        raise Skip("needs mean return, reward and response length of 8 steps")
+    if not all(abs(back - each) <= 2e-3 * abs(each) for back, each in rows):
+        return
+    series = given(log.get("return_mean"))
+    yield finding(
+        "error",
+        "value targets are wrong: returns are the rewards of single tokens, nothing is added up over the response",
+        series.points[0].where(series.name),
+        evidence=[series.shown(rows[-1][0], "about the mean reward"), shown("mean reward / mean length", rows[-1][1]),
+                  shown("steps that agree", len(rows))],
+        cause="the sum over the tokens that follow is missing: only the last token's return holds the reward",
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
+        steps=series.steps(),
+    )  # fmt: skip
+
+
+#: Share of values that a clip range may hold still before the critic learns next to nothing.
+HELD = 0.5
+
+
+@rule("D71", "the critic is clipped to where it is", link="loss", scope="signals", needs=("value_clip_fraction",),
+      explains=("D45",), source="arXiv 1707.06347's code; verl cliprange_value, TRL cliprange_value")  # fmt: skip
+def values_clipped(log: RunLog) -> Iterator[Finding]:
+    """The share of values whose loss is clipped is over .5 (median of the last 10 steps, 5 and more): a warning."""
+    for series, now in log.level("value_clip_fraction"):
+        if now > HELD and len(series.finite) >= FEWEST:
+            yield finding(
+                "warning",
+                f"the critic's loss is clipped for {now:.0%} of its values: the critic can hardly move",
+                series.first(over=HELD),
+                evidence=[series.shown(now, f"< {HELD:g}")],
+                cause="the value clip range is far too small for the scale of the returns (it is in their units)",
+                next_step="widen or switch off value clipping; look at the critic's explained variance",
+                steps=series.steps(over=HELD),
+            )
+
+
+@rule("L25", "the evaluation never changes", link="trend", scope="signals", needs=("held_out",),
+      source="an evaluation that runs on weights nobody updates, or is cached")  # fmt: skip
+def evaluation_stands(log: RunLog) -> Iterator[Finding]:
+    """A held-out result exactly the same, and neither 0 nor 1, in 5 evaluations and more, while the reward of training
+    rises or falls by more than chance explains: a warning.
+    """
+    reward = log.get("reward")
+    if reward is None or abs(trends.drift(reward.finite)) <= trends.DRIFT_Z:
+        raise Skip("needs a reward of training that rises or falls")
+    for series in log.all("held_out"):
+        values = series.finite
+        if len(values) >= FEWEST and len(set(values)) == 1 and values[0] not in (0.0, 1.0):
+            yield finding(
+                "warning",
+                f"the evaluation never changes: {series.name} is {values[0]:.4g} in all {len(values)} evaluations, "
+                f"while {reward.name} does",
+                series.points[0].where(series.name),
+                evidence=[series.shown(values[0], "another number as the policy changes")],
+                cause="it runs on the first weights (an engine that is never synchronised, a copy of the model), or "
+                "its result is cached",
+                next_step="evaluate two checkpoints by hand; compare the engine's weights with the trainer's",
+                steps=series.steps(),
+            )
+            return
+
+
+#: Share of groups without a spread that is nearly all of them, and how much less it was at first.
+NEARLY_ALL, AT_FIRST = 0.85, 0.5
+
+
+@rule("D74", "ever fewer groups have a spread", link="trend", scope="signals", needs=("frac_zero_std",),
+      source="arXiv 2503.14476 section 3.2 (dynamic sampling)")  # fmt: skip
+def ever_fewer(log: RunLog) -> Iterator[Finding]:
+    """The share of groups whose rewards are all equal rises by more than chance explains, from at most .5 (median of
+    the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning.
+    """
+    series = given(log.get("frac_zero_std"))
+    values = series.finite
+    if len(values) < 20:
+        raise Skip("needs the share of groups without a spread of 20 steps")
+    begun, now = median(values[:5]), min(values[-5:])
+    if begun > AT_FIRST or now < NEARLY_ALL or not trends.rises(values):
+        return
+    reward = log.get("reward")
+    solved = reward is not None and trends.rises(reward.finite)
+    yield finding(
+        "warning",
+        f"ever fewer groups have a spread of rewards: {series.name} goes from {begun:.3g} to {median(values[-5:]):.3g}",
+        series.first(over=NEARLY_ALL - 1e-9),
+        evidence=[series.shown(median(values[-5:]), f"< {NEARLY_ALL:g}")],
+        cause="the prompts are too easy by now: all answers of a group are right, and nothing is left to learn"
+        if solved
+        else "all answers of a group get the same reward: prompts too hard or too easy, or a policy that has become "
+        "one answer",
+        next_step="filter prompts by solve rate (dynamic sampling), bring harder ones, or stop here",
+        steps=series.steps(over=NEARLY_ALL - 1e-9),
+    )

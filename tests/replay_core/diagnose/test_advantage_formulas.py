@@ -1,0 +1,105 @@
+"""Advantages that are no known variant: the formula that makes them is named. On the genuine healthy batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from replay_core.recorder import Recorder
+from tests.replay_core.diagnose.batches import (
+    GROUPS,
+    Fields,
+    grpo,
+    healthy,
+    look,
+    masks,
+    of,
+    seen,
+    set_advantages,
+    set_rewards,
+    why_skipped,
+)
+
+REWARDS = np.round(np.random.default_rng(4).random(16), 3)
+
+
+def made(advantages: Callable[[Any], Any]) -> Fields:
+    fields = healthy()
+    set_rewards(fields, REWARDS)
+    set_advantages(fields, advantages(REWARDS))
+    return fields
+
+
+def by_group(pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda r: r - np.concatenate([[pick(group)] * 4 for group in r.reshape(4, 4)])
+
+
+@pytest.mark.parametrize(
+    ("formula", "severity", "words"),
+    [
+        (by_group(lambda r: r[0]), "error", "the group's first response"),
+        (by_group(lambda r: r[-1]), "error", "the group's last response"),
+        (by_group(np.max), "error", "the group's best reward"),
+        (lambda r: 5 * grpo(r, GROUPS), "warning", "5 times what they should be"),
+        (lambda r: np.maximum(grpo(r, GROUPS), 0), "warning", "none is negative"),
+        (lambda r: np.clip(grpo(r, GROUPS), -0.6, 0.6), "warning", "cut off at -0.6 and 0.6"),
+        (lambda r: 1.3 * grpo(r, GROUPS) + 0.4, "warning", "and moved"),
+    ],
+    ids=["first", "last", "best", "times", "positive", "clamped", "moved"],
+)
+def test_the_formula_that_makes_the_advantages_is_named(
+    formula: Callable[[Any], Any], severity: str, words: str, tmp_path: Path
+) -> None:
+    finding = of(seen(tmp_path, made(formula), "D04"), "D04")
+    assert finding is not None
+    assert (finding.severity, words in finding.claim) == (severity, True), finding.claim
+
+
+def test_rewards_less_the_kl_to_the_reference_are_no_mistake(tmp_path: Path) -> None:
+    """RLOO and REINFORCE++ take the KL of a response off its reward, and dumps keep the reward as it was."""
+    fields = made(lambda r: r)
+    draw = np.random.default_rng(2).normal(0, 0.3, fields["old_log_probs"].shape).astype(np.float32)
+    fields["ref_log_prob"] = fields["old_log_probs"] + draw * masks(fields)
+    shaped = REWARDS - 0.05 * ((fields["old_log_probs"] - fields["ref_log_prob"]) * masks(fields)).sum(1)
+    set_advantages(fields, by_group(np.mean)(shaped) * 4 / 3)
+    diagnosis = seen(tmp_path, fields, "D04")
+    assert of(diagnosis, "D04") is None
+    assert "less 0.05 x KL" in why_skipped(diagnosis, "D04")
+
+
+@pytest.mark.parametrize(("scaled", "severity"), [(False, None), (True, "error")])
+def test_a_sum_over_slots_is_dr_grpos_where_its_advantages_are(
+    scaled: bool, severity: str | None, tmp_path: Path
+) -> None:
+    """A run that calls itself GRPO, trains with r - mean and divides by a constant is Dr. GRPO; with r - mean over
+    the std it divides by padding.
+    """
+    draw = np.random.default_rng(6)
+    recorder = Recorder(tmp_path / "run", flags={"loss": {"kind": "grpo", "clip_low": 0.2, "clip_high": 0.2}})
+    for step in range(3):
+        rewards_B = draw.random(8)
+        groups_B = np.arange(8) // 4
+        a_B = grpo(rewards_B, groups_B) if scaled else rewards_B - rewards_B.reshape(2, 4).mean(1).repeat(4)
+        with recorder.step(step) as write:
+            for micro in range(2):
+                rows = slice(4 * micro, 4 * micro + 4)
+                mask_BS = torch.ones(4, 9 + step, dtype=torch.int64)
+                for row, length in enumerate(draw.integers(3, 7, 4)):
+                    mask_BS[row, 2 + int(length) :] = 0
+                response_BS = mask_BS.clone()
+                response_BS[:, :2] = 0
+                ids_BS = torch.from_numpy(draw.integers(10, 30, mask_BS.shape)) * mask_BS
+                a_BT = torch.from_numpy(a_B[rows])[:, None] * response_BS[:, 1:]
+                logprobs_BT = -torch.rand(a_BT.shape, generator=torch.Generator().manual_seed(step))
+                write("forward_data", input_ids=ids_BS, attention_mask=mask_BS, response_mask=response_BS,
+                      rewards=torch.from_numpy(rewards_B[rows]), group_ids=torch.from_numpy(groups_B[rows]),
+                      advantages=a_BT, log_probs=logprobs_BT, old_log_probs=logprobs_BT, micro=micro)  # fmt: skip
+                write("loss", pg_loss=-a_BT.sum() / (4 * 12), token_loss=-a_BT, micro=micro)
+    recorder.close()
+    finding = of(look(tmp_path / "run", "D28"), "D28")
+    assert (finding.severity if finding is not None and finding.severity != "info" else None) == severity, finding
