@@ -147,3 +147,10 @@ class Algorithm:
         )
         minis = self.number("mini_batches", "num_mini_batches", "n_minibatch", "ppo_n_minibatches", "num_minibatches")
         return (epochs or 1.0) * (minis or 1.0)
+
+    @property
+    def is_updated_once(self) -> bool:
+        """Whether a batch has one optimizer step, by the stated epochs and batch sizes, and is not off-policy."""
+        epochs = self.number("ppo_epochs", "num_iterations", "num_ppo_epochs")
+        whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
+        return epochs == 1 and whole is not None and whole == part and not self.is_off_policy

@@ -195,7 +195,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
 #: own signal.
 _PLAIN: dict[str, str] = {
     "loss": "loss total_loss train_loss",
-    "pg_loss": "pg_loss policy_loss loss_policy loss_pg loss_actor policy_gradient_loss actor_loss surrogate_loss "
+    "pg_loss": "pg_loss surr policy_loss loss_policy loss_pg loss_actor policy_gradient_loss actor_loss surrogate_loss "
     "surr_loss clip_loss ppo_loss grpo_loss",
     "kl": "kl kl_loss kl_ref ref_kl kl_to_ref kl_div kl_divergence kl_penalty kl_from_ref kl_with_ref reference_kl "
     "kl_to_reference kl_k3 k3_kl kl_per_token",
@@ -223,14 +223,15 @@ _PLAIN: dict[str, str] = {
     "gen_length "
     "output_length output_len resp_len generation_length completion_tokens response_tokens completions_length "
     "len_response "
-    "resp_length generated_length",
+    "resp_length generated_length len length mean_len seq_length",
     "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
-    "truncation_fraction truncated_fraction",
+    "truncation_fraction truncated_fraction trunc",
     "learning_rate": "lr learning_rate lr_actor actor_lr",
     "explained_variance": "explained_variance explained_var vf_explained_var value_explained_variance "
-    "value_explained_var",
-    "value_loss": "value_loss vf_loss critic_loss v_loss value_function_loss loss_value loss_vf loss_critic loss_v",
+    "value_explained_var expl_var",
+    "value_loss": "value_loss value_mse vf_loss critic_loss v_loss value_function_loss loss_value loss_vf "
+    "loss_critic loss_v",
     "value": "value values critic_value critic_values vpred",
     "return": "returns return",
     "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
@@ -258,7 +259,7 @@ _ROOM_WORDS = (
 _ROOMS = frozenset(_ROOM_WORDS.split())
 _OF_CRITICS = frozenset({"value_loss", "value_clip_fraction", "explained_variance", "value", "return"})
 _STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std"}
-_BETWEEN = regex(r"[\s/._\-]+")
+_BETWEEN = regex(r"[\s/._\-()|:%]+")
 
 
 def _home_grown(raw: str) -> str | None:

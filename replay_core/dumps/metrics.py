@@ -3,12 +3,16 @@
 trainer_state.json   {"log_history": [{"loss": …, "step": 1}, …]}     transformers, TRL
 log_history.json, metrics*.json                                       the list alone, or one flat mapping
 logging.jsonl, metrics*.jsonl                                         a flat mapping per line
+progress.csv, metrics*.csv                                            a head with a step, and rows of numbers
 EXPERIMENT.jsonl     {"step": 1, "data": {…}} per line                  verl's file logger
 """
 
 from __future__ import annotations
 
+import csv
 import json
+import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -28,6 +32,11 @@ from replay_core.regexes import regex
 
 _WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = regex(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
+_TABLE = regex(r"/(?:progress|history|log|[^/]*metrics[^/]*)\.csv$", re.IGNORECASE)
+#: What tables of metrics call the step: Lightning, wandb's exports, RLlib, Stable-Baselines.
+_TABLE_STEPS = ("step", "Step", "global_step", "iteration", "training_iteration", "time/iterations", "epoch")
+#: Of a table, what is read at most: a million steps of a hundred figures are no log.
+_TABLE_BYTES = 64 << 20
 #: What no row of samples holds: a file of such rows is one of metrics, whatever it is called.
 _TRAINED = regex(r"(?:^|[/_.])(?:loss|grad_norm|learning_rate|lr)$")
 _STEP_IN_NAME = regex(r"step[_=-]?(\d+)")
@@ -41,8 +50,12 @@ NUMBERED = "rows that name no step are numbered in the order they stand in"
 
 def _files(path: Path) -> Iterator[Path]:
     for folder in listing(path).folders:
-        for file in names_with(folder, ".json", ".jsonl"):
+        for file in names_with(folder, ".json", ".jsonl", ".csv"):
             text = f"{folder.path}/{file}"
+            if file.endswith(".csv"):
+                if (path.is_file() or _TABLE.search(text)) and any(map(_TRAINED.search, _head(folder.file(file)))):
+                    yield folder.file(file)
+                continue
             if file.endswith(".jsonl"):
                 first = first_row(folder.file(file))
                 row = None if first is None else _unwrapped(first)
@@ -70,8 +83,40 @@ def _is_flat(row: Any) -> bool:
     )
 
 
+def _head(file: Path) -> list[str]:
+    """The names of a table's columns, the step's first as `step`; none where no column is a step's."""
+    with regular(file) as opened:
+        line = opened.readline(1 << 16).decode("utf-8", "replace")
+    names = next(csv.reader([line]), [])
+    named = next((name for name in _TABLE_STEPS if name in names), None)
+    return [] if named is None else ["step" if name == named else name for name in names]
+
+
+def _table(file: Path) -> list[dict[str, Any]]:
+    """Rows of a table of metrics; empty cells are metrics that a row does not say."""
+    names = _head(file)
+    with regular(file) as opened:
+        text = opened.read(_TABLE_BYTES).decode("utf-8", "replace")
+    rows = []
+    for cells in islice(csv.reader(text.splitlines()), 1, None):
+        row = {name: value for name, cell in zip(names, cells, strict=False) if (value := _number(cell)) is not None}
+        if row:
+            rows.append(row)
+    return rows
+
+
+def _number(cell: str) -> float | None:
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return int(value) if math.isfinite(value) and value == int(value) and "." not in cell else value
+
+
 def _history(file: Path, problems: list[Problem] | None) -> list[dict[str, Any]]:
-    """The rows of a JSON document of metrics; none where it is something else."""
+    """The rows of a document of metrics; none where it is something else."""
+    if file.suffix == ".csv":
+        return [row for row in _table(file) if _is_flat(row)]
     try:
         content = read_container(file)
     except RldbgError as error:
@@ -233,4 +278,6 @@ def _steps_history(path: Path) -> dict[int | None, list[dict[str, Any]]]:
     return {step: [history[i] for i in positions] for step, positions in numbered.items()}
 
 
-DIALECT = Dialect("metrics", "names", any_of(_files), index, alone(several), several=several, grows=r"\.jsonl?$")
+DIALECT = Dialect(
+    "metrics", "names", any_of(_files), index, alone(several), several=several, grows=r"\.(?:jsonl?|csv)$"
+)

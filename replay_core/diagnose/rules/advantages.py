@@ -456,6 +456,17 @@ def _other_formula(
 ) -> Iterator[tuple[Severity, str, str]]:
     """What else is made of the right rewards and groups: another baseline, cut off at a bound, scaled, or moved."""
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    spread_B = _std_B(reward_B, group_B)
+    equal_B = (spread_B - 1e-6 <= 1e-6 * np.maximum(np.abs(reward_B), 1e-12))[kept_B]
+    if equal_B.any() and not equal_B.all() and np.abs(heard_B[equal_B]).max() > 0.1:
+        for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B):
+            if np.isfinite(values_B).all() and _agree(heard_B[~equal_B], values_B[~equal_B], close[~equal_B]):
+                yield (
+                    "error",
+                    f"groups of equal rewards have advantages, up to {np.abs(heard_B[equal_B]).max():.3g}: what "
+                    f"rounding leaves of them is divided by a std of 0 without an epsilon; the others are {name}",
+                    "the std of equal rewards is 0 but for rounding, and no epsilon is added to it: noise is taught",
+                )
     for how, baseline_B in _baselines(reward_B, group_B):
         for over, scale_B in (("", 1.0), (", over the group std", _std_B(reward_B, group_B))):
             if _agree(heard_B, ((reward_B - baseline_B) / scale_B)[kept_B], close):

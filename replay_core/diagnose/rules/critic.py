@@ -28,6 +28,8 @@ CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
 SETTING = 2e-3
 #: Tokens that two unknowns are solved from; steps before a critic that explains nothing is more than new.
 FEWEST, LEARNT = 8, 6
+#: Below these, tokens a few places before the reward hardly see it: no recipe for language models comes near.
+LEAST_GAMMA, LEAST_LAMBDA = 0.95, 0.8
 #: Of what a critic was off at first, the share it is still off by when it has learnt nothing.
 NO_NEARER = 0.8
 #: How many times its beginning a value loss comes to when the critic diverges.
@@ -96,7 +98,8 @@ class _Rows:
       source="arXiv 1506.02438 equation 16; verl compute_gae_advantage_return")  # fmt: skip
 def targets(batch: StepBatch) -> Iterator[Finding]:
     """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
-    than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info); an error where they are not the stated
+    than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info; a warning where none are
+    stated and gamma is below .95 or lambda below .8); an error where they are not the stated
     ones, lie outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end,
     the next sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that
     are advantages, rewards, off by one token, or made without the next value. Else it is skipped (a lambda for every
@@ -207,6 +210,16 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in wrong)],
             cause="the settings that are configured do not reach GAE, or a factor stands at the wrong place in it",
         )
+    elif (gamma is None and fit.gamma < LEAST_GAMMA) or (lam is None and fit.lam < LEAST_LAMBDA):
+        yield finding(
+            "warning",
+            f"GAE was made with {fit.words()}: recipes for language models have gamma 1 and lambda 0.95 to 1",
+            place,
+            evidence=evidence,
+            cause="the reward stands at the end of the response, and so small a "
+            + ("gamma" if fit.gamma < LEAST_GAMMA else "lambda")
+            + " hides it from all but the last tokens; the run does not state which it was meant to have",
+        )
     elif fit.gamma < 0.98 and abs(fit.lam - 1) <= SETTING and gamma is None:
         yield finding(
             "warning",
@@ -306,12 +319,12 @@ def _at_the_end(batch: StepBatch, mask_BT: Array) -> Array:
       source="verl: the score is put at the response's last valid token, found by the attention mask")  # fmt: skip
 def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     """Samples whose token rewards, over the whole row, hold more than over the tokens that count, while advantages are
-    made token by token: a quarter of them and more is an error. Where one advantage stands for a response it is made of
-    the row's sum, and all is well.
+    made token by token: a quarter of them and more is an error; so is a reward on the first token of every
+    response. Where one advantage stands for a response it is made of the row's sum, and all is well.
     """
     name = "token_rewards" if batch.columns.ref("token_rewards") is not None else "token_scores"
     column, whole_B = batch.columns.of(name), batch.summed(name)
-    spread = _on_every_token(batch)
+    spread = _on_every_token(batch) or _on_the_first_token(batch)
     if spread is not None:
         yield spread
         return
@@ -369,6 +382,31 @@ def _on_every_token(batch: StepBatch) -> Finding | None:
         ],
         cause="an outcome reward is put on all tokens instead of on the last one: returns add it up token by token",
     )
+
+
+def _on_the_first_token(batch: StepBatch) -> Finding | None:
+    """One reward for each response, on its first token, in all of several tokens."""
+    name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
+    column = batch.columns.of(name) if name else None
+    if column is None:
+        return None
+    counted_N = given(batch.trained_N) & column.said_N
+    paid_N = counted_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6)
+    heard_B = (batch.flat.count(counted_N) > 1) & (batch.flat.count(paid_N) > 0)
+    first_B = batch.flat.first(paid_N) == batch.flat.first(counted_N)
+    if heard_B.sum() < FEWEST or not (first_B & (batch.flat.count(paid_N) == 1))[heard_B].all():
+        return None
+    sample = int(np.flatnonzero(heard_B)[0])
+    return finding(
+        "error",
+        f"the reward stands on the first token of a response, in all {int(heard_B.sum())} that have one: the tokens "
+        "that earned it come after it",
+        batch.laid.where(name, sample=sample),
+        evidence=[shown("responses with their reward on the first token", share(int(heard_B.sum()),
+                  int(heard_B.sum())), "none", f"{name} of {batch.name}")],
+        cause="an index from the wrong end (0 for -1): returns of all later tokens are 0, and nothing but the first "
+        "token is taught",
+    )  # fmt: skip
 
 
 _NOTHING = (

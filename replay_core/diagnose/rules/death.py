@@ -163,7 +163,10 @@ def _these(ranks: list[int]) -> str:
 
 
 def _words(one: Told) -> str:
-    text = one.text.splitlines()[0]
+    first, *more = one.text.splitlines()
+    # "Error(s) in loading state_dict for Model:" says what on the lines below.
+    below = next((line.strip() for line in more if line.strip() and not line.lstrip().startswith("File ")), "")
+    text = f"{first} {below}" if first.rstrip().endswith(":") and below else first
     return text if len(text) <= 120 else text[:117] + "..."
 
 

@@ -100,7 +100,9 @@ def _never_any(log: RunLog) -> Iterator[Finding]:
         f"the gradient is exactly 0 in all {len(norms.finite)} steps although rewards change",
         norms.points[0].where(norms.name),
         evidence=[norms.shown(0.0, "> 0"), reward.shown(reward.last.value)],
-        cause="the loss does not reach the weights: detached log-probabilities, frozen parameters, a loss scale of "
+        cause="rewards differ between prompts and never within a group, so that all advantages are 0 (log the spread "
+        "within groups); or the loss does not reach the weights: detached log-probabilities, frozen parameters, a loss "
+        "scale of "
         "0, an "
         "empty mask; or no group has a spread of rewards, which is not logged",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",

@@ -219,12 +219,14 @@ _STILL = (
 @rule("D46", "the policy never moves from its reference", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
 def never_moves(case: Case) -> Iterator[Finding]:
-    """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning. Looking
-    ends at the first step that has moved.
+    """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning, info of
+    fewer than 20 steps whose recorded values change (a critic that is warmed up). Looking ends at the first step that
+    has moved.
     """
     seen: list[int] = []
     where, largest = None, 0.0
     pushed: int | None = None
+    learns, told = False, None
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
         if batch.step is None or trainer is None or ref is None:
@@ -236,6 +238,9 @@ def never_moves(case: Case) -> Iterator[Finding]:
         if not gap <= SAME:  # NaN is no agreement
             return
         largest = max(largest, gap)
+        values = batch.columns.of("values")
+        spread = 0.0 if values is None else float(np.nanstd(values.values_N[both_N]))
+        learns, told = learns or (told is not None and spread != told), spread if values is not None else None
         advantages = batch.columns.of("advantages")
         if advantages is not None and np.abs(np.nan_to_num(advantages.values_N[both_N])).max(initial=0.0) > 0.1:
             pushed = batch.step if pushed is None else pushed
@@ -245,12 +250,13 @@ def never_moves(case: Case) -> Iterator[Finding]:
     # An update shows in the step after it.
     if len(seen) < 3 or pushed is None or pushed >= seen[-1]:
         raise Skip("needs policy and reference of 3 steps, and advantages that are not 0 before the last of them")
+    warms = learns and len(seen) < 20
     yield finding(
-        "warning",
+        "info" if warms else "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps",
         where,
         evidence=[shown("max |policy - ref|", largest, f"> {SAME:g} after an update")],
-        cause=_STILL,
+        cause="the critic learns alone: a warm-up of the critic has the policy wait for it" if warms else _STILL,
         next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
         steps=seen,
     )

@@ -334,7 +334,9 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
             _PADDED,
             [*said, shown("algorithm that is stated", first.kind)],
         )
-    heard = [part for part in off if part.exact]
+    # Other terms in a loss leave no exact -1 in every micro-batch.
+    heard = [part for part in off if part.exact] or (off if len({round(part.value, 9) for part in off}) > 3 else [])
+    is_total = not any(part.exact for part in off)
     for name in _names(heard):
         each = [part.reductions[name] for part in heard]
         if any(abs(value) < FLOOR for value in each):
@@ -342,7 +344,7 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         ratios_of = [part.value / value for part, value in zip(heard, each, strict=True)]
         for times in (-1.0, *(float(number) for number in _FACTORS), *(1 / number for number in _FACTORS)):
             # Of so many factors one is near by chance: only the sign is told by a single loss.
-            if len(heard) < 2 and times > 0:
+            if (len(heard) < 2 or is_total) and times > 0:
                 continue
             # Dr. GRPO divides the sum of a response by a constant of its own.
             if "token-sum" in name and "tokens of" not in name and 0 < times < 1:

@@ -473,7 +473,7 @@ def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:
             shown("end tokens in responses", count, None, f"token ids of {batch.name}"),
             shown("end tokens in the loss", 0, "> 0", "the mask"),
         ],
-        cause="the mask ends one token early (shifted by one), or drops the end because pad and end share an id",
+        cause="the mask is shifted by one and ends a token early, or drops the end because pad and end share an id",
     )
 
 

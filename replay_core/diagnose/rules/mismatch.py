@@ -15,6 +15,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, LIMITS, Gap, gap, is_of_padding, twins_of, unsampled
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
@@ -484,7 +485,17 @@ def _cause(batch: StepBatch, between: Gap) -> tuple[str, str, list[Evidence]]:
         told.append(shown("mean |rollout - ref|", between.from_reference))
     # Before the first update all weights are the initial ones: what differs then is no matter of their version.
     begins = batch.step is not None and batch.step <= 1
+    by_length = _by_prompt_length(batch, between, head_B)
+    if by_length is not None:
+        return by_length
     if often < 0.5 and len(batch) >= 4:
+        if (unlikely := _unlikely(batch, between)) is not None:
+            return (
+                "few samples are off, their tokens are not the sampled ones",
+                "text was encoded again into other tokens than were sampled (re-tokenised), or these samples' rows are "
+                "another's: the trainer finds their tokens improbable, and hardly any more probable",
+                [*told, unlikely],
+            )
         return (
             "few samples are off",
             "few samples are off and the others agree: their weights' version, adapter or inputs (images, tools) "
@@ -544,13 +555,50 @@ def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> tuple[str, str,
     return (
         claim,
         "dropout is left on in the trainer's forward (train mode), or samples see what else is in their batch: "
-        "neighbours of a pack, or padding (mask, positions)",
+        "neighbours of a pack, or padding (mask, positions)"
+        + (
+            "; or old log-probabilities are recomputed between the updates of a batch, with other weights each time"
+            if batch.columns.of("policy_logprobs") is None
+            else ""
+        ),
         ranges,
     )
 
 
 #: Two forwards of one batch by one set of weights differ by less, in bf16 too.
 SAME_FORWARD = 1e-2
+
+
+def _unlikely(batch: StepBatch, between: Gap) -> Evidence | None:
+    """Of the tokens that are far apart in the samples that are off, the share that the trainer finds less probable than
+    the engine did, where that is nearly all: other weights find some of them more probable.
+    """
+    d_N = np.zeros(between.both_N.size)
+    d_N[between.both_N] = between.d
+    off_N = np.repeat(np.nan_to_num(between.by_sample_B) > DISAGREE, batch.flat.lengths_B) & (np.abs(d_N) > 0.5)
+    less = float((d_N[off_N] < 0).mean()) if off_N.sum() >= FEWEST else 0.0
+    return shown("tokens far apart that the trainer finds less probable", less, "about 0.5") if less > 0.85 else None
+
+
+def _by_prompt_length(batch: StepBatch, between: Gap, head_B: Array) -> tuple[str, str, list[Evidence]] | None:
+    """Where samples agree whose prompts have one length, the shortest or the longest, and those of other lengths do
+    not: positions that begin elsewhere by as much as a prompt is shorter or longer.
+    """
+    known_B = ~np.isnan(between.by_sample_B)
+    fine_B = known_B & (between.by_sample_B <= DISAGREE)
+    off_B = known_B & ~fine_B
+    if fine_B.sum() < 3 or off_B.sum() < 3:
+        return None
+    fine, off = np.unique(head_B[fine_B]), np.unique(head_B[off_B])
+    if fine.size != 1 or off.size < 2 or not (fine[0] < off.min() or fine[0] > off.max()):
+        return None
+    return (
+        f"only prompts of {int(fine[0])} tokens agree",
+        "position ids count from another place than the engine's, by as much as a prompt is longer or shorter: padding "
+        "is counted in them, or left out twice",
+        [shown("samples that agree", int(fine_B.sum())), shown("tokens of their prompts", int(fine[0])),
+         shown("tokens of the others' prompts", listed(off))],
+    )  # fmt: skip
 
 
 def _moved_before_update(batch: StepBatch) -> float | None:

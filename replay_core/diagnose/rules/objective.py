@@ -302,7 +302,7 @@ def _other_rows(
       source="old log-probabilities taken anew in every mini-batch")  # fmt: skip
 def always_one(log: RunLog) -> Iterator[Finding]:
     """The KL of the policy to the one that sampled below 1e-7 and the clip fraction 0 in every one of 3 steps and more,
-    while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: a warning.
+    while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: an error.
     """
     moved, cut, grads = given(log.get("policy_kl")), given(log.get("clip_fraction")), log.get("grad_norm")
     if log.algorithm.updates < 2 or len(moved.finite) < 3:
@@ -312,7 +312,7 @@ def always_one(log: RunLog) -> Iterator[Finding]:
     if still or any(abs(value) > 1e-7 for value in moved.finite) or any(cut.finite):
         return
     yield finding(
-        "warning",
+        "error",
         f"the ratio is always 1 in spite of {log.algorithm.updates:g} updates of a batch: {moved.name} is 0 in all "
         f"{len(moved.finite)} steps",
         moved.points[0].where(moved.name),

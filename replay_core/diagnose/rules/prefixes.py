@@ -106,6 +106,10 @@ def _memories(case: Case) -> dict[str, _Memory]:
     return found
 
 
+#: A critic is warmed up over fewer steps than that.
+WARM_UP = 20
+
+
 @rule("D55", "a model that should stand moves, or one that should move stands", link="optimizer", scope="case",
       explains=("D45", "D46", "L08"),
       source="one prefix has one number under one set of weights; TR-DPO and ProRL move their reference on "
@@ -113,7 +117,8 @@ def _memories(case: Case) -> dict[str, _Memory]:
 def standing(case: Case) -> Iterator[Finding]:
     """What policy, reference and critic say of the same tokens after the same tokens in several steps (8 places and
     more, over 3 steps). A reference whose numbers change by more than noise (the range within a step, else .05 nats)
-    moves: a warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning.
+    moves: a warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning, info
+    for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic).
     """
     memories = {name: memory for name, memory in _memories(case).items() if memory.known}
     if not memories:
@@ -139,8 +144,9 @@ def standing(case: Case) -> Iterator[Finding]:
     for name, memory, what in (("policy", policy, "log-probability"), ("critic", critic, "value")):
         if memory is None or memory.largest > SAME or not _spread(memory):
             continue
+        warms = name == "policy" and critic is not None and critic.largest > SAME and len(memory.apart) < WARM_UP
         yield finding(
-            "warning",
+            "info" if warms else "warning",
             f"the {name} never changes: it gives the same tokens the same {what} in every step",
             memory.where,
             evidence=[
@@ -148,7 +154,9 @@ def standing(case: Case) -> Iterator[Finding]:
                 shown("places that come again", sum(map(len, memory.apart.values()))),
                 shown("steps compared", len(memory.apart) + 1),
             ],
-            cause="no update reaches it: a learning rate of 0, an optimizer that is not stepped or holds other "
+            cause="the critic learns alone: a warm-up of the critic has the policy wait for it"
+            if warms
+            else "no update reaches it: a learning rate of 0, an optimizer that is not stepped or holds other "
             "parameters than the model that is run, a loss that is detached; or updates too small for its precision",
             steps=sorted(memory.apart),
         )

@@ -157,6 +157,42 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
+@rule("D75", "samples stand in a batch twice", link="tokens", scope="batch",
+      needs=("group", "tokens", "response", "rollout_logprobs"), lasts=True,
+      source="a batch that is repeated to fill it up; a gather of what every rank already has")  # fmt: skip
+def stands_twice(batch: StepBatch) -> Iterator[Finding]:
+    """Samples that have the tokens and, bit for bit, the rollout log-probabilities of one of another group: a quarter
+    of the batch and more, of responses whose mean log-probability is below -1, is a warning. An engine's numbers of two
+    drawings of one text agree but for their batch; the epochs of a batch are one.
+    """
+    if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
+        batch = batch.once
+    group_B, said = given(batch.group_B), given(batch.columns.of("rollout_logprobs"))
+    keys: dict[bytes, set[int]] = {}
+    each = []
+    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
+        span = slice(int(start), int(start + length))
+        told_T = np.where(said.said_N[span], said.values_N[span], 0.0)
+        key = given(batch.tokens_N)[span].tobytes() + told_T.tobytes()
+        each.append(key)
+        keys.setdefault(key, set()).add(int(group_B[len(each) - 1]))
+    twice_B = np.array([len(keys[key]) > 1 for key in each], dtype=bool)
+    heard_N = said.said_N & given(batch.response_N)
+    sums_B = batch.flat.sum(np.where(heard_N, np.nan_to_num(said.values_N), 0.0))
+    twice_B &= sums_B < IMPROBABLE
+    if twice_B.sum() < 4 or twice_B.mean() < 0.25:
+        return
+    yield finding(
+        "warning",
+        f"{share(int(twice_B.sum()), len(batch))} samples stand in the batch twice, under another group",
+        batch.laid.where("input_ids", sample=int(np.flatnonzero(twice_B)[0])),
+        evidence=[shown("samples with the tokens and log-probabilities of another group's", int(twice_B.sum()), "0",
+                        said.source), shown("different samples", len(keys), str(len(batch)))],
+        cause="the batch was filled up by repeating it, ranks drew the same prompts with the same seed, or a gather "
+        "duplicated what they had: the batch is smaller than it looks",
+    )  # fmt: skip
+
+
 @rule("D65", "ranks hold the same samples", link="tokens", scope="case",
       source="a sampler whose seed does not know the rank")  # fmt: skip
 def ranks_alike(case: Case) -> Iterator[Finding]:

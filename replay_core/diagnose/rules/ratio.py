@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
@@ -124,11 +125,14 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
 
     A clip fraction over 1e-3 or |KL| over 1e-3 at a step whose lr is 0 (bf16 noise stays below) is two forward passes
     that disagree: other micro-batches, dropout, train against eval mode, or the engine's log-probabilities as old ones.
+    So is a KL over 1e-3, or .01 of the tokens clipped, in half
+    of the steps of a run that states one update for each batch, and no older samples.
     """
     rate = log.get("learning_rate")
     still = {} if rate is None else {point.step: point for point in rate.points if point.value == 0}
     if not still:
-        raise Skip("the learning rate is never 0: a ratio other than 1 is no sign of anything")
+        yield from _moved_in_one_update(log)
+        return
     for signal in ("clip_fraction", "policy_kl"):
         series = log.get(signal)
         bad = [] if series is None else [p for p in series.points if p.step in still and abs(p.value) > SAME_FP32]
@@ -141,6 +145,28 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
                 cause="old and new log-probabilities come from forward passes that disagree: other micro-batch sizes, "
                 "dropout, train against eval mode, or the engine's probabilities",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --rows-per-forward 1",
+                steps=steps_of(bad),
+            )
+            return
+
+
+def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
+    """The same of a run that states one update for each batch: the ratio is taken before anything has moved."""
+    if not log.algorithm.is_updated_once:
+        raise Skip("the learning rate is never 0, and no single update of a batch is stated: a ratio may be off 1")
+    # Of two forwards in bf16 a few tokens per thousand lie past the range.
+    for signal, limit in (("policy_kl", SAME_FP32), ("clip_fraction", 10 * SAME_FP32)):
+        series = log.get(signal)
+        bad = [] if series is None else [p for p in series.points if abs(p.value) > limit]
+        if series is not None and len(bad) >= 3 and 2 * len(bad) >= len(series.points):
+            yield finding(
+                "warning",
+                f"the ratio is not 1 in a batch's only update: {series.name} is {bad[0].value:.3g}",
+                bad[0].where(series.name),
+                evidence=[series.shown_at(bad[0], "0"), shown("steps", f"{len(bad)} of {len(series.points)}", "none")],
+                cause="old log-probabilities are not this policy's: they are stale, of an earlier step or of older "
+                "weights, or come from another forward pass (micro-batch size, dropout, the engine's own)",
+                next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D14",
                 steps=steps_of(bad),
             )
             return
@@ -186,7 +212,8 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
 def clipped(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning, over 0.5 an error.
 
-    Where the policy hardly moves, GSPO or a clip range is all it can be, and it stays a warning.
+    Where the policy hardly moves, GSPO or a clip range is all it can be: a warning, info where no range is stated and
+    the reward rises; silent where the run states so small a range.
     The largest ratio over 10 is a warning, and so is an effective sample size of the importance weights,
     1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count.
     """
@@ -199,8 +226,10 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             if stated is not None and max(stated) < NO_RANGE:
                 continue
             hardly = reach is not None and reach < NO_RANGE
+            reward = log.get("reward")
+            learns = hardly and stated is None and reward is not None and trends.rises(reward.finite)
             yield finding(
-                "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
+                "info" if learns else "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
                 f"{now:.0%} of the tokens are clipped"
                 + (
                     f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range"

@@ -211,12 +211,19 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     known, dead = _dead_steps(log)
     alike = [step for step in dead if (step.batch_std or 0) <= NO_STD]
     if alike:
+        means = log.get("reward")
+        varies = len(alike) == len(known) and means is not None and len(set(means.finite)) > len(known) // 2
         yield finding(
             severity_of(len(alike), len(known)),
-            "all rewards of every group are equal: every advantage is 0",
+            "rewards differ over the prompts, but in no group: every advantage is 0"
+            if varies
+            else "all rewards of every group are equal: every advantage is 0",
             alike[0].point.where("reward_std"),
             evidence=_figures(alike),
-            cause="the judge is constant, or every prompt is too easy or too hard; a loss that is not 0 is then KL "
+            cause="the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
+            "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
+            if varies
+            else "the judge is constant, or every prompt is too easy or too hard; a loss that is not 0 is then KL "
             "alone",
             next_step="look at the rewards of one group (log_completions=True) and at the reward function; "
             "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D01",

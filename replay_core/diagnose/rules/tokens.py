@@ -210,7 +210,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             f"in {batch.spine.name}: the two do not join",
             batch.laid.where("input_ids", sample=mine),
             evidence=evidence,
-            cause="responses are decoded to text and encoded again between engine and trainer",
+            cause="re-tokenised: responses are decoded to text and encoded again between engine and trainer",
             next_step=batch.laid.mismatch_command(),
         )
         return

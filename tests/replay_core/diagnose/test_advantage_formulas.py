@@ -103,3 +103,70 @@ def test_a_sum_over_slots_is_dr_grpos_where_its_advantages_are(
     recorder.close()
     finding = of(look(tmp_path / "run", "D28"), "D28")
     assert (finding.severity if finding is not None and finding.severity != "info" else None) == severity, finding
+
+
+def test_rounding_that_is_divided_by_a_std_without_an_epsilon_is_named(tmp_path: Path) -> None:
+    def noisy(r: Any) -> Any:
+        made_B = grpo(r, GROUPS)
+        made_B[:4] = [1.5, -0.9, 12.0, -12.6]
+        return made_B
+
+    fields = made(noisy)
+    rewards = REWARDS.copy()
+    rewards[:4] = 0.5
+    set_rewards(fields, rewards)
+    finding = of(seen(tmp_path, fields, "D04"), "D04")
+    assert finding is not None
+    assert "without an epsilon" in finding.claim
+
+
+def test_advantages_of_the_step_before_are_named_and_those_of_their_own_step_are_not(tmp_path: Path) -> None:
+    for late in (True, False):
+        recorder = Recorder(tmp_path / f"late-{late}")
+        draw = np.random.default_rng(8)
+        every = [draw.random(8) for _ in range(5)]
+        for step in range(1, 5):
+            a_B = grpo(every[step - late], np.arange(8) // 4)
+            response_BS = torch.ones(8, 7, dtype=torch.int64)
+            response_BS[:, :2] = 0
+            with recorder.step(step) as write:
+                write("forward_data", input_ids=torch.from_numpy(draw.integers(10, 30, (8, 7))),
+                      attention_mask=torch.ones(8, 7, dtype=torch.int64), response_mask=response_BS,
+                      rewards=torch.from_numpy(every[step]), group_ids=torch.arange(8) // 4,
+                      advantages=torch.from_numpy(a_B)[:, None] * response_BS[:, 1:],
+                      log_probs=-torch.rand(8, 6, generator=torch.Generator().manual_seed(step)), micro=0)  # fmt: skip
+        recorder.close()
+        assert (of(look(tmp_path / f"late-{late}", "D76"), "D76") is not None) == late
+
+
+@pytest.mark.parametrize("times", [-1.0, -2.0])
+def test_a_whole_loss_of_exactly_minus_one_has_its_sign_turned(times: float, tmp_path: Path) -> None:
+    """Other terms in it would leave no exact -1 in every micro-batch; another factor may be theirs."""
+    recorder = Recorder(tmp_path / "run")
+    draw = np.random.default_rng(3)
+    for step in range(3):
+        with recorder.step(step) as write:
+            for micro in range(2):
+                response_BS = torch.ones(4, 8, dtype=torch.int64)
+                response_BS[:, :2] = 0
+                for row, length in enumerate(draw.integers(2, 6, 4)):
+                    response_BS[row, 2 + int(length) :] = 0
+                a_BT = torch.from_numpy(draw.normal(0, 1, 4))[:, None] * response_BS[:, 1:]
+                lp_BT = -torch.rand(4, 7, generator=torch.Generator().manual_seed(step))
+                write("forward_data", input_ids=torch.from_numpy(draw.integers(10, 30, (4, 8))),
+                      attention_mask=torch.ones(4, 8, dtype=torch.int64), response_mask=response_BS,
+                      advantages=a_BT, log_probs=lp_BT, old_log_probs=lp_BT, micro=micro)  # fmt: skip
+                write("loss", loss=-times * a_BT.sum() / response_BS.sum(), micro=micro)
+    recorder.close()
+    finding = of(look(tmp_path / "run", "D28"), "D28")
+    assert (finding is not None and finding.severity == "error") == (times == -1.0), finding
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_samples_that_stand_under_two_groups_are_named(groups: int, tmp_path: Path) -> None:
+    fields = healthy()
+    if groups == 2:
+        for name, value in fields.items():
+            if isinstance(value, np.ndarray) and len(value) == 16 and name not in ("uid", "group_id"):
+                value[8:] = value[:8]
+    assert (of(seen(tmp_path, fields, "D75"), "D75") is not None) == (groups == 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from replay_core.diagnose.signal_names import named
-from tests.replay_core.diagnose.logs import diagnosed, only, told, verl
+from tests.replay_core.diagnose.logs import diagnosed, diagnosed_path, only, told, verl, written
 from tests.replay_core.diagnose.test_relations import Line, ids, said, steps
 
 BACK = ("kl_ref", "reward", "entropy")
@@ -204,3 +204,32 @@ def test_a_kl_that_outweighs_every_recipe_is_named(weight: float, found: bool, t
     assert (finding is not None) == found
     if finding is not None:
         assert finding.claim.startswith("the KL term weighs 60 in the loss")
+
+
+def test_a_table_of_metrics_is_a_log(tmp_path: Path) -> None:
+    """Lightning, RLlib and Stable-Baselines write one, and wandb exports it."""
+    rows = [f"{n},{0.3 + 0.01 * n:.4f},,0.0,{0.02 * n:.4f}" for n in range(20)]
+    path = written(tmp_path, "\n".join(["iteration,reward_mean,val/accuracy,lr,kl(pi||ref)", *rows]), "progress.csv")
+    found = diagnosed_path(path)
+    assert only(found, "L07").claim.startswith("the learning rate is 0 in all 20 steps")
+    assert diagnosed_path(tmp_path).findings == found.findings
+
+
+def one_update(kl: float, batch: int) -> str:
+    head = (
+        "{'actor_rollout_ref': {'actor': {'ppo_epochs': 1, 'ppo_mini_batch_size': 8}},\n 'data': {'train_batch_size': "
+        f"{batch}}}}}\n"
+    )
+    return head + verl([{"actor/ppo_kl": kl * (1 + n % 3), "actor/lr": 1e-6} for n in range(12)])
+
+
+@pytest.mark.parametrize(("kl", "batch", "found"), [(-0.004, 8, True), (-0.004, 16, False), (0.0001, 8, False)])
+def test_a_batchs_only_update_begins_at_a_ratio_of_one(kl: float, batch: int, found: bool, tmp_path: Path) -> None:
+    assert ("D14" in [id for id, _ in told(diagnosed(tmp_path, one_update(kl, batch)))]) == found
+
+
+def test_rewards_whose_mean_changes_while_no_group_has_a_spread_are_of_the_prompt_alone(tmp_path: Path) -> None:
+    lines = steps(20, lambda _, line: line.update({"zero_std_frac": 1.0}))
+    finding = only(said(tmp_path, lines), "D01")
+    assert finding.claim.startswith("rewards differ over the prompts, but in no group")
+    assert "one seed" in finding.cause
