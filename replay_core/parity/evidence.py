@@ -53,6 +53,9 @@ class ValueEvidence:
     order: list[int] | None = None
     shift: int = 0
     starts: Ints | None = None
+    #: Positions of padding of each row, and the side whose own mask hides none of them.
+    pads_B: Ints | None = None
+    unmasked_side: str | None = None
     first_state_differs: bool | None = None
     repeats: dict[str, tuple[int, float]] = field(default_factory=dict)
     positions: str | None = None
@@ -95,6 +98,11 @@ def gather(a: Values, b: Values, *, threshold: float) -> ValueEvidence:
         pads_BT = ~valid_BT
         made.padding_tokens = int(pads_BT.sum())
         made.padding_differs = _apart(a, b, pads_BT, floor, fit)
+        # Which positions are padding, either side's mask may know.
+        hidden_BT = ~np.logical_and.reduce([one.valid_BT for one in (a, b) if one.valid_BT is not None])
+        made.pads_B = hidden_BT.sum(1)
+        bare = [side for side, one in (("A", a), ("B", b)) if one.valid_BT is not None and one.valid_BT.all()]
+        made.unmasked_side = bare[0] if len(bare) == 1 and hidden_BT.any() else None
     _where(made, a, b, valid_BT)
     _positions(made, a, b)
     _probes(made, a, b, threshold)

@@ -136,6 +136,9 @@ def _other_tokens(one: Values, other: Values) -> str | None:
         return None
     if sorted(row.tobytes() for row in a) == sorted(row.tobytes() for row in b):
         return None
+    # The same ids, padding included, under masks that differ: that a mask is missing is what is looked for.
+    if one.ids_BS is not None and _same(one.ids_BS, other.ids_BS):
+        return None
     apart = [row for row, (x, y) in enumerate(zip(a, b, strict=False)) if not np.array_equal(x, y)]
     first = apart[0] if apart else 0
     return (

@@ -342,3 +342,37 @@ def test_one_row_that_parts_is_no_dropout(tmp_path: Path, rows: tuple[int, ...],
     validate(document)
     assert document["cause"] == cause, document["why"]
     assert ("only 1 of 4 rows part (row 1)" in document["why"]) is (len(rows) == 1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "masked", "says"),
+    [
+        ((12, 9, 7, 12), True, "only rows with padding part (2 of 4: row 1, 2), the 2 without agree"),
+        ((12, 9, 7, 12), False, "B's attention mask hides no padding"),
+        ((11, 9, 7, 10), False, "B's attention mask hides no padding"),
+    ],
+)
+def test_rows_with_padding_that_part_alone_name_the_padding(
+    tmp_path: Path, lengths: tuple[int, ...], masked: bool, says: str
+) -> None:
+    """A causal critic that attends to what stands before a left-padded prompt; without a mask, or with one it ignores.
+    Each token is a draw of its own there: what is left would else be called dropout or other weights.
+    """
+    here = _padded(IDS, lengths, 12, left=True)
+    there = {name: value.clone() for name, value in here.items()}
+    noise_BT = torch.randn(here["values"].shape, generator=torch.Generator().manual_seed(7)) * 0.3
+    padded_B = torch.tensor(lengths) < 12
+    there["values"] = here["values"] + noise_BT * padded_B[:, None]
+    if not masked:
+        there["attention_mask"] = torch.ones_like(here["attention_mask"])
+    document = workbench.recorded_parity(recorded(tmp_path / "a", **here), recorded(tmp_path / "b", **there))
+    validate(document)
+    assert (document["cause"], says in document["why"]) == ("attention", True), document["why"]
+
+
+def test_a_padded_row_that_agrees_leaves_the_padding_out_of_it(tmp_path: Path) -> None:
+    here = _padded(IDS, (12, 9, 7, 12), 12, left=True)
+    there = {name: value.clone() for name, value in here.items()}
+    there["values"][1] += torch.randn(11, generator=torch.Generator().manual_seed(7)) * 0.3
+    document = workbench.recorded_parity(recorded(tmp_path / "a", **here), recorded(tmp_path / "b", **there))
+    assert "only rows with padding" not in document["why"]
