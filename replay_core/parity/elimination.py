@@ -87,27 +87,27 @@ def _beginning(ev: ValueEvidence) -> Found | None:
 
 def _of_padded_rows(ev: ValueEvidence) -> Found | None:
     """Rows that part are those with padding, and rows without agree: one side sees the padding, or counts it."""
-    if ev.starts is None or ev.pads_B is None:
+    if ev.starts is None or ev.padding is None:
         return None
     heard_B = ev.mask_BT.any(1)
-    apart_B, padded_B = (ev.starts >= 0) & heard_B, (ev.pads_B > 0) & heard_B
+    apart_B, padded_B = (ev.starts >= 0) & heard_B, (ev.padding.tokens_B > 0) & heard_B
     whole = int((heard_B & ~padded_B).sum())
     if not apart_B.any() or (apart_B & ~padded_B).any():
         return None
     # Without a row that is whole, only a mask that hides nothing tells padding from other weights.
-    if ev.unmasked_side is None and (not whole or (padded_B & ~apart_B).any()):
+    if ev.padding.unmasked_side is None and (not whole or (padded_B & ~apart_B).any()):
         return None
-    rows = np.flatnonzero(apart_B).tolist()
+    rows, bare = np.flatnonzero(apart_B).tolist(), ev.padding.unmasked_side
     which = ", ".join(map(str, rows[:6])) + (" …" if len(rows) > 6 else "")
     others = f", the {whole} without agree" if whole else ""
     why = (
-        f"{ev.unmasked_side}'s attention mask hides no padding, the other's does: {len(rows)} rows with padding part "
+        f"{bare}'s attention mask hides no padding, the other's does: {len(rows)} rows with padding part "
         f"(row {which}){others}; the mask is missing on that side, and tokens attend to padding"
-        if ev.unmasked_side is not None
+        if bare is not None
         else f"only rows with padding part ({len(rows)} of {int(heard_B.sum())}: row {which}){others}: one side "
         "attends to padding or counts it in its positions (no attention mask, or position ids of the padded row)"
     )
-    numbers = {"rows": rows[:16], "padding": [int(ev.pads_B[row]) for row in rows[:16]]}
+    numbers = {"rows": rows[:16], "padding": [int(ev.padding.tokens_B[row]) for row in rows[:16]]}
     return "attention", why, numbers
 
 

@@ -30,6 +30,14 @@ class Fit:
     why: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """How many positions of padding each row has, and the side (A, B) whose own mask hides none of them."""
+
+    tokens_B: Ints
+    unmasked_side: str | None
+
+
 @dataclass(slots=True)
 class ValueEvidence:
     """One batch, A against B. `floor` is the rms difference that rounding explains, in the values' unit.
@@ -53,9 +61,7 @@ class ValueEvidence:
     order: list[int] | None = None
     shift: int = 0
     starts: Ints | None = None
-    #: Positions of padding of each row, and the side whose own mask hides none of them.
-    pads_B: Ints | None = None
-    unmasked_side: str | None = None
+    padding: PaddedRows | None = None
     first_state_differs: bool | None = None
     repeats: dict[str, tuple[int, float]] = field(default_factory=dict)
     positions: str | None = None
@@ -100,9 +106,8 @@ def gather(a: Values, b: Values, *, threshold: float) -> ValueEvidence:
         made.padding_differs = _apart(a, b, pads_BT, floor, fit)
         # Which positions are padding, either side's mask may know.
         hidden_BT = ~np.logical_and.reduce([one.valid_BT for one in (a, b) if one.valid_BT is not None])
-        made.pads_B = hidden_BT.sum(1)
         bare = [side for side, one in (("A", a), ("B", b)) if one.valid_BT is not None and one.valid_BT.all()]
-        made.unmasked_side = bare[0] if len(bare) == 1 and hidden_BT.any() else None
+        made.padding = PaddedRows(hidden_BT.sum(1), bare[0] if len(bare) == 1 and hidden_BT.any() else None)
     _where(made, a, b, valid_BT)
     _positions(made, a, b)
     _probes(made, a, b, threshold)

@@ -22,6 +22,8 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, shown
 
+#: L02: how many medians a single norm may be before a batch's own tokens are no reason.
+TORN_OUT = 1000.0
 #: L02: how far the level of the last quarter must lie over the first half's.
 EXPLODED = 5.0
 
@@ -138,7 +140,7 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
-    as info: clipping took care of them.
+    as info: clipping took care of them. Over a thousand medians it is a warning: nothing of a batch explains that.
     """
     series = log.get("grad_norm")
     values = series.finite if series else []
@@ -169,8 +171,9 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
     if spikes and sigma > 0:
         worst = max(spikes, key=lambda point: point.value)
         yield finding(
-            "info",
-            "single steps have a far larger gradient norm than the rest",
+            "warning" if worst.value > TORN_OUT * middle else "info",
+            "single steps have a far larger gradient norm than the rest: "
+            f"{worst.value:.3g} at step {worst.step}, and {middle:.3g} in between",
             worst.where(series.name),
             evidence=[
                 series.shown_at(worst, f"median {middle:.3g}", "grad_norm"),

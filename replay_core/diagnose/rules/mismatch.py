@@ -30,6 +30,8 @@ _TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tell
 OTHER_TOKENS = 1.0
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
+#: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
+HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3}
 
 
 def _figures(between: Gap) -> list[Evidence]:
@@ -287,7 +289,8 @@ def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
 def drifting(log: RunLog) -> Iterator[Finding]:
     """D12, D13. The distance between engine and trainer grows over the steps (at least 8, p < 0.005).
 
-    Fivefold over its beginning (median of the first 3) while the weights move is D12: the engine keeps old weights.
+    Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3 or .001 of probability and more,
+    while the weights move is D12: the engine keeps old weights.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
     series = next((s for name in ("logprob_diff", "rollout_k3", "prob_diff") if (s := log.get(name)) is not None), None)
@@ -298,7 +301,7 @@ def drifting(log: RunLog) -> Iterator[Finding]:
     rate = log.get("learning_rate")
     still = rate is not None and rate.finite and not any(rate.finite)
     grown = now / begun if begun > 0 else math.inf
-    if z <= trends.DRIFT_Z or (not still and grown < JUMP):
+    if z <= trends.DRIFT_Z or (not still and (grown < JUMP or now < HEARD[series.signal])):
         return
     finite = [point for point in series.points if math.isfinite(point.value)]
     mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])

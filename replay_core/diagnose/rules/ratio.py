@@ -227,7 +227,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                 continue
             hardly = reach is not None and reach < NO_RANGE
             reward = log.get("reward")
-            learns = hardly and stated is None and reward is not None and trends.rises(reward.finite)
+            narrow = hardly and reach is not None and reach < OF_SEQUENCES and stated is None
+            learns = narrow and reward is not None and trends.rises(reward.finite)
             yield finding(
                 "info" if learns else "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
                 f"{now:.0%} of the tokens are clipped"
@@ -280,6 +281,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
 TORN = 1.0
 
 
+#: Ratios of whole responses, GSPO's, lie nearer to 1 than that.
+OF_SEQUENCES = 0.05
 #: Clip ranges of published recipes for a token's ratio begin at .1.
 NO_RANGE = 0.1
 

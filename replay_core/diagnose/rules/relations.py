@@ -88,13 +88,16 @@ FEWEST = 5
 
 
 @rule("D73", "advantages keep to one side, or to a bound", link="advantages", scope="signals",
-      needs=("advantage_max", "advantage_min"), explains=("L08",),
+      needs=("advantage_max",), explains=("L08",),
       source="an advantage is centred: r less the mean of others")  # fmt: skip
 def one_sided(log: RunLog) -> Iterator[Finding]:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
     same number in every step (a clamp): a warning. Means of 0 are no bound: all advantages are 0 there.
     """
+    if log.get("advantage_min") is None:
+        yield from _never_above(log)
+        return
     rows = [row for _, row in together(log.get("advantage_max"), log.get("advantage_min")) if row[0] > row[1] + 1e-6]
     if len(rows) < FEWEST:
         raise Skip(f"needs the largest and the smallest advantage of {FEWEST} steps with any")
@@ -119,13 +122,7 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             cause = "a clamp (relu, max with 0) behind the normalisation, or no baseline at all"
         yield _bounded(bottom, never + claim, f"{cause}; bad answers are never pushed down", lowest, "< 0")
     elif highest <= 0:
-        yield _bounded(
-            top,
-            "no advantage is ever positive: the baseline is the best response's reward, not the mean",
-            "a max stands for the mean: the best answer is not pushed up, all others are pushed down",
-            highest,
-            "> 0",
-        )
+        yield _never_positive(top, highest)
     elif len(rows) >= 2 * FEWEST and highest < 1 and all(agree(a, highest) and agree(b, -highest) for a, b in rows):
         yield _bounded(
             top,
@@ -134,6 +131,25 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             highest,
             "another number in every step",
         )
+
+
+def _never_above(log: RunLog) -> Iterator[Finding]:
+    """The same of a log without the smallest: none above 0 while the mean is below it."""
+    rows = [row for _, row in together(log.get("advantage_max"), log.get("advantage_mean")) if row[0] > row[1] + 1e-6]
+    if len(rows) < FEWEST:
+        raise Skip(f"needs the largest advantage, and the smallest or the mean, of {FEWEST} steps")
+    if max(high for high, _ in rows) <= 0:
+        yield _never_positive(given(log.get("advantage_max")), max(high for high, _ in rows))
+
+
+def _never_positive(top: Series, highest: float) -> Finding:
+    return _bounded(
+        top,
+        "no advantage is ever positive: the baseline is the best response's reward, not the mean",
+        "a max stands for the mean: the best answer is not pushed up, all others are pushed down",
+        highest,
+        "> 0",
+    )
 
 
 def _bounded(series: Series, claim: str, cause: str, value: float, expected: str) -> Finding:

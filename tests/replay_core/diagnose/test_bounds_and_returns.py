@@ -233,3 +233,26 @@ def test_rewards_whose_mean_changes_while_no_group_has_a_spread_are_of_the_promp
     finding = only(said(tmp_path, lines), "D01")
     assert finding.claim.startswith("rewards differ over the prompts, but in no group")
     assert "one seed" in finding.cause
+
+
+@pytest.mark.parametrize(("begun", "now", "found"), [(4e-5, 2.5e-4, False), (2e-3, 1.2e-2, True)])
+def test_rounding_that_grows_with_a_sharper_policy_is_no_old_weights(
+    begun: float, now: float, found: bool, tmp_path: Path
+) -> None:
+    lines = steps(40)
+    for line in lines:
+        line["rollout_logprob_diff"] = begun + (now - begun) * line["step"] / 39 * (1 + 1e-3 * (line["step"] % 3))
+    assert ("D12" in [id for id, _ in told(said(tmp_path, lines))]) == found
+
+
+@pytest.mark.parametrize(("times", "severity"), [(40.0, "info"), (4000.0, "warning")])
+def test_one_gradient_norm_that_no_batch_explains_is_a_warning(times: float, severity: str, tmp_path: Path) -> None:
+    lines = steps(40)
+    lines[20]["grad_norm"] *= times
+    assert only(said(tmp_path, lines), "L02").severity == severity
+
+
+def test_a_best_response_as_baseline_shows_in_the_largest_advantage_alone(tmp_path: Path) -> None:
+    text = verl([{"critic/advantages/max": 0.0, "critic/advantages/min": None, "critic/advantages/mean": -0.2 - n / 99}
+                 for n in range(9)])  # fmt: skip
+    assert "the baseline is the best" in only(diagnosed(tmp_path, text), "D73").claim
