@@ -294,13 +294,15 @@ def no_divergence(log: RunLog) -> Iterator[Finding]:
 def one_reward(log: RunLog) -> Iterator[Finding]:
     """The mean reward the same number in every one of 5 steps and more: an error where it is 0 or no group differs,
     else a warning. A mean over a batch wavers wherever rewards do; where a spread is logged beside it, that has to
-    stand still, too, while three of length, entropy, gradient and loss go on.
+    stand still, too, while three of length, entropy, gradient and loss go on. Or one of several reward functions 0 in
+    16 steps and more, while another changes: a warning.
     """
     series = given(log.get("reward"))
     values = series.finite
     if len(values) < FEWEST or len(values) < len(series.points):
         raise Skip(f"needs the reward of {FEWEST} steps")
     if len(set(values)) > 1:
+        yield from _never_pays(log)
         return
     spreads = [one.finite for one in log.all("reward_std")]
     spreads += [[each - values[0] for each in one.finite] for one in (*log.all("reward_max"), *log.all("reward_min"))]
@@ -321,6 +323,24 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
         "is caught and scored 0, or a metric that is not updated",
         next_step="score two different responses by hand; rldbg record -- YOUR COMMAND keeps them",
         steps=series.steps(),
+    )
+
+
+def _never_pays(log: RunLog) -> Iterator[Finding]:
+    """One of several reward functions 0 in every one of 16 steps and more, while another changes."""
+    each = [one for one in log.all("reward_function") if len(one.finite) >= MANY and not one.name.endswith("std")]
+    dead = [one for one in each if not any(one.finite)]
+    if not dead or not any(len(set(one.finite)) > 1 for one in each):
+        return
+    yield finding(
+        "warning",
+        f"one reward function never pays: {dead[0].name} is 0 in all {len(dead[0].finite)} steps, always the same",
+        dead[0].points[0].where(dead[0].name),
+        evidence=[dead[0].shown(0.0, "> 0 for some response")],
+        cause="it looks for what nobody writes (a tag the prompt does not ask for, a regular expression that does not "
+        "match across lines), or an exception in it is caught and scored 0",
+        next_step="call it by hand on one response that should be paid",
+        steps=dead[0].steps(),
     )
 
 

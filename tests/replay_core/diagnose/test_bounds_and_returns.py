@@ -256,3 +256,12 @@ def test_a_best_response_as_baseline_shows_in_the_largest_advantage_alone(tmp_pa
     text = verl([{"critic/advantages/max": 0.0, "critic/advantages/min": None, "critic/advantages/mean": -0.2 - n / 99}
                  for n in range(9)])  # fmt: skip
     assert "the baseline is the best" in only(diagnosed(tmp_path, text), "D73").claim
+
+
+@pytest.mark.parametrize(("paid", "found"), [(0.0, True), (1.0, False)])
+def test_a_reward_function_that_never_pays_is_named_and_one_that_always_does_is_not(
+    paid: float, found: bool, tmp_path: Path
+) -> None:
+    lines = steps(30, lambda step, line: line.update(
+        {"rewards/format_reward/mean": paid, "rewards/accuracy_reward/mean": 0.3 + 0.01 * (step % 7)}))  # fmt: skip
+    assert ("L17" in ids(said(tmp_path, lines))) == found

@@ -79,15 +79,16 @@ def test_a_mistake_is_a_mistake_in_every_epoch(tmp_path: Path) -> None:
     assert "wrong sign" in finding.claim
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rewards", "rule"), [((0.7, 0.7), "D01"), ((0.7, 0.3), "D03")])
 def test_what_rounding_leaves_of_equal_rewards_is_no_baseline(
-    rewards: tuple[float, float], rule: str, tmp_path: Path
+    rewards: tuple[float, float], rule: str, stored: torch.dtype, tmp_path: Path
 ) -> None:
     """As verl computes them: the float32 mean of eight equal rewards is off by a bit, and its 1e-6 makes .056 of it."""
     groups = [torch.full((8,), reward) for reward in rewards]
-    left_B = torch.cat([(group - group.mean()) / (group.std() + 1e-6) for group in groups])
+    left_B = torch.cat([(group - group.mean()) / (group.std() + 1e-6) for group in groups]).to(stored)
     assert left_B.abs().max() > 0.02
-    found = look(trained(tmp_path / "run", left_B.numpy(), rewards=torch.cat(groups).numpy()), rule, "D04")
+    found = look(trained(tmp_path / "run", left_B.float().numpy(), rewards=torch.cat(groups).numpy()), rule, "D04")
     finding = of(found, rule)
     assert finding is not None
     assert finding.severity == "error"
