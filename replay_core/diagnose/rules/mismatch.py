@@ -391,6 +391,34 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
+@rule("D77", "the mask is turned around", link="masks", scope="batch",
+      needs=("rollout_logprobs", "mask", "response"), lasts=True,
+      explains=("D07", "D09", "D10", "D11", "D12", "D14", "D19", "D20", "D24", "D28", "D41", "D48", "L08", "L10"),
+      source="RAGEN#71: the gradient went to the environment's tokens and to none of the policy's")  # fmt: skip
+def turned_around(batch: StepBatch) -> Iterator[Finding]:
+    """All tokens in the loss (4 and more) have a rollout log-probability of exactly 0, which the engine fills in
+    where it sampled nothing, and four times as many of the responses that are not in it have another: an error.
+    """
+    rollout, trained_N = given(batch.columns.of("rollout_logprobs")), given(batch.trained_N)
+    known_N = rollout.said_N & np.isfinite(rollout.values_N)
+    counted_N = known_N & trained_N
+    left_N = known_N & ~trained_N & given(batch.response_N) & (rollout.values_N != 0)
+    if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < 4 * counted_N.sum():
+        return
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    yield finding(
+        "error",
+        f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
+        "none that it sampled counts",
+        batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
+        evidence=[
+            shown("sampled tokens in the loss", 0, "> 0", rollout.source),
+            shown("sampled tokens that are left out", int(left_N.sum()), "0"),
+        ],
+        cause="1 and 0 are swapped: the mask of the environment's turns (tool output, states) is used as the loss mask",
+    )
+
+
 @rule("D09", "engine and trainer disagree", link="logprobs", scope="batch", needs=_BOTH,
       explains=("L10", "D14", "D15", "D24"),
       source="NeMo-RL docs (mean e^|d| > 1.05, KL error 1e-3); miles CI 0.03; slime CI 0.1")  # fmt: skip
