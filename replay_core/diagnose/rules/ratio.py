@@ -125,7 +125,7 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
 
     A clip fraction over 1e-3 or |KL| over 1e-3 at a step whose lr is 0 (bf16 noise stays below) is two forward passes
     that disagree: other micro-batches, dropout, train against eval mode, or the engine's log-probabilities as old ones.
-    So is a KL over 1e-3, or .01 of the tokens clipped, in half
+    So is a KL over 1e-3, or .003 of the tokens clipped, in half
     of the steps of a run that states one update for each batch, and no older samples.
     """
     rate = log.get("learning_rate")
@@ -155,7 +155,7 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
     if not log.algorithm.is_updated_once:
         raise Skip("the learning rate is never 0, and no single update of a batch is stated: a ratio may be off 1")
     # Of two forwards in bf16 a few tokens per thousand lie past the range.
-    for signal, limit in (("policy_kl", SAME_FP32), ("clip_fraction", 10 * SAME_FP32)):
+    for signal, limit in (("policy_kl", SAME_FP32), ("clip_fraction", 3 * SAME_FP32)):
         series = log.get(signal)
         bad = [] if series is None else [p for p in series.points if abs(p.value) > limit]
         if series is not None and len(bad) >= 3 and 2 * len(bad) >= len(series.points):
