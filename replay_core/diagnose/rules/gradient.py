@@ -140,7 +140,8 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
-    as info: clipping took care of them. Over a thousand medians it is a warning: nothing of a batch explains that.
+    as info: clipping took care of them. Over a thousand medians, and a thousand times
+    the steps beside it, it is a warning: nothing of a batch explains that.
     """
     series = log.get("grad_norm")
     values = series.finite if series else []
@@ -170,8 +171,11 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
     spikes = [p for p in finite if middle > 0 and p.value > max(5 * middle, middle + trends.OUTLIER_SIGMAS * sigma)]
     if spikes and sigma > 0:
         worst = max(spikes, key=lambda point: point.value)
+        at = finite.index(worst)
+        # A norm that falls over the run is far above its median at first, and near the norms beside it.
+        beside = max((p.value for p in (*finite[max(at - 3, 0) : at], *finite[at + 1 : at + 4])), default=middle)
         yield finding(
-            "warning" if worst.value > TORN_OUT * middle else "info",
+            "warning" if worst.value > TORN_OUT * middle and worst.value > TORN_OUT * beside else "info",
             "single steps have a far larger gradient norm than the rest: "
             f"{worst.value:.3g} at step {worst.step}, and {middle:.3g} in between",
             worst.where(series.name),

@@ -265,3 +265,10 @@ def test_a_reward_function_that_never_pays_is_named_and_one_that_always_does_is_
     lines = steps(30, lambda step, line: line.update(
         {"rewards/format_reward/mean": paid, "rewards/accuracy_reward/mean": 0.3 + 0.01 * (step % 7)}))  # fmt: skip
     assert ("L17" in ids(said(tmp_path, lines))) == found
+
+
+def test_a_gradient_norm_that_dies_out_has_no_spike_at_its_beginning(tmp_path: Path) -> None:
+    lines = steps(40)
+    for line in lines:
+        line["grad_norm"] *= 1.0 if line["step"] < 4 else 1e-4
+    assert "L02" not in ids(said(tmp_path, lines))
