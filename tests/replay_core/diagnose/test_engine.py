@@ -143,8 +143,8 @@ def test_a_rule_without_a_reason_is_refused() -> None:
 
 
 def test_a_rule_that_explains_what_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RULES, ("D08", "batch"), replace(RULES["D08", "batch"], explains=("D09", "D77")))
-    with pytest.raises(ValueError, match="rule D08: it explains D77, which is no rule"):
+    monkeypatch.setitem(RULES, ("D08", "batch"), replace(RULES["D08", "batch"], explains=("D09", "D99")))
+    with pytest.raises(ValueError, match="rule D08: it explains D99, which is no rule"):
         engine.rules()
 
 
