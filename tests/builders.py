@@ -181,6 +181,12 @@ class Bomb:
 class Here:
     """Runs jobs in this very process: what a warm child does, without its start."""
 
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def run(self, job: Any, on_event: Any = lambda _event: None) -> dict[str, Any]:
         from replay_core.desk import perform
 

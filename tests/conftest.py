@@ -53,3 +53,11 @@ def small_dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
             record("batch_inputs", micro=0, input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS))
             record("forward_data", micro=0, log_probs=-ids_BS.float() / 7)
     return directory
+
+
+@pytest.fixture
+def replays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `rldbg replay` would ask of a child is done in this process, which has imported torch already."""
+    from tests.builders import Here
+
+    monkeypatch.setattr("tui_debugger.commands.replay.ChildRunner", lambda **_: Here())

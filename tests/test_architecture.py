@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.sources import statements
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -159,19 +161,26 @@ class Module:
         parts = self.name.split(".")
         return parts[1] if len(parts) > 1 else ""
 
-    def imports(self) -> Iterator[Import]:
+    def imports(self) -> tuple[Import, ...]:
         package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
-        for node in ast.walk(ast.parse(self.path.read_text(encoding="utf-8"), str(self.path))):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield Import(node.lineno, alias.name)
-            elif isinstance(node, ast.ImportFrom):
-                above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-                module = ".".join([*above, *([node.module] if node.module else [])])
-                yield Import(node.lineno, module, tuple(alias.name for alias in node.names))
+        return _imports(self.path, self.path.stat().st_mtime_ns, package)
 
     def says(self, found: Import, what: str) -> str:
         return f"{self.name}:{found.line} imports {found.module}: {what}"
+
+
+@cache
+def _imports(path: Path, mtime_ns: int, package: str) -> tuple[Import, ...]:
+    """What a file imports, read once for all who ask while it stands as it was written then."""
+    found = []
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"), str(path)).body):
+        if isinstance(node, ast.Import):
+            found += [Import(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            found.append(Import(node.lineno, module, tuple(alias.name for alias in node.names)))
+    return tuple(found)
 
 
 def modules(root: Path, package: str) -> list[Module]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import statements
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("replay_core", "tui_debugger")
 #: Public members a class may have, those of its bases counted. What textual defines or calls by name is not ours.
@@ -38,7 +40,7 @@ def classes(root: Path) -> dict[str, Written]:
             module = ".".join(path.relative_to(root).with_suffix("").parts)
             known = {node.name: f"{module}.{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)}
             known |= dict(_imported(tree))
-            for node in ast.walk(tree):
+            for node in statements(tree.body):
                 if isinstance(node, ast.ClassDef):
                     bases = [ast.unparse(base).split("[")[0] for base in node.bases]
                     where = f"{path.relative_to(root)}:{node.lineno}"
@@ -47,8 +49,8 @@ def classes(root: Path) -> dict[str, Written]:
     return found
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in statements(tree.body):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
 
@@ -66,7 +68,7 @@ def _methods(node: ast.ClassDef) -> set[str]:
 def _attributes(node: ast.ClassDef) -> Iterator[str]:
     for part in node.body:
         yield from (target.id for target in _targets(part) if isinstance(target, ast.Name))
-        for inner in ast.walk(part) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) else ():
+        for inner in statements(part.body) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)) else ():
             for target in _targets(inner):
                 if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
                     yield target.attr

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from replay_core.errors import EXTRAS
+from tests.sources import inner
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,22 +39,23 @@ def imports() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*.py"):
-            for name in _imported(ast.parse(file.read_text(encoding="utf-8"))):
+            for name in _imported(ast.parse(file.read_text(encoding="utf-8")).body):
                 if name not in sys.stdlib_module_names and name not in PACKAGES:
                     found.setdefault(name, set()).add(package)
     return found
 
 
-def _imported(tree: ast.AST) -> set[str]:
+def _imported(body: list[ast.stmt]) -> set[str]:
     names: set[str] = set()
-    for node in ast.iter_child_nodes(tree):
+    for node in body:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
-        names |= _imported(node)
+        for part in inner(node):
+            names |= _imported(part)
     return names
 
 

@@ -73,6 +73,7 @@ def names_in(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.long
 def test_the_wheel_holds_code_themes_styles_and_nothing_else(wheel: Path):
     names = names_in(wheel)
     assert {name for name in names if name.startswith("tui_debugger/themes/")} == {
@@ -89,6 +90,7 @@ def test_the_wheel_holds_code_themes_styles_and_nothing_else(wheel: Path):
     assert not [name for name in names if {"__pycache__", "tests"} & set(name.split("/"))]
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_file_that_is_not_code(wheel: Path):
     beside_code = {
         str(path.relative_to(ROOT))
@@ -100,6 +102,7 @@ def test_the_wheel_holds_every_file_that_is_not_code(wheel: Path):
     assert beside_code <= names_in(wheel)
 
 
+@pytest.mark.long
 def test_the_wheel_says_its_licence_version_and_command(wheel: Path):
     names = names_in(wheel)
     (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -116,6 +119,7 @@ def test_the_wheel_says_its_licence_version_and_command(wheel: Path):
     assert dict(entries["console_scripts"]) == {"rldbg": "tui_debugger.cli:main"}
 
 
+@pytest.mark.long
 def test_themes_are_found_from_an_installed_wheel(wheel: Path, tmp_path: Path, home: Path):
     python, site = bare_environment(tmp_path / "venv")
     with zipfile.ZipFile(wheel) as archive:
@@ -208,6 +212,7 @@ def test_an_installed_rldbg_records_a_script_when_the_environment_asks(
     assert (tmp_path / "dump" / "manifest.json").exists() is asked
 
 
+@pytest.mark.long
 def test_the_version_stands_in_one_place_and_the_wheel_has_it_and_its_types(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

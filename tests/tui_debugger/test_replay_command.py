@@ -54,6 +54,7 @@ def test_the_answer_comes_first_and_names_the_leak_and_the_toggles(document: Any
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("replays_here")
 def test_seed_spellings_reach_the_flags(small_dump: Path, tmp_path: Path) -> None:
     result = run(
         small_dump, "--model", "random:llama-tiny", "--max-rows", 1, "--flash-attn", "--compile", "aot_eager",
@@ -74,6 +75,7 @@ def test_axes_without_a_matrix_are_refused(small_dump: Path) -> None:
     assert "axes belong to --matrix" in str(result.exception)
 
 
+@pytest.mark.long
 def test_the_document_is_of_the_published_schema(document: Any) -> None:
     from jsonschema import Draft202012Validator
 

@@ -72,6 +72,7 @@ def _ruled(a: Path, b: Path, weights: Path) -> RulingDocument:
     return workbench.referee(a, b, weights_a=str(weights), weights_b=str(weights))
 
 
+@pytest.mark.long
 def test_sglang_dumps_of_another_kernel_and_dtype_are_noise_with_their_coverage():
     dumps, weights = FIXTURES / "sglang_dumper", str(FIXTURES / "trl/tiny_qwen2")
     doc = workbench.referee(

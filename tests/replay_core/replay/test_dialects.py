@@ -69,6 +69,7 @@ def test_what_cannot_be_replayed_says_what_is_missing(ask, name, plan, says):
     assert says in refused.value.hint
 
 
+@pytest.mark.long
 def test_one_rollout_in_four_frameworks_files_is_one_replay(ask):
     """slime, SkyRL, verl and NeMo-RL hold the same 16 samples: left, right or not padded, sliced or whole."""
     answers = {}

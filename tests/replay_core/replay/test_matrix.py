@@ -48,6 +48,7 @@ def test_a_leak_is_proved_by_the_tokens_that_move(ask):
     assert cause["evidence"]["smallest"] == smallest, cause["evidence"]["smallest"]
 
 
+@pytest.mark.long
 def test_a_matrix_names_the_smallest_set_that_breaks_agreement(ask):
     doc = ask(matrix="attention=eager,sdpa packing=off,on block_mask=on,off", plan={"capture": "none"})
     cells = doc["cells"]

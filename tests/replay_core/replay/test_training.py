@@ -45,6 +45,7 @@ def test_every_arrangement_gives_the_same_gradients(demo, tmp_path):
         assert "--micro all" in cell["recorded_training"]["sentence"]
 
 
+@pytest.mark.long
 def test_a_leak_shows_in_the_gradients(demo, tmp_path):
     leak = backward(demo, tmp_path / "out", "packing=on block_mask=off", micro=3)["cells"][-1]
     assert leak["agreement"]["agrees"] is False

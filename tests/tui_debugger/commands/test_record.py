@@ -182,6 +182,7 @@ def test_a_step_of_a_loop_that_trains_on_its_samples_is_all_that_trains_on_them(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("replays_here")
 def test_a_loss_that_is_a_plain_function_is_carried_back_from_the_gradient_it_left_at_the_logits(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_loss_that_is_a_plain_function_is_carried_back_from_the_gradient_it_le
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("replays_here")
 def test_the_mean_over_ranks_is_replayed_from_every_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = """
 import torch, torch.distributed as dist
@@ -306,6 +308,7 @@ def test_the_line_of_a_replay_says_what_is_not_installed_for_it(tmp_path: Path) 
     assert "(after pip install 'rldbg[replay]': xxhash not installed here)" in answer.stderr
 
 
+@pytest.mark.long
 def test_a_pattern_that_no_parameter_matches_is_said(tmp_path: Path) -> None:
     answer = record(tmp_path, PLAIN, "--gradients", "lm_head", "--params", "weight")
     assert answer.returncode == 0

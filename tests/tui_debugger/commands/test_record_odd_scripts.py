@@ -157,12 +157,14 @@ def test_every_step_call_and_loss_of_an_odd_script_is_recorded(
     assert not run.problems
 
 
+@pytest.mark.long
 def test_a_critics_optimizer_shares_the_step_and_has_its_own_role(tmp_path: Path) -> None:
     record(tmp_path, BEGIN + TWO_OPTIMIZERS)
     gradients = [record.key for record in open_run(tmp_path / "dump").records if record.key.stage == "gradient"]
     assert {(key.step, key.role) for key in gradients} == {(s, role) for s in range(3) for role in ("actor", "critic")}
 
 
+@pytest.mark.long
 def test_a_copy_that_no_optimizer_trains_is_the_reference(tmp_path: Path) -> None:
     script = """
 import copy
@@ -176,6 +178,7 @@ train(1)
     assert sorted((key.role, key.micro) for key in calls) == [("actor", 0), ("ref", 0)]
 
 
+@pytest.mark.long
 def test_a_scaled_loss_is_recorded_as_the_loss_it_was(tmp_path: Path) -> None:
     script = """
 scaler = torch.amp.GradScaler("cpu")
@@ -215,6 +218,7 @@ if __name__ == "__main__":
     assert keys == {(step, rank) for step in range(2) for rank in range(2)}
 
 
+@pytest.mark.long
 def test_a_directory_that_cannot_be_recorded_into_is_said_and_the_script_runs_on(tmp_path: Path) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "somebody.txt").write_text("else's")
@@ -233,6 +237,7 @@ def test_a_second_recording_into_one_directory_is_refused_before_the_script_star
     assert "holds a recording already" in answer.stderr
 
 
+@pytest.mark.long
 def test_a_forked_child_trains_on_and_says_that_its_records_are_lost(tmp_path: Path) -> None:
     script = """
 train(1)

@@ -148,6 +148,7 @@ async def test_screen_and_command_answer_alike(dump: Path, here: EngineHere, nam
         assert (answer_of(app.session.state).token == "first") == bool(code), screen(app)
 
 
+@pytest.mark.long
 async def test_the_list_after_a_replay_is_the_comparison_that_the_replay_made(
     dump: Path, here: EngineHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
