@@ -71,14 +71,14 @@ class Browser:
         """A command of the DevTools protocol to the tab, and its answer."""
         return self._ask(method, params)
 
-    def open(self, path: Path, width: int, *, dark: bool = False) -> None:
-        """A file in a window of so many pixels, once it has been drawn."""
+    def open(self, path: Path, width: int, *, dark: bool = False, paper: bool = False) -> None:
+        """A file in a window, or on a sheet, of so many pixels, once it has been drawn."""
         self.heard.clear()
         self.tell(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.tell("Emulation.setEmulatedMedia", features=scheme)
+        self.tell("Emulation.setEmulatedMedia", media="print" if paper else "screen", features=scheme)
         self.tell("Page.navigate", url=path.resolve().as_uri())
         self._until("Page.loadEventFired")
 

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests import browser
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs/tutorials").glob("*.md"))
 
@@ -80,11 +82,38 @@ def test_the_pages_made_of_the_code_hold_every_command_type_key_and_member():
         assert f"### RolloutReplay.{member}" in pages["reference/python.md"]
 
 
-@pytest.mark.slow
-def test_the_site_is_built_and_no_link_of_it_is_broken(tmp_path: Path) -> None:
+def _site(where: Path) -> Path:
     pytest.importorskip("material", reason="mkdocs-material is not installed")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(where / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return where / "site"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_no_link_of_it_is_broken(tmp_path: Path) -> None:
+    site = _site(tmp_path)
     for name in ("index", "tutorials/zero-loss", "reference/commands", "reference/schema", "reference/python"):
-        assert (tmp_path / "site" / f"{name}.html").stat().st_size > 5000
+        assert (site / f"{name}.html").stat().st_size > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(browser.FOUND is None, reason="no headless browser is installed")
+def test_the_site_is_dark_at_night_and_cuts_no_command_asks_nobody_and_is_as_wide_as_the_window(tmp_path: Path) -> None:
+    site = _site(tmp_path)
+    cut = "[...document.querySelectorAll('pre code')].filter(e => e.scrollWidth > e.clientWidth).length"
+    with browser.Browser(tmp_path / "profile") as tab:
+        tab.tell("Emulation.setScriptExecutionDisabled", value=False)
+        for name in ("which-command", "tutorials/crash-under-flags", "reference/commands", "reference/schema"):
+            for width, dark in ((360, False), (1600, False), (1600, True)):
+                tab.open(site / f"{name}.html", width, dark=dark)
+                scheme = tab.evaluate("document.body.dataset.mdColorScheme")
+                assert scheme == ("slate" if dark else "default"), name
+                assert tab.evaluate("document.documentElement.scrollWidth") <= width, name
+                assert (
+                    tab.evaluate("document.querySelectorAll('pre code').length") > 0
+                    or "schema" in name
+                    or "which" in name
+                )
+                assert tab.evaluate(cut) == 0, (name, width)
+                assert all(one.startswith(("file:", "data:", "blob:")) for one in tab.asked_for), name

@@ -40,11 +40,13 @@ class StripMark:
 
 @dataclass(frozen=True)
 class Strip:
-    """Marks in order, and where the eye is to go first. `sizes`: what `StripMark.size` is, drawn by powers of ten."""
+    """Marks in order, and where the eye is to go first. `sizes`: what `StripMark.size` is, drawn by powers of ten.
+    `left_out`: marks after these."""
 
     marks: Sequence[StripMark]
     first: int | None = None
     sizes: str = ""
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,11 @@ class TokenMark:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of a sample in order. `colour`: what the colour means."""
+    """Tokens of a sample in order. `colour`: what the colour means. `left_out`: those after them that are not here."""
 
     marks: Sequence[TokenMark]
     colour: str
+    left_out: int = 0
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ def _strip(block: Strip) -> str:
         for word, begin, end, count in runs[:_ROWS]
     ]
     more = [f"- … and {len(runs) - _ROWS} runs more"] if len(runs) > _ROWS else []
+    more += [f"- … and {block.left_out:,} more"] if block.left_out > 0 else []
     return "\n".join([*lines, *more])
 
 

@@ -40,6 +40,8 @@ _LIMITS = ((400, 200, 40_000), (120, 40, 8_000), (60, 10, 2_000))
 _SECTION = 200_000
 #: More marks than these are squares without their names.
 _NAMED = 36
+#: Sentences of a list, tokens of a sample.
+_LINES, _TOKENS = 200, 2000
 
 
 def page(document: Document, command: str | None = None) -> str:
@@ -158,7 +160,9 @@ def _plain(block: Plain, letters: int) -> str:
 
 
 def _sayings(block: Sayings, letters: int) -> str:
-    return f"<ul>{''.join(f'<li>{_text(line, letters)}</li>' for line in block.lines[:200])}</ul>"
+    left = len(block.lines) - _LINES
+    more = f'<p class="dim">… and {left:,} more; the document has all</p>' if left > 0 else ""
+    return f"<ul>{''.join(f'<li>{_text(line, letters)}</li>' for line in block.lines[:_LINES])}</ul>{more}"
 
 
 def _strip(block: Strip, letters: int) -> str:
@@ -166,7 +170,8 @@ def _strip(block: Strip, letters: int) -> str:
     words_of = {mark.word: mark.tone for mark in marks}
     counted = [f"{sum(mark.word == word for mark in marks)} {word}" for word in words_of]
     first = "" if block.first is None else f"; first {_text(marks[block.first].label, letters)}"
-    told = f'<p class="dim">{_text(", ".join(counted))}{first}</p>'
+    more = f"; {block.left_out:,} more are not drawn" if block.left_out > 0 else ""
+    told = f'<p class="dim">{_text(", ".join(counted))}{first}{more}</p>'
     if block.sizes:
         return _profile(block) + told
     cells = []
@@ -252,12 +257,14 @@ def _curve(block: Curve, letters: int) -> str:
 
 def _tokens(block: Tokens, letters: int) -> str:
     spans = []
-    for mark in block.marks[:2000]:
+    for mark in block.marks[:_TOKENS]:
         level = min(4, math.ceil(4 * mark.level)) if mark.level > 0 else 0
         shades = " ".join(part for part in (f"l{level}" if level else "", "here" if mark.here else "") if part)
         spans.append(f'<span class="{shades}" title="{_text(mark.said, letters)}">{_text(mark.text, letters)}</span>')
     told = f'<p class="dim">the redder and the more underlined, the larger: {_text(block.colour, letters)}</p>'
-    return f'<p class="tokens">{"".join(spans)}</p>{told}'
+    left = block.left_out + max(0, len(block.marks) - _TOKENS)
+    more = f'<p class="dim">… and {words.plural(left, "token")} more; the document has all</p>' if left else ""
+    return f'<p class="tokens">{"".join(spans)}</p>{more}{told}'
 
 
 _DRAW: dict[type, Callable[[Any, int], str]] = {

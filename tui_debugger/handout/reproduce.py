@@ -60,7 +60,10 @@ def _words(document: Document) -> list[str]:
     if document["kind"] == "samples":
         step = [] if document["step"] is None else ["--step", str(document["step"])]
         search = [] if document["search"] is None else ["--search", document["search"]]
-        return ["samples", document["path"], *step, "--by", document["by"], *search]
+        shown = [word for one in document["tokens"] for word in ("--sample", str(one["sample"]))]
+        return ["samples", document["path"], *step, "--by", document["by"], *search, *shown]
+    if document["kind"] == "gathering":
+        return ["gather", document["directory"]]
     if document["kind"] == "weights":
         return _weights(document)
     if document["kind"] == "ruling":

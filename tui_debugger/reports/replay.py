@@ -135,6 +135,7 @@ def answer_lines(doc: ReplayDocument) -> list[str]:
         lines += [f"DISAGREES  cell {doc['baseline']}, the reference", f"  {baseline['cause']['sentence']}"]
     others = [(number, cell) for number, cell in enumerate(doc["cells"]) if number != doc["baseline"]]
     ran = [(number, cell) for number, cell in others if cell["part"] in ("cell", "control")]
+    unanswered = list[str]()
     for number, cell in ran:
         name = words.flags(telling(cell["flags"]))
         if cell["agreement"]["agrees"] is False:
@@ -144,7 +145,9 @@ def answer_lines(doc: ReplayDocument) -> list[str]:
             if cell["agreement"]["first_divergence"]:
                 lines.append(divergence(cell["agreement"]["first_divergence"]))
         elif cell["agreement"]["agrees"] is None:
-            lines.append(f"{cell['outcome'].upper()}  cell {number} ({name})")
+            unanswered.append(f"{cell['outcome'].upper()}  cell {number} ({name})")
+    # A cell that could not run is no answer: it never stands before one that is.
+    lines += unanswered
     lines += _smallest(doc)
     if said := recording_parts(doc):
         lines.append(f"RECORDING  {said}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,11 @@ _CONTRAST = """
 """
 _WIDTH = "document.documentElement.scrollWidth"
 _SHUT = "document.querySelectorAll('details').forEach(one => one.open = true)"
+#: A sheet of A4 within its margins, at 96 pixels an inch.
+_SHEET = 700
+#: What scrolls on a screen and would be cut on paper.
+_CUT = """[...document.querySelectorAll('pre, table, .wide, td')].filter(e => e.scrollWidth > e.clientWidth + 1)
+.map(e => e.tagName + ' ' + e.className + ' ' + e.textContent.slice(0, 60))"""
 _TEXT = "document.body.innerText.replace(/\\s+/g, ' ')"
 _OTHERS = "document.querySelectorAll('iframe,object,embed,link,form,a').length"
 _ALIVE = f"[document.scripts.length, document.images.length, {_OTHERS}]"
@@ -54,7 +60,11 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
         yield one
 
 
-@pytest.mark.parametrize("name", ["comparison", "matrix", "diagnosis", "diagnosis_log", "parity", "ruling", "weights"])
+@pytest.mark.parametrize(
+    "name",
+    ["comparison", "matrix", "diagnosis", "diagnosis_log", "parity", "mismatch", "ruling", "weights", "samples",
+     "gathering"],
+)  # fmt: skip
 def test_a_page_is_readable_on_a_phone_and_on_a_wide_screen_by_day_and_by_night(
     tab: browser.Browser, tmp_path: Path, name: str
 ) -> None:
@@ -74,10 +84,28 @@ def test_a_page_is_readable_on_a_phone_and_on_a_wide_screen_by_day_and_by_night(
         assert not [one for one in tab.heard if one.get("method") == "Log.entryAdded"], "the browser complains"
 
 
-@pytest.mark.parametrize("text", hostile_texts(), ids=lambda text: repr(text[:12]))
+@pytest.mark.parametrize("name", list(genuine()))
+def test_who_reads_at_night_prints_dark_letters_on_white_and_no_column_is_cut(
+    tab: browser.Browser, tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / f"{name}.html"
+    file.write_text(page(genuine()[name]), encoding="utf-8")
+    tab.open(file, _SHEET, dark=True, paper=True)
+    tab.evaluate(_SHUT)
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    least, whose = tab.evaluate(_CONTRAST)
+    assert least >= 4.5, (whose, least)
+    assert tab.evaluate(_WIDTH) <= _SHEET, "a sheet cannot be scrolled"
+    assert tab.evaluate(_CUT) == []
+
+
+@pytest.mark.parametrize("text", [*hostile_texts(), "A" * 1_000_000], ids=lambda text: repr(text[:12]))
 def test_hostile_texts_run_nothing_and_widen_nothing(tab: browser.Browser, tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.html"
-    for name in ("comparison", "diagnosis_log", "parity"):
+    # A megabyte in each place of a document takes the browser seconds: one document stands for the others.
+    for name in (
+        ("comparison", "diagnosis_log", "parity", "samples", "mismatch") if len(text) < 10_000 else ("samples",)
+    ):
         file.write_text(page(spoilt(genuine()[name], text)), encoding="utf-8")
         # Scripts on: it is the page that keeps them from running.
         tab.tell("Emulation.setScriptExecutionDisabled", value=False)
@@ -89,6 +117,39 @@ def test_hostile_texts_run_nothing_and_widen_nothing(tab: browser.Browser, tmp_p
             tab.tell("Emulation.setScriptExecutionDisabled", value=True)
         assert tab.evaluate(_WIDTH) <= 360
         assert tab.asked_for == [file.as_uri()]
+
+
+def test_turns_tools_and_tokens_that_a_model_wrote_stand_for_themselves(tab: browser.Browser, tmp_path: Path) -> None:
+    document = genuine()["samples"]
+    assert document["tokens"][0]["texts"], "turns of this sample are known"
+    said = "".join(hostile_texts())
+    hostile = copy.deepcopy(document)
+    for entry in hostile["tokens"]:
+        entry["texts"] = [{**entry["texts"][0], "role": role, "text": said} for role in ("user", said, "tool")]
+        entry["pieces"] = [said] * len(entry["ids"])
+    for one in hostile["samples"]:
+        one["prompt"] = one["response"] = said
+    file = tmp_path / "x.html"
+    file.write_text(page(hostile), encoding="utf-8")
+    for width, dark in ((360, True), (1600, False)):
+        tab.open(file, width, dark=dark)
+        tab.evaluate(_SHUT)
+        assert tab.evaluate(_ALIVE) == [0, 0, 0]
+        assert tab.evaluate(_WIDTH) <= width
+        assert tab.asked_for == [file.as_uri()]
+        text = tab.evaluate(_TEXT)
+        assert "<svg onload=alert(1)>" in text, "it is read, not obeyed"
+        assert "\u202e" not in text, "nothing turns the line round"
+        assert "\x00" not in text
+
+
+def test_a_report_is_not_cut_where_the_window_is_wide(tab: browser.Browser, tmp_path: Path) -> None:
+    file = tmp_path / "x.html"
+    file.write_text(page(genuine()["parity"]), encoding="utf-8")
+    tab.open(file, 1600)
+    cut = "[...document.querySelectorAll('details[open] pre')].filter(e => e.scrollWidth > e.clientWidth).length"
+    assert tab.evaluate("document.querySelectorAll('details[open] pre').length") > 0
+    assert tab.evaluate(cut) == 0
 
 
 def test_the_browser_of_these_tests_sees_what_it_is_to_see(tab: browser.Browser, tmp_path: Path) -> None:

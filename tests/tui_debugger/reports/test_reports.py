@@ -12,6 +12,7 @@ import torch
 from replay_core import workbench
 from replay_core.errors import SelectionError
 from tests.builders import write_dump, write_pair
+from tests.tui_debugger.handout.documents import genuine
 from tests.whole import whole
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import comparison_report, explanation
@@ -118,6 +119,19 @@ def test_a_replay_that_agrees_says_how_closely():
     lines = replay_report(replay_document()).splitlines()
     assert lines[0].startswith("AGREES  1 cell with each row alone, in every sample: worst token 1e-07")
     assert "note: assumed" in lines
+
+
+def test_a_cell_that_disagrees_stands_before_those_that_could_not_run():
+    lines = replay_report(genuine()["matrix"]).splitlines()
+    assert lines[0].startswith("DISAGREES  cell 6 ")
+    assert lines[1].startswith("  other_samples: ")
+    assert [line.split()[2] for line in lines if line.startswith("UNAVAILABLE")] == ["5", "7", "8", "9"]
+
+
+def test_a_matrix_in_which_nothing_disagrees_says_what_could_not_run_first():
+    document = copy.deepcopy(genuine()["matrix"])
+    document["cells"][6]["agreement"]["agrees"] = True
+    assert replay_report(document).startswith("UNAVAILABLE  cell 5 ")
 
 
 def test_a_sample_without_tokens_has_no_worst_one():

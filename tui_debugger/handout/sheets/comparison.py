@@ -95,13 +95,14 @@ def _first_section(first: DivergenceEntry | None) -> list[Section]:
         a, b = words.exact_pair(beside["a"][place], beside["b"][place])
         level = 1.0 if not math.isfinite(gaps[place]) else gaps[place] / most if most else 0.0
         marks.append(TokenMark(text, f"{position}: a {a}, b {b}", level, position == at))
-        rows.append([str(position), text, a, b, words.number(gaps[place])])
+        named = [str(position), text] if beside["by_token"] else [str(position)]
+        rows.append([*named, a, b, words.number(gaps[place])])
     by_token = beside["by_token"]
-    head = ["position" if by_token else "index", "token" if by_token else "", "a", "b", "|b - a|"]
+    head = [*(("position", "token") if by_token else ("index",)), "a", "b", "|b - a|"]
     tones: list[Tone] = ["bad" if mark.here else "" for mark in marks]
     title = "The token and those beside it" if by_token else "The element and those beside it"
     blocks: list[Block] = [Tokens(marks, "|b - a| of this element")] if by_token else []
-    return [Section(title, [*blocks, Grid(head, rows, tones, frozenset({0, 2, 3, 4}))])]
+    return [Section(title, [*blocks, Grid(head, rows, tones, frozenset({0, *range(len(head) - 3, len(head))}))])]
 
 
 def _gap(a: Any, b: Any) -> float:
@@ -213,13 +214,13 @@ def settings(title: str, a: Any, b: Any) -> list[Section]:
     rows = [[name, one.get(name, words.NONE), other.get(name, words.NONE)] for name in names]
     sections = []
     for said, tone, some in (
-        ("differ", "warn", [row for row in rows if row[1] != row[2]]),
-        ("are alike", "", [row for row in rows if row[1] == row[2]]),
+        (("differ", "differs"), "warn", [row for row in rows if row[1] != row[2]]),
+        (("are alike", "is alike"), "", [row for row in rows if row[1] == row[2]]),
     ):
         if some:
             tones: list[Tone] = ["warn" if tone else ""] * len(some[:ROWS])
             table = Grid(["setting", "a", "b"], some[:ROWS], tones, left_out=len(some[ROWS:]))
-            sections.append(Section(f"{title}: {len(some)} {said}", [table], folded=not tone))
+            sections.append(Section(f"{title}: {len(some)} {said[len(some) == 1]}", [table], folded=not tone))
     return sections
 
 

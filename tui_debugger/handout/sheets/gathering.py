@@ -10,7 +10,7 @@ from tui_debugger.reports.gathering import counts_line, notable, unit_word, verd
 if TYPE_CHECKING:
     from replay_core.documents.gathering import GatheringDocument
 
-_ROWS = 200
+_ROWS, _MARKS = 200, 400
 _TONES: dict[str, Tone] = {"agrees": "same", "disagrees": "bad", "failed": "bad", "crashed": "bad"}
 
 
@@ -18,9 +18,12 @@ def gathering_sheet(doc: GatheringDocument) -> Handout:
     facts = [("command", f"rldbg {doc['command']}"), ("directory", doc["directory"])]
     if doc["shard"]:
         facts.append(("part", doc["shard"]))
-    marks = [StripMark(one["label"], unit_word(one), _TONES.get(unit_word(one), "muted")) for one in doc["units"][:400]]
+    marks = [
+        StripMark(one["label"], unit_word(one), _TONES.get(unit_word(one), "muted")) for one in doc["units"][:_MARKS]
+    ]
     first = next((place for place, mark in enumerate(marks) if mark.tone == "bad"), None)
-    sections = [Section("Units, in order of computation", [Strip(marks, first)])] if len(marks) > 1 else []
+    strip = Strip(marks, first, left_out=len(doc["units"]) - len(marks))
+    sections = [Section("Units, in order of computation", [strip])] if len(marks) > 1 else []
     if found := notable(doc):
         rows = [[one["label"], unit_word(one), one["said"]] for one in found[:_ROWS]]
         tones = [_TONES.get(row[1], "muted") for row in rows]

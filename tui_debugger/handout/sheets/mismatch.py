@@ -109,5 +109,6 @@ def _sequences(listed: list[SequenceEntry]) -> list[Section]:
     ]  # fmt: skip
     grid = Grid(["sample", "tokens", "mean |d|", "share of the gap", "weights by token"], rows, tones,
                 frozenset({0, 1, 2, 3}), len(listed[_ROWS:]))  # fmt: skip
-    strip = [Strip(marks, None, "mean |d| of a sequence, nats")] if len(marks) > 1 else []
+    left = len(listed) - len(marks)
+    strip = [Strip(marks, None, "mean |d| of a sequence, nats", left)] if len(marks) > 1 else []
     return [Section("Sequences, furthest off first", [*strip, grid])]

@@ -48,7 +48,10 @@ def _batch(batch: BatchEntry, doc: ParityDocument, *, folded: bool) -> Section:
             (f"{words.number(low)} to {words.number(high)}", float(count))
             for low, high, count in zip(edges, edges[1:], bins["counted"], strict=False)
         ]
-        blocks.append(Bars(rows, f"tokens that count ({batch['counted']}), by b - a"))
+        # The bins reach as far as padding does: those at both ends that hold no token that counts are not its range.
+        held = [place for place, (_, count) in enumerate(rows) if count]
+        if held:
+            blocks.append(Bars(rows[held[0] : held[-1] + 1], f"tokens that count ({batch['counted']}), by b - a"))
     if len(batch["steps"]) > 1:
         steps = [str(step["step"]) for step in batch["steps"]]
         values = [step["masked"]["max_abs"] for step in batch["steps"]]

@@ -61,17 +61,21 @@ def _sample(entry: SampleTokens, told: SampleEntry | None) -> Section:
                 zip(pieces[shown], column["values"][shown], coloured, strict=False)
             )
         ]  # fmt: skip
-        blocks.append(Tokens(marks, f"{column['name']}, up to {most}"))
+        left = len(entry["ids"]) - shown.stop
+        blocks.append(Tokens(marks, f"{column['name']}, up to {most}", left))
     return Section(f"Sample {entry['sample']}, token by token", blocks)
 
 
 def _groups(samples: list[SampleEntry]) -> list[Section]:
     """Answers to one prompt, beside each other."""
     known = sorted((one for one in samples if one["group"] is not None), key=lambda one: one["group"] or 0)
-    sections = list[Section]()
+    sections, left = list[Section](), 0
     for number, members in groupby(known, key=lambda one: one["group"]):
         group = list(members)
-        if len(group) < 2 or not any(one["response"] for one in group) or len(sections) == _GROUPS:
+        if len(group) < 2 or not any(one["response"] for one in group):
+            continue
+        if len(sections) == _GROUPS:
+            left += 1
             continue
         rows = [
             [str(one["sample"]), words.number(one["reward"]), words.number(one["advantage"]), one["response"] or ""]
@@ -80,4 +84,7 @@ def _groups(samples: list[SampleEntry]) -> list[Section]:
         grid = Grid(["sample", "reward", "advantage", "response"], rows, (), frozenset({0, 1, 2}))
         prompt: list[Block] = [Plain(group[0]["prompt"])] if group[0]["prompt"] else []
         sections.append(Section(f"Group {number}: {len(group)} answers to one prompt", [*prompt, grid], folded=True))
+    if left:
+        said = Sayings(["the document has their answers; --most lists fewer samples"])
+        sections.append(Section(f"… and {words.plural(left, 'group')} more", [said], folded=True))
     return sections
