@@ -57,12 +57,16 @@ async def test_the_screen_says_one_thing_everywhere(a: str, b: str, in_tmp: Path
         diverging = sum(counts[verdict] for verdict in fmt.DIVERGING)
         assert (word in fmt.DIVERGING) == bool(diverging)
         if first:
-            assert f"first at {first['name']}" in top or "…" in top
-        assert fmt.counts(shown["counts"]).split(" of ")[0] in top
+            said = re.search(r"(?:first|part first) at (.+?)(…| · |  )", top)
+            assert said is not None, top
+            assert first["name"] == said[1] or (said[2] == "…" and first["name"].startswith(said[1]))
+        assert fmt.counts(shown["counts"]) in top
 
         # The marks: a step has the verdict of its own comparison, by the command as by the screen.
+        assert set(_marks(app)) >= {*steps.asked}
         for step, mark in _marks(app).items():
             assert not mark.startswith("✓")
+            assert steps.asked or not mark, "no step is held against another step's"
             if steps.asked:
                 told = workbench.compare_dumps(*paths, step=Selection.parse(step))
                 answer = fmt.comparison_answer(told)
@@ -76,6 +80,17 @@ async def test_the_screen_says_one_thing_everywhere(a: str, b: str, in_tmp: Path
         # Pane 7 calls nothing clean where two are compared, and what it lists of reading is in the documents.
         listed = _lines(app.debugger.query_one("#findings", FindingsPane))
         assert not any("CLEAN" in line for line in listed)
+        diagnosed = workbench.diagnose(paths[0])
+        for said in listed:
+            if told_of := re.match(r"(?:› )?(?:ERROR|WARN|INFO) +([DL]\d\d) (.+?)(?: · |…|$)", said):
+                assert any(
+                    one["id"] == told_of[1] and one["claim"].startswith(told_of[2]) for one in diagnosed["findings"]
+                ), said
+        grave = [one for one in diagnosed["findings"] if one["severity"] in ("warning", "error")]
+        if any("no warning and no error" in said for said in listed):
+            assert not grave
+        else:
+            assert grave or any("WARN" in line or "ERROR" in line for line in listed)
 
         # The saved answer is the one on the screen, and says which steps it is about.
         await press(app, pilot, "2", "e", "enter")
