@@ -81,11 +81,11 @@ async def test_the_screen_says_one_thing_everywhere(a: str, b: str, in_tmp: Path
         listed = _lines(app.debugger.query_one("#findings", FindingsPane))
         assert not any("CLEAN" in line for line in listed)
         diagnosed = workbench.diagnose(paths[0])
-        for said in listed:
-            if told_of := re.match(r"(?:› )?(?:ERROR|WARN|INFO) +([DL]\d\d) (.+?)(?: · |…|$)", said):
+        for line in listed:
+            if told_of := re.match(r"(?:› )?(?:ERROR|WARN|INFO) +([DL]\d\d) (.+?)(?: · |…|$)", line):
                 assert any(
                     one["id"] == told_of[1] and one["claim"].startswith(told_of[2]) for one in diagnosed["findings"]
-                ), said
+                ), line
         grave = [one for one in diagnosed["findings"] if one["severity"] in ("warning", "error")]
         if any("no warning and no error" in said for said in listed):
             assert not grave
