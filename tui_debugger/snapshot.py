@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -172,6 +174,24 @@ def write_each(
 ) -> list[Path]:
     """Write every document, as what is `made` of it, to a file of its own; nothing is overwritten."""
     return [write_new(folder, document["kind"], made(document), ending) for document in documents]
+
+
+def write_as(file: Path, documents: Sequence[Document], made: Callable[[Document], str]) -> list[Path]:
+    """Write the first document to `file`, any further one beside it with its kind in the name.
+
+    Raises:
+        FileExistsError: a file is there; nothing is overwritten.
+        OSError: the folder is not there, or cannot be written.
+    """
+    rest = [file.with_name(f"{file.stem}-{document['kind']}{file.suffix}") for document in documents[1:]]
+    written = [file, *rest][: len(documents)]
+    for path in written:
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    for path, document in zip(written, documents, strict=True):
+        with path.open("x", encoding="utf-8") as opened:
+            _write(opened, made(document))
+    return written
 
 
 def write_new(folder: Path, kind: str, text: str, ending: str) -> Path:

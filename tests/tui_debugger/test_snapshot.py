@@ -12,7 +12,7 @@ import pytest
 from replay_core.errors import DumpError, NotADumpError
 from replay_core.export.outcome import exit_code
 from tests.replay_core.documents.test_schema import SCHEMA
-from tests.tui_debugger.driving import A, B, opened, press, screen, toasts
+from tests.tui_debugger.driving import A, B, opened, press, screen, toasts, until
 from tests.tui_debugger.handout.documents import genuine
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger import paths, snapshot
@@ -28,6 +28,22 @@ def _saved(folder: Path, content: Any) -> Path:
     path = folder / "saved.json"
     path.write_text(json.dumps(content))
     return path
+
+
+async def test_what_is_written_goes_to_the_file_that_is_named_and_overwrites_none(in_tmp: Path) -> None:
+    async with opened(A, B) as (app, pilot):
+        await press(app, pilot, "e", "ctrl+u", *"answer.md", "enter")
+        await until(pilot, lambda: "wrote" in "".join(toasts(app)))
+        assert (in_tmp / "answer.md").read_text().startswith("### DIFF: first diverging")
+        (in_tmp / "mine.json").write_text("mine")
+        await press(app, pilot, "e", "ctrl+u", *"mine.json", "enter")
+        await until(pilot, lambda: "there is a file already, which stays: mine.json" in toasts(app)[-1])
+        await press(app, pilot, "e", "ctrl+u", *"answer.doc", "enter")
+        await until(pilot, lambda: "neither a form" in toasts(app)[-1])
+        await press(app, pilot, "e", "ctrl+u", *"nowhere/answer.html", "enter")
+        await until(pilot, lambda: "cannot export" in toasts(app)[-1])
+    assert (in_tmp / "mine.json").read_text() == "mine"
+    assert sorted(path.name for path in in_tmp.iterdir()) == ["answer.md", "mine.json"]
 
 
 async def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path) -> None:

@@ -340,7 +340,7 @@ class ParityScreen(Overlay):
         if document is None:
             self.stage.say(lacking)
             return
-        taking.ask_form(lambda form: self.stage.work(taking.write([document], lacking, form), "export"))
+        taking.ask_place(lambda place: self.stage.work(taking.write([document], lacking, place), "export"))
 
     def do_copy(self) -> None:
         answer = self.view.answer(self.stage.state.job.busy)

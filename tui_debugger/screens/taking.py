@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tui_debugger import paths, snapshot
 from tui_debugger.answer import answer_of
@@ -26,14 +26,32 @@ _LOOK_S, _IDLE_LOOKS = 0.05, 20
 _ENDINGS = {"json": "json", "html": "html", "markdown": "md"}
 
 
-def _written(documents: Sequence[Document], form: str) -> list[Path]:
+class Place(NamedTuple):
+    """What is written, and into which file; under a new name in the working directory where none is given."""
+
+    form: str
+    file: Path | None = None
+
+
+def place_of(text: str) -> Place | None:
+    """A form, or a file whose ending names one; None of anything else."""
+    if text.lower() in _ENDINGS:
+        return Place(text.lower())
+    file = Path(text).expanduser()
+    form = next((form for form, ending in _ENDINGS.items() if file.suffix.lower() == f".{ending}"), None)
+    return None if form is None or file.stem.startswith(".") else Place(form, file)
+
+
+def _written(documents: Sequence[Document], place: Place) -> list[Path]:
     made = snapshot.as_json
-    if form != "json":
+    if place.form != "json":
         from tui_debugger.handout.comment import comment  # who writes JSON does not wait for it
         from tui_debugger.handout.html_page import page
 
-        made = page if form == "html" else comment
-    return snapshot.write_each(paths.here(), documents, made, _ENDINGS[form])
+        made = page if place.form == "html" else comment
+    if place.file is not None:
+        return snapshot.write_as(place.file, documents, made)
+    return snapshot.write_each(paths.here(), documents, made, _ENDINGS[place.form])
 
 
 class Taking:
@@ -48,34 +66,36 @@ class Taking:
         if not snapshot.documents(self._state, findings=findings) and not self._state.tensors.live:
             self._stage.say("nothing to export: open a dump first")
             return
-        self.ask_form(lambda form: self._begin(findings, form))
+        self.ask_place(lambda place: self._begin(findings, place))
 
-    def ask_form(self, then: Callable[[str], None]) -> None:
-        """Ask for whom it is written: enter alone is JSON."""
+    def ask_place(self, then: Callable[[Place], None]) -> None:
+        """Ask for whom it is written, or where: enter alone is JSON under a new name."""
 
         def go(text: str) -> None:
-            form = text.strip().lower()
-            if form not in _ENDINGS:
-                self._stage.say(f"there is no form {text!r}: {', '.join(_ENDINGS)}", "error")
+            place = place_of(text.strip())
+            if place is None:
+                known = ", ".join(_ENDINGS)
+                self._stage.say(f"neither a form ({known}) nor a file ending in .json, .html or .md: {text}", "error")
                 return
-            then(form)
+            then(place)
 
         hint = (
-            "json, html (a page for a colleague) or markdown (a comment for an issue); rldbg FILE opens json and html"
+            "json, html (a page for a colleague), markdown (a comment for an issue), or a file: answer.html\n"
+            "rldbg FILE opens json and html"
         )
-        self._stage.ask("Write as", hint, go, "json", known=tuple(_ENDINGS))
+        self._stage.ask("Write as", hint, go, "json", path=True, known=tuple(_ENDINGS))
 
-    def _begin(self, findings: bool, form: str) -> None:
+    def _begin(self, findings: bool, place: Place) -> None:
         state = self._state
         if not (state.tensors.live and state.job.busy is not None):
-            self._stage.work(self._export(findings, form), "export")
+            self._stage.work(self._export(findings, place), "export")
             return
         self._stage.say(f"{state.job.busy} · written when it has ended")
         if not self._export_waits:
             self._export_waits = True
-            self._stage.work(self._export_when_ended(findings, form), "export")
+            self._stage.work(self._export_when_ended(findings, place), "export")
 
-    async def _export_when_ended(self, findings: bool, form: str) -> None:
+    async def _export_when_ended(self, findings: bool, place: Place) -> None:
         state, idle = self._state, 0
         try:
             # Between the end of the job and its answer on the screen nothing is busy for a moment.
@@ -87,16 +107,19 @@ class Taking:
         if state.tensors.live:
             self._stage.say("the comparison did not come to its end: nothing was written", "warning")
         else:
-            await self._export(findings, form)
+            await self._export(findings, place)
 
-    async def _export(self, findings: bool, form: str) -> None:
+    async def _export(self, findings: bool, place: Place) -> None:
         documents = snapshot.documents(self._state, findings=findings)
-        await self.write(documents, "nothing to export: open a dump first", form)
+        await self.write(documents, "nothing to export: open a dump first", place)
 
-    async def write(self, documents: Sequence[Document], lacking: str, form: str) -> None:
+    async def write(self, documents: Sequence[Document], lacking: str, place: Place) -> None:
         """Write documents, or say what is lacking. A long list takes a second: the keys go on meanwhile."""
         try:
-            written = await asyncio.to_thread(_written, documents, form)
+            written = await asyncio.to_thread(_written, documents, place)
+        except FileExistsError as error:
+            self._stage.say(f"there is a file already, which stays: {error.filename}", "error")
+            return
         except (OSError, ValueError) as error:
             self._stage.say(f"cannot export: {error}", "error")
             return
