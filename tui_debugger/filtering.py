@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tui_debugger.tensor_list import TensorList
-from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, order_key, scopes
+from tui_debugger.tensor_rows import ROW_CAP, SORTS, Places, TensorRow, comparison_rows, matching, order_key
 
 if TYPE_CHECKING:
     from replay_core.documents.comparison import ComparisonDocument
@@ -22,25 +22,26 @@ AT_ONCE = 1_000
 
 async def listed(
     tensors: TensorList, document: ComparisonDocument, told: Callable[[], None]
-) -> tuple[list[TensorRow], list[int], bool]:
-    """A comparison's rows, those of them to be shown, and whether they come from several records.
+) -> tuple[list[TensorRow], list[int], tuple[str, ...]]:
+    """A comparison's rows, those of them to be shown, and what tells their records apart.
 
     `told` is called with every slice; what is typed meanwhile counts.
     """
     rows: list[TensorRow] = []
     coming = comparison_rows(document.get("tensors") or [], document.get("first_divergence"))
+    places = Places()
     while fresh := list(islice(coming, AT_ONCE)):
         rows += fresh
+        places.add(fresh)
         told()
         await asyncio.sleep(0)
-    several = await several_records(rows)
     asked: tuple[str, str] | None = None
     ready: list[int] = []
     while asked != (tensors.filter, tensors.sort):
         asked = tensors.filter, tensors.sort
         wanted = tensors.wanted()
         ready = await shown(rows, wanted if tensors.filter else None, tensors.sort)
-    return rows, ready, several
+    return rows, ready, places.parts
 
 
 async def shown(rows: Sequence[TensorRow], wanted: Callable[[str], object] | None, sort: str) -> list[int]:
@@ -65,14 +66,3 @@ async def shown(rows: Sequence[TensorRow], wanted: Callable[[str], object] | Non
         found += some
         await asyncio.sleep(0)
     return found[:ROW_CAP]
-
-
-async def several_records(rows: Sequence[TensorRow]) -> bool:
-    """Whether the rows come from more than one rank or micro-batch."""
-    seen: set[tuple[object, object]] = set()
-    for start in range(0, len(rows), SLICE):
-        seen |= scopes(islice(rows, start, start + SLICE))
-        if len(seen) > 1:
-            return True
-        await asyncio.sleep(0)
-    return False

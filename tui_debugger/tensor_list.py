@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tui_debugger.tensor_rows import ROW_CAP, SORTS, TensorRow, comparison_rows, matching, ordered, record_rows, scopes
+from tui_debugger.tensor_rows import ROW_CAP, SORTS, Places, TensorRow, comparison_rows, matching, ordered, record_rows
 
 if TYPE_CHECKING:
     from replay_core.documents.comparison import ComparisonDocument, FirstSaid
@@ -33,36 +33,38 @@ class TensorList:
     filter: str = ""
     filter_error: str | None = None
     sort: str = SORTS[0]
-    several_records: bool = False
-    """Whether the rows come from more than one rank or micro-batch."""
-    _scopes: set[tuple[Any, Any]] = field(default_factory=set)
-    """The (rank, micro) of the rows of a comparison that still runs."""
+    told_by: tuple[str, ...] = ()
+    """The parts of the records' keys that tell the rows apart; none where they need no telling."""
+    _places: Places = field(default_factory=Places)
+    """What tells the rows of a comparison that still runs apart."""
 
     def show_comparison(
-        self, document: ComparisonDocument, listed: tuple[list[TensorRow], list[int], bool] | None = None
+        self, document: ComparisonDocument, listed: tuple[list[TensorRow], list[int], tuple[str, ...]] | None = None
     ) -> None:
         """Make a comparison the thing the tensor list shows, its first divergence selected.
 
-        `listed` are its rows, those to be shown, and whether they come from several records (`filtering.listed`).
+        `listed` are its rows, those to be shown, and what tells their records apart (`filtering.listed`).
         """
         self.comparison, self.early, self.shows_record, self.live = document, None, False, False
         if listed is not None:
-            self.rows, self.shown, self.several_records = listed
+            self.rows, self.shown, self.told_by = listed
         else:
             self.rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
-            self.several_records = len(scopes(self.rows)) > 1
+            places = Places()
+            places.add(self.rows)
+            self.told_by = places.parts
             self.refilter()
         self.selected = next((i for i, row in enumerate(self.rows) if row.is_first), self._first_difference())
 
     def begin_live(self) -> None:
         """A comparison begins: its rows are shown as they are judged."""
         self.rows, self.shown, self.live, self.shows_record = [], [], True, False
-        self.selected, self.several_records, self.comparison = 0, False, None
-        self._scopes.clear()
+        self.selected, self.told_by, self.comparison = 0, (), None
+        self._places = Places()
 
     def go_back_to(self, before: TensorList) -> None:
         """The comparison that runs came to no end: show what was there before it, as it is filtered and sorted now."""
-        for name in ("comparison", "record", "shows_record", "rows", "shown", "selected", "several_records"):
+        for name in ("comparison", "record", "shows_record", "rows", "shown", "selected", "told_by"):
             setattr(self, name, getattr(before, name))
         self.live, self.early = False, None
         if (self.filter, self.sort) != (before.filter, before.sort):
@@ -73,8 +75,8 @@ class TensorList:
         start = len(self.rows)
         fresh = list(comparison_rows(tensors, None))
         self.rows += fresh
-        self._scopes |= scopes(fresh)
-        self.several_records = len(self._scopes) > 1
+        self._places.add(fresh)
+        self.told_by = self._places.parts
         self.shown += matching(self.rows, self.wanted(), start, len(self.rows))
         if self.early is None or not any(row.diverges for row in fresh):
             return
@@ -93,7 +95,7 @@ class TensorList:
     def show_record(self, document: RecordDocument) -> None:
         self.record, self.shows_record, self.live = document, True, False
         self.rows = list(record_rows(document.get("fields") or []))
-        self.several_records = False
+        self.told_by = ()
         self.refilter()
         self.selected = self.shown[0] if self.shown else 0
 

@@ -50,10 +50,50 @@ def comparison_rows(tensors: Iterable[Mapping[str, Any]], first: Mapping[str, An
         yield TensorRow(str(entry["name"]), str(entry.get("verdict", "")), entry, is_first)
 
 
-def scopes(rows: Iterable[TensorRow]) -> set[tuple[Any, Any]]:
-    """The (rank, micro) that rows come from."""
-    keys = (row.entry.get("a_key") or row.entry.get("b_key") or {} for row in rows)
-    return {(key.get("rank"), key.get("micro")) for key in keys}
+#: The parts of a record's key by which rows can be told apart, as they stand in `where`.
+_PARTS = ("step", "rank", "micro", "role", "epoch", "minibatch", "stage")
+
+
+class Places:
+    """Which parts of their records' keys tell rows apart: a rank or micro-batch that is not the only one, and whatever
+    two tensors of one name differ by. A prompt's ids stand in a trajectory and in the batch that is made of it."""
+
+    def __init__(self) -> None:
+        self._scopes: set[tuple[Any, Any]] = set()
+        self._named: dict[str, Mapping[str, Any]] = {}
+        self._parts: set[str] = set()
+
+    def add(self, rows: Iterable[TensorRow]) -> None:
+        last: Mapping[str, Any] | None = None
+        for row in rows:
+            key = row.entry.get("a_key") or row.entry.get("b_key") or {}
+            if key is not last:
+                self._scopes.add((key.get("rank"), key.get("micro")))
+                last = key
+            first = self._named.setdefault(row.name, key)
+            if first is not key and len(self._parts) < len(_PARTS) and first != key:
+                self._parts.update(part for part in _PARTS if first.get(part) != key.get(part))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """In the order of `_PARTS`; none where rows need no telling apart."""
+        several = {"rank", "micro"} if len(self._scopes) > 1 else set()
+        return tuple(part for part in _PARTS if part in self._parts | several)
+
+
+def place_of(row: TensorRow, parts: Iterable[str]) -> str:
+    """`r0 m1 eval trajectory`: those parts of the key that the record has."""
+    key = row.entry.get("a_key") or row.entry.get("b_key") or {}
+    said = ((part, key.get(part)) for part in parts)
+    return " ".join(
+        str(value) if part in ("role", "stage") else f"{_SHORT.get(part, part[0])}{value}"
+        for part, value in said
+        if value is not None
+    )
+
+
+#: Of a mini-batch, whose first letter is the micro-batch's.
+_SHORT = {"minibatch": "mb"}
 
 
 def record_rows(fields: Iterable[Mapping[str, Any]]) -> Iterator[TensorRow]:

@@ -13,7 +13,7 @@ from tests.tui_debugger.driving import A, B, opened, rest
 from tui_debugger import filtering
 from tui_debugger.format import VERDICTS
 from tui_debugger.tensor_list import TensorList
-from tui_debugger.tensor_rows import SORTS, TensorRow
+from tui_debugger.tensor_rows import SORTS, Places, TensorRow, place_of
 
 
 def _row(name: str, verdict: str, rel_l2: Any = None, micro: int = 0) -> TensorRow:
@@ -38,10 +38,24 @@ async def test_slices_make_the_list_that_one_go_makes(
         assert found == tensors.shown
 
 
-async def test_rows_of_several_records_are_told_from_those_of_one() -> None:
-    alone = [_row("a", "SAME") for _ in range(2 * filtering.SLICE)]
-    assert not await filtering.several_records(alone)
-    assert await filtering.several_records([*alone, _row("b", "SAME", micro=1)])
+def _parts(*rows: TensorRow) -> tuple[str, ...]:
+    places = Places()
+    places.add(rows)
+    return places.parts
+
+
+def test_rows_of_several_records_are_told_apart_by_what_differs() -> None:
+    alone = [_row("a", "SAME"), _row("b", "SAME")]
+    assert _parts(*alone) == ()
+    assert _parts(*alone, _row("c", "SAME", micro=1)) == ("rank", "micro")
+    trajectory, batch = (
+        TensorRow("input_ids", "SAME", {"a_key": {"rank": 0, "micro": None, "role": role, "stage": stage}})
+        for role, stage in (("rollout", "trajectory"), ("actor", "batch_inputs"))
+    )
+    assert _parts(*alone, trajectory) == ("rank", "micro")
+    assert _parts(trajectory, batch) == ("role", "stage")
+    assert place_of(batch, ("rank", "micro", "role", "stage")) == "r0 actor batch_inputs"
+    assert place_of(TensorRow("x", "SAME", {"a_key": {"minibatch": 2, "micro": 1}}), ("micro", "minibatch")) == "m1 mb2"
 
 
 async def test_rows_judged_while_a_filter_is_applied_are_shown_too() -> None:
