@@ -203,10 +203,13 @@ def place(index: Mapping[str, Any] | None) -> str:
 
 
 def worst(token: Mapping[str, Any] | None, index: Mapping[str, Any] | None) -> str:
-    """Where a pair is furthest apart: `s1 p0` of a tensor with tokens, else the raw index of the element."""
+    """Where a pair is furthest apart: `s1 p0` of a tensor with tokens, else the raw index of the element. It is the
+    headline's place, that of the greatest difference; the token's, where no element is named."""
     where = index or {}
     raw = where.get("raw_a")
-    if token and (raw is None or where.get("sample") is not None):
+    if where.get("sample") is not None and where.get("position") is not None:
+        return f"s{where['sample']} p{where['position']}"
+    if token and raw is None:
         return f"s{token['sample']} p{token['position']}"
     return f"[{','.join(map(str, raw))}]" if raw else ""  # a number is at no index
 

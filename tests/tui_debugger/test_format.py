@@ -85,3 +85,11 @@ def test_a_name_is_cut_by_the_columns_it_takes_not_by_its_letters() -> None:
             assert fmt.cells(cut(wide, width)) <= width, (cut, width)
     assert fmt.middle(wide, 20).endswith(".weight")
     assert fmt.middle("层" * 5, 10) == "层" * 5
+
+
+def test_the_worst_place_is_that_of_the_greatest_difference_as_in_the_headline() -> None:
+    token = {"sample": 0, "position": 0, "rel_l2": 0.1}
+    assert fmt.worst(token, {"sample": 0, "position": 7, "raw_a": [0, 7]}) == "s0 p7"
+    assert fmt.worst(token, {"sample": None, "position": None, "raw_a": [3, 4]}) == "[3,4]"
+    assert fmt.worst(token, None) == "s0 p0"
+    assert fmt.worst(None, {"raw_a": []}) == ""

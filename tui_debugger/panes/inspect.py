@@ -201,7 +201,10 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         worst = metrics.get("worst_token") or {}
         if worst:
             parts.append(
-                ("worst token", f"s{worst.get('sample')} p{worst.get('position')} {fmt.number(worst.get('rel_l2'), 3)}")
+                (
+                    "worst token",
+                    f"s{worst.get('sample')} p{worst.get('position')} rel l2 {fmt.number(worst.get('rel_l2'), 3)}",
+                )
             )
         unmasked = (verdict.get("unmasked") or {}) if word != "SAME" else {}
         if unmasked.get("rel_l2") is not None:
