@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from replay_core.documents.mismatch import GapCause, MismatchDocument
     from replay_core.documents.parts import Number
     from tui_debugger.screens.stage import Stage
-    from tui_debugger.screens.taking import Destination
+    from tui_debugger.screens.taking import Writing
 
 #: Narrower screens have no room for every figure of a cause; the document has them.
 _NARROW = 110
@@ -146,7 +146,7 @@ class MismatchScreen(ModalScreen[None], PatientScreen[None]):
     def action_export(self) -> None:
         taking = self._stage.screen.taking
 
-        def go(place: Destination) -> None:
+        def go(place: Writing) -> None:
             self._stage.work(taking.write([self._document], "nothing to export yet", place), "export")
 
         taking.ask_place(go)

@@ -21,7 +21,7 @@ from tui_debugger.widgets.token_text import TokenText, wrapped_lines
 if TYPE_CHECKING:
     from replay_core.documents.samples import SampleEntry, SampleOrder, SamplesDocument, SampleTokens
     from tui_debugger.screens.stage import Stage
-    from tui_debugger.screens.taking import Destination
+    from tui_debugger.screens.taking import Writing
 
 #: Narrower screens have the list above the sample, and few of its figures.
 _NARROW = 110
@@ -381,7 +381,7 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
     def action_export(self) -> None:
         taking = self._stage.screen.taking
 
-        def go(place: Destination) -> None:
+        def go(place: Writing) -> None:
             self._stage.work(taking.write([self._document], "nothing to export yet", place), "export")
 
         taking.ask_place(go)

@@ -26,23 +26,23 @@ _LOOK_S, _IDLE_LOOKS = 0.05, 20
 _ENDINGS = {"json": "json", "html": "html", "markdown": "md"}
 
 
-class Destination(NamedTuple):
+class Writing(NamedTuple):
     """What is written, and into which file; under a new name in the working directory where none is given."""
 
     form: str
     file: Path | None = None
 
 
-def destination_of(text: str) -> Destination | None:
+def writing_of(text: str) -> Writing | None:
     """A form, or a file whose ending names one; None of anything else."""
     if text.lower() in _ENDINGS:
-        return Destination(text.lower())
+        return Writing(text.lower())
     file = Path(text).expanduser()
     form = next((form for form, ending in _ENDINGS.items() if file.suffix.lower() == f".{ending}"), None)
-    return None if form is None or file.stem.startswith(".") else Destination(form, file)
+    return None if form is None or file.stem.startswith(".") else Writing(form, file)
 
 
-def _written(documents: Sequence[Document], place: Destination) -> list[Path]:
+def _written(documents: Sequence[Document], place: Writing) -> list[Path]:
     made = snapshot.as_json
     if place.form != "json":
         from tui_debugger.handout.comment import comment  # who writes JSON does not wait for it
@@ -68,11 +68,11 @@ class Taking:
             return
         self.ask_place(lambda place: self._begin(findings, place))
 
-    def ask_place(self, then: Callable[[Destination], None]) -> None:
+    def ask_place(self, then: Callable[[Writing], None]) -> None:
         """Ask for whom it is written, or where: enter alone is JSON under a new name."""
 
         def go(text: str) -> None:
-            place = destination_of(text.strip())
+            place = writing_of(text.strip())
             if place is None:
                 known = ", ".join(_ENDINGS)
                 self._stage.say(f"neither a form ({known}) nor a file ending in .json, .html or .md: {text}", "error")
@@ -85,7 +85,7 @@ class Taking:
         )
         self._stage.ask("Write as", hint, go, "json", path=True, known=tuple(_ENDINGS))
 
-    def _begin(self, findings: bool, place: Destination) -> None:
+    def _begin(self, findings: bool, place: Writing) -> None:
         state = self._state
         if not (state.tensors.live and state.job.busy is not None):
             self._stage.work(self._export(findings, place), "export")
@@ -95,7 +95,7 @@ class Taking:
             self._export_waits = True
             self._stage.work(self._export_when_ended(findings, place), "export")
 
-    async def _export_when_ended(self, findings: bool, place: Destination) -> None:
+    async def _export_when_ended(self, findings: bool, place: Writing) -> None:
         state, idle = self._state, 0
         try:
             # Between the end of the job and its answer on the screen nothing is busy for a moment.
@@ -109,11 +109,11 @@ class Taking:
         else:
             await self._export(findings, place)
 
-    async def _export(self, findings: bool, place: Destination) -> None:
+    async def _export(self, findings: bool, place: Writing) -> None:
         documents = snapshot.documents(self._state, findings=findings)
         await self.write(documents, "nothing to export: open a dump first", place)
 
-    async def write(self, documents: Sequence[Document], lacking: str, place: Destination) -> None:
+    async def write(self, documents: Sequence[Document], lacking: str, place: Writing) -> None:
         """Write documents, or say what is lacking. A long list takes a second: the keys go on meanwhile."""
         try:
             written = await asyncio.to_thread(_written, documents, place)
