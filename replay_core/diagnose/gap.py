@@ -6,6 +6,7 @@ every pack agrees with its reference, no later one does.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,15 +21,20 @@ from replay_core.measure.lag import Lag, detect_lag
 
 #: Mean |d| from which engine and trainer disagree at all (miles CI: 0.03), and from which badly (slime CI: 0.1).
 DISAGREE, BADLY = 0.03, 0.1
+#: What a healthy mixture of experts in bf16 comes to (0.064), docs/decisions.md#what-a-healthy-engine-is-apart.
+USUAL = 0.07
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """From where on a figure of the mismatch is a warning, and an error; `side` +1 where large is bad, else -1."""
+    """From where on a figure of the mismatch is a warning, and an error; `side` +1 where large is bad, else -1. Up to
+    `usual` it is what precision alone comes to, where nothing tells of another cause.
+    """
 
     warning: float
     error: float
     side: int = 1
+    usual: float = math.nan
 
     def is_past(self, value: float, limit: float) -> bool:
         return (value - limit) * self.side > 0
@@ -37,9 +43,9 @@ class Limit:
 #: Figures of d = trainer - rollout, by the signal that a log has them under. NeMo-RL's docs have the band of mean e^|d|
 #: and "KL errors below this are fine"; miles' and slime's CI mean |d|; verl-omni#637 the probabilities.
 LIMITS = {
-    "logprob_diff": Limit(DISAGREE, BADLY),
-    "mult_prob_error": Limit(1.05, 1.2),
-    "rollout_k3": Limit(1e-3, 1e-1),
+    "logprob_diff": Limit(DISAGREE, BADLY, usual=USUAL),
+    "mult_prob_error": Limit(1.05, 1.2, usual=1.08),
+    "rollout_k3": Limit(1e-3, 1e-1, usual=4e-3),
     # A bf16 mixture of experts lies at 4e-3 and 0.998 when healthy; five times its distance is none of that.
     "prob_diff": Limit(0.02, 0.1),
     "prob_pearson": Limit(0.98, 0.9, -1),

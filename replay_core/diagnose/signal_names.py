@@ -74,6 +74,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "ratio_max": ("probs_ratio_max NeMo-RL", "actor/ratio_max ROLL", "is_ratio/max tunix"),
     "clip_fraction": (
         "actor/pg_clipfrac verl", "train/pg_clipfrac slime", "clip_ratio/region_mean TRL", "policy/clip_ratio SkyRL",
+        "actor/pg_clipfrac_higher *",
         "ppo_clip_ratio OpenRLHF", "policy/clipfrac_avg open-instruct", "ppo_actor/update/clip_ratio AReaL",
         "clip_ratio TRL", "pg_clipfrac *", "actor/ppo_ratio_clipfrac ROLL", "actor/clipfrac ROLL", "clipfrac torchtune",
     ),
@@ -129,7 +130,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "response_length OpenRLHF", "completion_length TRL", "response_length_mean *",
         "generate/avg_num_tokens SkyRL", "val/sequence_lengths open-instruct", "Seq. Length prime-rl",
         "mean_gen_tokens_per_sample NeMo-RL", "response_lengths torchtune", "tokens/response_length/mean ROLL",
-        "ppo_actor/seq_len AReaL", "generation/completions/mean_length tunix", "seq_len/all/mean prime-rl",
+        "ppo_actor/seq_len AReaL", "env/all/ac_tokens_per_turn tinker",
+        "generation/completions/mean_length tunix", "seq_len/all/mean prime-rl",
     ),
     "response_length_max": (
         "generate/max_num_tokens SkyRL", "val/sequence_lengths_max open-instruct", "tokens/response_length/max ROLL",
@@ -151,7 +153,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "micro_loss": ("total grpo_notes",),
     "step_seconds": (
         "step_time TRL", "timing_s/step verl", "perf/step_time slime", "timing/step SkyRL", "Time prime-rl",
-        "time/step_total ROLL", "perf/global_step_time tunix", "total_step_time NeMo-RL", "time/total open-instruct",
+        "time/step_total ROLL", "perf/global_step_time tunix", "timing/all *", "total_step_time NeMo-RL",
+        "time/total open-instruct",
         "timing/train/total_step_time NeMo-RL", "time/step prime-rl",
     ),
     "iter_ms": ("time_ms grpo_notes", "elapsed time per iteration (ms) Megatron"),
@@ -184,30 +187,35 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
     (regex(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
     (regex(r"^timeperf/"), "phase_seconds", "AReaL"),
-    (regex(r"^time/(?!step_total$|total$|step$).+"), "phase_seconds", "ROLL"),
+    (regex(r"^time/(?!step_total$|total$|step$|total_timesteps$|iterations$|fps$).+"), "phase_seconds", "ROLL"),
     (regex(r"^(?:successes|val/format_scores|objective/verifiable_correct_rate)$"), "reward_function", ""),
     (regex(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
-    (regex(r"^(?:rewards?/|critic/|rollout/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"), "reward_function", ""),
+    (
+        regex(r"^(?:rewards?[/.]|critic/|rollout/|rl/|env/all/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"),
+        "reward_function",
+        "",
+    ),
 )
 
 #: What home-grown trainers call the same signals: words in any case, joined by `_`, `/`, `.`, `-` or blanks, without
 #: the words of `_ROOMS` before them and of `_STATS` around them. signal -> names; a statistic but the mean has its
 #: own signal.
 _PLAIN: dict[str, str] = {
-    "loss": "loss total_loss train_loss",
+    "loss": "loss total_loss train_loss loss_total",
     "pg_loss": "pg_loss surr policy_loss loss_policy loss_pg loss_actor policy_gradient_loss actor_loss surrogate_loss "
     "surr_loss clip_loss ppo_loss grpo_loss",
     "kl": "kl kl_loss kl_ref ref_kl kl_to_ref kl_div kl_divergence kl_penalty kl_from_ref kl_with_ref reference_kl "
     "kl_to_reference kl_k3 k3_kl kl_per_token",
-    "policy_kl": "approx_kl ppo_kl approxkl kl_old old_kl kl_to_old approx_policy_kl",
+    "policy_kl": "approx_kl kl_approx ppo_kl approxkl kl_old old_kl kl_to_old approx_policy_kl",
     "value_clip_fraction": "vf_clipfrac value_clipfrac value_clip_frac vf_clip_frac value_clip_fraction "
     "critic_clipfrac",
     "clip_fraction": "clipfrac clip_frac clip_fraction pg_clipfrac clip_ratio frac_clipped clipped_fraction "
     "clipped_frac "
     "pg_clip_frac ratio_clipfrac clip_rate",
     "ratio": "ratio importance_ratio is_ratio prob_ratio",
-    "entropy": "entropy policy_entropy token_entropy entropy_per_token",
-    "reward": "reward rewards score scores raw_reward raw_rewards episode_reward total_reward reward_total env_reward",
+    "entropy": "entropy ent policy_entropy token_entropy entropy_per_token",
+    "reward": "reward rewards rew score scores raw_reward raw_rewards episode_reward total_reward reward_total "
+    "env_reward",
     "frac_zero_std": "frac_zero_std zero_std_frac zero_std_group_frac zero_std_groups_frac frac_zero_std_groups "
     "zero_variance_frac frac_reward_zero_std zero_std_ratio zero_variance_groups_frac frac_groups_zero_std "
     "dead_group_frac "
@@ -220,20 +228,19 @@ _PLAIN: dict[str, str] = {
     "grad_norm_postclip "
     "grad_norm_after_clipping",
     "response_length": "response_length response_len response_lengths completion_length completion_len gen_len "
-    "gen_length "
-    "output_length output_len resp_len generation_length completion_tokens response_tokens completions_length "
-    "len_response "
+    "gen_length output_length output_len resp_tokens resp_len generation_length completion_tokens response_tokens "
+    "completions_length len_response "
     "resp_length generated_length len length mean_len seq_length",
     "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
-    "truncation_fraction truncated_fraction trunc",
+    "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit",
     "learning_rate": "lr learning_rate lr_actor actor_lr",
     "explained_variance": "explained_variance explained_var vf_explained_var value_explained_variance "
-    "value_explained_var expl_var",
+    "value_explained_var expl_var ev",
     "value_loss": "value_loss value_mse vf_loss critic_loss v_loss value_function_loss loss_value loss_vf "
     "loss_critic loss_v",
-    "value": "value values critic_value critic_values vpred",
-    "return": "returns return",
+    "value": "value values critic_value critic_values vpred v",
+    "return": "returns return ret",
     "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
     "logprobs_diff "
     "train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
@@ -254,7 +261,7 @@ _BY_STATISTIC = {
 _ROOM_WORDS = (
     "train training metrics metric actor policy rollout rollouts stats global step optim optimizer env agent "
     "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf tokens "
-    "objective generation generate learner worker algo"
+    "objective generation generate learner worker algo ep episode"
 )
 _ROOMS = frozenset(_ROOM_WORDS.split())
 _OF_CRITICS = frozenset({"value_loss", "value_clip_fraction", "explained_variance", "value", "return"})
@@ -280,25 +287,94 @@ def _home_grown(raw: str) -> str | None:
         if words[0] not in _ROOMS:
             break
         words = words[1:]
-    return None if said else _by_its_words(frozenset(_BETWEEN.split(raw.lower())))
+    return _by_its_words(frozenset(_BETWEEN.split(raw.lower())))
 
 
 #: What two log-probabilities of one token are called whose difference is logged.
-_ENGINE = frozenset(["engine", "rollout", "rollouts", "vllm", "sglang", "sampler", "sampling", "infer", "inference"])
-_APART = frozenset(["diff", "difference", "gap", "mismatch", "delta", "distance", "error"])
+_ENGINE = frozenset(
+    [
+        "engine",
+        "rollout",
+        "rollouts",
+        "vllm",
+        "sglang",
+        "sampler",
+        "sampling",
+        "infer",
+        "inference",
+        "gen",
+        "generation",
+        "generator",
+        "behavior",
+    ]
+)
+_APART = frozenset(["diff", "difference", "gap", "mismatch", "delta", "distance", "error", "vs", "abs"])
 _LOGPROBS = frozenset(["logp", "logps", "logprob", "logprobs", "lp", "logpp", "log"])
+#: What makes another figure of it: a setting, a bound, a part of a loss, another network's.
+_OTHERWISE = frozenset(
+    [
+        "coef",
+        "coeff",
+        "coefficient",
+        "beta",
+        "target",
+        "loss",
+        "penalty",
+        "max",
+        "min",
+        "std",
+        "sign",
+        "limit",
+        "scale",
+        "factor",
+        "decay",
+        "warmup",
+    ]
+)
+_OF_CRITIC = frozenset(["critic", "value", "vf", "reward"])
+_RIGHT = frozenset(["acc", "accuracy", "correct", "correctness", "solved", "success", "successes", "fmt", "format"])
+_GRADS = frozenset(["grad", "grads", "gradient", "gradients"])
+_GROUPS = frozenset(["group", "groups", "prompts"])
+_NONE = frozenset(["zero", "no", "without", "dead", "degenerate", "flat", "uniform"])
+_SPREADS = frozenset(["std", "spread", "variance", "var", "signal"])
+_SAMPLED = frozenset(
+    ["response", "responses", "resp", "completion", "completions", "output", "gen", "generated", "answer"]
+)
+_OLDER = frozenset(["lag", "staleness", "stale"])
+_OPTIMIZERS = frozenset(["adam", "adamw", "sgd", "muon", "group", "group0", "pg0", "pg1", "0"])
 
 
 def _by_its_words(words: frozenset[str]) -> str | None:
     """The signal of a name whose words leave no doubt, in whatever order they stand."""
-    if words & {"coef", "coeff", "coefficient", "beta", "target", "loss", "penalty", "max", "min", "std", "sign"}:
+    if words & _GROUPS and words & _NONE and words & _SPREADS and not words & {"num", "count", "n"}:
+        return "frac_zero_std"
+    if words & {"memory", "mem"} and words & {"gb", "gib"}:
+        return "memory_gb"
+    if words & _OTHERWISE:
         return None
     if "kl" in words:
         to_old = words & {"old", "behavior", "behaviour", "update"}
         return "policy_kl" if to_old else "kl" if words & {"ref", "reference", "base", "init", "initial"} else None
-    if words & _ENGINE and words & _APART:
-        return "logprob_diff" if words & _LOGPROBS else "prob_diff" if words & {"prob", "probs"} else None
-    return None
+    if words & _ENGINE and words & _APART and (words & _LOGPROBS or words & {"prob", "probs"}):
+        return "logprob_diff" if words & _LOGPROBS else "prob_diff"
+    own = words - _ROOMS - {"", "mean", "avg", "average"}
+    if own & _RIGHT and own <= _RIGHT | {"rate", "ok", "answer", "answers", "reward", "rewards"}:
+        return "reward_function"
+    if words & _OF_CRITIC:
+        return None
+    if "lr" in own or {"learning", "rate"} <= own:
+        return "learning_rate" if own <= {"lr", "learning", "rate"} | _OPTIMIZERS else None
+    if (
+        own & _GRADS
+        and own & {"norm", "l2"}
+        and own <= _GRADS | {"norm", "l2", "total", "global", "raw", "pre", "clip"}
+    ):
+        return "grad_norm" if "clip" not in own or "pre" in own else None
+    if "tokens" in words and words & _SAMPLED and words & {"mean", "avg", "average"} and len(own) <= 2:
+        return "response_length"
+    return (
+        "weight_lag" if own & _OLDER and own <= _OLDER | {"weight", "weights", "version", "steps", "engine"} else None
+    )
 
 
 #: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.
@@ -325,7 +401,7 @@ ORDER: tuple[str, ...] = (
 MACHINE = frozenset(
     {"step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu"}
 )
-SIGNALS: tuple[str, ...] = (*_TABLE, *dict.fromkeys(signal for _, signal, _ in _FAMILIES), "held_out")
+SIGNALS: tuple[str, ...] = (*_TABLE, "weight_lag", *dict.fromkeys(signal for _, signal, _ in _FAMILIES), "held_out")
 
 
 @cache

@@ -130,13 +130,21 @@ class RunLog:
         """Every series of the signal, the preferred name first."""
         if self._series is None:
             self._series = {}
-            for known, raw in sorted(self._points, key=lambda key: (key[0], self._names[key].rank, key[1])):
+            for known, raw in sorted(self._points, key=self._order):
                 name = self._names[known, raw]
                 steps = _by_step(self._points[known, raw].values())
                 self._series.setdefault(known, []).append(
                     Series(known, raw, name.framework, name.formula, tuple(steps))
                 )
         return self._series.get(signal, [])
+
+    def _order(self, key: tuple[str, str]) -> tuple[str, bool, int, int, str]:
+        """What is logged in less than half as many steps as another of its signal comes last, as an evaluation of
+        every tenth step is; then the preferred names, and what is logged in more steps.
+        """
+        most = max(len(points) for (signal, _), points in self._points.items() if signal == key[0])
+        count = len(self._points[key])
+        return key[0], 2 * count < most, self._names[key].rank, -count, key[1]
 
     def get(self, signal: str) -> Series | None:
         """The signal under its preferred name, or None."""

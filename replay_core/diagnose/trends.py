@@ -56,6 +56,21 @@ def drift(values: list[float]) -> float:
     return (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
 
 
+def together(a: list[float], b: list[float]) -> float:
+    """Spearman's rank correlation of two series of the same steps; 0 where they are not of as many."""
+    if len(a) != len(b) or len(a) < MIN_STEPS:
+        return 0.0
+    ranks = []
+    for values in (a, b):
+        order = sorted(range(len(values)), key=values.__getitem__)
+        place = [0] * len(values)
+        for rank, at in enumerate(order):
+            place[at] = rank
+        ranks.append(place)
+    apart = sum((x - y) ** 2 for x, y in zip(*ranks, strict=True))
+    return 1.0 - 6.0 * float(apart) / float(len(a) * (len(a) ** 2 - 1))
+
+
 def rises(values: list[float]) -> bool:
     """Whether the values rise by more than chance explains."""
     return drift(values) > DRIFT_Z

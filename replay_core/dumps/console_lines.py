@@ -1,6 +1,7 @@
 """Lines that a home-made trainer prints: a step's number, then names and numbers in whatever order and punctuation.
 
 [iter 00003] rew=0.41 kl=0.002 loss=-0.1        step 3 | loss 0.5 | reward 0.1
+GRPO:  3%|█  | 3/100 [00:41<22:10, 13.7s/it, loss=0.5, reward=0.1]     what a progress bar has behind its rate
 Step 3/100 - loss: 0.5 - reward: 0.1            2026-01-01 10:00:03 INFO trainer: step=3, loss = 0.5 (1.3s)
 
 A line counts only if one of its names is one that trainers watch: prose has numbers, too.
@@ -36,12 +37,18 @@ _WATCHED = regex(
     r"(?:$|[\s_./@-](?:mean|avg|std|max|min|total|train|ema|ref|old)$)",
     re.IGNORECASE,
 )
+#: A progress bar that is handed metrics: its count stands for the step. One bar is printed many times over.
+BAR = r"\|\s{0,4}(\d{1,12})/\d{1,12} \[[\d:?]{1,12}<[\d:?]{1,12}, [^,\]=]{1,24}, ([^\]]{0,2000}=[^\]]{0,2000})\]"
+_BAR = regex(BAR)
 #: What a list of settings has beside its numbers.
 _SETTING = regex(r"(?:coef|coefficient|beta|target|type|weight|scale|max|init)", re.IGNORECASE)
 
 
 def console_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The step and the metrics of a line of a home-made trainer; no metrics for any other line."""
+    if "it" in line and (bar := _BAR.search(line)):
+        values = dict(_metrics(bar[2]))
+        return (int(bar[1]), values) if any(map(_WATCHED.search, values)) else (None, {})
     return _numbered(line, _STEP)
 
 

@@ -5,6 +5,8 @@ log_history.json, metrics*.json                                       the list a
 logging.jsonl, metrics*.jsonl                                         a flat mapping per line
 progress.csv, metrics*.csv                                            a head with a step, and rows of numbers
 EXPERIMENT.jsonl     {"step": 1, "data": {…}} per line                  verl's file logger
+                     {"step": 1, "actor": {"pg_loss": …}, …} per line   EasyR1's: rooms in rooms, read as actor/pg_loss
+wandb_export*.csv    "Step","RUN - train/loss","RUN - train/loss__MIN"  of one run, its name left out
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from replay_core.regexes import regex
 
 _WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = regex(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
-_TABLE = regex(r"/(?:progress|history|log|[^/]*metrics[^/]*)\.csv$", re.IGNORECASE)
+_TABLE = regex(r"/(?:progress|history|log|wandb_export[^/]*|[^/]*metrics[^/]*)\.csv$", re.IGNORECASE)
 #: What tables of metrics call the step: Lightning, wandb's exports, RLlib, Stable-Baselines.
 _TABLE_STEPS = ("step", "Step", "global_step", "iteration", "training_iteration", "time/iterations", "epoch")
 #: Of a table, what is read at most: a million steps of a hundred figures are no log.
@@ -71,7 +73,24 @@ def _files(path: Path) -> Iterator[Path]:
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
     """A row's metrics: verl's file logger keeps them under `data`, beside the step."""
     inner = row.get("data")
-    return {"step": row["step"], **inner} if isinstance(inner, dict) and row.keys() == {"step", "data"} else row
+    if isinstance(inner, dict) and row.keys() == {"step", "data"}:
+        return {"step": row["step"], **inner}
+    if not any(isinstance(value, dict) for value in row.values()) or row.keys().isdisjoint(STEP_FIELDS):
+        return row
+    # Rooms in rooms: only of numbers, or it is a sample's record that has a mapping among other things.
+    leaves = dict(_leaves(row, ""))
+    known = any(map(_TRAINED.search, leaves)) and all(
+        value is None or isinstance(value, (int, float)) for value in leaves.values()
+    )
+    return leaves if known else row
+
+
+def _leaves(tree: dict[str, Any], room: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{room}{name}/")
+        else:
+            yield f"{room}{name}", value
 
 
 def _is_flat(row: Any) -> bool:
@@ -89,7 +108,13 @@ def _head(file: Path) -> list[str]:
         line = opened.readline(1 << 16).decode("utf-8", "replace")
     names = next(csv.reader([line]), [])
     named = next((name for name in _TABLE_STEPS if name in names), None)
-    return [] if named is None else ["step" if name == named else name for name in names]
+    if named is None:
+        return []
+    said = [name.rpartition(" - ") for name in names if name != named]
+    if said and all(run for run, _, _ in said) and len({run for run, _, _ in said}) == 1:
+        # wandb's export of one run: its name before every metric's, and extremes of what a point stands for behind.
+        return ["step" if name == named else name.rpartition(" - ")[2] for name in names]
+    return ["step" if name == named else name for name in names]
 
 
 def _table(file: Path) -> list[dict[str, Any]]:

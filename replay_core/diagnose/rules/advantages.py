@@ -428,6 +428,16 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
                 f"advantages belong to other samples: as {name} they are right, in another order",
                 "the batch was reordered after the advantages were computed",
             )
+    if kept_B.all():
+        for how, order_B in _orders(len(reward_B), int(group_B.max()) + 1):
+            found = _matching(heard_B, _known(batch, reward_B[order_B], group_B), close)
+            if found is not None and np.unique(np.round(heard_B, 6)).size > 3:
+                return (
+                    "error",
+                    f"advantages are made of other samples' rewards: they are {found}, of the rewards {how}",
+                    "rewards come back in another order than the samples, as where parts of several ranks or workers "
+                    "are put together one by one instead of one after the other",
+                )
     if batch.trained_N is not None:
         tokens_B = np.maximum(batch.flat.count(batch.trained_N), 1)[kept_B]
         known = ((name, values_B / tokens_B) for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B))
@@ -475,6 +485,12 @@ def _other_formula(
                     f"the baseline is {how}, not the group's mean: advantages are r - that{over}",
                     "one response of the group stands for all of them: an index or a reduction over the wrong axis",
                 )
+    if _agree(heard_B, (reward_B / _std_B(reward_B, group_B))[kept_B], close):
+        yield (
+            "error",
+            "nothing is subtracted from the rewards: advantages are r / (group std), there is no baseline",
+            "the group's mean is not taken away before its std is divided by: every answer is pushed up",
+        )
     known = list(_zeroed(_known(batch, reward_B, group_B), kept_B))
     low, high = float(heard_B.min()), float(heard_B.max())
     for name, values_B in known:
@@ -521,7 +537,7 @@ def _std_B(reward_B: Array, group_B: Array) -> Array:
 
 
 def _baselines(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
-    """Single responses of a group that may stand for its mean by mistake."""
+    """What may stand for a group's mean by mistake: single responses of it, another middle, nothing."""
     groups = int(group_B.max()) + 1
     order = np.argsort(group_B, kind="stable")
     starts_G = np.searchsorted(group_B[order], np.arange(groups))
@@ -532,6 +548,16 @@ def _baselines(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
         found_G = np.full(groups, begin)
         pick.at(found_G, group_B, reward_B)
         yield f"the group's {how} reward", found_G[group_B]
+    if sizes_G.min() < 3:
+        return
+    ranked = np.lexsort((reward_B, group_B))
+    ends_G = np.cumsum(sizes_G)
+    yield (
+        "the group's second best reward (pass@k keeps the best response's alone)",
+        reward_B[ranked][ends_G - 2][group_B],
+    )
+    middle_G = [float(np.median(reward_B[group_B == group])) for group in range(groups)]
+    yield "the group's median reward", np.asarray(middle_G)[group_B]
 
 
 def _kl_in_rewards(batch: StepBatch, heard_B: Array, kept_B: Array) -> float | None:
@@ -609,6 +635,19 @@ def _clipped(heard_B: Array, known: list[tuple[str, Array]]) -> Iterator[tuple[s
         return
     for name, values_B in known:
         yield f"{name}, clipped to {low:.4g} and {high:.4g}", np.clip(values_B, low, high)
+
+
+def _orders(samples: int, groups: int) -> Iterator[tuple[str, Array]]:
+    """Orders that rewards may have come back in: dealt out over ranks, or put together again, turned or moved on."""
+    each = np.arange(samples)
+    for parts in sorted({2, 3, 4, 5, 6, 8, 16, groups, samples // groups}):
+        if 1 < parts < samples and samples % parts == 0:
+            yield f"of {parts} ranks, one of each in turn", each.reshape(parts, -1).T.reshape(-1)
+            yield f"dealt out over {parts} ranks", each.reshape(-1, parts).T.reshape(-1)
+    yield "from last to first", each[::-1]
+    for by in sorted({1, samples // groups}):
+        yield f"moved on by {by}", np.roll(each, by)
+        yield f"moved back by {by}", np.roll(each, -by)
 
 
 def _groupings(batch: StepBatch) -> Iterator[tuple[str, Array]]:

@@ -288,6 +288,10 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
     for by, word in ((1, "before"), (-1, "after")):
         if fit := solved(np.roll(values_BT, by, 1), returns_BT - np.roll(values_BT, by, 1)):
             yield f"values are off by one token: each has the one of the token {word}", fit.words()
+    if (scaled := _scaled(rows, rewards_BT)) is not None:
+        times, plus = scaled
+        if fit := solved(values_BT, (returns_BT - plus) / times - values_BT):
+            yield f"returns are normalised: {times:.4g} x GAE's {plus:+.4g}, and values are not", fit.words()
     if fit := solved(values_BT, returns_BT - values_BT, -rewards_BT):
         yield "the reward has the wrong sign in them", fit.words()
     if batch.reward_B is not None:
@@ -301,6 +305,19 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
     if x.size >= FEWEST and (size := float(x @ x)) > 0 and np.abs(y - x * (float(x @ y) / size)).max() <= rows.close:
         factor = float(x @ y) / size
         yield "GAE is made without the next value: V(t+1) is missing from every delta", f"gamma lambda {factor:.4g}"
+
+
+def _scaled(rows: _Rows, rewards_BT: Array) -> tuple[float, float] | None:
+    """Factor and offset of the returns at last tokens over the rewards there, which they are equal to: where a line
+    goes through all of them, and it is not that one.
+    """
+    heard_B = rows.mask_BT.any(1)
+    had, due = rows.at_last(rows.returns_BT)[heard_B], rows.at_last(rewards_BT)[heard_B]
+    if len(due) < FEWEST or not np.ptp(due) > 1e-6:
+        return None
+    times, plus = (float(each) for each in np.polyfit(due, had, 1))
+    off = abs(times - 1) > 1e-2 or abs(plus) > 1e-2
+    return (times, plus) if off and times > 1e-3 and np.abs(times * due + plus - had).max() <= rows.close else None
 
 
 def _at_the_end(batch: StepBatch, mask_BT: Array) -> Array:

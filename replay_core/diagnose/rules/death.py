@@ -19,6 +19,9 @@ _RANK = regex(r"\bRank (\d+)\]")
 _MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
 _INDEX = regex(r"device-side assert|index out of|indexSelect|srcIndex")
 _FULL = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded")
+_SHARED = regex(
+    r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
+)
 _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
 _SIGKILL = regex(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
 _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
@@ -202,6 +205,12 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "the first error of any other rank; else the scheduler's own record of the job",
             )
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
+    if _SHARED.search(one.text):
+        return (
+            "shared memory (/dev/shm) is full: workers hand tensors over by it, and a container has 64 MB of it unless "
+            "it is told otherwise",
+            "df -h /dev/shm; docker run --shm-size=16g, or fewer data loader workers",
+        )
     if _FULL.search(one.text):
         return (
             "the disk is full: what was being written (a checkpoint, a cache) is broken",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding
 
@@ -20,6 +20,8 @@ MORE, HALF = 0.7, 1.5
 FALLEN = 4.0
 #: And where the reward rises with it: a policy that learns one answer to a prompt gets sure of it.
 FALLEN_LEARNING = 12.0
+#: Rank correlation of entropy and reward: it falls as far as the answers get right, however far that is.
+IN_PACE = 0.9
 
 
 @rule("D25", "entropy collapses or explodes", link="trend", scope="signals", needs=("entropy",),
@@ -28,7 +30,7 @@ FALLEN_LEARNING = 12.0
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning (or
     .7 nats and half as much more) and rising, or under a quarter of it and falling, too; info where the reward rises
-    meanwhile and a twelfth is left.
+    meanwhile and a twelfth is left, or rises step by step with it (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -53,7 +55,8 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     begun, now = trends.level(values[:3]), trends.level(values, 3)
     if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
         reward = log.get("reward")
-        learns = now >= begun / FALLEN_LEARNING and reward is not None and trends.rises(reward.finite)
+        rises = reward is not None and trends.rises(reward.finite)
+        learns = rises and (now >= begun / FALLEN_LEARNING or trends.together(values, given(reward).finite) < -IN_PACE)
         yield finding(
             "info" if learns else "warning",
             f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token",

@@ -20,9 +20,11 @@ from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: Steps of one figure before it is a habit.
-FEWEST, MANY = 5, 16
+FEWEST, MANY, LONG = 5, 16, 40
 #: No recipe for RL trains at less; warm-ups pass through it within a few steps.
 TINY = 1e-7
+#: Beside weights of 1e-3 to 1 an update of that is lost in float32, too.
+NOTHING = 1e-9
 #: Two forwards of one set of weights differ by less in float32.
 SAME = 1e-6
 #: A KL that no learning shows in.
@@ -36,7 +38,8 @@ _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
 def rate(log: RunLog) -> Iterator[Finding]:
     """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
     One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer
-    than the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5.
+    than the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, and any of 40
+    steps and more. So is a rate that never comes to 1e-9, which changes no weight.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -69,11 +72,23 @@ def rate(log: RunLog) -> Iterator[Finding]:
             steps=[point.step for point in series.points[spent:] if point.step is not None],
         )
         return
+    if max(values) < NOTHING:
+        yield finding(
+            "warning",
+            f"the learning rate never comes above {max(values):.2g} in {len(values)} steps: no weight moves by it",
+            series.points[0].where(series.name),
+            evidence=[series.shown(max(values), f"> {NOTHING:g}; RL trains at 1e-7 to 1e-3")],
+            cause="a number of the schedule stands for the rate (an epsilon, a decay), or it is divided twice; updates "
+            "of this size are lost in the weights' precision",
+            next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
+            steps=series.steps(),
+        )
+        return
     rises = [b - a for a, b in pairwise(values)]
     rising = min(rises) > 0 and max(rises) < 1.05 * min(rises) + 1e-15
     far = log.get("kl")
     stood = far is not None and len(far.finite) >= 10 and max(map(abs, far.finite)) < STOOD
-    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood)):
+    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or len(values) >= LONG):
         yield finding(
             "warning",
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
@@ -378,14 +393,16 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
             f"{series.name} falls from {before:.3g} to {now:.3g}",
             series.first(under=(before + now) / 2 + 1e-12),
             evidence=[series.shown(now, f">= {before:.3g}"), shown("Mann-Kendall z", trends.drift(values))],
-            cause="a turned sign of loss or advantage pushes the policy away from what is rewarded; or it falls apart "
-            "(look at KL and entropy), or the judge changed or broke",
+            cause="a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "
+            "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "
+            "changed or broke: the reward alone does not tell them apart",
             next_step=_RECORD,
             steps=[p.step for p in series.points[-(len(values) // 4) :] if p.step is not None],
         )
 
 
-_FORM, _RIGHT = regex(r"format", re.IGNORECASE), regex(r"accura|correct|exact", re.IGNORECASE)
+_FORM = regex(r"format|(?:^|[/_.])fmt", re.IGNORECASE)
+_RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])", re.IGNORECASE)
 
 
 @rule("L12", "the format is learnt and the answers are not", link="trend", scope="signals",

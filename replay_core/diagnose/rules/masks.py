@@ -291,6 +291,11 @@ def mask_shifted(batch: StepBatch) -> Iterator[Finding]:
         late_B = (batch.flat.first(trained_N) - given(_begins(batch, rollout)))[heard_B]
         each, counts = np.unique(late_B, return_counts=True)
         by, most = int(each[counts.argmax()]), float(counts.max() / heard_B.sum())
+        # From its second token on a row is all the engine's: it gives the prompt's tokens numbers, too.
+        inside = bool((given(_begins(batch, rollout)) > 1).all())
+        if 0 < by <= 8 and most >= 0.9 and inside and _stray(batch, name) is None:
+            yield _begins_late(batch, by, late_B, name)
+            return
         by = by if _stray(batch, name) is not None else 0
     if not by or abs(by) > 8 or most < 0.9:
         return
@@ -316,6 +321,19 @@ def mask_shifted(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="mask and tokens are about different places: one is about the token at its index, the other about the "
         "next (a roll or a slice is off by one)",
+    )
+
+
+def _begins_late(batch: StepBatch, by: int, late_B: Array, name: str) -> Finding:
+    column = batch.columns.of(name)
+    return finding(
+        "warning",
+        f"the mask is shifted by {by:+d}: it begins {by} token{'s' * (by > 1)} late in "
+        f"{share(int((late_B == by).sum()), len(late_B))} samples, and leaves out what the engine sampled first",
+        batch.laid.where(name, sample=0),
+        evidence=[shown("first counted token - first sampled token", by, "0", column.source if column else None)],
+        cause="labels and log-probabilities are about different places (a slice is off by one): the first token of "
+        "every response is never trained",
     )
 
 

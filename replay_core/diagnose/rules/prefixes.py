@@ -88,7 +88,7 @@ def _memories(case: Case) -> dict[str, _Memory]:
     for batch in case.batches():
         columns: dict[str, Column | None] = {
             "policy": batch.trainer, "reference": batch.columns.of("ref_logprobs"),
-            "critic": batch.columns.of("values"),
+            "critic": batch.columns.of("values"), "engine": batch.columns.of("rollout_logprobs"),
         }  # fmt: skip
         places = _places(batch) if batch.step is not None and any(columns.values()) else None
         if not places or batch.step is None:
@@ -118,7 +118,8 @@ def standing(case: Case) -> Iterator[Finding]:
     """What policy, reference and critic say of the same tokens after the same tokens in several steps (8 places and
     more, over 3 steps). A reference whose numbers change by more than noise (the range within a step, else .05 nats)
     moves: a warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning, info
-    for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic).
+    for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic); an error for a policy whose
+    engine's numbers change by more than noise: what is recorded of the policy is stale.
     """
     memories = {name: memory for name, memory in _memories(case).items() if memory.known}
     if not memories:
@@ -143,6 +144,21 @@ def standing(case: Case) -> Iterator[Finding]:
         )
     for name, memory, what in (("policy", policy, "log-probability"), ("critic", critic, "value")):
         if memory is None or memory.largest > SAME or not _spread(memory):
+            continue
+        sampled = memories.get("engine")
+        if name == "policy" and sampled is not None and sampled.typical > sampled.floor:
+            yield finding(
+                "error",
+                "old log-probabilities are stale: the trainer's are of weights that stand, and the engine's move",
+                memory.where,
+                evidence=[
+                    shown("largest |now - before| of the same place, trainer", memory.largest, f"> {SAME:g}"),
+                    shown("median |now - before| of the same place, engine", sampled.typical, None),
+                ],
+                cause="a copy of the policy that is not updated computes them (the reference, a checkpoint), or "
+                "they are kept from an earlier step: the ratio is not 1 before an update",
+                steps=sorted(memory.apart),
+            )
             continue
         warms = name == "policy" and critic is not None and critic.largest > SAME and len(memory.apart) < WARM_UP
         yield finding(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.stating import finding, listed, share, shown
 
@@ -23,8 +25,9 @@ LONG = 5
       source="Search-R1#88: an id made by place, or per worker; the baseline is then another prompt's")  # fmt: skip
 def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
     """Groups, as the dump names them, that hold different prompts, while one prompt's samples lie in several groups. In
-    half of the groups and more it is an error. Prompts that differ within their group and nowhere repeat are normal
-    (turns of a conversation, a clock in the system prompt).
+    half of the groups and more it is an error. A warning where each group holds the same number of prompts, each of
+    them as often and twice at least, and none the beginning of another: several groups under one id. Prompts that
+    differ within their group and nowhere repeat are normal (turns of a conversation, a clock in the system prompt).
     """
     if not batch.group_is_named:
         raise Skip("groups are not named in the dump")
@@ -36,6 +39,9 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
     pairs = np.unique(np.stack([group_B, prompt_B]), axis=1)
     prompts_G, groups_P = np.bincount(pairs[0]), np.bincount(pairs[1])
     mixed = int((prompts_G > 1).sum())
+    if mixed and 2 * mixed >= prompts_G.size and not (groups_P > 1).any():
+        yield from _whole_groups(batch, group_B, prompt_B)
+        return
     if mixed < 2 or 2 * mixed < prompts_G.size or not (groups_P > 1).any():
         return
     first = int(np.flatnonzero(prompts_G > 1)[0])
@@ -50,6 +56,33 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
             shown("prompts whose samples lie in several groups", int((groups_P > 1).sum()), "0"),
         ],
         cause="the group id is made by place, or before the batch was shuffled, or repeats over workers",
+    )
+
+
+def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Iterator[Finding]:
+    """Several groups of responses under one id: prompts that are each whole, and none a later turn of another."""
+    often_P = np.bincount(prompt_B)
+    prompts_G = np.array([np.unique(prompt_B[group_B == group]).size for group in np.unique(group_B)])
+    if prompts_G.min() != prompts_G.max() or often_P.min() != often_P.max() or often_P[0] < 2:
+        return
+    tokens_N, heads_B = given(batch.tokens_N), batch.flat.first(given(batch.response_N))
+    firsts = np.unique(prompt_B, return_index=True)[1]
+    texts = sorted(
+        tuple(tokens_N[batch.flat.starts_B[at] : batch.flat.starts_B[at] + heads_B[at]].tolist()) for at in firsts
+    )
+    if any(after[: len(before)] == before for before, after in pairwise(texts)):
+        return
+    yield finding(
+        "warning",
+        f"every group mixes prompts: {int(prompts_G[0])} of them, with {int(often_P[0])} responses each, lie under "
+        "one group id",
+        batch.laid.where("group_id" if batch.columns.ref("group_id") else None, sample=0),
+        evidence=[
+            shown("different prompts in each group", int(prompts_G[0]), "1", f"groups of {batch.name}"),
+            shown("responses of each prompt", int(often_P[0])),
+        ],
+        cause="the id is not unique (a counter per worker, an index modulo something, a hash that is cut short): the "
+        "baseline is a mean over answers to different questions",
     )
 
 

@@ -116,7 +116,7 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     """
     series = given(log.get("kl"))
     point = series.points[0]
-    always = min(map(abs, series.finite), default=0.0)
+    always = min(series.finite, default=0.0)
     if always > OTHER_MODEL and len(series.finite) >= 8 and trends.level(series.finite) < LEAPT * always:
         yield finding(
             "warning",
@@ -129,10 +129,15 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
             steps=series.steps(),
         )
         return
+    if len(series.finite) > 2 and sum(value < 0 for value in series.finite) >= K1_SHARE * len(series.finite):
+        raise Skip("the KL is negative: D29 says what that means")
     if log.is_counted:
         raise Skip("the log does not number its steps: its first line need not be the first step")
     if point.step not in (0, 1):
         raise Skip("the log does not begin at the first step")
+    # Of several micro-batches the first alone is from before any update.
+    of_step = [micro for micro in log.micros("kl") if micro.step == point.step]
+    point = min(of_step, key=lambda micro: micro.micro or 0) if of_step and point.micro is None else point
     value = abs(point.value)
     if not math.isfinite(value) or value <= MOVED:
         return
@@ -313,13 +318,18 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
             "in one step",
             finite[leapt].where(series.name),
             evidence=[series.shown_at(finite[leapt], f"< {FAR:g}"), shown("first step above it", finite[leapt].step)],
-            cause="the learning rate is far too high: one update takes the policy away",
+            cause="the learning rate is far too high: one update takes the policy away; or what it is held against is "
+            "wrong: an engine that no longer gets new weights, a loss that is not clipped"
+            if not log.has("logprob_diff")
+            else "the learning rate is far too high: one update takes the policy away",
             next_step="lower the learning rate ten times; look at grad_norm and entropy of that step",
             steps=[p.step for p in finite[leapt:] if p.step is not None],
         )
         return
     if len(finite) < 8:
         raise Skip("needs the KL of 8 steps")
+    if sorted(point.value for point in finite[-3:])[1] < 0:
+        raise Skip("the KL is negative: D29 says what that means")
     begun, now = min(values[:4]), sorted(values[-3:])[1]
     if now > FAR and now > LEAPT * begun:
         reward = log.get("reward")

@@ -93,7 +93,9 @@ FEWEST = 5
 def one_sided(log: RunLog) -> Iterator[Finding]:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
-    same number in every step (a clamp): a warning. Means of 0 are no bound: all advantages are 0 there.
+    same number in every step (a clamp), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps
+    and more (a constant is added; where no critic's values are logged): a warning. Means of 0 are no bound: all
+    advantages are 0 there.
     """
     if log.get("advantage_min") is None:
         yield from _never_above(log)
@@ -123,6 +125,15 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
         yield _bounded(bottom, never + claim, f"{cause}; bad answers are never pushed down", lowest, "< 0")
     elif highest <= 0:
         yield _never_positive(top, highest)
+    elif (off := _off_centre(mean, top, bottom)) is not None and not log.has("value_mean"):
+        yield _bounded(
+            given(mean),
+            f"advantages are not centred: their mean is {off:.3g} and on one side of 0 in every step",
+            "a constant is added to them, or the baseline is not the mean of what it is for: every answer is pushed "
+            + ("up" if off > 0 else "down"),
+            off,
+            "about 0",
+        )
     elif len(rows) >= 2 * FEWEST and highest < 1 and all(agree(a, highest) and agree(b, -highest) for a, b in rows):
         yield _bounded(
             top,
@@ -131,6 +142,19 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             highest,
             "another number in every step",
         )
+
+
+#: Of the range of a step's advantages: how far off 0 their mean is where it is not the length of the answers.
+OFF = 0.15
+
+
+def _off_centre(mean: Series | None, top: Series, bottom: Series) -> float | None:
+    """The mean advantage, where it lies as far to one side of 0 in every one of 10 steps and more."""
+    rows = [row for _, row in together(mean, top, bottom) if row[1] > row[2]]
+    if len(rows) < 2 * FEWEST or mean is None:
+        return None
+    shares = [each / (high - low) for each, high, low in rows]
+    return median(mean.finite) if min(shares) > OFF or max(shares) < -OFF else None
 
 
 def _never_above(log: RunLog) -> Iterator[Finding]:

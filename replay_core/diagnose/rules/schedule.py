@@ -14,6 +14,8 @@ from replay_core.diagnose.stating import finding, shown
 BEFORE, LEAPT = 4, 5.0
 #: What is left of the rate where a warm-up begins again, and steps over which it then rises.
 LEFT, RISES = 1 / 3, 3
+#: What is left of it after a fall that no schedule has: those with stairs keep a tenth.
+FALLEN = 1 / 50
 
 
 @rule("L22", "the learning rate leaps or starts again", link="optimizer", scope="signals", needs=("learning_rate",),
@@ -22,7 +24,8 @@ LEFT, RISES = 1 / 3, 3
 def leaps(log: RunLog) -> Iterator[Finding]:
     """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning. Or one that comes
     to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
-    warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit.
+    warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than
+    a fiftieth from one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -48,6 +51,16 @@ def leaps(log: RunLog) -> Iterator[Finding]:
                 f"{values[at - 1]:.3g}, then {values[at]:.3g} and rising",
                 "the run resumed without the state of its scheduler, and most likely of its optimizer: Adam's moments "
                 "begin at 0 as well",
+            )  # fmt: skip
+            return
+        now = values[at : at + BEFORE]
+        if len(now) == BEFORE and 0 < max(now) < FALLEN * min(before[-BEFORE:]):
+            yield _told(
+                log, series.points[at], f"the learning rate falls to a {values[at - 1] / values[at]:.3g}th at step "
+                f"{series.points[at].step}, from {values[at - 1]:.3g} to {values[at]:.3g}: "
+                "next to nothing is learnt after it",
+                "the schedule has a step that is wrong (a factor in percent, a power instead of a product), or the run "
+                "resumed with other settings",
             )  # fmt: skip
             return
 

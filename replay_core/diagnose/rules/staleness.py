@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
@@ -89,4 +91,38 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
         next_step=batch.laid.mismatch_command()
         if batch.has("rollout_logprobs") and batch.trainer is not None
         else None,
+    )
+
+
+#: Updates that samples may come to be old before it is no pipeline that fills; how much older, beside its beginning.
+QUEUED, OLDER = 4.0, 3.0
+
+
+@rule("D31", "samples get ever older", link="rollout_logprobs", scope="signals", needs=("weight_lag",),
+      explains=("D09", "D12", "D24", "D25", "L08", "L09", "L10"), lasts=True,
+      source="prime-rl max_off_policy_steps (8), AReaL max_head_offpolicyness")  # fmt: skip
+def ever_older(log: RunLog) -> Iterator[Finding]:
+    """The logged age of the weights that sampled a step's batch, in updates: its last 3 steps at 4 and more, three
+    times its first quarter and more, and a rise that chance does not explain, in 8 steps and more: a warning. A
+    pipeline that fills has its age within the first quarter of the steps, and keeps it.
+    """
+    series = given(log.get("weight_lag"))
+    values = series.finite
+    if len(values) < trends.MIN_STEPS:
+        raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
+    begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
+    if now < QUEUED or now < OLDER * begun or not trends.rises(values):
+        return
+    yield finding(
+        "warning",
+        f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates",
+        series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
+        evidence=[
+            series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
+            shown("Mann-Kendall z", trends.drift(values)),
+        ],
+        cause="the engine makes more than the trainer takes, and the oldest are taken first (a queue without a limit), "
+        "or new weights reach it ever later: the policy is trained on what stale weights sampled",
+        next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
+        steps=series.steps(over=QUEUED),
     )

@@ -22,6 +22,8 @@ from replay_core.diagnose.stating import finding, share, shown
 
 #: Share of cut-off responses worth saying (miles advisory), and from which hardly any ends.
 MANY, MOST = 0.25, 0.97
+#: Of a log, the share of cut responses that is a warning as a habit of many steps.
+MOSTLY, HABIT = 0.85, 16
 #: Fewer responses than this all being cut off is chance.
 FEWEST = 4
 #: One token being more than this of everything written is no language.
@@ -109,8 +111,8 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     """Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
 
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
-    info; a warning where hardly any ends (0.97, in 8 steps and more). With a reward of 0 for all of them it is the
-    cause of D01. Skipped where the longest response is one token: each ends at the limit, as it is meant to.
+    info; a warning where hardly any ends (0.97, in 8 steps and more; 0.85, in 16). With a reward of 0 for all of them
+    it is the cause of D01. Skipped where the longest response is one token: each ends at the limit, as it is meant to.
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
@@ -123,13 +125,11 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     spread = next((s for s in log.all("reward_std") if s.formula == "within-group"), None)
     zero = next((level for _, level in log.level("frac_zero_std")), 1.0)
     teaches = zero < 0.5 if spread is None else bool(spread.finite) and trends.level(spread.finite) > 0
+    count = len(series.finite)
+    always = (now >= MOST and count >= trends.MIN_STEPS) or (now >= MOSTLY and count >= HABIT)
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
     yield finding(
-        ("warning" if now >= MOST and len(series.finite) >= trends.MIN_STEPS else "info")
-        if teaches
-        else "error"
-        if now >= 1 or nothing
-        else "warning",
+        ("warning" if always else "info") if teaches else "error" if now >= 1 or nothing else "warning",
         f"{now:.0%} of the responses are cut at the token limit",
         next(p for p in series.points if p.value >= MANY).where(series.name),
         evidence=[series.shown(now, f"< {MANY}"), *nothing],
@@ -204,18 +204,42 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             source = batch.spine.parts[0].held.record.path.name
             evidence.append(shown("first token that differs", int(apart[0]) if apart.size else size, None, source))
             evidence.append(shown("tokens", a.size, str(b.size), source))
+        prompts = _prompts_differ(batch, sheet, different)
         yield finding(
             "error",
             f"{share(len(different), len(pairs))} samples have other token ids in {sheet.name} than "
-            f"in {batch.spine.name}: the two do not join",
+            f"in {batch.spine.name}: the two do not join" + (f", {prompts}" if prompts else ""),
             batch.laid.where("input_ids", sample=mine),
             evidence=evidence,
-            cause="re-tokenised: responses are decoded to text and encoded again between engine and trainer",
+            cause="the prompt is built twice, and not alike: another chat template, a generation prompt that one side "
+            "adds, a BOS, or a prompt that is cut; the responses are the sampled ones"
+            if prompts
+            else "re-tokenised: responses are decoded to text and encoded again between engine and trainer",
             next_step=batch.laid.mismatch_command(),
         )
         return
     if not looked and len(batch.columns.sheets) < 2:
         raise Skip("the step holds no second record of the same samples")
+
+
+def _prompts_differ(batch: StepBatch, sheet: Sheet, different: list[tuple[int, int]]) -> str:
+    """In words, how prompts differ where they alone do, by one number of tokens in every pair; else nothing."""
+    longer = set()
+    for mine, other in different:
+        if other < 0:
+            return ""
+        a, b = batch.spine.tokens(mine).tolist(), sheet.tokens(other).tolist()
+        size = next(
+            (at for at, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y), min(len(a), len(b))
+        )
+        longer.add(len(b) - len(a))
+        # What follows the last difference has to be the better part of both: a response, and not its last tokens.
+        if size < max(1, min(len(a), len(b)) // 4):
+            return ""
+    if len(longer) != 1 or not (by := longer.pop()):
+        return ""
+    here, there = (batch.spine.name, sheet.name) if by > 0 else (sheet.name, batch.spine.name)
+    return f"the prompt of {here} is {abs(by)} token{'s' * (abs(by) > 1)} shorter than {there}'s"
 
 
 def _in_part(spine: Sheet, other: Sheet) -> list[tuple[int, int]]:
@@ -281,7 +305,10 @@ def lengths(log: RunLog) -> Iterator[Finding]:
             shown("Mann-Kendall z", z),
             *([shown("responses cut at the limit", cut)] if cut else []),
         ],
-        cause="longer responses are paid for (the judge, or a sum over tokens that is not divided), or the policy no "
+        cause="the reward falls with it, so nothing pays for long ones: the policy falls apart (by a ratio or its "
+        "clipping that is made wrongly, a learning rate too high), or no longer ends its answers"
+        if longer and falls
+        else "longer responses are paid for (the judge, or a sum over tokens that is not divided), or the policy no "
         "longer ends them (the end token is not trained)"
         if longer
         else "the reward falls with it, so nothing pays for short ones: the policy is pushed away from what is "

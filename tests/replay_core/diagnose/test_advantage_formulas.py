@@ -45,12 +45,16 @@ def by_group(pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
         (by_group(lambda r: r[0]), "error", "the group's first response"),
         (by_group(lambda r: r[-1]), "error", "the group's last response"),
         (by_group(np.max), "error", "the group's best reward"),
+        (by_group(lambda r: np.sort(r)[-2]), "error", "the group's second best reward"),
+        (by_group(np.median), "error", "the group's median reward"),
+        (lambda r: r / np.repeat(r.reshape(4, 4).std(1, ddof=1), 4), "error", "nothing is subtracted"),
+        (lambda r: grpo(r.reshape(2, 8).T.reshape(-1), GROUPS), "error", "other samples' rewards"),
         (lambda r: 5 * grpo(r, GROUPS), "warning", "5 times what they should be"),
         (lambda r: np.maximum(grpo(r, GROUPS), 0), "warning", "none is negative"),
         (lambda r: np.clip(grpo(r, GROUPS), -0.6, 0.6), "warning", "cut off at -0.6 and 0.6"),
         (lambda r: 1.3 * grpo(r, GROUPS) + 0.4, "warning", "and moved"),
     ],
-    ids=["first", "last", "best", "times", "positive", "clamped", "moved"],
+    ids=["first", "last", "best", "second", "median", "no mean", "ranks", "times", "positive", "clamped", "moved"],
 )
 def test_the_formula_that_makes_the_advantages_is_named(
     formula: Callable[[Any], Any], severity: str, words: str, tmp_path: Path
@@ -137,6 +141,27 @@ def test_advantages_of_the_step_before_are_named_and_those_of_their_own_step_are
                       log_probs=-torch.rand(8, 6, generator=torch.Generator().manual_seed(step)), micro=0)  # fmt: skip
         recorder.close()
         assert (of(look(tmp_path / f"late-{late}", "D76"), "D76") is not None) == late
+
+
+@pytest.mark.parametrize(("later", "found"), [(1, True), (10, False)])
+def test_one_step_with_the_advantages_of_the_one_before_will_do(later: int, found: bool, tmp_path: Path) -> None:
+    """Of a dump of single steps two may stand side by side; steps that do not tell nothing."""
+    recorder = Recorder(tmp_path / "run")
+    draw = np.random.default_rng(8)
+    every = {step: draw.random(12) for step in (3, 3 + later, 40, 60)}
+    before = every[3]
+    for step, rewards_B in every.items():
+        response_BS = torch.ones(12, 7, dtype=torch.int64)
+        response_BS[:, :2] = 0
+        with recorder.step(step) as write:
+            write("forward_data", input_ids=torch.from_numpy(draw.integers(10, 30, (12, 7))),
+                  attention_mask=torch.ones(12, 7, dtype=torch.int64), response_mask=response_BS,
+                  rewards=torch.from_numpy(rewards_B), group_ids=torch.arange(12) // 4,
+                  advantages=torch.from_numpy(grpo(before if step == 3 + later else draw.random(12),
+                                                   np.arange(12) // 4))[:, None] * response_BS[:, 1:],
+                  log_probs=-torch.rand(12, 6, generator=torch.Generator().manual_seed(step)), micro=0)  # fmt: skip
+    recorder.close()
+    assert (of(look(tmp_path / "run", "D76"), "D76") is not None) == found
 
 
 @pytest.mark.parametrize("times", [-1.0, -2.0])

@@ -22,6 +22,14 @@ def test_healthy_runs_of_both_kinds_have_nothing_to_say(tmp_path: Path) -> None:
 
 Print = Callable[..., str]
 
+
+def bars(steps: list[Any]) -> str:
+    """As a progress bar prints metrics behind its rate."""
+    told = [", ".join(f"{name}={value:.4g}" for name, value in step.items()) for step in steps]
+    return "".join(f"GRPO:  9%|▉   | {n}/90 [00:4{n % 10}<1:02:00, 22.3s/it, reward={0.4 + n % 5 / 50}, {each}]\n"
+                   for n, each in enumerate(told, 1))  # fmt: skip
+
+
 ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     # id and severity that must be told first; None: nothing of warning or worse
     ("every group equal", trl, [{"frac_reward_zero_std": 1.0, "reward_std": 0.0, "rewards/accuracy/std": 0.0}] * 3,
@@ -92,12 +100,17 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("clipped though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.046}] * 3, ("D14", "warning")),
     ("clipped little though nothing moves", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 9e-4,
                                                     "actor/ppo_kl": 9e-4}] * 3, None),
-    ("mismatch", trl, [{"sampling/sampling_logp_difference/mean": 0.031}] * 5, ("D09", "warning")),
+    ("mismatch", trl, [{"sampling/sampling_logp_difference/mean": 0.071}] * 5, ("D09", "warning")),
+    ("mismatch of a healthy mixture of experts", trl, [{"sampling/sampling_logp_difference/mean": 0.069}] * 5, None),
+    ("mismatch that rises", trl, [{"sampling/sampling_logp_difference/mean": 0.02 + 0.002 * n} for n in range(12)],
+     ("D09", "warning")),
     ("mismatch, far", trl, [{"sampling/sampling_logp_difference/mean": 0.11}] * 5, ("D09", "error")),
     ("mismatch, near", trl, [{"sampling/sampling_logp_difference/mean": 0.029}] * 5, None),
-    ("mult prob error", verl, [{"token_mult_prob_error": 1.06}] * 5, ("D09", "warning")),
+    ("mult prob error", verl, [{"token_mult_prob_error": 1.09}] * 5, ("D09", "warning")),
     ("mult prob error, fine", verl, [{"token_mult_prob_error": 1.04}] * 5, None),
-    ("k3 of the rollout", verl, [{"rollout_corr/k3_kl": 1.1e-3}] * 5, ("D09", "warning")),
+    ("mult prob error of a mixture of experts", verl, [{"token_mult_prob_error": 1.07}] * 5, None),
+    ("k3 of the rollout", verl, [{"rollout_corr/k3_kl": 4.1e-3}] * 5, ("D09", "warning")),
+    ("k3 of a mixture of experts", verl, [{"rollout_corr/k3_kl": 3.9e-3}] * 5, None),
     ("probabilities", verl, [{"training/rollout_probs_diff_mean": 0.021}] * 5, ("D09", "warning")),
     ("pearson", verl, [{"training/rollout_actor_probs_pearson_corr": 0.97}] * 5, ("D09", "warning")),
     ("drift fivefold", trl, [{"sampling/sampling_logp_difference/mean": 0.004 * 1.2**n} for n in range(12)],
@@ -110,6 +123,16 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("no rate for four steps", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.0, "actor/ppo_kl": 0.0}] * 4, None),
     ("a warm-up without end", verl, [{"actor/lr": 4e-9 * (n + 1)} for n in range(16)], ("L07", "warning")),
     ("a warm-up", verl, [{"actor/lr": 1e-8 * (n + 1)} for n in range(16)], None),
+    ("a warm-up of forty steps", verl, [{"actor/lr": 1e-8 * (n + 1)} for n in range(40)], ("L07", "warning")),
+    ("a rate that is none", verl, [{"actor/lr": 1e-10}] * 5, ("L07", "warning")),
+    ("a small rate", verl, [{"actor/lr": 1e-8}] * 5, None),
+    ("advantages off their centre", verl, [{"critic/advantages/mean": 0.5 + n / 100} for n in range(10)],
+     ("D73", "warning")),
+    ("advantages about their centre", verl, [{"critic/advantages/mean": 0.5 - n / 15} for n in range(10)], None),
+    ("samples that get older", verl, [{"staleness": 0.5 * n} for n in range(16)], ("D31", "warning")),
+    ("a pipeline that fills", verl, [{"staleness": min(4, n)} for n in range(16)], None),
+    ("nearly all cut", trl, [{"completions/clipped_ratio": 0.86}] * 16, ("D20", "warning")),
+    ("a KL far below 0", bars, [{"kl": -0.8 * n - 2} for n in range(24)], ("D29", "warning")),
     ("a reference that follows", verl, [{"actor/kl_loss": 0.0}] * 10, ("D46", "warning")),
     ("a reference that follows, perhaps", verl, [{"actor/kl_loss": 0.0}] * 9, None),
     ("reward falls", trl, [{"reward": 0.6 - 0.03 * n, "grad_norm": 0.4 + n / 1e3} for n in range(14)],

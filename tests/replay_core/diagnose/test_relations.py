@@ -219,7 +219,13 @@ def test_a_policy_that_stands_is_told_at_rates_of_sgd_too(kl: float, found: list
 
 @pytest.mark.parametrize(
     ("left", "rises", "severity"),
-    [(0.2, True, "info"), (0.2, False, "warning"), (0.06, True, "warning"), (0.3, False, None)],
+    [
+        (0.2, True, "info"),
+        (0.2, False, "warning"),
+        (0.06, True, "info"),
+        (0.06, False, "warning"),
+        (0.3, False, None),
+    ],
 )
 def test_entropy_may_fall_while_the_reward_rises(
     left: float, rises: bool, severity: str | None, tmp_path: Path
@@ -294,6 +300,8 @@ def _linear(step: int) -> float:
         (lambda step: 1e-6 * (10 if step >= 20 else 1), "leaps 10 times at step 20"),
         (lambda step: 1e-6 * min(1, (step % 30 + 1) / 10), "warm-up begins again at step 30"),
         (lambda step: 1e-6 * (0.2 if step >= 20 else 1), ""),
+        (lambda step: 1e-6 * (0.01 if step >= 20 else 1), "falls to a 100th at step 20"),
+        (lambda step: 1e-6 * 0.1 ** (step // 20), ""),
     ],
     ids=[
         "constant",
@@ -304,6 +312,8 @@ def _linear(step: int) -> float:
         "a leap",
         "resumed",
         "decays at once",
+        "falls down",
+        "stairs",
     ],
 )
 def test_a_learning_rate_does_what_a_schedule_does(
@@ -312,6 +322,16 @@ def test_a_learning_rate_does_what_a_schedule_does(
     found = [one.claim for one in worrying(said(tmp_path, steps(60, lambda n, line: line.update(lr=schedule(n)))))]
     assert len(found) == bool(words)
     assert all(words in claim for claim in found)
+
+
+def test_a_policy_that_gets_as_sure_as_it_gets_right_has_not_collapsed(tmp_path: Path) -> None:
+    def change(learns: bool) -> Callable[[int, Line], None]:
+        return lambda step, line: line.update(
+            entropy=1.6 * 0.95**step, reward=0.3 + 0.01 * (step if learns else 20 + 2 * (step % 7)) + 0.1 * (step > 50)
+        )
+
+    assert ids(said(tmp_path, steps(60, change(learns=True)))) == []
+    assert "D25" in ids(said(tmp_path, steps(60, change(learns=False))))
 
 
 # ---- what is paid for, and what is stated

@@ -30,6 +30,17 @@ from tests.replay_core.diagnose.logs import part_of, trl, verl, written
         ("timing_s/step", "step_seconds", "verl", ""),
         ("Peak Mem.", "memory_gb", "prime-rl", ""),
         ("train/reward", "reward", None, ""),
+        ("learning_rate_group_0", "learning_rate", None, ""),
+        ("lr-AdamW", "learning_rate", None, ""),
+        ("rl/grad_l2", "grad_norm", None, ""),
+        ("gen/mean_tokens", "response_length", None, ""),
+        ("rl/groups_without_spread", "frac_zero_std", None, ""),
+        ("gen/weight_lag", "weight_lag", None, ""),
+        ("rl/vllm_vs_hf_logp", "logprob_diff", None, ""),
+        ("memory/max_allocated_gb", "memory_gb", None, ""),
+        ("acc@train", "reward_function", None, ""),
+        ("rollout/ep_rew_mean", "reward", None, ""),
+        ("env/all/correct", "reward_function", "", ""),
     ],
 )
 def test_a_frameworks_name_is_known(raw: str, signal: str, framework: str | None, formula: str) -> None:
@@ -38,7 +49,21 @@ def test_a_frameworks_name_is_known(raw: str, signal: str, framework: str | None
     assert (name.signal, name.framework, name.formula) == (signal, framework, formula)
 
 
-@pytest.mark.parametrize("raw", ["eval/loss", "eval_loss", "val/reward_std", "weights", "max_grad_norm", ""])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "eval/loss",
+        "eval_loss",
+        "val/reward_std",
+        "weights",
+        "max_grad_norm",
+        "",
+        "critic/lr",
+        "lr_scheduler/factor",
+        "value_grad_norm",
+        "grad_norm/layers.0",
+    ],
+)
 def test_an_evaluations_metric_and_a_strange_name_are_no_signal(raw: str) -> None:
     assert named(raw) is None
 

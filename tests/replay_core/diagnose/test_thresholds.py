@@ -87,7 +87,7 @@ def test_one_response_to_each_of_many_prompts_is_no_bug_of_ids(tmp_path: Path) -
     assert why_skipped(seen(tmp_path, batch, "D05"), "D05") == "a critic's values are the baseline"
 
 
-@pytest.mark.parametrize(("scale", "expected"), [(0.015, None), (0.06, "warning"), (0.2, "error")])
+@pytest.mark.parametrize(("scale", "expected"), [(0.015, None), (0.06, "info"), (0.1, "warning"), (0.2, "error")])
 def test_how_far_engine_and_trainer_may_be_apart(scale: float, expected: str | None, tmp_path: Path) -> None:
     batch = healthy()
     batch["rollout_log_probs"] = batch["old_log_probs"] + noise(batch, scale)

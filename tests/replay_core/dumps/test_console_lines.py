@@ -26,6 +26,8 @@ FORMS = (
     "update 3 (loss 0.5, reward 0.25, kl 0.001)",
     "loss=0.5 reward=0.25 kl=0.001 step=3",
     "step\t3\tloss\t0.5\treward\t0.25\tkl\t0.001",
+    "GRPO:   3%|▎         | 3/100 [00:41<22:10, 13.71s/it, loss=0.5, reward=0.25, kl=0.001]",
+    "  3%|3         | 3/100 [1:00:41<?, ?it/s, loss=0.5, reward=0.25, kl=.001]",
 )
 
 
@@ -51,6 +53,7 @@ def test_names_of_several_words_units_thousands_and_what_is_no_number_are_read()
         "max_steps=100 loss=0.5",
         "step 0.5 reward 3",
         "version 3 loss 0.5",
+        "Loading:  3%|▎   | 3/100 [00:41<22:10, 13.71s/it, shard=0.5]",
         "GET /index.html?step=3 200 0.3",
         "",
     ],

@@ -163,3 +163,31 @@ def test_verls_file_logger_keeps_a_steps_metrics_under_data(tmp_path: Path) -> N
         assert (run.dialect, run.steps()) == ("metrics", [1, 2, 3])
         said = scalars(run.records[1])
         assert (said["metrics.actor/pg_loss"], said["metrics.actor/grad_norm"]) == (0.02, 0.7)
+
+
+def test_metrics_in_rooms_are_read_as_paths(tmp_path: Path) -> None:
+    rows = [{"step": n, "actor": {"pg_loss": 0.5 * n, "clip": {"high": 0.1}}, "reward": {"overall": 1}} for n in (1, 2)]
+    path = tmp_path / "experiment_log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for opened in (path, tmp_path):
+        run = open_run(opened)
+        assert (run.steps(), scalars(run.records[1])) == (
+            [1, 2],
+            {"step": 2, "metrics.actor/pg_loss": 1.0, "metrics.actor/clip/high": 0.1, "metrics.reward/overall": 1},
+        )  # fmt: skip
+
+
+def test_a_table_of_one_run_as_wandb_exports_it_loses_the_runs_name(tmp_path: Path) -> None:
+    path = tmp_path / "wandb_export_2026-05-03.csv"
+    path.write_text('"Step","a run - 2 - train/loss","a run - 2 - train/loss__MIN"\n"4","0.5","0.25"\n')
+    assert scalars(open_run(path).records[0]) == {"step": 4, "metrics.train/loss": 0.5, "metrics.train/loss__MIN": 0.25}
+    path.write_text('"Step","run-7 - train/loss","run-7 - train/lr"\n"4","0.5","0.25"\n"5","","0.125"\n')
+    assert [scalars(one) for one in open_run(tmp_path).records] == [
+        {"step": 4, "metrics.train/loss": 0.5, "metrics.train/lr": 0.25}, {"step": 5, "metrics.train/lr": 0.125}
+    ]  # fmt: skip
+    path.write_text('"Step","a - train/loss","b - train/loss"\n"4","0.5","0.25"\n')
+    assert scalars(open_run(path).records[0]) == {
+        "step": 4,
+        "metrics.a - train/loss": 0.5,
+        "metrics.b - train/loss": 0.25,
+    }

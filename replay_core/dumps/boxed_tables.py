@@ -1,0 +1,58 @@
+"""Steps that a trainer prints as a table of two columns each, framed by lines: Stable-Baselines and those after it.
+
+-----------------------------------
+| rollout/           |            |      a room: the names below it, set in further, are in it
+|    ep_rew_mean     | 0.41       |
+| time/              |            |
+|    iterations      | 3          |
+-----------------------------------
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from replay_core.regexes import regex
+
+#: One row is enough to look for more: a name and a number between bars, and nothing else.
+ROW = r"\|\s{1,40}[A-Za-z][\w./()%-]{0,60}\s{1,60}\|\s{1,4}[-+]?\d[\d.eE+-]{0,20}\s{0,40}\|"
+_FRAME = regex(r"^[-+=]{8,}$")
+_ROW = regex(
+    r"^\|(\s{0,40})([A-Za-z][\w ./()%-]{0,60}?)\s{0,60}\|\s{0,40}"
+    r"([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)|)\s{0,40}\|$"
+)
+#: What numbers the table, the best first.
+_STEPS = ("iterations", "iteration", "step", "global_step", "update", "n_updates", "total_timesteps")
+
+
+@dataclass(slots=True)
+class BoxedTables:
+    """The tables of one stream of lines, taken line by line."""
+
+    rows: dict[str, float] = field(default_factory=dict)
+    room: str = ""
+    indent: int = 0
+
+    def take(self, line: str) -> tuple[int | None, dict[str, float]]:
+        """The step (None: the table names none) and metrics of the table that this line ends; none at other lines."""
+        if _FRAME.match(line):
+            rows, self.rows, self.room = self.rows, {}, ""
+            return self._step(rows), rows
+        if (match := _ROW.match(line)) is None:
+            self.rows, self.room = {}, ""
+            return None, {}
+        indent, name, said = len(match[1]), match[2], match[3]
+        if not said:
+            self.room, self.indent = name.rstrip("/"), indent
+        else:
+            inside = self.room and indent > self.indent
+            self.rows[f"{self.room}/{name}" if inside else name] = float(said)
+        return None, {}
+
+    @staticmethod
+    def _step(rows: dict[str, float]) -> int | None:
+        for wanted in _STEPS:
+            for name in [name for name in rows if name.rpartition("/")[2] == wanted]:
+                if rows[name] == int(rows[name]):
+                    return int(rows.pop(name))
+        return None
