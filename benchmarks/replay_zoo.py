@@ -591,6 +591,18 @@ def experts_permuted_in_the_pack(patient: Patient) -> None:
         one.register_forward_pre_hook(before)
 
 
+@fault(OWN, flags=PAD)
+def own_key_masked(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: seen if call.is_alone else _without_itself(seen))
+
+
+def _without_itself(seen: Tensor) -> Tensor:
+    """`seen` without every token's own key, but where it is all there is."""
+    itself = torch.eye(seen.shape[-1], dtype=torch.bool)
+    others = seen & ~itself
+    return others | (itself & ~others.any(-1, keepdim=True))
+
+
 #: Faults that the rules were not made with.
 HELD_BACK = tuple(one.name for one in FAULTS[1::2])
 

@@ -59,6 +59,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "replay_cell": _replay_cell_job,
         "replay_why": _replay_why_job,
         "replay_slice": _replay_slice_job,
+        "replay_blame": _replay_blame_job,
         "demo_train": _demo_train_job,
         "critic": _critic_job,
         "parity": _parity_job,
@@ -314,6 +315,15 @@ def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
 
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
     return cut(plan, reference, Path(plan.out), str(params["said"]), on_event)
+
+
+def _replay_blame_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
+    from replay_core.replay.plan import ReplayPlan
+
+    on_event(IMPORTING)
+    from replay_core.replay.blaming import blame  # torch and transformers: 3.4 s
+
+    return blame(ReplayPlan.from_mapping(params["plan"]), on_event)
 
 
 def _critic_job(params: dict[str, Any], on_event: OnEvent) -> CriticAnswer:

@@ -355,8 +355,30 @@ class CompilerTrial(TypedDict):
     graph_breaks: list[str]
 
 
-class CompilerStages(TypedDict):
-    """Which stage of torch.compile a cell fails in, by the trials; `as_cell` fails alike and was tried in its place."""
+class CompilerPass(TypedDict):
+    """What torch's own bisector says it is; null where it was not found, and then the sentence says why."""
+
+    sentence: str
+    backend: str | None
+    subsystem: str | None
+    number: Count | None
+    """How many times the subsystem had been applied when it went wrong."""
+    applied: str | None
+    """The pass, or the node of the graph, that this was."""
+    tries: Count
+    """Compilations that it took."""
+    layers: Count | None
+    """Of the model's first layers, with which it was asked."""
+    of_layers: Count | None
+
+
+class _Blamed(TypedDict, total=False):
+    blamed: CompilerPass
+    """Of inductor."""
+
+
+class CompilerStages(_Blamed):
+    """Which stage of torch.compile is wrong, by the trials; `as_cell` fails alike and was tried in its place."""
 
     sentence: str
     trials: list[CompilerTrial]
@@ -367,7 +389,7 @@ class _Told(TypedDict, total=False):
     threads: int | None
     """CPU threads that ran it."""
     stages: CompilerStages
-    """Of a compiled cell that failed or crashed."""
+    """Of a compiled cell that failed or crashed, or that only its compiler makes disagree."""
 
 
 class CellEntry(CellRun, _Told):

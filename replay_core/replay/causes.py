@@ -89,6 +89,16 @@ def cause_of(
     return {"kind": kind, **found, "sentence": sentence + (f" ({said})" if said else "")}
 
 
+def is_compilers(cause: Mapping[str, Any]) -> bool:
+    """Whether a compiled cell is what each row alone is until it is compiled."""
+    evidence = cause["evidence"]
+    return cause["kind"] == "maths" and evidence is not None and _is_one(evidence)
+
+
+def _is_one(evidence: Evidence) -> bool:
+    return evidence["apart"] <= SAME and (evidence["logp_apart"] or 0.0) <= SAME_NATS
+
+
 def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     """What is wrong with each row alone, to which everything else is held; None where nothing shows."""
     if evidence is None:
@@ -110,14 +120,12 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
         if found is not None:
             whose = "each row alone, to which it is held, does so itself: " if by == "reference" else ""
             return found[0], whose + found[1]
-    if evidence["apart"] <= SAME and (evidence["logp_apart"] or 0.0) <= SAME_NATS:
+    if _is_one(evidence):
         return "rounding", ""
     lost, first = evidence.get("lost"), evidence["first"]
     if lost:
-        return (
-            "own_keys",
-            f"token {lost['token']} moves later ones of its sample when alone, not here: {lost['module']}",
-        )
+        whom = "what it is given itself" if lost.get("itself") else "later ones of its sample"
+        return "own_keys", f"token {lost['token']} moves {whom} when alone, not here: {lost['module']}"
     where = f", first in {first['module']}" if first else ", in the head"
     if first and first["kind"] == "position":
         return "positions", f"{first['module']} gives other positions than each row alone has"
@@ -204,16 +212,20 @@ def _noise(evidence: Evidence, epsilon: float, compiled: bool) -> tuple[bool, st
         return False, f"{same}; how far its dump is from that is not known"
     alone, cell = truth["reference"], truth["cell"]
     figures = f"its tokens are off that by {cell['worst']:.2g} at most, those of each row alone by {alone['worst']:.2g}"
-    is_noise = cell["typical"] <= max(TYPICAL * alone["typical"], epsilon) and (
-        cell["most"] <= max(TYPICAL * alone["most"], epsilon)
-        if evidence["mixture"]
-        else cell["worst"] <= max(WORST * alone["worst"], 2 * epsilon)
-    )
-    if is_noise:
+    if is_rounding(alone, cell, epsilon, is_mixture=evidence["mixture"]):
         return True, f"{same}; as recorded here {figures}"
     if compiled:
         return False, f"uncompiled, {same}; what the compiler made is not: {figures}"
     return False, f"{same}, and more than rounding in its own dtype: {figures}"
+
+
+def is_rounding(alone: Mapping[str, float], cell: Mapping[str, float], epsilon: float, *, is_mixture: bool) -> bool:
+    """Whether one is no further from the truth than the other is, as the noise of their dtype goes (`why.figures`)."""
+    return cell["typical"] <= max(TYPICAL * alone["typical"], epsilon) and (
+        cell["most"] <= max(TYPICAL * alone["most"], epsilon)
+        if is_mixture
+        else cell["worst"] <= max(WORST * alone["worst"], 2 * epsilon)
+    )
 
 
 def _is_clean(evidence: Evidence) -> bool:

@@ -18,7 +18,8 @@ def layers_of(model: LoadedModel) -> torch.nn.ModuleList | None:
 
 
 @contextlib.contextmanager
-def _first(layers: torch.nn.ModuleList, count: int) -> Iterator[None]:
+def first_layers(layers: torch.nn.ModuleList, count: int) -> Iterator[None]:
+    """The model without those after its first `count`."""
     held = dict(layers._modules)
     known = list(held)[count:]
     try:
@@ -41,7 +42,7 @@ def fewest_layers(model: LoadedModel, fails: Callable[[], bool]) -> tuple[int, i
     low, high, whole = 0, 1, len(layers)
 
     def fails_with(count: int) -> bool:
-        with _first(layers, count):
+        with first_layers(layers, count):
             return fails()
 
     while high < whole and not fails_with(high):

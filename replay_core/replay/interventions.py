@@ -119,10 +119,10 @@ class Observer:
         self.scale = _COARSER[next(cell.model.causal_lm.parameters()).dtype]
         self.used = np.unique(self.ids[self.slots.numpy()])
 
-    def hidden(self, ids: Ints | None = None) -> torch.Tensor:
+    def hidden(self, ids: Ints | None = None, call: compiling.Call = compiling.plain) -> torch.Tensor:
         """[N, D] float64: the final hidden states, by sample and position; `ids`: other tokens in the slots."""
         with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
-            return self._joined([self.cell.forward(compiling.plain, one) for one in self._forwards(ids)])
+            return self._joined([self.cell.forward(call, one) for one in self._forwards(ids)])
 
     def trace(self, ids: Ints | None = None) -> Trace:
         """A pass with every module watched; `ids`: other tokens in the slots."""
@@ -241,18 +241,23 @@ class Observer:
 
 def lost(
     of: Observer, base: Trace, sight: Sight, like: Observer, like_base: Trace, like_sight: Sight
-) -> TensorPlace | None:
-    """The first tensor whose later tokens a changed token moves with `like` and leaves as they were with `of`."""
+) -> tuple[TensorPlace, bool] | None:
+    """The first tensor in which a changed token moves itself or later ones with `like`, but none of them with `of`; and
+    whether it is itself alone: a token of which a mixer puts out what only its past says has lost its own key.
+    """
     if sight.trace is None or like_sight.trace is None:
         return None
-    later = of.position_N > (sight.token or 0)
+    itself, later = (
+        torch.from_numpy(one) for one in (of.position_N == sight.token, of.position_N > (sight.token or 0))
+    )
     for order, name in enumerate(base.laid):
         if not all(name in one.laid for one in (sight.trace, like_base, like_sight.trace)):
             continue
         there = apart(like_base.laid[name], like_sight.trace.laid[name]) > 10 * MOVED * like.scale
         here = apart(base.laid[name], sight.trace.laid[name]) > STILL * of.scale
-        if bool((there & ~here & torch.from_numpy(later)).any()):
-            return of.place(name, order)
+        gone = there & ~here
+        if bool((gone & (itself | later)).any()):
+            return of.place(name, order), not bool((gone & later).any())
     return None
 
 

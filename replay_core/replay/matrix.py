@@ -28,7 +28,7 @@ from replay_core.jobs import Event, Job, LogLine, OnEvent, Progress, Runner, ign
 from replay_core.records import Run
 from replay_core.replay import frontier, stages
 from replay_core.replay.axes import Axes, smallest
-from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference
+from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference, is_compilers
 from replay_core.replay.cell_log import CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
@@ -232,6 +232,28 @@ class Bench:
         if tried or flags.compile == "dynamo":
             said = stages.sentence(flags.compile, tried)
             result.cell["stages"] = {"sentence": said, "trials": tried, "as_cell": None}
+        if result.cell["outcome"] == "failed" and flags.compile == "inductor" and stages.is_cleared("aot_eager", tried):
+            self._blame(result, plan)
+
+    def _wrongly_compiled(self, result: CellResult, plan: ReplayPlan) -> None:
+        """Of a cell that is each row alone until it is compiled: which pass of inductor makes it another."""
+        known = (number for number, one in enumerate(self.results) if "blamed" in (one.cell.get("stages") or {}))
+        number = next(known, None)
+        if number is not None:
+            said = f"its compiler was not asked which pass it is: that of cell {number} was"
+            result.cell["stages"] = {"sentence": said, "trials": [], "as_cell": number}
+            return
+        result.cell["stages"] = {"sentence": "uncompiled it is right", "trials": [], "as_cell": None}
+        self._blame(result, plan)
+
+    def _blame(self, result: CellResult, plan: ReplayPlan) -> None:
+        params = {"plan": replace(plan, backward=False, micros=None, optimizer=None).to_mapping()}
+        try:
+            result.cell["stages"]["blamed"] = self._job("blame", plan, params)
+        except JobCancelledError:
+            raise
+        except RldbgError as error:
+            result.cell["notes"].append(f"which pass of inductor it is could not be asked: {error.message}")
 
     def take_over(self, flags: Flags, number: int) -> CellResult:
         """The answer of cell `number` for other flags that run the very same: nothing is run for them."""
@@ -261,6 +283,8 @@ class Bench:
             self._look_closer(result, plan)
         if (result.agreement is False or self.why) and plan.forward is None:
             result.cause = self._cause(result, plan)
+            if result.cause is not None and is_compilers(result.cause) and plan.flags.compile == "inductor":
+                self._wrongly_compiled(result, plan)
 
     def _look_closer(self, result: CellResult, plan: ReplayPlan) -> None:
         """After digests of everything: the tensors themselves from the first differing one on, a window at a time.
@@ -329,19 +353,12 @@ class Bench:
             "final_hidden": result.cell["final_hidden"],
             "always": self.why,
         }
-        with CellLog(self.out / "logs" / f"{Path(plan.out).name}_why.log") as log:
-
-            def on_event(event: Event) -> None:
-                if isinstance(event, LogLine):
-                    log.line(event.text)
-                self._tell(event)
-
-            try:
-                evidence = self.runner.run(Job("replay_why", params), on_event)
-            except JobCancelledError:
-                raise
-            except RldbgError as error:
-                failure = error.message
+        try:
+            evidence = self._job("why", plan, params)
+        except JobCancelledError:
+            raise
+        except RldbgError as error:
+            failure = error.message
         flags = result.cell["flags"]
         cause = cause_of(
             evidence,
@@ -355,6 +372,17 @@ class Bench:
         )
         # Of gradients the forward says nothing.
         return {**cause, "is_noise": False} if plan.backward else cause
+
+    def _job(self, kind: str, plan: ReplayPlan, params: Mapping[str, Any]) -> Any:
+        """A question about a cell, with a log of its own."""
+        with CellLog(self.out / "logs" / f"{Path(plan.out).name}_{kind}.log") as log:
+
+            def on_event(event: Event) -> None:
+                if isinstance(event, LogLine):
+                    log.line(event.text)
+                self._tell(event)
+
+            return self.runner.run(Job(f"replay_{kind}", params), on_event)
 
     def repeat(self, result: CellResult) -> dict[str, Any] | None:
         """Run a cell once more: is this machine run-to-run equal, and if not, where first? None if it cannot run."""

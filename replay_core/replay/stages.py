@@ -33,6 +33,11 @@ def trial(backend: str, cell: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_cleared(backend: str, trials: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the cell runs with this backend."""
+    return any(one["compile"] == backend and one["outcome"] == "ran" for one in trials)
+
+
 def sentence(failed: str, trials: Sequence[Mapping[str, Any]]) -> str:
     """Which stage it is, of the trials after `failed` failed, in their order."""
     last, ran = failed, None

@@ -129,7 +129,7 @@ def _evidence(
         "apart": _worst(distance),
         "logp_apart": None,
         "kernels_apart": None, "truth": {}, "smallest": None, "first": None, "single_agrees": None, "visibility": [],
-        "packed": flags.packing, "mixture": _is_mixture(bench.model), "shifted": False,
+        "packed": flags.packing, "mixture": is_mixture(bench.model), "shifted": False,
     }  # fmt: skip
     with contextlib.suppress(CellError):
         found["logp_apart"] = _logprobs_apart(bench, flags, reference, batch)
@@ -141,7 +141,7 @@ def _evidence(
             found["kernels_apart"] = _worst(relative(truth, alone))
     for name, dump in held.items():
         with contextlib.suppress(RldbgError):
-            found["truth"][name] = _figures(relative(truth, torch.from_numpy(tokens_of(dump, final_hidden))))
+            found["truth"][name] = figures(relative(truth, torch.from_numpy(tokens_of(dump, final_hidden))))
     is_one = found["apart"] <= SAME
     if is_one and not always:
         return found
@@ -222,12 +222,13 @@ def _lost(
     like = {sight.token: sight for sight in b_sights if sight.what == "token"}
     for sight in sights:
         if sight.what == "token" and sight.token in like:
-            place = lost(a, base, sight, b, b_base, like[sight.token])
-            if place is None or place.kind not in ("mixer", "state"):
+            found = lost(a, base, sight, b, b_base, like[sight.token])
+            if found is None or found[0].kind not in ("mixer", "state"):
                 continue
+            place, is_itself = found
             follows = parted is not None and parted.kind != "position" and place.order > parted.order
             if parted is None or not follows or place.module == parted.module:
-                return {**place.to_mapping(), "token": sight.token}
+                return {**place.to_mapping(), "token": sight.token, "itself": is_itself}
     return None
 
 
@@ -291,7 +292,7 @@ def _logprobs_apart(bench: ReplayBench, flags: Flags, reference: Flags, batch: M
     return float((found[0] - found[1]).abs().max()) if found[0].numel() else 0.0
 
 
-def _figures(distance_N: torch.Tensor) -> dict[str, float]:
+def figures(distance_N: torch.Tensor) -> dict[str, float]:
     """How far tokens are off: the typical one, what three quarters are below, the worst."""
     sorted_N = distance_N.sort().values
     last = sorted_N.numel() - 1
@@ -302,6 +303,6 @@ def _worst(distance_N: torch.Tensor) -> float:
     return float(distance_N.max()) if distance_N.numel() else 0.0
 
 
-def _is_mixture(model: LoadedModel) -> bool:
+def is_mixture(model: LoadedModel) -> bool:
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     return any((getattr(model.config, name, None) or 0) > 1 for name in names)

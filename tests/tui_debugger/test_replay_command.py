@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tui_debugger.commands.replay import command
+from replay_core.jobs import Partial
+from tui_debugger.commands import ProgressLine
+from tui_debugger.commands.replay import CellLines, command
 from tui_debugger.reports.replay import matrix_table, replay_report
 
 
@@ -68,6 +70,16 @@ def test_seed_spellings_reach_the_flags(small_dump: Path, tmp_path: Path) -> Non
 def test_compile_alone_means_inductor() -> None:
     option = next(one for one in command.params if one.name == "compile")
     assert option.flag_value == "inductor"  # type: ignore[attr-defined]
+
+
+def test_a_cells_line_has_the_number_that_the_report_has(capsys: pytest.CaptureFixture[str]) -> None:
+    doc = json.loads((Path(__file__).parent / "documents" / "matrix.json").read_text(encoding="utf-8"))
+    told = CellLines(ProgressLine(), first=1)
+    for cell in doc["cells"][1:]:
+        told(Partial({"cell": cell}))
+    ended = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines() if line.endswith("DISAGREES")]
+    reported = [line.partition(" (")[0] for line in replay_report(doc).splitlines() if line.startswith("DISAGREES")]
+    assert [f"DISAGREES  {cell}" for cell in ended] == reported != []
 
 
 def test_axes_without_a_matrix_are_refused(small_dump: Path) -> None:

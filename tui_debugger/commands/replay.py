@@ -163,17 +163,21 @@ def command(
         "is_warm": warm,
     }
     with ChildRunner(warm=warm, time_limit_s=time_limit) as runner:
-        cells = CellLines(progress)
+        cells = CellLines(progress, first=0 if matrix is None else 1)
         doc = workbench.replay(plan, out or paths.new_replay_dir("replay"), runner, cells, **request)
     progress.clear()
     return finish(doc, replay_report, as_json=as_json, output=output)
 
 
 class CellLines:
-    """Standard error's line of each cell as soon as it ends, beside what a progress line says."""
+    """Standard error's line of each cell as soon as it ends, beside what a progress line says.
 
-    def __init__(self, progress: ProgressLine) -> None:
-        self._progress, self._count = progress, 0
+    Args:
+        first: the number of the first cell that runs; of a matrix 0 is the recording.
+    """
+
+    def __init__(self, progress: ProgressLine, first: int = 0) -> None:
+        self._progress, self._count = progress, first
         progress.note("replay: each row alone first, the reference; then each cell, a line as it ends")
 
     def __call__(self, event: Event) -> None:
@@ -181,9 +185,8 @@ class CellLines:
             cell = cast("dict[str, Any]", event.document)["cell"]
             held = "reference" if cell["part"] == "reference" else ""
             agrees = {True: "agrees", False: "DISAGREES", None: held}[cell["agreement"]["agrees"]]
-            if cell["part"] != "recording":
-                said = ", ".join(filter(None, (cell["outcome"], agrees)))
-                self._progress.note(f"cell {self._count}: {words.flags(telling(cell['flags']))}: {said}")
+            said = ", ".join(filter(None, (cell["outcome"], agrees)))
+            self._progress.note(f"cell {self._count}: {words.flags(telling(cell['flags']))}: {said}")
             self._count += 1
         self._progress(event)
 

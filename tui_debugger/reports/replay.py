@@ -109,9 +109,15 @@ def _compiler(number: int, cell: CellEntry) -> list[str]:
     if "stages" in cell:
         found = cell["stages"]
         known = "" if found["as_cell"] is None else f" (as cell {found['as_cell']}, which fails alike and was tried)"
-        lines = ["", f"cell {number} fails in {found['sentence']}{known}"]
+        how = "fails in" if cell["error"] else "is compiled wrong:"
+        lines = ["", f"cell {number} {how} {found['sentence']}{known}"]
         tried = found["trials"] if found["as_cell"] is None else []
-        return lines + [f"  compile={one['compile']}: {one['message'] or one['outcome']}" for one in tried]
+        lines += [f"  compile={one['compile']}: {one['message'] or one['outcome']}" for one in tried]
+        if "blamed" in found:
+            said = found["blamed"]
+            of = "" if said["layers"] is None else f", the first {said['layers']} of {said['of_layers']} layers"
+            lines.append(f"  torch's bisector: {said['sentence']} ({said['tries']} compilations{of})")
+        return lines
     made = cell["compile"]
     if made is None or not made["graph_breaks"]:
         return []

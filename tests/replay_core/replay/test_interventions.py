@@ -15,7 +15,7 @@ CHOSEN = (
     ("state_runs_through_the_pack", "lfm2", "float32"),
     ("state_kept_between_calls", "gemma2", "bfloat16"),
     ("norm_over_the_batch", "gemma2", "bfloat16"),
-    ("attention_scaled_in_the_pack", "gpt_neox", "float32"),
+    ("own_key_masked", "gpt_neox", "float32"),
     ("attention_put_out_as_nothing_when_padded", "gpt_neox", "float32"),
     ("experts_permuted_in_the_pack", "mixtral", "bfloat16"),
 )
