@@ -123,7 +123,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "grad_norm *", "actor/grad_norm verl", "train/grad_norm slime", "actor_grad_norm OpenRLHF",
         "policy/grad_norm SkyRL", "optim/grad_norm open-instruct", "ppo_actor/update/grad_norm AReaL",
         "policy/raw_grad_norm SkyRL", "grad norm Megatron", "Grad. Norm prime-rl", "train/grad_norm/mean prime-rl",
-        "actor_train/grad_norm ROLL",
+        "actor_train/grad_norm ROLL", "|g| *", "||g|| *",
     ),
     "response_length": (
         "completions/mean_length TRL", "response_length/mean verl", "rollout/response_len/mean slime",

@@ -43,10 +43,10 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning.
 
     8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times and a second slower for
-    good (the last quarter over the first half, a rise that chance does not explain) are a
-    warning; so is, where no time is logged, a throughput that falls by as much. The second iteration slower
-    than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the GRPO
-    notes are compared as info, and for the log of their own trainer.
+    good (the last quarter over the first half, a rise that chance does not explain) are a warning, info where responses
+    get longer by as much; so is, where no time is logged, a throughput that falls by as much. The second iteration
+    slower than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the
+    GRPO notes are compared as info, and for the log of their own trainer.
     """
     whole = seconds(log)
     if whole is None:
@@ -93,7 +93,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     before, after = median(values[: len(values) // 2]), median(last)
     if after > SLOWER * before and after - before > SLOWER_S and trends.rises(values):
         length = log.get("response_length")
-        longer = length is not None and trends.rises(length.finite)
+        longer = length is not None and after / before < _by_length(length.finite[trends.WARM_UP :])
         yield finding(
             "info" if longer else "warning",
             f"steps get slower: {before:.3g} s, then {after:.3g} s",
@@ -105,6 +105,14 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
             next_step="compare the phases' trends; " + _NEXT,
             steps=steps_of(whole.points[-len(last) :]),
         )
+
+
+def _by_length(values: list[float]) -> float:
+    """How many times slower steps may get by the length of the responses: by half more than it, or by its square."""
+    if not trends.rises(values) or (begun := median(values[: len(values) // 2])) <= 0:
+        return 1.0
+    grown = median(values[-(len(values) // 4) :]) / begun
+    return max(SLOWER * grown, grown**2)
 
 
 def _throughput(log: RunLog) -> Iterator[Finding]:

@@ -334,6 +334,17 @@ def test_a_policy_that_gets_as_sure_as_it_gets_right_has_not_collapsed(tmp_path:
     assert "D25" in ids(said(tmp_path, steps(60, change(learns=False))))
 
 
+@pytest.mark.parametrize(("longer", "found"), [(1.0, ["D37"]), (1.3, ["D37"]), (3.0, [])])
+def test_steps_may_get_slower_by_as_much_as_responses_get_longer(
+    longer: float, found: list[str], tmp_path: Path
+) -> None:
+    def change(step: int, line: Line) -> None:
+        line.update(step_time=20 * (1 + 3.0 * step / 60), resp_len=line["resp_len"] * (1 + (longer - 1) * step / 60))
+        del line["tokens_per_second"]
+
+    assert ids(said(tmp_path, steps(60, change))) == found
+
+
 # ---- what is paid for, and what is stated
 
 
