@@ -152,7 +152,13 @@ assert not tops & ours, tops & ours
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("trainer", [("torch", "numpy"), ("torch",)], ids=["torch and numpy", "torch alone"])
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        pytest.param(("torch", "numpy"), id="torch and numpy"),
+        pytest.param(("torch",), id="torch alone", marks=pytest.mark.slow),
+    ],
+)
 def test_the_recorder_writes_where_only_the_trainers_libraries_are(
     trainer: tuple[str, ...], wheel: Path, tmp_path: Path
 ):

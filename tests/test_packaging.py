@@ -197,7 +197,13 @@ for _ in range(2):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("asked", [True, False], ids=["RLDBG_RECORD is set", "it is not"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(True, id="RLDBG_RECORD is set"),
+        pytest.param(False, id="it is not", marks=pytest.mark.slow),
+    ],
+)
 def test_an_installed_rldbg_records_a_script_when_the_environment_asks(
     asked: bool, wheel: Path, tmp_path: Path, home: Path
 ):

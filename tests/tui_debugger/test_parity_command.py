@@ -86,7 +86,7 @@ def test_a_wrong_request_is_refused(arguments: list[str], says: str, capfd: pyte
     assert says in capfd.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @needs_megatron
 def test_two_configurations_run_each_in_a_child_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     a = write_config(tmp_path, "a", "torch")

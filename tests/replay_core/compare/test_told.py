@@ -100,7 +100,7 @@ def test_an_index_without_digests_or_that_is_torn_leaves_everything_to_be_read(t
     assert [row["name"] for row in doc["tensors"] if row["verdict"] == "DIFF"] == ["layers.2.mlp.output"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_wrong_tensor_of_a_hundred_thousand_is_found_in_300_mb_and_under_two_percent_of_the_bytes(
     tmp_path: Path,
 ) -> None:

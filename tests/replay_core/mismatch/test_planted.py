@@ -57,7 +57,7 @@ def test_a_temperature_is_named_by_its_value_and_leaves_rounding(models: Path) -
     assert float(outcome.named[0]["left"]["mean"]) < 1e-5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_older_weights_and_a_temperature_are_named_together_and_nothing_beside(models: Path) -> None:
     outcome = bench.run("qwen2", PLANTS["joint: weights of step 2 + temperature 0.9"], models)
     assert outcome.is_right, (outcome.headline, outcome.named)

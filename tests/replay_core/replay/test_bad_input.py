@@ -199,7 +199,7 @@ def test_a_factory_without_a_function_is_a_wrong_request(ask):
     assert refused.value.found == "users_factories"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_attention_registered_without_its_mask_is_named(ask, factory):
     doc = ask("attention=own packing=on", plan={**factory("maskless"), "capture": "none"})
     _, padded, packed = doc["cells"]

@@ -62,7 +62,7 @@ def need_the_actors_logprobs(cell, sequences, mask, action):
     np.testing.assert_allclose(actions, expected.numpy(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_genuine_batch_over_128256_tokens(ask, replay):
     genuine = {
         "dump": str(DUMPS),

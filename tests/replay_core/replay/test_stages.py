@@ -83,7 +83,7 @@ def test_what_cannot_be_traced_is_called_dynamos_and_is_tried_once(ask):
     assert down[1]["stages"]["as_cell"] == doc["cells"].index(down[0])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_graph_break_is_named(ask):
     doc = asked(ask, "breaking_the_graph", "compile=dynamo")
     cell = doc["cells"][-1]

@@ -181,7 +181,7 @@ def test_a_step_of_a_loop_that_trains_on_its_samples_is_all_that_trains_on_them(
     assert any("1 optimizer steps of this step came before" in note for note in later["notes"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("replays_here")
 def test_a_loss_that_is_a_plain_function_is_carried_back_from_the_gradient_it_left_at_the_logits(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -202,7 +202,7 @@ def test_a_loss_that_is_a_plain_function_is_carried_back_from_the_gradient_it_le
     assert json.loads(capfd.readouterr().out)["cells"][-1]["recorded_training"]["agrees"] is False
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("replays_here")
 def test_the_mean_over_ranks_is_replayed_from_every_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = """
@@ -236,7 +236,7 @@ for step in range(2):
     assert "is of 2 ranks together, this replay of 1: it is not compared" in training["sentence"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_environments_own_sitecustomize_still_runs(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()

@@ -29,7 +29,8 @@ _HOSTILE = (
     "```\n```\n# heading\n| a | b |\n|---|---|",
     "]]>&amp;<![CDATA[",
 )
-#: A text of a megabyte in every place takes seconds.
+#: A text of a megabyte in every place takes seconds: one document has it.
+LONG = 100_000
 HOSTILE = (*_HOSTILE, pytest.param("A" * 1_000_000, marks=pytest.mark.long))
 
 

@@ -15,7 +15,7 @@ import pytest
 from replay_core import budget, workbench
 from replay_core.documents.embedding import BEGINNING, embedded, kind_mark
 from replay_core.errors import BudgetError, DumpError
-from tests.tui_debugger.handout.documents import HOSTILE, genuine, spoilt
+from tests.tui_debugger.handout.documents import HOSTILE, LONG, genuine, spoilt
 from tui_debugger.handout.html_page import LARGEST, page
 from tui_debugger.handout.kinds import KINDS, sheet_of
 
@@ -102,7 +102,7 @@ def test_a_page_runs_nothing_and_asks_for_nothing(pages: dict[str, str]) -> None
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:12]))
 def test_hostile_texts_of_a_dump_do_nothing(text: str) -> None:
-    for name in ("comparison", "diagnosis", "parity"):
+    for name in ("comparison", "diagnosis", "parity")[: 1 if len(text) > LONG else 3]:
         seen = Seen(made := page(spoilt(genuine()[name], text), command=f"rldbg compare {text}"))
         assert seen.elements <= _ELEMENTS
         assert seen.attributes <= _ATTRIBUTES
@@ -122,7 +122,9 @@ def test_a_page_opens_again_as_the_document_it_was_made_of(pages: dict[str, str]
 def _of_many(count: int) -> Any:
     document = genuine()["comparison"]
     row = next(row for row in document["tensors"] if row["verdict"] == "DIFF")
-    rows = [{**row, "name": f"layers.{number}.{number * 7919 % 10007:x}.output"} for number in range(count)]
+    rows = [
+        {**row, "name": f"layers.{hashlib.sha512(str(number).encode()).hexdigest()}.output"} for number in range(count)
+    ]
     counts = dict.fromkeys(document["counts"], 0) | {"total": count, "DIFF": count}
     return {**document, "tensors": rows, "counts": counts}
 
@@ -134,7 +136,7 @@ def test_a_page_of_very_many_tensors_stays_small_and_says_what_it_left_out(tmp_p
     assert "and 3,800 rows more; the document has all" in some
     (tmp_path / "some.html").write_text(some, encoding="utf-8")
     assert len(workbench.reopen(tmp_path / "some.html")["tensors"]) == 4000  # type: ignore[typeddict-item]
-    many = page(_of_many(150_000))
+    many = page(_of_many(20_000))
     assert len(many.encode()) < LARGEST
     assert "Left out, for a page of less than 1 MB: the document itself" in many
     (tmp_path / "many.html").write_text(many, encoding="utf-8")
