@@ -44,6 +44,9 @@ _UNTIMED = 64
 FLOOR_SECONDS, SECONDS_PER_MIB = 0.75, 0.5
 #: Of each record, so much is not counted: a log of 15,000 steps is asked for each of them once it is known.
 FREE_SECONDS = 0.0005
+#: A look at the thread's clock may be so many seconds old. It costs a call of the kernel, and on a box that others use
+#: it is where the thread loses its turn: not for each of thousands of short readings.
+_STALE = 0.02
 #: What a process may hold beyond what it held when it began to read a file.
 FLOOR_MEMORY = 256 << 20
 
@@ -107,6 +110,13 @@ class Budget:
 
 class _Reading(threading.local):
     budget: Budget | None = None
+    #: The thread's CPU seconds when they were last looked at, and when that was.
+    cpu: float = 0.0
+    looked: float = -1.0
+
+    def look(self) -> float:
+        self.cpu, self.looked = time.thread_time(), time.perf_counter()
+        return self.cpu
 
 
 _now = _Reading()
@@ -143,7 +153,7 @@ class reading:  # noqa: N801 - reads as the words of a `with`
         BudgetError: the readings of the file took their time already.
     """
 
-    __slots__ = ("_began", "_budget", "_file", "_outer", "_records", "_took")
+    __slots__ = ("_began", "_budget", "_cpu", "_file", "_outer", "_records", "_took")
 
     def __init__(self, path: Path | str, records: int = 1) -> None:
         self._file, self._records = str(path), records
@@ -153,11 +163,12 @@ class reading:  # noqa: N801 - reads as the words of a `with`
         self._budget: Budget | None = None
         if self._outer is not None and self._outer.file == self._file:
             return
-        self._began, self._took = time.thread_time(), _took.get(self._file, 0.0)
+        self._began, self._took = time.perf_counter(), _took.get(self._file, 0.0)
+        self._cpu = _now.cpu if self._began - _now.looked < _STALE else _now.look()
         budget = Budget(self._file, self._took)
         if budget.seconds < 0:
             budget.spend_seconds(0.0)
-        budget.seconds += self._began
+        budget.seconds += self._cpu
         self._budget = _now.budget = budget
         if self._file not in _took:
             _limit_memory(budget)
@@ -169,7 +180,11 @@ class reading:  # noqa: N801 - reads as the words of a `with`
         if budget is None:
             return
         _now.budget = self._outer
-        _took[self._file] = self._took + max(0.0, time.thread_time() - self._began - self._records * FREE_SECONDS)
+        # Nobody works longer than it lasts: a reading that was short has cost nothing that counts.
+        lasted, free = time.perf_counter() - self._began, self._records * FREE_SECONDS
+        _took[self._file] = self._took + (
+            max(0.0, min(lasted, _now.look() - self._cpu) - free) if lasted > free else 0.0
+        )
         if budget.memory_before is not None:
             _set_limit(budget.memory_before)
         if isinstance(error, MemoryError):
@@ -219,7 +234,7 @@ def _clock(budget: Budget, count: int) -> None:
         return
     if budget.memory_before is None:
         _limit_memory(budget)
-    budget.spend_seconds(time.thread_time())
+    budget.spend_seconds(_now.look())
 
 
 def spend_bytes(count: int, what: str) -> None:

@@ -135,14 +135,16 @@ def test_exit_codes_of_what_is_asked_rightly(arguments: list[str], code: int, rl
         (["--ascii", "a"], "rldbg ls"),
         (["--follow"], "nothing to follow"),
         (["--follow", "--one-run", "a", "b"], "--follow takes one path"),
-        # A child with torch is asked here.
+        # A child with torch is asked in these two.
         pytest.param(
             ["replay", "a", "--step", "9", "--model", "random:llama-tiny"],
             "no record of step 9",
             marks=pytest.mark.long,
         ),
         (["replay", "a", "--step", "0,1"], "one step"),
-        (["replay", "a", "--model", "random:nothing"], "random:llama-tiny"),
+        pytest.param(
+            ["replay", "a", "--model", "random:nothing"], "random:llama-tiny", marks=pytest.mark.long
+        ),
         (["replay", "a", "--model", "/nothing/here"], "/nothing/here"),
         (["replay", "a", "--attention", "zzz"], "zzz"),
     ],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,8 +55,17 @@ SCENES: dict[str, tuple[tuple[Path, ...], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("scene", SCENES)
+def _scenes() -> list[Any]:
+    """Every scene at every size; of the wide ones a few are drawn after each change, the others by `make check`."""
+    wide = ("divergence", "empty", "inspect", "log-trends", "matrix", "parity", "shifted", "trends")
+    return [
+        pytest.param(scene, size, id=f"{scene}-{size[0]}x{size[1]}",
+                     marks=() if size == SIZES[0] or scene in wide else pytest.mark.long)
+        for scene in SCENES for size in SIZES
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scene", "size"), _scenes())
 async def test_screen_is_the_golden_one(scene: str, size: tuple[int, int]) -> None:
     dumps, keys = SCENES[scene]
 

@@ -200,4 +200,6 @@ def require_terminal(a: Path | None, b: Path | None) -> None:
         hint = f"rldbg compare {a} {b}"
     else:
         hint = f"rldbg ls {a}" if a is not None else "rldbg --help"
-    raise RequestError("the screen needs a terminal", found="standard input or output that is a file, a pipe or closed", hint=hint)
+    raise RequestError(
+        "the screen needs a terminal", found="standard input or output that is a file, a pipe or closed", hint=hint
+    )

@@ -28,7 +28,7 @@ def parts_of(told: list[Event]) -> list[tuple[int, int]]:
     return list(dict.fromkeys((event.part, event.parts) for event in told if isinstance(event, Progress)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_mistake_is_caught_and_told_apart(ask, fault, dtype):
     doc = ask(f"{fault} dtype={dtype}", plan={"capture": "none"})
