@@ -22,6 +22,7 @@ _FULL = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded")
 _SHARED = regex(
     r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
 )
+_LOADED = regex(r"[Ee]rror\(s\) in loading state_dict|size mismatch for |Missing key\(s\) in state_dict")
 _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
 _SIGKILL = regex(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
 _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
@@ -205,6 +206,12 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "the first error of any other rank; else the scheduler's own record of the job",
             )
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
+    if _LOADED.search(one.text):
+        return (
+            "the checkpoint's weights are not the model's: another architecture or size, a vocabulary that was padded, "
+            "an adapter or a wrapper's prefix in the names, or another sharding",
+            "compare the names and shapes: rldbg show CHECKPOINT beside rldbg show MODEL",
+        )
     if _SHARED.search(one.text):
         return (
             "shared memory (/dev/shm) is full: workers hand tensors over by it, and a container has 64 MB of it unless "

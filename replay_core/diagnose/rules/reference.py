@@ -319,7 +319,7 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
             finite[leapt].where(series.name),
             evidence=[series.shown_at(finite[leapt], f"< {FAR:g}"), shown("first step above it", finite[leapt].step)],
             cause="the learning rate is far too high: one update takes the policy away; or what it is held against is "
-            "wrong: an engine that no longer gets new weights, a loss that is not clipped"
+            "wrong: an engine that samples with old weights, a loss that is not clipped"
             if not log.has("logprob_diff")
             else "the learning rate is far too high: one update takes the policy away",
             next_step="lower the learning rate ten times; look at grad_norm and entropy of that step",

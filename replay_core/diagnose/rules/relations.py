@@ -83,6 +83,8 @@ def falls_back(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"needs {4 * SIDE} steps")
 
 
+#: Normalised within a group of n, an advantage is at most the root of n: groups of 900 nobody has.
+BEYOND = 30.0
 #: Steps before a bound that every step keeps is no chance.
 FEWEST = 5
 
@@ -94,7 +96,9 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
     same number in every step (a clamp), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps
-    and more (a constant is added; where no critic's values are logged): a warning. Means of 0 are no bound: all
+    and more (a constant is added; where no critic's values are logged): a warning. An advantage past 30 times the
+    rewards' range (or mean, where no range is logged; or 1, where that is smaller) is an error: a std of 0 was divided
+    by. Means of 0 are no bound: all
     advantages are 0 there.
     """
     if log.get("advantage_min") is None:
@@ -107,6 +111,18 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
     mean, reward = log.get("advantage_mean"), log.get("reward")
     same = [agree(*row) for _, row in together(mean, reward)]
     highest, lowest = max(high for high, _ in rows), min(low for _, low in rows)
+    if (range_ := _paid(log)) and max(highest, -lowest) > BEYOND * max(1.0, range_):
+        yield finding(
+            "error",
+            f"advantages come to {max(highest, lowest, key=abs):.3g}: more than a spread of rewards can make of them",
+            top.first(over=highest - 1e-9),
+            evidence=[top.shown(highest, f"< {BEYOND:g}"), bottom.shown(lowest), shown("size of the rewards", range_)],
+            cause="what rounding leaves of equal rewards is divided by a std of 0 without an epsilon, or another scale "
+            "than is meant: a few samples make the whole update",
+            next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
+            steps=top.steps(over=BEYOND),
+        )
+        return
     if lowest >= 0:
         tops = [agree(*row) for _, row in together(top, log.get("reward_max"))]
         raw = (len(same) >= FEWEST and all(same)) or (len(tops) >= FEWEST and all(tops))
@@ -142,6 +158,13 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             highest,
             "another number in every step",
         )
+
+
+def _paid(log: RunLog) -> float:
+    """The largest range of a step's rewards, or where that is not logged the largest mean; 0 where neither is."""
+    ranges = [high - low for _, (high, low) in together(log.get("reward_max"), log.get("reward_min"))]
+    reward = log.get("reward")
+    return max(ranges or [abs(value) for value in (reward.finite if reward is not None else [])], default=0.0)
 
 
 #: Of the range of a step's advantages: how far off 0 their mean is where it is not the length of the answers.

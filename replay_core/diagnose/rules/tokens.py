@@ -298,7 +298,7 @@ def lengths(log: RunLog) -> Iterator[Finding]:
     yield finding(
         "error" if (longer and cut >= 1) or (not longer and now < 2) else "warning",
         f"response length {'explodes' if longer else 'collapses'}: {series.name} goes from {begun:.3g} to "
-        f"{now:.3g}{also}",
+        f"{now:.3g}{also}" + (f", and {cut:.0%} of them are cut at the limit" if longer and cut >= 0.5 else ""),
         series.last.where(series.name),
         evidence=[
             series.shown(now, f"< {GROWN * begun:.3g}" if longer else f"> {SHRUNK * begun:.3g}"),

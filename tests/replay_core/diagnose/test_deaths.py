@@ -128,3 +128,23 @@ def test_a_person_who_stops_a_run_is_no_error(tmp_path: Path) -> None:
     found = only(diagnosed(tmp_path, STEPS + said_by("raise KeyboardInterrupt")), "L06")
     assert found.severity == "warning"
     assert "stopped by hand" in found.claim
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (
+            "unable to write to file </torch_912_3312_0>: No space left on device (28)",
+            "shared memory (/dev/shm) is full",
+        ),
+        ("[Errno 28] No space left on device: '/ckpt/step_3'", "the disk is full"),
+        (
+            "Error(s) in loading state_dict for Llama:\n\tsize mismatch for lm_head.weight: a, b",
+            "weights are not the model",
+        ),
+    ],
+    ids=["shared memory", "disk", "checkpoint"],
+)
+def test_an_end_with_a_known_cause_names_it(error: str, cause: str, tmp_path: Path) -> None:
+    text = f'{STEPS}Traceback (most recent call last):\n  File "a.py", line 2, in <module>\nRuntimeError: {error}\n'
+    assert cause in only(diagnosed(tmp_path, text), "L06").cause

@@ -129,6 +129,8 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("advantages off their centre", verl, [{"critic/advantages/mean": 0.5 + n / 100} for n in range(10)],
      ("D73", "warning")),
     ("advantages about their centre", verl, [{"critic/advantages/mean": 0.5 - n / 15} for n in range(10)], None),
+    ("advantages beyond any spread", verl, [{"critic/advantages/max": 31.0}] * 5, ("D73", "error")),
+    ("large rewards", verl, [{"critic/advantages/max": 31.0, "critic/score/max": 100.0}] * 5, None),
     ("samples that get older", verl, [{"staleness": 0.5 * n} for n in range(16)], ("D31", "warning")),
     ("a pipeline that fills", verl, [{"staleness": min(4, n)} for n in range(16)], None),
     ("nearly all cut", trl, [{"completions/clipped_ratio": 0.86}] * 16, ("D20", "warning")),
