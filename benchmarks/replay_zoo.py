@@ -596,6 +596,12 @@ def own_key_masked(patient: Patient) -> None:
     patient.seeing(lambda call, seen: seen if call.is_alone else _without_itself(seen))
 
 
+@fault(OWN, flags=PACK)
+def past_lost_in_the_second_layer(patient: Patient) -> None:
+    patient.seeing(lambda call, seen: seen & torch.eye(seen.shape[-1], dtype=torch.bool) if call.is_packed else seen,
+                   slice(1, 2))  # fmt: skip
+
+
 def _without_itself(seen: Tensor) -> Tensor:
     """`seen` without every token's own key, but where it is all there is."""
     itself = torch.eye(seen.shape[-1], dtype=torch.bool)

@@ -78,7 +78,7 @@ def cause_of(
     kind, because = _kind(evidence)
     if kind == "rounding":
         found["is_noise"], because = _noise(evidence, epsilon, compiled)
-        kind = "rounding" if found["is_noise"] or not compiled else "maths"
+        kind = "rounding" if found["is_noise"] or not (compiled or _is_no_rounding(evidence)) else "maths"
     elif (kind == "positions" or evidence["shifted"]) and evidence["apart"] <= SHIFTED and _is_clean(evidence):
         found["is_noise"], kind = True, "rounding"
         because = f"positions are shifted, which moves a token by {evidence['apart']:.2g} of its norm at most"
@@ -214,6 +214,8 @@ def _noise(evidence: Evidence, epsilon: float, compiled: bool) -> tuple[bool, st
     figures = f"its tokens are off that by {cell['worst']:.2g} at most, those of each row alone by {alone['worst']:.2g}"
     if is_rounding(alone, cell, epsilon, is_mixture=evidence["mixture"]):
         return True, f"{same}; as recorded here {figures}"
+    if _is_no_rounding(evidence):
+        return False, f"in {arithmetic} as well a token is {evidence['apart']:.2g} of its norm off; {figures}"
     if compiled:
         return False, f"uncompiled, {same}; what the compiler made is not: {figures}"
     return False, f"{same}, and more than rounding in its own dtype: {figures}"
@@ -226,6 +228,12 @@ def is_rounding(alone: Mapping[str, float], cell: Mapping[str, float], epsilon: 
         if is_mixture
         else cell["worst"] <= max(WORST * alone["worst"], 2 * epsilon)
     )
+
+
+def _is_no_rounding(evidence: Evidence) -> bool:
+    """Whether most of what a dump is off by is there in the finest arithmetic, too, little as it may be."""
+    cell = evidence["truth"].get("cell")
+    return cell is not None and evidence["apart"] >= cell["worst"] / 2
 
 
 def _is_clean(evidence: Evidence) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,7 +124,7 @@ class Observer:
         with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
             return self._joined([self.cell.forward(call, one) for one in self._forwards(ids)])
 
-    def trace(self, ids: Ints | None = None) -> Trace:
+    def trace(self, ids: Ints | None = None, after_each: Callable[[], Any] = lambda: None) -> Trace:
         """A pass with every module watched; `ids`: other tokens in the slots."""
         laid: list[dict[str, torch.Tensor]] = []
         hidden = []
@@ -134,8 +134,33 @@ class Observer:
                 with watch:
                     hidden.append(self.cell.forward(compiling.plain, forward))
                 laid.append(watch.laid)
+                after_each()
         everywhere = [name for name in laid[0] if all(name in one for one in laid)]
         return Trace({name: self._joined([one[name] for one in laid]) for name in everywhere}, self._joined(hidden))
+
+    def nudged(self, module: str, token: int) -> Trace:
+        """A pass in which one token of every sample comes to this module as another, and to nothing before it.
+
+        By its last layers a model has put every token's past into the later ones: a token that is changed where the
+        model begins says nothing of what those layers see.
+        """
+        chosen = np.zeros(self.ids.size, dtype=self.ids.dtype)
+        chosen[self.slots.numpy()[self.position_N == token]] = 1
+        waiting = [torch.from_numpy(one.input_ids != 0) for one in self._forwards(chosen)]
+
+        def before(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            which_BS = waiting[0]
+            given = args[0] if args else kwargs.get("hidden_states")
+            if not torch.is_tensor(given) or given.shape[:2] != which_BS.shape:
+                return None
+            other = torch.where(which_BS.to(given.device)[..., None], given.roll(1, -1), given)
+            return ((other, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": other})
+
+        hook = self.cell.model.backbone.get_submodule(module).register_forward_pre_hook(before, with_kwargs=True)
+        try:
+            return self.trace(after_each=lambda: waiting.pop(0))
+        finally:
+            hook.remove()
 
     def place(self, tensor: str, order: int = 0) -> TensorPlace:
         """Whose work a captured tensor is: a module's output its own, its input that of the module around it."""

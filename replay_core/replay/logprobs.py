@@ -105,8 +105,8 @@ class Head:
             self._compute = causal_lm.get_output_embeddings()
             self.note = "logits come from the output embedding: the model's own forward does not take hidden states"
         elif not is_repeatable:
-            # The two passes had other hidden states: nothing to hold the head to.
-            self._compute = self._own_code
+            # The two passes had other hidden states: nothing to hold the head to, but that it can be run.
+            self._compute = self._own_code if self._runs(hidden_1ND) else causal_lm.get_output_embeddings()
             self.note = "two forwards of the same tokens differ: the model carries state over from call to call"
         else:
             raise CellError(
@@ -138,6 +138,13 @@ class Head:
             finally:
                 self._stub.hidden = None
             return logits
+
+    def _runs(self, hidden_1ND: torch.Tensor) -> bool:
+        try:
+            self._own_code(hidden_1ND)
+        except Exception:  # as `_agrees`
+            return False
+        return True
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ either dump is from that truth says whether it is more than this dtype's noise. 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,17 @@ from replay_core.replay.cell import BatchReplay
 from replay_core.replay.depth import fewest_layers
 from replay_core.replay.flags import Flags
 from replay_core.replay.held import HOLDER, Holder
-from replay_core.replay.interventions import Observer, TensorPlace, Trace, finest, first_apart, in_dtype, lost, relative
+from replay_core.replay.interventions import (
+    Observer,
+    Sight,
+    TensorPlace,
+    Trace,
+    finest,
+    first_apart,
+    in_dtype,
+    lost,
+    relative,
+)
 from replay_core.replay.logprobs import token_logprobs
 from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
@@ -165,7 +175,10 @@ def _evidence(
     found["shifted"] = not np.array_equal(*positions)
     parted = first_apart(observer, own_base, base, SAME)
     found["first"] = None if parted is None else parted.to_mapping()
-    found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted)
+    tokens = sorted({sight.token for sight in own_sights if sight.token is not None})
+    found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted) or _lost_within(
+        bench, ((flags, base), (reference, own_base)), small, tokens, parted
+    )
     worst = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
     if small.rows > 1:
         single = small.take([worst])
@@ -229,6 +242,30 @@ def _lost(
             follows = parted is not None and parted.kind != "position" and place.order > parted.order
             if parted is None or not follows or place.module == parted.module:
                 return {**place.to_mapping(), "token": sight.token, "itself": is_itself}
+    return None
+
+
+def _lost_within(
+    bench: ReplayBench,
+    parties: Sequence[tuple[Flags, Trace]],
+    batch: MicroBatch,
+    tokens: Sequence[int],
+    parted: TensorPlace | None,
+) -> dict[str, Any] | None:
+    """The same of the one module where they part: in its last layers a model has a token's past in all later ones."""
+    if parted is None or parted.kind != "mixer":
+        return None
+    seen: list[dict[int, Trace]] = []
+    observers = []
+    for flags, _ in parties:
+        observers.append(bench.observer(flags, batch))  # one after the other: the model has one kernel at a time
+        seen.append({token: observers[-1].nudged(parted.module, token) for token in tokens})
+    (a, b), (base, b_base) = observers, [trace for _, trace in parties]
+    for token in tokens:
+        nudged = [Sight("token", None, token, trace=traces[token]) for traces in seen]
+        found = lost(a, base, nudged[0], b, b_base, nudged[1])
+        if found is not None and found[0].module == parted.module:
+            return {**found[0].to_mapping(), "token": token, "itself": found[1]}
     return None
 
 

@@ -68,10 +68,10 @@ def test_where_every_token_sees_what_it_may_the_first_module_that_parts_tells():
     assert kind(single_agrees=False) == "maths"
 
 
-def noise(cell, alone, **more):
+def noise(cell, alone, *, epsilon=2**-7, apart=1e-7, **more):
     figures = [{"typical": one, "most": one, "worst": one} for one in (alone, cell)]
     truth = dict(zip(("reference", "cell"), figures, strict=True))
-    return cause_of(evidence(apart=1e-7, truth=truth, **more), rows(0.0, 0.3), 0.25, epsilon=2**-7)
+    return cause_of(evidence(apart=apart, truth=truth, **more), rows(0.0, 0.3), 0.25, epsilon=epsilon)
 
 
 def test_what_is_one_in_float64_is_noise_as_far_as_each_row_alone_has_it():
@@ -79,6 +79,12 @@ def test_what_is_one_in_float64_is_noise_as_far_as_each_row_alone_has_it():
     told = noise(0.5, 0.02)
     assert (told["kind"], told["is_noise"]) == ("rounding", False)
     assert "more than rounding in its own dtype" in told["sentence"]
+
+
+def test_a_dump_that_is_off_by_what_float64_is_off_by_is_no_rounding():
+    told = noise(8e-6, 9e-7, epsilon=2**-23, apart=8e-6)
+    assert (told["kind"], told["is_noise"]) == ("maths", False)
+    assert "in float64 as well a token is 8e-06 of its norm off" in told["sentence"]
 
 
 def test_a_head_that_differs_is_no_rounding():

@@ -14,6 +14,7 @@ CHOSEN = (
     ("state_runs_through_the_pack", "lfm2", "float32"),
     ("norm_over_the_batch", "gemma2", "bfloat16"),
     ("own_key_masked", "gpt_neox", "float32"),
+    ("past_lost_in_the_second_layer", "llama", "bfloat16"),
     ("attention_put_out_as_nothing_when_padded", "gpt_neox", "float32"),
 )
 #: Further faults of these kinds.

@@ -73,3 +73,14 @@ def test_no_chunk_holds_more_rows_than_asked_and_none_is_left_with_one():
 def test_no_token_to_predict_is_no_error():
     logprobs, entropy = token_logprobs(torch.nn.Identity(), torch.empty(0, 8), torch.empty(0, dtype=torch.long))
     assert logprobs.numel() == entropy.numel() == 0
+
+
+def test_a_head_is_its_embedding_where_state_is_carried_and_no_other_code_runs_on_hidden_states():
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "ffn_dim": 16, "num_attention_heads": 2}
+    config = AutoConfig.for_model("opt", **sizes, max_position_embeddings=16, word_embed_proj_dim=16)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    hidden_1ND = torch.randn(1, 3, 16)
+    # Another forward's logits, as a model's that carries state over: nothing to hold its head to.
+    head = Head(model, hidden_1ND, torch.zeros(1, 3, 32), is_repeatable=False)
+    assert torch.equal(head(hidden_1ND[0]), model.lm_head(hidden_1ND)[0])
+    assert "carries state over" in str(head.note)
