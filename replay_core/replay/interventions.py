@@ -150,7 +150,7 @@ class Observer:
 
         def before(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             which_BS = waiting[0]
-            given = args[0] if args else kwargs.get("hidden_states")
+            given: Any = args[0] if args else kwargs.get("hidden_states")
             if not torch.is_tensor(given) or given.shape[:2] != which_BS.shape:
                 return None
             other = torch.where(which_BS.to(given.device)[..., None], given.roll(1, -1), given)
