@@ -129,6 +129,19 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_of_page: Any) -> str:
-    """A link to a file that is no page of the site stays as its words."""
-    return _OUT.sub(r"\1", markdown)
+def on_page_markdown(markdown: str, page: Any, **_of_page: Any) -> str:
+    """A link to a file that is no page of the site stays as its words; each kind of document leads to its keys."""
+    text = _OUT.sub(r"\1", markdown)
+    return with_keys(text) if page.file.src_path == "documents.md" else text
+
+
+def with_keys(text: str) -> str:
+    """The page of documents with a link under each kind's heading to its section of the schema, which is made here: in
+    the repository there is no such page to lead to."""
+
+    def linked(heading: re.Match[str]) -> str:
+        kinds = [kind.strip() for kind in heading[1].split(",")]
+        links = ", ".join(f"[`{kind}`](reference/schema.md#{kind})" for kind in kinds)
+        return f"{heading[0]}\n\nEvery key and its type: {links}."
+
+    return re.sub(r"^## ([a-z, ]+):.*$", linked, text, flags=re.MULTILINE)

@@ -187,6 +187,7 @@ EXTRAS = {
     "torch": "replay", "transformers": "replay", "safetensors": "replay", "xxhash": "replay", "psutil": "replay",
     "pynvml": "replay", "scipy": "replay", "yaml": "parity", "deepspeed": "parity", "megatron": "parity",
     "omegaconf": "yaml", "pyarrow": "parquet", "ray": "ray",
+    "tensorboardX": "tensorboard", "wandb": "wandb",
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
     ("terminal", "slow_link", "settings", "collecting"),
     ("busy",),  # a job that runs, for the screen and for the command line
-    ("format", "paths", "actions", "token_colours"),
+    ("format", "paths", "actions", "token_colours", "sample_orders"),
 )
 
 #: What the front end may open of the core: a module, or only these names of it. And why.
@@ -103,6 +103,9 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
         "the documents that commands print and save",
     ),
     "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
+    "replay_core.export.scalars": (None, "what a document means to a dashboard: three numbers, no numpy"),
+    "replay_core.export.dashboards": (("Dashboard", "dashboard"), "where `--scalars` puts them"),
+    "replay_core.dumps.following": (("Follower",), "what has come to a run, for a command that waits for it"),
     "replay_core.executors": (("wire",), "the child's pipe"),
     "replay_core.executors.wire": (None, "the child's pipe"),
     "replay_core.executors.child": (None, "a child behind a command"),

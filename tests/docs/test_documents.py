@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from tests.docs.made import made_pages
+
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "replay_core" / "documents" / "schema.json"
 PAGE = ROOT / "docs" / "documents.md"
@@ -39,3 +41,17 @@ def test_every_key_of_a_samples_document_stands_in_its_section():
     keys = keys_within("samples")
     assert {"turns", "texts", "counted", "worst"} <= keys
     assert keys - named_in_section("samples") == set()
+
+
+def test_every_kind_of_document_stands_on_the_page_and_leads_to_its_section_of_the_schema_on_the_site():
+    definitions = json.loads(SCHEMA.read_text())["$defs"]
+    kinds = {name for name, one in definitions.items() if "const" in one.get("properties", {}).get("kind", {})}
+    first_table = re.search(r"\| `kind` \|(.*)\|", PAGE.read_text())
+    assert first_table is not None
+    assert set(re.findall(r"`(\w+)`", first_table[1])) == kinds
+    made = made_pages()
+    linked = re.findall(r"\[`(\w+)`\]\(reference/schema\.md#(\w+)\)", made.with_keys(PAGE.read_text()))
+    assert {name for name, _ in linked} == kinds
+    assert len(linked) == len(kinds)
+    headings = set(re.findall(r"^## (\w+)$", made.schema(), flags=re.MULTILINE))
+    assert {anchor for _, anchor in linked} <= headings

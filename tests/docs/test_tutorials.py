@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests import browser
+from tests.docs.made import made_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs/tutorials").glob("*.md"))
@@ -57,22 +56,13 @@ def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
             assert line.strip() in ran.stdout, (command, line, ran.stdout[:2000])
 
 
-def _made() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("made_pages", ROOT / "docs/made_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.long
 def test_the_pages_made_of_the_code_hold_every_command_type_key_and_member():
     from replay_core.rollouts import RolloutReplay
     from tui_debugger.actions import ACTIONS
     from tui_debugger.cli import COMMANDS, HIDDEN
 
-    pages = _made().made()
+    pages = made_pages().made()
     for name in set(COMMANDS) - set(HIDDEN):
         assert f"## rldbg {name}\n" in pages["reference/commands.md"]
     assert "## SamplesDocument" in pages["reference/schema.md"] or "## samples" in pages["reference/schema.md"]

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,8 +17,13 @@ from replay_core import workbench
 from replay_core.errors import RldbgError, error_from_mapping
 from replay_core.records import Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, step_selector
+from tui_debugger.commands.scalars import scalars_option, to_dashboard
 from tui_debugger.commands.sharding import in_units, sharded, typed
 from tui_debugger.reports.diagnosis import diagnosis_report
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import DiagnosisDocument
+    from replay_core.export.dashboards import Dashboard
 
 _STDIN = Path("-")
 
@@ -36,6 +41,8 @@ _STDIN = Path("-")
     help="The mildest finding that makes the exit code 1.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Spell out what is downstream, and every skipped rule.")
+@click.option("--follow", is_flag=True, help="Again for every step that comes, until Ctrl-C: then the answer so far.")
+@scalars_option
 @sharded
 @document_output
 def command(
@@ -45,6 +52,8 @@ def command(
     explain: str | None,
     fail_on: str,
     show_all: bool,
+    follow: bool,
+    scalars: str | None,
     shard: str | None,
     ray: str | None,
     units: Path | None,
@@ -62,22 +71,16 @@ def command(
         return 0
     if not paths:
         raise click.UsageError("diagnose needs a dump or a log")
+    if follow and (shard or units or ray is not None or step is not None or paths == (_STDIN,)):
+        raise click.UsageError("--follow looks at every step of a run on disk: without --step, --out and -")
     if shard is not None or units is not None or ray is not None:
         if paths == (_STDIN,):
             raise click.UsageError("--out takes a dump or a log that can be read again, not -")
         asked = {"paths": [str(path.resolve()) for path in paths], "rules": list(rules)}
         return in_units("diagnose", asked, units, shard, ray, as_json=as_json, output=output, select=typed(step=step),
                         judged={"fail_on": fail_on})  # fmt: skip
-    progress = ProgressLine()
-    if paths == (_STDIN,):
-        with _standard_input() as path:
-            try:
-                doc = _renamed(workbench.diagnose(path, rules=rules, step=step, on_event=progress), str(path))
-            except RldbgError as error:
-                raise error_from_mapping(_renamed(error.to_mapping(), str(path))) from None
-    else:
-        doc = workbench.diagnose(*paths, rules=rules, step=step, on_event=progress)
-    progress.clear()
+    with to_dashboard(scalars, follow=follow) as told:
+        doc = _followed(paths, rules, told) if follow else _once(paths, rules, step)
     return finish(
         doc,
         lambda document: diagnosis_report(document, show_all=show_all),
@@ -85,6 +88,31 @@ def command(
         output=output,
         fail_on=fail_on,
     )
+
+
+def _once(paths: tuple[Path, ...], rules: tuple[str, ...], step: Selection | None) -> DiagnosisDocument:
+    progress = ProgressLine()
+    if paths == (_STDIN,):
+        with _standard_input() as path:
+            try:
+                doc: DiagnosisDocument = _renamed(
+                    workbench.diagnose(path, rules=rules, step=step, on_event=progress), str(path)
+                )
+            except RldbgError as error:
+                raise error_from_mapping(_renamed(error.to_mapping(), str(path))) from None
+    else:
+        doc = workbench.diagnose(*paths, rules=rules, step=step, on_event=progress)
+    progress.clear()
+    return doc
+
+
+def _followed(paths: tuple[Path, ...], rules: tuple[str, ...], told: Dashboard | None) -> DiagnosisDocument:
+    from tui_debugger.commands.following import FollowedDiagnosis
+
+    doc = FollowedDiagnosis(paths, rules, told).until_stopped()
+    if doc is None:
+        raise KeyboardInterrupt  # before anything could be looked at: there is no answer
+    return doc
 
 
 @contextmanager

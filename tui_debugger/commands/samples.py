@@ -10,18 +10,17 @@ import click
 from replay_core import workbench
 from tui_debugger.commands import DumpPath, document_output, finish, step_selector
 from tui_debugger.reports.samples import samples_report
+from tui_debugger.sample_orders import ORDERS
 
 if TYPE_CHECKING:
     from replay_core.documents.samples import SampleOrder
     from replay_core.records import Selection
 
-_ORDERS = ("order", "reward", "length", "mismatch", "clipped", "group")
-
 
 @click.command("samples")
 @click.argument("paths", type=DumpPath(), nargs=-1, required=True, metavar="PATH...")
 @step_selector
-@click.option("--by", type=click.Choice(_ORDERS), default="order", show_default=True, help="The worst of it first.")
+@click.option("--by", type=click.Choice(ORDERS), default="order", show_default=True, help="The worst of it first.")
 @click.option("--search", metavar="TEXT", help="Only samples whose prompt or response holds it.")
 @click.option(
     "--sample", "shown", type=click.IntRange(min=0), multiple=True, help="Token by token; may be given again."

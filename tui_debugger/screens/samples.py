@@ -14,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
+from tui_debugger.sample_orders import ORDERS
 from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.paint import paint, write_border
 from tui_debugger.widgets.token_text import TokenText, wrapped_lines
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 #: Narrower screens have the list above the sample, and few of its figures.
 _NARROW = 110
 _LIST_WIDTH, _LIST_LINES = 62, 7
-_ORDERS: tuple[SampleOrder, ...] = ("order", "reward", "length", "mismatch", "clipped", "group")
 _HELP = "j k sample · ← → token · v colour · b order · / search · x group · w worst · e y · esc"
 _SHORT = "j k · ← → token · v colour · b order · / · x group · w worst · e y · esc"
 
@@ -305,7 +305,7 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
         samples = self._document["samples"]
         figures = {"length": "tokens"}
         can = [
-            by for by in _ORDERS
+            by for by in ORDERS
             if by == "order" or any(one[figures.get(by, by)] is not None for one in samples)  # type: ignore[literal-required]
         ]  # fmt: skip
         self._by = can[(can.index(self._by) + 1) % len(can)] if self._by in can else "order"
