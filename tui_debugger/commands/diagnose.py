@@ -109,7 +109,7 @@ def _once(paths: tuple[Path, ...], rules: tuple[str, ...], step: Selection | Non
 def _followed(paths: tuple[Path, ...], rules: tuple[str, ...], told: Dashboard | None) -> DiagnosisDocument:
     from tui_debugger.commands.following import FollowedDiagnosis
 
-    doc = FollowedDiagnosis(paths, rules, told).until_stopped()
+    doc = FollowedDiagnosis(paths, rules, told, ProgressLine("waiting for the run")).until_stopped()
     if doc is None:
         raise KeyboardInterrupt  # before anything could be looked at: there is no answer
     return doc

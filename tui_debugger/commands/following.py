@@ -30,14 +30,16 @@ _SHARE = 0.2
 class FollowedDiagnosis:
     """The diagnosis of every step that is whole, made anew when one has come."""
 
-    def __init__(self, paths: Sequence[Path], rules: Sequence[str], told: Dashboard | None) -> None:
+    def __init__(
+        self, paths: Sequence[Path], rules: Sequence[str], told: Dashboard | None, progress: ProgressLine
+    ) -> None:
         self.document: DiagnosisDocument | None = None
         self._paths, self._rules, self._told = paths, rules, told
         self._follower: Follower | None = None
         self._looked: tuple[int, ...] = ()
         self._is_due, self._came_at, self._next_look = False, 0.0, 0.0
         self._said: set[str] = set()
-        self._progress = ProgressLine("waiting for the run")
+        self._progress = progress
 
     def until_stopped(self) -> DiagnosisDocument | None:
         """The last diagnosis; None where nothing could be looked at yet."""

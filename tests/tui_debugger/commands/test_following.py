@@ -16,6 +16,7 @@ import torch
 from replay_core.export.scalars import WORST_FINDING
 from replay_core.recorder import Recorder
 from tui_debugger.cli import run
+from tui_debugger.commands import ProgressLine
 from tui_debugger.commands.following import FollowedDiagnosis
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,7 +53,7 @@ def test_a_step_is_looked_at_when_a_newer_one_is_there_or_nothing_more_comes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = Kept()
-    followed = FollowedDiagnosis([tmp_path / "run"], (), told)
+    followed = FollowedDiagnosis([tmp_path / "run"], (), told, ProgressLine(""))
     followed.look()
     assert followed.document is None, "its trainer has not begun"
     recorder = Recorder(tmp_path / "run")
