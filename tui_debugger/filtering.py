@@ -22,7 +22,7 @@ AT_ONCE = 1_000
 
 async def listed(
     tensors: TensorList, document: ComparisonDocument, told: Callable[[], None]
-) -> tuple[list[TensorRow], list[int], tuple[str, ...]]:
+) -> tuple[list[TensorRow], list[int], Places]:
     """A comparison's rows, those of them to be shown, and what tells their records apart.
 
     `told` is called with every slice; what is typed meanwhile counts.
@@ -41,7 +41,7 @@ async def listed(
         asked = tensors.filter, tensors.sort
         wanted = tensors.wanted()
         ready = await shown(rows, wanted if tensors.filter else None, tensors.sort)
-    return rows, ready, places.parts
+    return rows, ready, places
 
 
 async def shown(rows: Sequence[TensorRow], wanted: Callable[[str], object] | None, sort: str) -> list[int]:

@@ -33,13 +33,11 @@ class TensorList:
     filter: str = ""
     filter_error: str | None = None
     sort: str = SORTS[0]
-    told_by: tuple[str, ...] = ()
-    """The parts of the records' keys that tell the rows apart; none where they need no telling."""
-    _places: Places = field(default_factory=Places)
-    """What tells the rows of a comparison that still runs apart."""
+    places: Places = field(default_factory=Places)
+    """What tells the rows of a comparison apart that have one name."""
 
     def show_comparison(
-        self, document: ComparisonDocument, listed: tuple[list[TensorRow], list[int], tuple[str, ...]] | None = None
+        self, document: ComparisonDocument, listed: tuple[list[TensorRow], list[int], Places] | None = None
     ) -> None:
         """Make a comparison the thing the tensor list shows, its first divergence selected.
 
@@ -47,24 +45,22 @@ class TensorList:
         """
         self.comparison, self.early, self.shows_record, self.live = document, None, False, False
         if listed is not None:
-            self.rows, self.shown, self.told_by = listed
+            self.rows, self.shown, self.places = listed
         else:
             self.rows = list(comparison_rows(document.get("tensors") or [], document.get("first_divergence")))
-            places = Places()
-            places.add(self.rows)
-            self.told_by = places.parts
+            self.places = Places()
+            self.places.add(self.rows)
             self.refilter()
         self.selected = next((i for i, row in enumerate(self.rows) if row.is_first), self._first_difference())
 
     def begin_live(self) -> None:
         """A comparison begins: its rows are shown as they are judged."""
         self.rows, self.shown, self.live, self.shows_record = [], [], True, False
-        self.selected, self.told_by, self.comparison = 0, (), None
-        self._places = Places()
+        self.selected, self.places, self.comparison = 0, Places(), None
 
     def go_back_to(self, before: TensorList) -> None:
         """The comparison that runs came to no end: show what was there before it, as it is filtered and sorted now."""
-        for name in ("comparison", "record", "shows_record", "rows", "shown", "selected", "told_by"):
+        for name in ("comparison", "record", "shows_record", "rows", "shown", "selected", "places"):
             setattr(self, name, getattr(before, name))
         self.live, self.early = False, None
         if (self.filter, self.sort) != (before.filter, before.sort):
@@ -75,8 +71,7 @@ class TensorList:
         start = len(self.rows)
         fresh = list(comparison_rows(tensors, None))
         self.rows += fresh
-        self._places.add(fresh)
-        self.told_by = self._places.parts
+        self.places.add(fresh)
         self.shown += matching(self.rows, self.wanted(), start, len(self.rows))
         if self.early is None or not any(row.diverges for row in fresh):
             return
@@ -95,7 +90,7 @@ class TensorList:
     def show_record(self, document: RecordDocument) -> None:
         self.record, self.shows_record, self.live = document, True, False
         self.rows = list(record_rows(document.get("fields") or []))
-        self.told_by = ()
+        self.places = Places()
         self.refilter()
         self.selected = self.shown[0] if self.shown else 0
 

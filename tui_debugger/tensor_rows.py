@@ -50,50 +50,47 @@ def comparison_rows(tensors: Iterable[Mapping[str, Any]], first: Mapping[str, An
         yield TensorRow(str(entry["name"]), str(entry.get("verdict", "")), entry, is_first)
 
 
-#: The parts of a record's key by which rows can be told apart, as they stand in `where`.
-_PARTS = ("step", "rank", "micro", "role", "epoch", "minibatch", "stage")
+#: The parts of a record's key by which rows can be told apart, as they stand in `where`; two are said as they are.
+_PARTS = {"step": "s", "rank": "r", "micro": "m", "role": "", "epoch": "e", "minibatch": "mb", "stage": ""}
+_SCOPE = ("rank", "micro")
 
 
 class Places:
-    """Which parts of their records' keys tell rows apart: a rank or micro-batch that is not the only one, and whatever
-    two tensors of one name differ by. A prompt's ids stand in a trajectory and in the batch that is made of it."""
+    """What must be said of a row's record for its name to mean one tensor: the rank and micro-batch where there are
+    several, and whatever tensors of one name differ by. A prompt's ids stand in a trajectory and in the batch made of
+    it."""
 
     def __init__(self) -> None:
-        self._scopes: set[tuple[Any, Any]] = set()
-        self._named: dict[str, Mapping[str, Any]] = {}
-        self._parts: set[str] = set()
+        self._scopes: set[tuple[Any, ...]] = set()
+        self._first: dict[str, Mapping[str, Any]] = {}
+        self._differing: dict[str, set[str]] = {}
 
     def add(self, rows: Iterable[TensorRow]) -> None:
         last: Mapping[str, Any] | None = None
         for row in rows:
-            key = row.entry.get("a_key") or row.entry.get("b_key") or {}
+            key = _key(row)
             if key is not last:
-                self._scopes.add((key.get("rank"), key.get("micro")))
+                self._scopes.add(tuple(map(key.get, _SCOPE)))
                 last = key
-            first = self._named.setdefault(row.name, key)
-            if first is not key and len(self._parts) < len(_PARTS) and first != key:
-                self._parts.update(part for part in _PARTS if first.get(part) != key.get(part))
+            first = self._first.setdefault(row.name, key)
+            if first is not key and first != key:
+                parts = self._differing.setdefault(row.name, set())
+                parts.update(part for part in _PARTS if first.get(part) != key.get(part))
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """In the order of `_PARTS`; none where rows need no telling apart."""
-        several = {"rank", "micro"} if len(self._scopes) > 1 else set()
-        return tuple(part for part in _PARTS if part in self._parts | several)
+    def __bool__(self) -> bool:
+        return len(self._scopes) > 1 or bool(self._differing)
 
-
-def place_of(row: TensorRow, parts: Iterable[str]) -> str:
-    """`r0 m1 eval trajectory`: those parts of the key that the record has."""
-    key = row.entry.get("a_key") or row.entry.get("b_key") or {}
-    said = ((part, key.get(part)) for part in parts)
-    return " ".join(
-        str(value) if part in ("role", "stage") else f"{_SHORT.get(part, part[0])}{value}"
-        for part, value in said
-        if value is not None
-    )
+    def of(self, row: TensorRow) -> str:
+        """`r0 m1 eval trajectory`: empty where the name alone says which tensor it is."""
+        parts = self._differing.get(row.name, frozenset()) | (set(_SCOPE) if len(self._scopes) > 1 else set())
+        if not parts:
+            return ""
+        key = _key(row)
+        return " ".join(f"{_PARTS[part]}{key[part]}" for part in _PARTS if part in parts and key.get(part) is not None)
 
 
-#: Of a mini-batch, whose first letter is the micro-batch's.
-_SHORT = {"minibatch": "mb"}
+def _key(row: TensorRow) -> Mapping[str, Any]:
+    return row.entry.get("a_key") or row.entry.get("b_key") or {}
 
 
 def record_rows(fields: Iterable[Mapping[str, Any]]) -> Iterator[TensorRow]:

@@ -13,7 +13,7 @@ from tests.tui_debugger.driving import A, B, opened, rest
 from tui_debugger import filtering
 from tui_debugger.format import VERDICTS
 from tui_debugger.tensor_list import TensorList
-from tui_debugger.tensor_rows import SORTS, Places, TensorRow, place_of
+from tui_debugger.tensor_rows import SORTS, Places, TensorRow
 
 
 def _row(name: str, verdict: str, rel_l2: Any = None, micro: int = 0) -> TensorRow:
@@ -38,24 +38,26 @@ async def test_slices_make_the_list_that_one_go_makes(
         assert found == tensors.shown
 
 
-def _parts(*rows: TensorRow) -> tuple[str, ...]:
+def _said(*rows: TensorRow) -> list[str]:
     places = Places()
     places.add(rows)
-    return places.parts
+    assert bool(places) == any(map(places.of, rows))
+    return [places.of(row) for row in rows]
 
 
-def test_rows_of_several_records_are_told_apart_by_what_differs() -> None:
+def test_a_row_says_of_its_record_what_its_name_leaves_open() -> None:
     alone = [_row("a", "SAME"), _row("b", "SAME")]
-    assert _parts(*alone) == ()
-    assert _parts(*alone, _row("c", "SAME", micro=1)) == ("rank", "micro")
+    assert _said(*alone) == ["", ""]
+    assert _said(*alone, _row("c", "SAME", micro=1)) == ["r0 m0", "r0 m0", "r0 m1"]
     trajectory, batch = (
-        TensorRow("input_ids", "SAME", {"a_key": {"rank": 0, "micro": None, "role": role, "stage": stage}})
+        TensorRow("ids", "SAME", {"a_key": {"rank": 0, "micro": None, "role": role, "stage": stage}})
         for role, stage in (("rollout", "trajectory"), ("actor", "batch_inputs"))
     )
-    assert _parts(*alone, trajectory) == ("rank", "micro")
-    assert _parts(trajectory, batch) == ("role", "stage")
-    assert place_of(batch, ("rank", "micro", "role", "stage")) == "r0 actor batch_inputs"
-    assert place_of(TensorRow("x", "SAME", {"a_key": {"minibatch": 2, "micro": 1}}), ("micro", "minibatch")) == "m1 mb2"
+    of_batch = TensorRow("loss", "SAME", batch.entry)
+    assert _said(trajectory, of_batch) == ["", ""]
+    assert _said(trajectory, batch, of_batch) == ["rollout trajectory", "actor batch_inputs", ""]
+    first, second = (TensorRow("x", "SAME", {"b_key": {"minibatch": n, "epoch": 0}}) for n in (1, 2))
+    assert _said(first, second) == ["mb1", "mb2"]
 
 
 async def test_rows_judged_while_a_filter_is_applied_are_shown_too() -> None:

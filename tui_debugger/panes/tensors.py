@@ -16,7 +16,7 @@ from tui_debugger.actions import pane_title
 from tui_debugger.messages import FilterChanged, FilterClosed, SortAsked, TensorHighlighted, TensorOpened
 from tui_debugger.panes.start import StartList
 from tui_debugger.state import State
-from tui_debugger.tensor_rows import SORTS, TensorRow, place_of
+from tui_debugger.tensor_rows import SORTS, Places, TensorRow
 from tui_debugger.widgets.line_input import LineInput
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.rows import Rows
@@ -57,7 +57,8 @@ class TensorRows(Rows):
         self._rows: list[TensorRow] = []
         self._shown: list[int] = []
         self._comparing = False
-        self._told_by: tuple[str, ...] = ()
+        self._places = Places()
+        self._with_place = False
         self._where, self._worst = 5, 7
         self._named = 30
         """Cells that names are given before any other column."""
@@ -67,7 +68,7 @@ class TensorRows(Rows):
     def show(self, state: State) -> None:
         """Draw the list; while a comparison runs it only grows, and what stands there is not drawn again."""
         grows = state.tensors.live and state.tensors.rows is self._rows and state.tensors.shown is self._shown
-        before = self._comparing, self._told_by, self._marked
+        before = self._comparing, self._with_place, self._marked
         self._comparing = not state.tensors.shows_record
         if state.tensors.rows is not self._rows and not self._comparing:
             self._own = self._measured_columns(state.tensors.rows[:_MEASURED])
@@ -75,10 +76,11 @@ class TensorRows(Rows):
         self.empty = _FILTERED if state.tensors.rows else _COMPARING if state.tensors.live else _NO_ROWS
         if not state.tensors.rows and state.tensors.shows_record and state.tensors.record is not None:
             self.empty = _HOLDS_NONE
-        self._told_by = state.tensors.told_by if self._comparing else ()
+        self._places = state.tensors.places
+        self._with_place = self._comparing and bool(self._places)
         # From one end to the other: names grow with the number of a layer.
         measured = self._shown[:: len(self._shown) // _MEASURED + 1]
-        if self._told_by:
+        if self._with_place:
             shown = (self._cell(self._rows[index], "where") for index in measured)
             self._where = max(map(len, shown), default=5)
         if self._comparing:
@@ -94,7 +96,7 @@ class TensorRows(Rows):
             here |= {state.tensors.comparison["a"]["path"], state.tensors.comparison["b"]["path"]}
         self._marked = {mark.name for mark in state.marks if mark.kind == "tensor" and mark.what.get("path") in here}
         place = _place(self._shown, state.tensors.selected)
-        if grows and before == (self._comparing, self._told_by, self._marked):
+        if grows and before == (self._comparing, self._with_place, self._marked):
             self.grow(len(self._shown), place)
         else:
             self.set_count(len(self._shown), place)
@@ -112,7 +114,7 @@ class TensorRows(Rows):
         # Figures come before the ends of long names, and these before what the two have alike.
         room = width - 11 - min(30, self._named)
         figures = [("rel l2", 9), ("max |d|", 9), ("worst", max(7, self._worst))]
-        if self._told_by:
+        if self._with_place:
             taken = sum(size + 1 for _, size in figures)
             figures.insert(0, ("where", max(7, min(self._where, room - taken - 1))))
         figures = _fitting(figures, room)
@@ -151,7 +153,7 @@ class TensorRows(Rows):
         name = fmt.safe(item.name)
         if columns and columns[0][0] == "where":
             # A name and where it is share their cells: what one does not need is the other's.
-            needed = min(fmt.cells(fmt.safe(self._cell(item, "where"))), self._where)
+            needed = fmt.cells(fmt.safe(self._cell(item, "where")))
             both = room + columns[0][1]
             size = min(needed, max(columns[0][1], both - fmt.cells(name)))
             room, columns = both - size, [("where", size), *columns[1:]]
@@ -180,7 +182,7 @@ class TensorRows(Rows):
         if column == "worst":
             return fmt.worst(metrics.get("worst_token"), entry.get("index")) if item.verdict != "SAME" else ""
         if column == "where":
-            return place_of(item, self._told_by)
+            return self._places.of(item)
         if column == "shape":
             return fmt.pair(entry.get("shape"), fmt.shape) if self._comparing else fmt.shape(entry.get("shape"))
         if column == "dtype":
