@@ -9,6 +9,7 @@ import pytest
 from tests.tui_debugger.driving import A, B, opened, press, screen
 from tui_debugger.screens.ask import completions
 from tui_debugger.screens.logview import LogScreen
+from tui_debugger.widgets.rows import Rows
 
 
 @pytest.fixture
@@ -45,7 +46,16 @@ async def test_a_log_finds_filters_and_wraps() -> None:
         await press(app, pilot, "g", "slash", *"step 4[0-9]", "enter")
         assert "step 40 " in screen(app)
         await press(app, pilot, "n", "N", "N")
-        assert "step 4 " in screen(app) or "no earlier line has it" in screen(app)
+        assert "from the end again" in screen(app)
+        rows = app.screen.query_one("#log-lines", Rows)
+        assert rows.cursor == 49
+        await press(app, pilot, "n")
+        assert "from the top again" in screen(app)
+        assert rows.cursor == 40
+        await press(app, pilot, "slash", *"CUDA", "enter", "n")
+        assert "CUDA: this line alone has it" in screen(app)
+        await press(app, pilot, "slash", *"zzz", "enter")
+        assert "zzz: no line has it" in screen(app)
         await press(app, pilot, "ampersand", *"error", "enter")
         assert "1 of 51 lines with error" in screen(app)
         assert "out of memory" in screen(app)

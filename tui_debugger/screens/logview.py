@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -63,13 +64,20 @@ class _LogLines(Rows):
         rows = range(len(self.pieces))
         self.set_count(len(rows), next((row for row in rows if self.pieces[row][0] >= here), len(rows) - 1))
 
-    def find(self, wanted: re.Pattern[str], direction: int) -> bool:
-        """Go to the next line that it is found in; False where there is none."""
-        rows = range(self.cursor + direction, len(self.pieces) if direction > 0 else -1, direction)
-        row = next((row for row in rows if wanted.search(self.lines[self.pieces[row][0]])), None)
-        if row is not None:
-            self.move_cursor(row)
-        return row is not None
+    def find(self, wanted: re.Pattern[str], direction: int) -> str | None:
+        """Go to the next line that it is found in, round the end; what is to be said, None where no line has it."""
+        firsts = {number: row for row, (number, _) in reversed(list(enumerate(self.pieces)))}
+        numbers = sorted(firsts)
+        here = bisect(numbers, self.here) - 1
+        count = len(numbers)
+        for steps in range(1, count + 1):
+            place = here + direction * steps
+            if wanted.search(self.lines[numbers[place % count]]):
+                self.move_cursor(firsts[numbers[place % count]])
+                if steps == count:
+                    return "this line alone has it"
+                return "" if 0 <= place < count else f"from the {'top' if direction > 0 else 'end'} again"
+        return None
 
     def is_marked(self, row: int) -> bool:
         return self.pieces[row][0] == self.at
@@ -165,10 +173,10 @@ class LogScreen(ModalScreen[None], PatientScreen[None]):
     def action_find(self, direction: int) -> None:
         if self._wanted is None:
             self._say("nothing was looked for")
-        elif not self.query_one(_LogLines).find(self._wanted, direction):
-            self._say(f"{self._wanted.pattern}: no {'later' if direction > 0 else 'earlier'} line has it")
-        else:
-            self._say()
+            return
+        said = self.query_one(_LogLines).find(self._wanted, direction)
+        wanted = self._wanted.pattern
+        self._say(f"{wanted}: no line has it" if said is None else f"{wanted}: {said}" if said else "")
 
 
 def _around(path: Path, line: int) -> tuple[list[str], int | None]:
