@@ -158,10 +158,11 @@ class MatrixScreen(Overlay):
         title = Text(" rldbg ", style=paint(self, "strong"), no_wrap=True, overflow="ellipsis", end="")
         one = self.matrix.is_one_replay
         title.append(" replay " if one else " matrix ", paint(self, "key"))
-        where = f" · {state.opened.scope}" if str(state.opened.scope) else ""
+        # First what stands nowhere else: the axes are columns as well.
+        where = f"{state.opened.scope} · " if str(state.opened.scope) else ""
         cells = self.matrix.cells
         asked = ", ".join(label(cell) for cell in cells if cell["part"] == "cell") if one else self.matrix.axes
-        title.append(f"{asked}{where}", paint(self, "muted"))
+        title.append(f"{where}{asked}", paint(self, "muted"))
         self.query_one("#matrix-title", Static).update(title)
         self.query_one("#matrix-answer", Static).update(self._answer())
         self._show_cell(rows.cursor)
