@@ -20,6 +20,7 @@ from rich.segment import Segment
 from textual.color import Color
 
 from tests.builders import write_dump
+from tests.fixtures import FIXTURES
 from tests.tui_debugger.driving import A, B, opened, screen, until
 from tests.tui_debugger.on_pty import OnPty
 from tui_debugger import terminal
@@ -86,6 +87,27 @@ def test_a_click_in_the_old_mouse_protocol_is_survived(on_pty: type[OnPty]) -> N
     assert app.process.poll() is None
     app.send(b"\x1b")  # whatever the click left half-read
     time.sleep(0.3)
+    app.send(b"q")
+    assert app.ended() == 0
+
+
+_STARTED_SLOWLY = """
+import sys
+from tui_debugger import commands
+commands._FIRST_S = 0.001  # a start that takes no longer says nothing
+from tui_debugger.cli import main
+sys.argv[0] = "rldbg"
+main()
+"""
+
+
+def test_a_start_says_that_something_is_done_until_the_screen_is_drawn(on_pty: type[OnPty]) -> None:
+    app = on_pty(_STARTED_SLOWLY, str(FIXTURES / "faults/healthy/batch.pt"))
+    app.wait_for(b"1 Steps")
+    begun, _, drawn = app.output.partition(b"\x1b[?1049h")
+    assert b"\ropening  0 s" in begun or b"kinds of dump looked for" in begun
+    assert begun.endswith(b" \r"), "the line is taken away"
+    assert b"opening  " not in drawn
     app.send(b"q")
     assert app.ended() == 0
 

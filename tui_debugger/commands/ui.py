@@ -63,20 +63,23 @@ def command(
         return _printed(a)
     if a is not None and b is None and a.is_file() and _is_capsule(a):
         return _open_capsule(a, ascii_only, no_mouse, theme)
+    # One line from here until the screen is drawn: on a busy box both the listing and the import take a while.
+    starting = ProgressLine("opening")
     peeked = steps_in(a) if a is not None and a.is_dir() else []
     listed = None
     if follow:
-        listed = _begun(a)
+        listed = _begun(a, starting)
     elif a is not None and not snapshot.is_document(a):
         # A long run is listed by the reader, while its steps already stand on the screen.
-        listed = None if len(peeked) > LISTED_AT_ONCE and _has_terminal() else _listed(a)
+        listed = None if len(peeked) > LISTED_AT_ONCE and _has_terminal() else _listed(a, line=starting)
     if b is not None:
-        _listed(b)
+        _listed(b, line=starting)
     require_terminal(a, b)
     # Next to nothing of what a start allocates is garbage: the first paint does not wait for the collector to see it.
     gc.disable()
     from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
 
+    starting.clear()
     return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked, follow=follow)
 
 
@@ -157,7 +160,7 @@ def _open_together(
     return run_ui(a, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, more=others)
 
 
-def _begun(path: Path | None) -> RunDocument | None:
+def _begun(path: Path | None, line: ProgressLine) -> RunDocument | None:
     """A run that is to be followed; None where it is not there yet, or is a folder with nothing to read in it.
 
     Raises:
@@ -168,19 +171,21 @@ def _begun(path: Path | None) -> RunDocument | None:
     if not path.exists():
         return None  # its trainer has not begun
     try:
-        return _listed(path)
+        return _listed(path, line=line)
     except NotADumpError:
         if path.is_dir() and not any(path.iterdir()):
             return None
         raise
 
 
-def _listed(path: Path, *more: Path) -> RunDocument:
+def _listed(path: Path, *more: Path, line: ProgressLine | None = None) -> RunDocument:
+    """What is in a dump. `line` says how far it is, and goes on; without it one of its own does."""
     from replay_core import workbench  # every dialect comes with it: 40 ms, which a long run pays after its first paint
 
-    progress = ProgressLine()
+    progress = line or ProgressLine()
     run = workbench.open_dump(path, *more, on_event=progress)
-    progress.clear()
+    if line is None:
+        progress.clear()
     return run
 
 
