@@ -160,7 +160,7 @@ def _open_together(
     return run_ui(a, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, more=others)
 
 
-def _begun(path: Path | None, line: ProgressLine) -> RunDocument | None:
+def _begun(path: Path | None, line: ProgressLine | None = None) -> RunDocument | None:
     """A run that is to be followed; None where it is not there yet, or is a folder with nothing to read in it.
 
     Raises:
