@@ -28,7 +28,8 @@ def levels(column: SampleColumn, begin: int = 0) -> tuple[list[int | None], str]
         return [of[value] if isinstance(value, (int, float)) else None for value in values], newest
     sizes = [_size(column["name"], value) for value in values]
     most = max((size for size in sizes if size is not None and math.isfinite(size)), default=0.0)
-    said = f"{most:.4g}" + (" from 1" if column["name"] == "ratio" else "")
+    is_signed = any(isinstance(value, (int, float)) and value < 0 for value in values)
+    said = f"{most:.4g}" + (" from 1" if column["name"] == "ratio" else " from 0" if is_signed else "")
     return [None if size is None else _level(size, most) for size in sizes], said
 
 

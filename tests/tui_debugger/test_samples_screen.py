@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replay_core import desk, workbench
-from replay_core.jobs import Answer, Job
+from replay_core.jobs import Answer, Job, OnEvent, ignore
 from tests.fixtures import FIXTURES
 from tests.tui_debugger.driving import A, opened, press, rest, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine
@@ -54,6 +55,28 @@ async def test_a_sample_is_read_with_its_turns_and_coloured_by_what_is_chosen(si
         assert screen(app).count("reward 1 · adv 0") == (2 if size[0] == 80 else 3)
         await press(app, pilot, "escape", "escape")
         assert "Samples ·" not in screen(app)
+
+
+async def test_keys_that_come_faster_than_answers_lead_where_the_last_of_them_does() -> None:
+    engine, held = _of(SLIME), asyncio.Event()
+    held.set()
+    answered = engine.run
+
+    async def slow(job: Job, on_event: OnEvent = ignore) -> Answer:
+        await held.wait()
+        return await answered(job, on_event)
+
+    engine.run = slow  # type: ignore[method-assign]
+    async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):
+        await press(app, pilot, "I")
+        for keys, wanted in (("jj", "sample 2 · group 0"), ("bbb", "by mismatch"), ("jjj", "sample 15 · group 3")):
+            held.clear()
+            for key in keys:
+                await pilot.press(key)
+            held.set()
+            await rest(app, pilot)
+            assert wanted in screen(app)
+            assert "reading …" not in screen(app)
 
 
 @pytest.mark.long

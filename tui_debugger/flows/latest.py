@@ -16,10 +16,11 @@ class Latest:
     def is_superseded(self) -> bool:
         return self._waiting is not None
 
-    async def do(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def do(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Whether it is done; False: whoever runs another will do it, or a newer one in its place."""
         self._waiting = work
         if self._runs:
-            return
+            return False
         self._runs = True
         try:
             while (now := self._waiting) is not None:
@@ -27,3 +28,4 @@ class Latest:
                 await now()
         finally:
             self._runs = False
+        return True

@@ -32,8 +32,9 @@ class Sampling:
 
     async def ask(
         self, step: int | None, by: SampleOrder, search: str | None, shown: Sequence[int], tokenizer: str | None
-    ) -> None:
-        """The same samples in another order, or others of them in full; the document is changed where it succeeds."""
+    ) -> bool:
+        """The same samples in another order, or others of them in full; the document is changed where it succeeds.
+        False where somebody asks already: who did is told when this answer, or a newer one, is there."""
         job = self._job(step, by=by, search=search, shown=list(shown), tokenizer=tokenizer)
 
         async def take() -> None:
@@ -41,7 +42,7 @@ class Sampling:
             if found is not None and not self._latest.is_superseded:
                 self.document = found
 
-        await self._latest.do(take)
+        return await self._latest.do(take)
 
     def _job(self, step: int | None, **options: Any) -> Job:
         opened = self.state.opened

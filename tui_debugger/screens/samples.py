@@ -70,6 +70,7 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
         self._view = "sample"
         self._column: str | None = None
         self._text: TokenText | None = None
+        self._then: Callable[[], None] = lambda: None
 
     def compose(self) -> ComposeResult:
         with Container(id="samples"):
@@ -245,15 +246,17 @@ class SamplesScreen(ModalScreen[None], PatientScreen[None]):
         """Have the reader give what is chosen, and draw it."""
         sample = self._sample
         shown = [] if sample is None else [sample["sample"]]
+        self._then = then
 
         async def go() -> None:
-            await self._sampling.ask(self._step, self._by, self._search, shown, self._tokenizer)
+            if not await self._sampling.ask(self._step, self._by, self._search, shown, self._tokenizer):
+                return  # keys that come faster than answers: who asked first takes the newest answer
             if self._sampling.document is not None:
                 self._document = self._sampling.document
             self._by, self._search = self._document["by"], self._document["search"]
             if self._sample is not None and self._tokens is None:
                 self._at = 0  # another order, or other samples: the first of them is given
-            then()
+            self._then()
             self._draw()
 
         self._stage.work(go(), "samples")

@@ -49,6 +49,9 @@ _SHEET = 700
 #: What scrolls on a screen and would be cut on paper.
 _CUT = """[...document.querySelectorAll('pre, table, .wide, td')].filter(e => e.scrollWidth > e.clientWidth + 1)
 .map(e => e.tagName + ' ' + e.className + ' ' + e.textContent.slice(0, 60))"""
+#: A table that scrolls and does not show that it goes on.
+_UNSAID = """[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1
+&& getComputedStyle(e).backgroundImage === 'none').length"""
 _TEXT = "document.body.innerText.replace(/\\s+/g, ' ')"
 _OTHERS = "document.querySelectorAll('iframe,object,embed,link,form,a').length"
 _ALIVE = f"[document.scripts.length, document.images.length, {_OTHERS}]"
@@ -78,6 +81,7 @@ def test_a_page_is_readable_on_a_phone_and_on_a_wide_screen_by_day_and_by_night(
         for part in (sheet.word, sheet.sentence, *(section.title for section in sheet.sections)):
             assert " ".join(part.split()) in text, (part, width)
         assert tab.evaluate(_WIDTH) <= width, "the page is wider than the window"
+        assert tab.evaluate(_UNSAID) == 0, "a table goes on beyond the edge and nothing says so"
         least, whose = tab.evaluate(_CONTRAST)
         assert least >= 4.5, (whose, least, width, dark)
         assert tab.asked_for == [file.as_uri()], "a page asks for itself alone"
