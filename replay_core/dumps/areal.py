@@ -13,7 +13,7 @@ from typing import Any
 
 from replay_core.dumps.columns import blocks_of_rows, columns, join
 from replay_core.dumps.dialect import Dialect, Index
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import REFERENCES, class_of, content_of, first_that, tree_of
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
@@ -38,7 +38,7 @@ REFERENCE = "reference, not data: the tensor stayed with AReaL's workers (RTenso
 
 
 def detect(path: Path) -> bool:
-    if path.is_file():
+    if is_file(path):
         return _is_groups(tree_of(path))
     return any(_is_ours(folder) for folder in listing(path).folders)
 

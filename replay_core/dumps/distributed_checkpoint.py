@@ -17,7 +17,7 @@ from replay_core.dumps.containers import read_container, read_nested
 from replay_core.dumps.containers.torch_rebuild import text_of_place
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, FileBytes, Problem, RecordKey, TensorRef, Unreadable
 from replay_core.regexes import regex
@@ -30,7 +30,7 @@ _KIND = "torch.distributed.checkpoint.metadata.TensorStorageMetadata"
 
 def _folders(path: Path) -> Iterator[tuple[Folder, str]]:
     for folder in listing(path).folders:
-        if path.is_file():
+        if is_file(path):
             # One file of it stands for the folder: none says what it holds without the others.
             if path.name == _METADATA or _FILE.fullmatch(path.name):
                 yield folder, path.name

@@ -10,7 +10,7 @@ from typing import Any
 
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import listing
+from replay_core.dumps.listing import is_file, listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.errors import DumpError
 from replay_core.records import RecordKey, TensorRef
@@ -24,7 +24,7 @@ def _is_events(tree: Any) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
+    if is_file(path):
         return [path] if _is_events(tree_of(path)) else []
     found = []
     for folder in listing(path).folders:

@@ -114,6 +114,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 _known: dict[Path, Listing] = {}
+_are_files: dict[Path, bool] = {}
 _tell: OnEvent = ignore
 
 
@@ -128,6 +129,14 @@ def listing(path: Path) -> Listing:
     return _known[path]
 
 
+def is_file(path: Path) -> bool:
+    """Whether the path that is opened is a file itself: each of the dialects asks, and it is looked at once."""
+    known = _are_files.get(path)
+    if known is None:
+        known = _are_files[path] = path.is_file()
+    return known
+
+
 def count(path: Path) -> int:
     """How many files lie under `path`."""
     return sum(len(folder.names) for folder in listing(path).folders)
@@ -137,6 +146,7 @@ def forget(on_event: OnEvent = ignore) -> None:
     """Directories change: whoever opens a run looks again, and is told how far that is."""
     global _tell
     _known.clear()
+    _are_files.clear()
     _tell = on_event
 
 

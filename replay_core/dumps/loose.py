@@ -14,7 +14,7 @@ from replay_core import naming
 from replay_core.dumps.dialect import Dialect, Entry, Index
 from replay_core.dumps.fields import flatten, settled
 from replay_core.dumps.file_places import place_below, told_apart
-from replay_core.dumps.listing import contents, listing
+from replay_core.dumps.listing import contents, is_file, listing
 from replay_core.dumps.log_lines import is_text
 from replay_core.dumps.peeking import content_of, look
 from replay_core.dumps.shards import whole
@@ -31,7 +31,7 @@ _SAID_OF_TOKENS = frozenset(
 
 
 def detect(path: Path) -> bool:
-    return path.is_file() or next(_files(path), None) is not None
+    return is_file(path) or next(_files(path), None) is not None
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -43,7 +43,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def index(path: Path) -> Index:
-    if path.is_file():
+    if is_file(path):
         # Reading now makes a file that is no container an error at opening, where the user looks.
         try:
             look(path)

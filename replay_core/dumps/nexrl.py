@@ -15,7 +15,7 @@ from typing import Any
 from replay_core import naming
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, few, listing
+from replay_core.dumps.listing import Folder, few, is_file, listing
 from replay_core.dumps.peeking import content_of, tree_of
 from replay_core.records import Fields, Inline, Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
@@ -57,7 +57,7 @@ _SMALL = 1 << 20
 
 
 def detect(path: Path) -> bool:
-    if path.is_file():
+    if is_file(path):
         return path.parent.name in STAGES and _FILE.fullmatch(path.name) is not None
     return next(_folders(path), None) is not None
 

@@ -13,7 +13,7 @@ from typing import Any
 from replay_core.dumps.columns import columns
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import listing
+from replay_core.dumps.listing import is_file, listing
 from replay_core.dumps.peeking import content_of, has, tree_of
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
@@ -32,7 +32,7 @@ SENTINEL = {"vllm_logprobs": "NaN or 1.0"}
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
+    if is_file(path):
         return [path] if has(tree_of(path), _KEYS) else []
     found = [folder.file(_FILE) for folder in listing(path).folders if _FILE in folder.names]
     return [file for file in found if (tree := tree_of(file)) is None or has(tree, _KEYS)]

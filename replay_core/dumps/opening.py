@@ -118,7 +118,8 @@ def _parts(path: Path, on_event: OnEvent) -> list[Run]:
 
     try:
         for number, dialect in enumerate(DIALECTS):
-            on_event(Progress(number, len(DIALECTS), f"kinds of dump looked for, now {dialect.name}"))
+            if on_event is not ignore:
+                on_event(Progress(number, len(DIALECTS), f"kinds of dump looked for, now {dialect.name}"))
             if dialect.known_by == "rest" or not _detects(dialect, path):
                 continue
             index = _indexed(dialect, path)

@@ -17,6 +17,7 @@ from replay_core import naming
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.listing import is_file
 from replay_core.dumps.peeking import content_of
 from replay_core.errors import RldbgError
 from replay_core.file_spans import regular
@@ -34,7 +35,7 @@ INFERRED = (
 
 
 def detect(path: Path) -> bool:
-    if path.is_file():
+    if is_file(path):
         return _LIKELY.fullmatch(path.name) is not None
     return path.is_dir() and any(_LIKELY.fullmatch(file.name) for file in _folder(path).iterdir())
 
@@ -45,7 +46,7 @@ def _folder(path: Path) -> Path:
 
 def index(path: Path) -> Index:
     found = Index([], notes=[INFERRED])
-    if path.is_file():
+    if is_file(path):
         match = _FILE.fullmatch(path.name)
         rank = int(match.group(1)) if match else None
         found.files.append((RecordKey(0, 0, rank, "actor", "batch_inputs"), path))

@@ -16,7 +16,7 @@ from replay_core.dumps.dataproto import ROLL, fields_of
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import class_of, content_of, first_that, has, tree_of
 from replay_core.dumps.words import named, settled_by_width, words
 from replay_core.errors import DumpError
@@ -42,7 +42,7 @@ MOCK_PAD = {**PAD, "full": "left+right"}
 
 
 def detect(path: Path) -> bool:
-    if path.is_file():
+    if is_file(path):
         tree = tree_of(path)
         return class_of(tree) == ROLL or _is_critic(tree)
     return any(True for _ in _folders(path))
@@ -68,7 +68,7 @@ def _fits(folder: Folder, pattern: re.Pattern[str], fits: Any) -> bool:
 
 def index(path: Path) -> Index:
     found = Index([])
-    if path.is_file():
+    if is_file(path):
         found.files.append((_key(path, tree_of(path)), path))
         return found
     critics = 0

@@ -15,7 +15,7 @@ from replay_core import naming
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import has
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
@@ -44,7 +44,7 @@ class _File(NamedTuple):
 
 def detect(path: Path) -> bool:
     return any(
-        _said(entry) is not None for folder in listing(path).folders for entry in _likely(folder, only=path.is_file())
+        _said(entry) is not None for folder in listing(path).folders for entry in _likely(folder, only=is_file(path))
     )
 
 
@@ -93,7 +93,7 @@ def _records(folder: Folder) -> dict[tuple[int, int, str], list[_File]]:
 
 def index(path: Path) -> Index:
     found = Index([], notes=["a step is one forward, as sglang's dumper counts them"])
-    if path.is_file():
+    if is_file(path):
         said = _said(path.name)
         if said is not None:
             found.files.append((RecordKey(said.step, None, said.rank, "actor", said.stage), path))

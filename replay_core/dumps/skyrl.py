@@ -15,7 +15,7 @@ from replay_core.dumps.containers import read_nested
 from replay_core.dumps.dataproto import cast
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import class_of, content_of, tree_of
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError, RldbgError
@@ -36,7 +36,7 @@ WORDS = words(
 
 
 def detect(path: Path) -> bool:
-    if path.is_file():
+    if is_file(path):
         return _is_batch(tree_of(path))
     return next(_files(path), None) is not None
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from replay_core.dumps.columns import table
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.dumps.slime_columns import TOGETHER, is_context_parallel, loss_columns, train_columns, with_masks
 from replay_core.dumps.words import named, words
@@ -75,7 +75,7 @@ def _kind_of(tree: Any) -> str | None:
 
 
 def detect(path: Path) -> bool:
-    if path.is_file():
+    if is_file(path):
         return _kind_of(tree_of(path)) is not None
     return next(_folders(path), None) is not None
 
@@ -94,7 +94,7 @@ def _folders(path: Path) -> Iterator[tuple[Folder, _Kind, str]]:
 
 def index(path: Path) -> Index:
     found = Index([])
-    if path.is_file():
+    if is_file(path):
         tree = tree_of(path)
         found.files.append((_key_of_content(tree, path), path))
         return found

@@ -13,7 +13,7 @@ from typing import Any
 
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import content_of, first_that, has, tree_of
 from replay_core.dumps.words import named, words
 from replay_core.errors import DumpError
@@ -41,7 +41,7 @@ def _is_trl(tree: Any) -> bool:
 
 
 def _files(path: Path) -> Iterator[tuple[Folder, str]]:
-    if path.is_file():
+    if is_file(path):
         if _is_trl(tree_of(path)):
             yield listing(path).folders[0], path.name
         return

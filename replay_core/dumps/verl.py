@@ -16,7 +16,7 @@ from replay_core.dumps.dataproto import VERL, facts_of, fields_of, tensor_dict, 
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.filling import repeated_rows
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import class_of, content_of, has, tree_of
 from replay_core.dumps.words import named, settled_by_width, words
 from replay_core.errors import DumpError
@@ -42,7 +42,7 @@ PAD = {"prompt": "left", "response": "right", "full": "left+right"}
 
 def _files(path: Path) -> Iterator[tuple[Folder, str]]:
     """DataProto files and caches, by what they hold; a directory's other files are not opened."""
-    only = path.is_file()
+    only = is_file(path)
     for folder in listing(path).folders:
         for entry in folder.names:
             if (only or entry.endswith(".dp") or entry in _CACHE) and _holds_batch(folder.file(entry), entry, only):

@@ -15,7 +15,7 @@ from replay_core.dumps.containers import read_container
 from replay_core.dumps.containers.json_lines import read_object
 from replay_core.dumps.dialect import Dialect, Index
 from replay_core.dumps.fields import flatten
-from replay_core.dumps.listing import Folder, listing
+from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
 from replay_core.regexes import regex
@@ -36,7 +36,7 @@ MAX_SHARDS = 4096
 
 
 def detect(path: Path) -> bool:
-    if path.is_file():
+    if is_file(path):
         return _INDEX.fullmatch(path.name) is not None
     return any(_holder(folder) for folder in listing(path).folders)
 
