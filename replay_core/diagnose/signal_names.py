@@ -154,6 +154,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "step_seconds": (
         "step_time TRL", "timing_s/step verl", "perf/step_time slime", "timing/step SkyRL", "Time prime-rl",
         "time/step_total ROLL", "perf/global_step_time tunix", "timing/all *", "total_step_time NeMo-RL",
+        "time/iteration_s *",
         "time/total open-instruct",
         "timing/train/total_step_time NeMo-RL", "time/step prime-rl",
     ),

@@ -492,6 +492,13 @@ def _other_formula(
             "the group's mean is not taken away before its std is divided by: every answer is pushed up",
         )
     known = list(_zeroed(_known(batch, reward_B, group_B), kept_B))
+    for name, values_B in known:
+        if np.isfinite(values_B).all() and (values_B < -close).any() and _agree(heard_B, np.abs(values_B), close):
+            yield (
+                "error",
+                f"no advantage is negative: they are {name}, without their sign",
+                "an absolute value (or a root of a square) is taken: what is worse than the others is pushed up, too",
+            )
     low, high = float(heard_B.min()), float(heard_B.max())
     for name, values_B in known:
         cut_B = np.clip(values_B, low, high)

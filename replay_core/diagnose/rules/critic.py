@@ -337,11 +337,14 @@ def _at_the_end(batch: StepBatch, mask_BT: Array) -> Array:
 def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     """Samples whose token rewards, over the whole row, hold more than over the tokens that count, while advantages are
     made token by token: a quarter of them and more is an error; so is a reward on the first token of every
-    response. Where one advantage stands for a response it is made of the row's sum, and all is well.
+    response, and, where a critic's values are recorded, one reward before the last token of every response. Where one
+    advantage stands for a response it is made of the row's sum, and all is well.
     """
     name = "token_rewards" if batch.columns.ref("token_rewards") is not None else "token_scores"
     column, whole_B = batch.columns.of(name), batch.summed(name)
     spread = _on_every_token(batch) or _on_the_first_token(batch)
+    if spread is None and batch.columns.ref("values") is not None:
+        spread = _before_the_last_token(batch)
     if spread is not None:
         yield spread
         return
@@ -398,6 +401,38 @@ def _on_every_token(batch: StepBatch) -> Finding | None:
             shown("what its response collects", float(high_B[sample]) * tokens, f"{high_B[sample]:.4g}"),
         ],
         cause="an outcome reward is put on all tokens instead of on the last one: returns add it up token by token",
+    )
+
+
+def _before_the_last_token(batch: StepBatch) -> Finding | None:
+    """One reward for each response, before the last token that counts, in all of three tokens and more."""
+    name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
+    column = batch.columns.of(name) if name else None
+    if column is None:
+        return None
+    counted_N = given(batch.trained_N) & column.said_N
+    paid_N = counted_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6)
+    counts_B, ones_B = batch.flat.count(counted_N), batch.flat.count(paid_N)
+    heard_B = (counts_B > 2) & (ones_B > 0)
+    if heard_B.sum() < FEWEST or (ones_B[heard_B] != 1).any():
+        return None
+    places_N = np.cumsum(counted_N) - np.repeat(
+        np.cumsum(counts_B) - counts_B, batch.flat.lengths_B
+    )  # of the tokens that count, which one
+    place_B = batch.flat.sum(np.where(paid_N, places_N, 0))
+    if (place_B[heard_B] >= counts_B[heard_B]).any():
+        return None
+    sample = int(np.flatnonzero(heard_B)[0])
+    return finding(
+        "error",
+        f"the reward stands before the last token of its response, in all {int(heard_B.sum())} that have one",
+        batch.laid.where(name, sample=sample),
+        evidence=[
+            shown("token of the first such sample that has it", int(place_B[sample]), f"{int(counts_B[sample])}"),
+            shown("responses", int(heard_B.sum()), "0"),
+        ],
+        cause="an outcome's reward is put at another place than the end (a length that counts the prompt, or words, or "
+        "half of the row): tokens behind it are taught nothing",
     )
 
 

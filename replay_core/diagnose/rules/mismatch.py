@@ -142,8 +142,8 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
             shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
             *_figures(between),
         ],
-        cause="the engine returns log-probabilities of the truncated distribution (top-p, top-k, "
-        "min-p), the trainer of the whole",
+        cause="the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
+        "top-p, top-k or min-p, or tokens that it may not write: an end before min_tokens, a grammar, banned words",
         next_step=batch.laid.mismatch_command() + "   # then set logprobs_mode=raw, or top_p=1 and top_k=-1",
     )
 

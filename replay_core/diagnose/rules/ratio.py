@@ -77,6 +77,24 @@ def first_update_B(batch: StepBatch) -> Array:
     return np.array(first, dtype=bool)
 
 
+#: Of a batch that is recorded whole, the share of samples that its first of several mini-batches may have.
+FIRST_OF = (0.12, 0.55)
+
+
+def _is_of_several_updates(batch: StepBatch, policy: Column, old: Column) -> bool:
+    """Whether samples recorded in one piece look like those of several mini-batches: the first ones' ratio is 1."""
+    keys = set(batch.laid.keys_of("policy_logprobs"))
+    if len(keys) != 1 or any(key is None or key.minibatch is not None or key.epoch is not None for key in keys):
+        return False
+    both_N = batch.pair(policy, old)
+    apart_N = np.where(both_N, np.abs(policy.values_N - old.values_N), 0.0)
+    worst_B = np.zeros(len(batch))
+    np.maximum.at(worst_B, np.repeat(np.arange(len(batch)), batch.flat.lengths_B), np.nan_to_num(apart_N))
+    heard_B = batch.flat.count(both_N) > 0
+    agree = float((worst_B[heard_B] <= SAME_FP32).mean()) if heard_B.any() else 0.0
+    return FIRST_OF[0] <= agree <= FIRST_OF[1]
+
+
 @rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
       needs=("policy_logprobs", "old_logprobs"),
       explains=("D24",),
@@ -84,7 +102,8 @@ def first_update_B(batch: StepBatch) -> Array:
 def on_policy(batch: StepBatch) -> Iterator[Finding]:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
-    clipping cuts off, an error. Later updates move the ratio on purpose.
+    clipping cuts off, an error. Later updates move the ratio on purpose. Skipped where a batch is recorded whole,
+    without its mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.
     """
     policy, old, both_N = _pair(batch)
     both_N = both_N & np.repeat(first_update_B(batch), batch.flat.lengths_B)
@@ -93,6 +112,8 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     moved = policy.values_N[both_N] - old.values_N[both_N]
     apart = np.abs(np.expm1(np.clip(moved, -50, 50)))
     largest = float(apart.max())
+    if largest > SAME_BF16 and _is_of_several_updates(batch, policy, old):
+        raise Skip("the samples are recorded together, and part of them agree: the others may be of later mini-batches")
     half = {policy.dtype, old.dtype} & {"bfloat16", "float16"} or str(batch.laid.flags.get("dtype")) in (
         "bfloat16",
         "bf16",

@@ -46,13 +46,14 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         apart = np.abs(trainer.values_N[both_N] - ref.values_N[both_N])
         mean = float(apart.mean())
         # verl counts from 1. Elsewhere one update lies before: it moves no policy as far as another model is.
-        if mean <= (MOVED if batch.step == 0 else OTHER_PROMPT):
+        as_engine = Gap(batch, ref, trainer, both_N)
+        # verl's step 1 has no update before it, and one update turns no temperature.
+        if mean <= (MOVED if batch.step == 0 or as_engine.is_tempered else OTHER_PROMPT):
             return
         if batch.laid.algorithm.is_distilled or _is_taught(batch, trainer, ref, both_N):
             raise Skip("the reference is a teacher: advantages are made of its log-probabilities")
         at = int(np.flatnonzero(both_N)[apart.argmax()])
         place = batch.laid.where("ref_logprobs", at=at)
-        as_engine = Gap(batch, ref, trainer, both_N)
         if as_engine.is_tempered:
             yield finding(
                 "error" if mean > OTHER_MODEL else "warning",

@@ -49,12 +49,26 @@ def by_group(pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
         (by_group(np.median), "error", "the group's median reward"),
         (lambda r: r / np.repeat(r.reshape(4, 4).std(1, ddof=1), 4), "error", "nothing is subtracted"),
         (lambda r: grpo(r.reshape(2, 8).T.reshape(-1), GROUPS), "error", "other samples' rewards"),
+        (lambda r: np.abs(grpo(r, GROUPS)), "error", "without their sign"),
         (lambda r: 5 * grpo(r, GROUPS), "warning", "5 times what they should be"),
         (lambda r: np.maximum(grpo(r, GROUPS), 0), "warning", "none is negative"),
         (lambda r: np.clip(grpo(r, GROUPS), -0.6, 0.6), "warning", "cut off at -0.6 and 0.6"),
         (lambda r: 1.3 * grpo(r, GROUPS) + 0.4, "warning", "and moved"),
     ],
-    ids=["first", "last", "best", "second", "median", "no mean", "ranks", "times", "positive", "clamped", "moved"],
+    ids=[
+        "first",
+        "last",
+        "best",
+        "second",
+        "median",
+        "no mean",
+        "ranks",
+        "absolute",
+        "times",
+        "positive",
+        "clamped",
+        "moved",
+    ],
 )
 def test_the_formula_that_makes_the_advantages_is_named(
     formula: Callable[[Any], Any], severity: str, words: str, tmp_path: Path

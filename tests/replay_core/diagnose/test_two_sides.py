@@ -128,3 +128,46 @@ def test_old_log_probabilities_that_stand_while_the_engines_move_are_stale(moves
     finding = of(look(_recorded(tmp_path / "run", steps), "D55"), "D55")
     assert finding is not None
     assert finding.claim.startswith("old log-probabilities are stale") == moves
+
+
+@pytest.mark.parametrize(("agree", "found"), [(4, False), (0, True), (11, True)], ids=["a third", "none", "nearly all"])
+def test_a_batch_recorded_whole_may_hold_later_mini_batches(agree: int, found: bool, tmp_path: Path) -> None:
+    batch = _batch(9)
+    batch["old_log_probs"] = batch["log_probs"].clone()
+    batch["old_log_probs"][agree:] -= 0.3 * batch["response_mask"][agree:, 1:]
+    finding = of(look(_recorded(tmp_path / "run", {0: batch}), "D14"), "D14")
+    assert (finding is not None) == found
+
+
+@pytest.mark.parametrize(("times", "found"), [(2, True), (1, False)])
+def test_responses_that_come_two_by_two_have_one_seed(times: int, found: bool, tmp_path: Path) -> None:
+    batch = _batch(11, rows=16)
+    pick = torch.arange(16) // times * times
+    prompts = torch.arange(16) // 4 * 4
+    batch = {name: value[pick] for name, value in batch.items()}
+    batch["input_ids"][:, :4] = batch["input_ids"][prompts, :4]
+    batch |= {"group_ids": torch.arange(16) // 4, "sample_id": torch.arange(16)}
+    finding = of(look(_recorded(tmp_path / "run", {0: batch}), "D64"), "D64")
+    assert (finding is not None and "two by two, in 4 of 4 groups" in finding.claim) == found
+
+
+@pytest.mark.parametrize(("back", "found"), [(1, True), (0, False)])
+def test_a_reward_before_the_end_is_named_where_a_critic_learns_from_it(back: int, found: bool, tmp_path: Path) -> None:
+    fields = healthy()
+    mask_BT = masks(fields)
+    fields["token_level_scores"] = np.zeros_like(fields["token_level_scores"])
+    for row, inside in enumerate(mask_BT):
+        fields["token_level_scores"][row, np.flatnonzero(inside)[-1 - back]] = 0.1 + row
+    fields["token_level_rewards"] = fields["token_level_scores"].copy()
+    fields["values"] = np.random.default_rng(5).random(mask_BT.shape).astype(np.float32) * mask_BT
+    finding = of(seen(tmp_path, fields, "D53"), "D53")
+    assert (finding is not None and "before the last token" in finding.claim) == found
+
+
+@pytest.mark.parametrize(("times", "found"), [(0.6, True), (1.0, False)])
+def test_a_reference_at_another_temperature_is_told_at_step_one(times: float, found: bool, tmp_path: Path) -> None:
+    batch = _batch(13, rows=24)
+    batch["log_probs"] = -0.05 - 0.15 * batch["log_probs"].abs() * batch["response_mask"][:, 1:]
+    batch["ref_log_probs"] = batch["log_probs"] * times
+    finding = of(look(_recorded(tmp_path / "run", {1: batch}), "D15"), "D15")
+    assert (finding is not None and "different temperatures" in finding.claim) == found
