@@ -87,7 +87,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "critic/entropy/mean ROLL",
     ),
     "reward": (
-        "reward *", "critic/score/mean verl", "critic/rewards/mean verl", "rollout/raw_reward slime",
+        "reward *", "critic/score/mean verl", "critic/full-score/mean *", "critic/rewards/mean verl",
+        "rollout/raw_reward slime",
         "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean grpo_notes", "mean_reward grpo_notes",
         "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF",
         "reward/avg_raw_reward SkyRL", "objective/verifiable_reward open-instruct", "ppo_actor/task_reward AReaL",
@@ -97,8 +98,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "reward_std": (
         "reward_std TRL within-group", "rewards_std grpo_notes whole-batch", "std_reward grpo_notes whole-batch",
     ),
-    "reward_max": ("critic/score/max verl", "critic/rewards/max verl", "rewards/reward/max tunix"),
-    "reward_min": ("critic/score/min verl", "critic/rewards/min verl", "rewards/reward/min tunix"),
+    "reward_max": (
+        "critic/score/max verl", "critic/full-score/max *", "critic/rewards/max verl", "rewards/reward/max tunix",
+    ),
+    "reward_min": (
+        "critic/score/min verl", "critic/full-score/min *", "critic/rewards/min verl", "rewards/reward/min tunix",
+    ),
     "frac_zero_std": ("frac_reward_zero_std TRL", "zero_std_group_frac miles", "rollout/zero_std_group_frac slime"),
     "advantage_max": (
         "critic/advantages/max verl", "ppo_actor/advantages/max AReaL", "val/advantages_max open-instruct",

@@ -493,7 +493,10 @@ def _other_formula(
         )
     known = list(_zeroed(_known(batch, reward_B, group_B), kept_B))
     for name, values_B in known:
-        if np.isfinite(values_B).all() and (values_B < -close).any() and _agree(heard_B, np.abs(values_B), close):
+        turned = int((values_B < -close).sum()) if np.isfinite(values_B).all() else 0
+        # Of a handful of values, or of one size, another formula may have the same.
+        several = np.unique(np.round(np.abs(values_B), 4)).size > 3 and turned > 3
+        if several and _agree(heard_B, np.abs(values_B), close):
             yield (
                 "error",
                 f"no advantage is negative: they are {name}, without their sign",

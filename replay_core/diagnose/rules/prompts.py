@@ -172,21 +172,9 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
         groups.setdefault(int(group), []).append(sample)
     several = [members for members in groups.values() if len(members) > 1]
     same = [members for members in several if len({texts[sample] for sample in members}) == 1]
-    mean = float(np.mean(batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))))
-    if (pairs := _in_pairs([[texts[sample] for sample in members] for members in several])) and mean < IMPROBABLE:
-        yield finding(
-            "error",
-            f"responses are identical two by two, in {share(pairs, len(several))} groups: half of them are no samples",
-            batch.laid.where("input_ids", sample=several[0][0]),
-            evidence=[
-                shown("groups whose responses come twice and more", share(pairs, len(several)), "none"),
-                shown("mean log-probability of a response, nats", mean, None, said.source),
-            ],
-            cause="ranks or workers that sample for one prompt have the same seed, or samples are copied",
-        )
-        return
     if len(several) < GROUPS or len(same) < 0.9 * len(several) or len(set(texts)) < 2:
         return
+    mean = float(np.mean(batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))))
     if not mean < IMPROBABLE:
         raise Skip("responses are so probable that drawing them twice is no wonder")
     yield finding(
@@ -200,18 +188,6 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="every sample of a group is drawn with the same seed, greedily, or one response is copied n times",
     )
-
-
-def _in_pairs(groups: list[list[bytes]]) -> int:
-    """The groups (of four and more) of which nearly every response comes twice, without being one text; 0 where those
-    are not 9 of 10, or fewer than four.
-    """
-    found = 0
-    for texts in groups:
-        lone = sum(texts.count(text) == 1 for text in texts)
-        found += len(texts) > 3 and lone <= len(texts) % 2 and len(set(texts)) > 1
-    several = sum(len(set(texts)) > 1 for texts in groups)
-    return found if found >= GROUPS and found >= 0.9 * several and 2 * several >= len(groups) else 0
 
 
 @rule("D75", "samples stand in a batch twice", link="tokens", scope="batch",

@@ -139,18 +139,6 @@ def test_a_batch_recorded_whole_may_hold_later_mini_batches(agree: int, found: b
     assert (finding is not None) == found
 
 
-@pytest.mark.parametrize(("times", "found"), [(2, True), (1, False)])
-def test_responses_that_come_two_by_two_have_one_seed(times: int, found: bool, tmp_path: Path) -> None:
-    batch = _batch(11, rows=16)
-    pick = torch.arange(16) // times * times
-    prompts = torch.arange(16) // 4 * 4
-    batch = {name: value[pick] for name, value in batch.items()}
-    batch["input_ids"][:, :4] = batch["input_ids"][prompts, :4]
-    batch |= {"group_ids": torch.arange(16) // 4, "sample_id": torch.arange(16)}
-    finding = of(look(_recorded(tmp_path / "run", {0: batch}), "D64"), "D64")
-    assert (finding is not None and "two by two, in 4 of 4 groups" in finding.claim) == found
-
-
 @pytest.mark.parametrize(("back", "found"), [(1, True), (0, False)])
 def test_a_reward_before_the_end_is_named_where_a_critic_learns_from_it(back: int, found: bool, tmp_path: Path) -> None:
     fields = healthy()
