@@ -218,7 +218,9 @@ def _bars(block: Bars, letters: int) -> str:
         f'height="{98 * count / most:.1f}"><title>{_text(name, letters)}: {words.number(count)}</title></rect>'
         for place, (name, count) in enumerate(block.rows)
     )
-    ends = (block.rows[0][0], block.unit, block.rows[-1][0]) if block.rows else ("", block.unit, "")
+    names = [name for name, _ in block.rows]
+    # One bar has one name: at both ends it would read as a range of two.
+    ends = (names[0], block.unit, names[-1]) if len(names) > 1 else (*names, block.unit)
     spans = "".join(f"<span>{_text(one, letters)}</span>" for one in ends)
     return (
         f'<svg viewBox="0 0 {max(1, len(block.rows)) * 10} 100" preserveAspectRatio="none" role="img" '

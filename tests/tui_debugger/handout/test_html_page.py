@@ -16,7 +16,8 @@ from replay_core import budget, workbench
 from replay_core.documents.embedding import BEGINNING, embedded, kind_mark
 from replay_core.errors import BudgetError, DumpError
 from tests.tui_debugger.handout.documents import HOSTILE, LONG, genuine, spoilt
-from tui_debugger.handout.html_page import LARGEST, page
+from tui_debugger.handout.blocks import Bars
+from tui_debugger.handout.html_page import _DRAW, LARGEST, page
 from tui_debugger.handout.kinds import KINDS, sheet_of
 
 #: Elements and attributes that a page is drawn with. None of them runs, fetches or sends anything.
@@ -175,3 +176,10 @@ def test_a_small_page_of_a_huge_document_is_refused_before_it_is_unpacked(
     path.write_text(BEGINNING + kind_mark("comparison") + element)
     with pytest.raises(BudgetError, match="more than what is stored"):
         workbench.reopen(path)
+
+
+def test_a_single_bar_is_named_once():
+    drawn = _DRAW[Bars](Bars([("0.03 to 0.08", 9.0)], "tokens, by b - a"), 100)
+    assert drawn.count("<span>0.03 to 0.08</span>") == 1
+    several = _DRAW[Bars](Bars([("0 to 1", 9.0), ("1 to 2", 3.0)], "tokens, by b - a"), 100)
+    assert several.index("<span>0 to 1</span>") < several.index("<span>1 to 2</span>")

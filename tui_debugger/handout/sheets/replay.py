@@ -67,7 +67,8 @@ def _cells(doc: ReplayDocument) -> Section:
         for number, (cell, row, tone) in enumerate(zip(doc["cells"], rows[1:], tones, strict=True))
     ]
     strip: list[Block] = [Strip(marks, next((place for place, tone in enumerate(tones) if tone == "bad"), None))]
-    return Section(title, [*strip, Grid(rows[0], rows[1:], tones)])
+    costs = frozenset(place for place, name in enumerate(rows[0]) if name in ("load", "compile", "steady", "peak"))
+    return Section(title, [*strip, Grid(rows[0], rows[1:], tones, costs)])
 
 
 def _tone(cell: CellEntry, is_baseline: bool) -> Tone:
