@@ -44,8 +44,8 @@ fuzz: $(STAMP)  ## mutated files of every kind that is read, SECONDS=60 of them
 check: $(STAMP)  ## form, lint, types of code and tests, quick and long tests: what a change must pass
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
+	@echo "types of the code, and beside them those of the tests"
+	@$(BIN)/mypy --config-file tests/mypy.ini & tests=$$!; $(BIN)/mypy; code=$$?; wait $$tests && exit $$code
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_FLAGS)
 
 fmt: $(STAMP)  ## put the code into form
