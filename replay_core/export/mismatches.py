@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.export.documents import stamp
 from replay_core.export.numbers import clean
-from replay_core.mismatch.candidate import Candidate
+from replay_core.mismatch.candidate import PART, Candidate
 from replay_core.mismatch.explanation import Mismatch
 from replay_core.mismatch.figures import GapSize
 from replay_core.mismatch.standing import NOISE
@@ -130,9 +130,11 @@ def _headline(found: Mismatch) -> str:
             return f"{said}, {normal}nothing left to explain" + ("" if fault is None else f"; tokens: {fault.what}")
         known = [one for one in found.candidates if one.share is not None and one.told_by == "replay"]
         most = max(known, key=lambda one: one.share or 0.0, default=None)
-        said += ", and nothing that was tried explains half of it"
-        if most is not None and (most.share or 0) > 0:
-            said += f"; most by {most.side}: {most.name} ({most.share:.0%})"
+        explained = 0.0 if most is None else most.share or 0.0
+        said += f", and nothing that was tried {'closes it' if explained >= PART else 'explains half of it'}"
+        if most is not None and explained > 0:
+            left = f", leaves {most.left.mean:.3g} nats" if most.left is not None and explained >= PART else ""
+            said += f"; most by {most.side}: {most.name} ({explained:.0%}{left})"
         return said + _whose(found)
     small = _agrees(found) or (fault is not None and gap.mean <= _MEAN)
     return said + ("; small, and no sign of a cause" if small else "; no sign of a cause in the numbers alone")

@@ -30,6 +30,9 @@ _SOME = 0.08
 _NOTHING = 0.001
 #: Of the candidates that explain a part so many are joined with others, and each with so many that need a forward.
 _PARTS, _JOINTS = 4, 3
+#: What takes a part of a gap and leaves more floors than this is no cause that is known: a temperature flattens any
+#: two distributions that differ towards each other, and takes 72 % of what other weights do (1.8e6 floors are left).
+_FAR = 100
 #: Causes at once.
 _DEPTH = 3
 #: Within the floor a cause must stand out by so many deviations, and leave at most this part of the gap's square.
@@ -124,7 +127,8 @@ class Search:
         return found
 
     def _weights(self) -> list[tuple[str, str]]:
-        """(reference, what it is called) of the other weights: those named, and those noted for steps nearby."""
+        """(reference, what it is called) of the other weights: those named, those noted for steps nearby, and the first
+        of the run, which an engine still has that no update ever reached."""
         run, step = self.sides.run, self.sides.step
         found = [(one, f"weights {one}") for one in self.asked.older]
         folder = run.path if run.path.is_dir() else run.path.parent
@@ -133,7 +137,8 @@ class Search:
         here = step if step is not None else max((known for known, _ in noted), default=0)
         own = Path(self.answer.model or "")
         near = sorted((one for one in noted if Path(one[1]).resolve() != own), key=lambda one: abs(one[0] - here))
-        for known, place in near[:_CHECKPOINTS]:
+        first = [one for one in near[_CHECKPOINTS:] if one[0] == min(noted)[0]]
+        for known, place in near[:_CHECKPOINTS] + first:
             found.append((place, f"weights of step {known} ({'older' if known < here else 'newer'})"))
         return found
 
@@ -270,7 +275,8 @@ class Search:
             tried.append(best)
             self._tell(best, tried)
             frontier = sorted(made, key=_above)[:2]
-        best.named = (best.share or 0) >= PART
+        share = best.share or 0
+        best.named = share >= WHOLE or (share >= PART and _least(best) <= _FAR * best.floor)
         return _in_order(tried)
 
     def _tell(self, best: Candidate | None, tried: Sequence[Candidate]) -> None:

@@ -3,6 +3,7 @@ briefly trained policy: each is named, a healthy pair is not, and another model 
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks import mismatch as bench
 from replay_core import workbench
+from replay_core.demo.train import train_demo
 from replay_core.errors import ModelError
 
 PLANTS = {plant.name: plant for plant in bench.plants()}
@@ -89,3 +91,19 @@ def test_a_vocabulary_too_small_for_the_tokens_is_a_wrong_request(healthy: Path,
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "small")
     with pytest.raises(ModelError, match="vocabulary"):
         workbench.mismatch(healthy, step=3, model=str(tmp_path / "small"))
+
+
+@pytest.mark.slow
+def test_an_engine_that_no_update_reached_has_the_first_weights_and_without_them_nothing_is_named(
+    tmp_path: Path,
+) -> None:
+    """A temperature flattens any two distributions towards each other: it takes most of the gap, and is no cause."""
+    run = tmp_path / "run"
+    train_demo(run, steps=7, fault="stale-weights")
+    doc = workbench.mismatch(run)
+    assert [one["name"] for one in doc["causes"] if one["named"]] == ["weights of step 0 (older)"]
+    shutil.rmtree(run / "checkpoints" / "step_000000")
+    doc = workbench.mismatch(run)
+    assert not any(one["named"] for one in doc["causes"])
+    assert doc["agrees"] is False
+    assert "nothing that was tried" in doc["headline"]
