@@ -227,4 +227,7 @@ def _empty_advantages(fields: list[TensorRef], key: RecordKey, path: Path) -> li
     return []
 
 
-DIALECT = Dialect("nexrl", "names", detect, index, read)
+DIALECT = Dialect(
+    "nexrl", "names", detect, index, read,
+    before={"metrics": "a line of its loss holds numbers by name, as a line of a log does"},
+)  # fmt: skip
