@@ -60,6 +60,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "replay_why": _replay_why_job,
         "replay_slice": _replay_slice_job,
         "replay_blame": _replay_blame_job,
+        "capsule": _capsule_job,
         "demo_train": _demo_train_job,
         "critic": _critic_job,
         "parity": _parity_job,
@@ -324,6 +325,17 @@ def _replay_blame_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.blaming import blame  # torch and transformers: 3.4 s
 
     return blame(ReplayPlan.from_mapping(params["plan"]), on_event)
+
+
+def _capsule_job(params: dict[str, Any], on_event: OnEvent) -> ReplayDocument:
+    """One file, and a script, of the cell whose dump `replay` is; in this process, as a replay of one setting is."""
+    from replay_core.executors.in_process import InProcess
+
+    doc, cell = workbench.replay_of(Path(params["replay"]))
+    file, script = Path(params["file"]), Path(params["script"])
+    for place in (file, script):
+        documents.check_place(place)
+    return workbench.capsule(doc, file, Path(params["out"]), InProcess(perform), on_event, cell=cell, script=script)
 
 
 def _critic_job(params: dict[str, Any], on_event: OnEvent) -> CriticAnswer:

@@ -458,6 +458,7 @@ def replay(
         RldbgError: the request is wrong (record, model, flags), so that no cell can run.
     """
     from replay_core.export.replays import cell_entry, replay_document
+    from replay_core.replay.cell_log import LOGS, REPLAY_JSON
     from replay_core.replay.kept import KEPT
     from replay_core.replay.plan import ReplayPlan
     from replay_core.replay.references import FACTORY
@@ -481,12 +482,8 @@ def replay(
     _replayed.update({(Path(one.a.path), Path(one.b.path)): one for one in made})
     doc = replay_document(whole, replayed)
     # Beside the cells' logs: what `capsule` is made from.
-    documents.write_document(doc, out / "logs" / REPLAY_JSON)
+    documents.write_document(doc, out / LOGS / REPLAY_JSON)
     return doc
-
-
-#: Where a replay's document lies below its directory, in `logs`.
-REPLAY_JSON = "replay.json"
 
 
 def capsule(
@@ -545,6 +542,34 @@ def capsule(
     entry: Any = {**note, "file": str(file), "bytes": size, "script": None if script is None else str(script),
                   "as_made": dict.fromkeys(capsules.SIDES, 0.0)}  # fmt: skip
     return {**made, "capsule": entry}
+
+
+def replay_of(path: Path) -> tuple[ReplayDocument, int | None]:
+    """(the document of a replay, the number of the cell that `path` is the dump of, if it is one).
+
+    Args:
+        path: a replay's directory, a dump of one of its cells, or its document.
+
+    Raises:
+        RequestError: it is no replay's.
+    """
+    from replay_core.replay.cell_log import LOGS, REPLAY_JSON
+
+    file = path
+    if path.is_dir():
+        places = [folder / LOGS / REPLAY_JSON for folder in (path, path.resolve().parent)]
+        file = next((one for one in places if one.is_file()), places[0])
+        if not file.is_file():
+            raise RequestError(
+                "the directory is no replay's", file=str(path), expected=f"{LOGS}/{REPLAY_JSON} in it",
+                hint=f"rldbg replay {path} --packing --out R, then rldbg capsule R bug.capsule",
+            )  # fmt: skip
+    doc = reopen(file)
+    if doc["kind"] != "replay":
+        raise RequestError("the document is no replay", file=str(file), expected="replay", found=doc["kind"])
+    dumps = [None if one["dump"] is None else Path(one["dump"]).resolve() for one in doc["cells"]]
+    here = path.resolve()
+    return doc, dumps.index(here) if here in dumps else None
 
 
 def is_capsule(path: Path) -> bool:

@@ -108,6 +108,7 @@ _DIAG = ("debugger", "trends")
 ACTIONS: tuple[Action, ...] = (
     Action("first", ("d",), "first", "go to the first diverging tensor", FIND, 1, screens=_ALL),
     Action("ruling", ("J",), "ruling", "which of two is wrong, or if one is: the referee rules", FIND, screens=_ALL),
+    Action("graft", ("A",), "graft", "which module alone carries the difference of two, in per cent", FIND),
     Action("diverging", ("right_square_bracket",), "next", "next diverging tensor", FIND, 2, argument="next"),
     Action("diverging", ("left_square_bracket",), "prev", "previous diverging tensor", FIND, argument="previous"),
     Action("filter", ("slash",), "filter", "filter tensors or steps by a regular expression", FIND, 6),
@@ -133,6 +134,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("point", ("h",), "earlier", "a step back (or the arrow)", WRONG, 0, None, "previous", _TRENDS),
     Action("replay", ("r",), "replay", "run the record with the flags and compare with each row alone", RUN, 3),
     Action("matrix", ("m",), "matrix", "every combination of flags, each in a child of its own", RUN, 4),
+    Action("capsule", ("B",), "capsule", "what a replay found as one file, and as a script", RUN, screens=_BOTH),
     Action("compare", ("c",), "compare", "compare with another dump", RUN, 7),
     Action("mark", ("space",), "mark", "mark a tensor, step or cell; flags: change; log: pause", RUN, 8, screens=_BOTH),
     Action("pair", ("equals_sign",), "compare marked", "compare the two marked things", RUN, screens=_BOTH),

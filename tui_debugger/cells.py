@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replay_core.errors import RldbgError
@@ -11,6 +12,9 @@ from tui_debugger import format as fmt
 if TYPE_CHECKING:
     from replay_core.documents.comparison import ComparisonDocument
     from replay_core.documents.replay import CapturedDigests, CellEntry, ReplayDocument
+
+#: Beside a cell's dump: what its replay found (`replay.cell_log`, which is the core's own).
+_FOUND = ("logs", "replay.json")
 
 
 def label(cell: CellEntry) -> str:
@@ -83,6 +87,11 @@ def dump_beside(cell: CellEntry, other: CellEntry) -> str | None:
     if cell["part"] == "reference" and told is not None and told["baseline_dump"]:
         return told["baseline_dump"]
     return cell["dump"]
+
+
+def is_replays(dump: Path) -> bool:
+    """Whether a dump is one of a replay that lies on the disk, with what it found."""
+    return dump.resolve().parent.joinpath(*_FOUND).is_file()
 
 
 def _told(cell: CellEntry) -> CapturedDigests | None:

@@ -271,6 +271,8 @@ def ruling_answer(ruling: RulingDocument, notes: list[str]) -> Answer:
     word = ruling["ruling"] or "not ruled"
     token = {"NOISE": "close", "SUSPECT": "missing", "BUG": "first"}[word]
     facts = [f"differs: {one}" for one in ruling["differences"][:2]]
+    if ruling["graft"] is not None:
+        facts.insert(0, safe(f"graft: {ruling['graft']['sentence']}"))
     return Answer(word, token, safe(ruling["sentence"]), facts, notes, is_claim=True)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+#: Below the directory of a replay: where its cells' logs lie, and beside them its document.
+LOGS, REPLAY_JSON = "logs", "replay.json"
 #: Bytes kept of the beginning and of the end. A factory that prints 100 MB must not fill a disk, nor bury its error.
 HEAD, TAIL = 4 << 20, 1 << 20
 

@@ -29,7 +29,7 @@ from replay_core.records import Run
 from replay_core.replay import frontier, stages
 from replay_core.replay.axes import Axes, smallest
 from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference, is_compilers
-from replay_core.replay.cell_log import CellLog
+from replay_core.replay.cell_log import LOGS, CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
 from replay_core.replay.kept import Kept, identity_of
@@ -375,7 +375,7 @@ class Bench:
 
     def _job(self, kind: str, plan: ReplayPlan, params: Mapping[str, Any]) -> Any:
         """A question about a cell, with a log of its own."""
-        with CellLog(self.out / "logs" / f"{Path(plan.out).name}_{kind}.log") as log:
+        with CellLog(self.out / LOGS / f"{Path(plan.out).name}_{kind}.log") as log:
 
             def on_event(event: Event) -> None:
                 if isinstance(event, LogLine):
@@ -417,7 +417,7 @@ class Bench:
         return result
 
     def _run(self, plan: ReplayPlan) -> CellResult:
-        path = self.out / "logs" / f"{Path(plan.out).name}.log"
+        path = self.out / LOGS / f"{Path(plan.out).name}.log"
         with CellLog(path) as log:
 
             def on_event(event: Event) -> None:

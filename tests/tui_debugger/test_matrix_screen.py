@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from replay_core.jobs import Job, OnEvent, Partial, Progress
-from tests.tui_debugger.driving import A, opened, press, rest, screen, toasts, until
+from replay_core.jobs import Answer, Job, OnEvent, Partial, Progress
+from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.screens.matrix import MatrixScreen
 
@@ -48,6 +48,34 @@ async def test_enter_on_a_cell_that_did_not_run_opens_its_log(tmp_path: Path) ->
         assert "\x1b" not in screen(app)
         await press(app, pilot, "escape")
         assert isinstance(app.screen, MatrixScreen)
+
+
+def _packed_away(_job: Job) -> Answer:
+    matrix = document("matrix")
+    held = {"bytes": 53_000, "rows": 2, "tokens": [1, 5], "layers": 1}
+    return {**matrix, "capsule": held}
+
+
+async def test_a_cell_that_disagrees_is_written_as_one_file_and_a_script(tmp_path: Path) -> None:
+    engine = ScriptedEngine(capsule=_packed_away)
+    async with opened(A, engine=engine, size=(120, 40)) as (app, pilot):
+        await press(app, pilot, "m", "r", "g", "B")
+        assert any("does not disagree" in toast for toast in toasts(app))
+        cells = app.session.state.replay.matrix.cells
+        off = next(number for number, cell in enumerate(cells) if cell["agreement"]["agrees"] is False)
+        await press(app, pilot, *["j"] * off, "B", "ctrl+u", *str(tmp_path / "mine"), "enter")
+        params = engine.last("capsule").params
+        assert (params["replay"], params["file"]) == (cells[off]["dump"], str(tmp_path / "mine.capsule"))
+        assert params["script"] == str(tmp_path / "mine.py")
+        assert any("0.05 MB: 2 rows, 6 tokens, layer 1" in toast for toast in toasts(app))
+
+
+async def test_without_a_replay_there_is_nothing_to_write() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, B, engine=engine) as (app, pilot):
+        await press(app, pilot, "B")
+        assert any("no replayed cell" in toast for toast in toasts(app))
+        assert "capsule" not in engine.kinds()
 
 
 async def test_two_marked_cells_are_compared() -> None:

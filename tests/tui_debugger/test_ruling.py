@@ -12,6 +12,7 @@ import pytest
 from replay_core.jobs import Answer, Job, OnEvent, Progress
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
+from tui_debugger.answer import answer_of
 
 TENSOR = "layers.1.input_layernorm.output"
 
@@ -73,6 +74,34 @@ async def test_one_dump_is_ruled_alone_and_shown_where_it_is_wrong() -> None:
         assert engine.kinds().count("referee") == 1, "what was ruled is not ruled again"
         await press(app, pilot, "1", "s", "1", "enter")
         assert "BUG" not in screen(app).splitlines()[1], "of another step nothing was ruled"
+
+
+def _grafted(job: Job) -> Answer:
+    graft = {
+        "sentence": "layers.1.mlp carries 97.5% of what the log-probabilities differ by", "module": "layers.1.mlp",
+        "grafts": [{"tensor": "layers.0.output", "comes": 0.001, "goes": None},
+                   {"tensor": "layers.1.mlp.output", "comes": 0.975, "goes": None}],
+    }  # fmt: skip
+    return {**_bug(job), "graft": graft if job.params.get("graft") else None}
+
+
+async def test_which_module_carries_the_difference_is_said_in_per_cent() -> None:
+    engine = ScriptedEngine(referee=_grafted)
+    async with opened(A, B, engine=engine, size=(100, 30)) as (app, pilot):
+        await press(app, pilot, "J", "A")
+        assert [job.params.get("graft") for job in engine.jobs if job.kind == "referee"] == [None, True]
+        assert any("layers.1.mlp.output  97.5%" in toast and "layers.0" not in toast for toast in toasts(app))
+        await press(app, pilot, "A", "J")
+        assert engine.kinds().count("referee") == 2, "what was asked is not asked again"
+        assert "graft: layers.1.mlp carries 97.5%" in answer_of(app.session.state).facts[0]
+
+
+async def test_one_dump_has_nothing_to_graft_from() -> None:
+    engine = ScriptedEngine()
+    async with opened(A, engine=engine) as (app, pilot):
+        await press(app, pilot, "A")
+        assert any("from one side into the other" in toast for toast in toasts(app))
+        assert "referee" not in engine.kinds()
 
 
 async def test_a_log_is_not_asked_for_weights() -> None:

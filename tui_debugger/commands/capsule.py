@@ -51,8 +51,9 @@ def command(
 ) -> int:
     """Make one FILE of what REPLAY found: a slice of the model, the smallest batch, both outputs, the verdict.
 
-    REPLAY is the directory of a replay, its JSON document or its page; FILE is at most 25 MB, and its token ids are
-    numbered anew: no text leaves. Where REPLAY is a capsule itself, it is run again, as `rldbg FILE` does.
+    REPLAY is the directory of a replay or of one of its cells, its JSON document or its page; FILE is at most 25 MB,
+    and its token ids are numbered anew: no text leaves. Where REPLAY is a capsule itself, it is run again, as
+    `rldbg FILE` does.
 
     Exit 1: the difference shows, in the capsule made or opened. Exit 0: an opened one agrees here. Exit 4: cannot run.
     """
@@ -63,12 +64,13 @@ def command(
     for place in filter(None, (file, script)):
         if not click.get_current_context().meta.get("force"):
             check_place(place)
-    doc = _document(replay)
+    doc, its_cell = workbench.replay_of(replay)
     progress = ProgressLine()
     progress.note("capsule: the smallest batch and slice of the model that show it, then a replay of those alone")
     with ChildRunner(warm=True, time_limit_s=time_limit) as runner:
         made = workbench.capsule(
-            doc, file, out or paths.new_replay_dir("capsule"), runner, progress, cell=cell, script=script,
+            doc, file, out or paths.new_replay_dir("capsule"), runner, progress, script=script,
+            cell=its_cell if cell is None else cell,
             allow_pickled_weights=allow_pickled_weights,
         )  # fmt: skip
     progress.clear()
@@ -82,21 +84,4 @@ def opened(file: Path, out: Path | None = None, time_limit: float = 1800) -> Rep
     with ChildRunner(warm=True, time_limit_s=time_limit) as runner:
         doc = workbench.open_capsule(file, out or paths.new_replay_dir("capsule"), runner, progress)
     progress.clear()
-    return doc
-
-
-def _document(replay: Path) -> ReplayDocument:
-    """The document of a replay: of its directory, of one of its dumps, or the file itself."""
-    place = replay
-    if replay.is_dir():
-        places = [folder / "logs" / workbench.REPLAY_JSON for folder in (replay, replay.resolve().parent)]
-        place = next((one for one in places if one.is_file()), places[0])
-        if not place.is_file():
-            raise RequestError(
-                "the directory is no replay's", file=str(replay), expected=f"logs/{workbench.REPLAY_JSON} in it",
-                hint=f"rldbg replay {replay} --packing --out R, then rldbg capsule R bug.capsule",
-            )  # fmt: skip
-    doc = workbench.reopen(place)
-    if doc["kind"] != "replay":
-        raise RequestError("the document is no replay", file=str(place), expected="replay", found=doc["kind"])
     return doc

@@ -159,6 +159,22 @@ class Replaying:
         await self._comparing.show(document)
         return True
 
+    async def capsule(self, dump: str, file: Path) -> None:
+        """Write what shows by itself why the cell with this dump disagrees: a file, and a script beside it."""
+        script = file.with_suffix(".py")
+        params = {"replay": dump, "file": str(file), "script": str(script), "out": str(paths.new_replay_dir("capsule"))}
+        asked = self._errands.run(Job("capsule", params), "capsule", is_replay=True, on_part=lambda _part: None)
+        document: ReplayDocument | None = await self._errands.guard(asked)
+        if document is None:
+            return
+        held = document["capsule"]
+        rows = f"{held['rows']} row{'s' * (held['rows'] > 1)}"
+        size = f"{rows}, {sum(held['tokens'])} tokens, layer{'s' * (held['layers'] > 1)} 1"
+        size += f"..{held['layers']}" * (held["layers"] > 1)
+        self._errands.tell(f"wrote {file} ({held['bytes'] / 1e6:.2f} MB: {size}) and {script}", "information")
+        for path in (file, script):
+            self._errands.log(f"wrote {path}")
+
     async def demo(self) -> None:
         """Train a tiny policy, pack one micro-batch without its block mask, and open the pair."""
         root = paths.new_replay_dir("demo")

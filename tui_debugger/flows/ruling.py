@@ -10,7 +10,19 @@ from tui_debugger.flows.errands import Errands
 from tui_debugger.state import Part
 
 if TYPE_CHECKING:
-    from replay_core.documents.ruling import RulingDocument
+    from replay_core.documents.ruling import GraftingPart, RulingDocument
+
+
+#: Modules that are named beside the one that carries the difference.
+_GRAFTS = 8
+
+
+def grafted(graft: GraftingPart) -> list[str]:
+    """How much of the end difference each module brings, from the first that brings any on: `mlp  98.0 %`."""
+    told = [f"{one['tensor']}  {one['comes']:.1%}" for one in graft["grafts"]
+            if isinstance(one["comes"], float) and abs(one["comes"]) >= 0.01]  # fmt: skip
+    more = len(told) - _GRAFTS
+    return told[:_GRAFTS] + ([f"and {more} more: e writes all"] if more > 0 else [])
 
 
 class Refereeing:
@@ -37,14 +49,15 @@ class Refereeing:
         noted = [run["models"] for run in (opened.a, opened.b) if run is not None]
         return self.state.replay.model is None and self.state.cell is None and not (noted and all(noted))
 
-    async def rule(self) -> RulingDocument | None:
+    async def rule(self, *, graft: bool = False) -> RulingDocument | None:
         """Rule with the weights that each dump notes, else those of the flags pane; None where nothing is open or it
-        failed, which is said."""
+        failed, which is said. `graft`: also which module's output brings the difference, put into the other's forward.
+        """
         state, opened, comparison = self.state, self.state.opened, self.state.tensors.comparison
         if opened.a is None:
             return None
         scope, (a, b) = opened.scope, (comparison["a"], comparison["b"]) if comparison else (opened.a, opened.b)
-        params: dict[str, Any] = {**scope.params()}
+        params: dict[str, Any] = {**scope.params(), **({"graft": True} if graft else {})}
         for side, run, of in (("a", opened.a, a), ("b", opened.b, b)):
             if of is not None:
                 params[side] = of["path"]
@@ -61,5 +74,9 @@ class Refereeing:
             self._errands.log(f"{ruling['ruling'] or 'not ruled'}: {ruling['sentence']}")
             for line in ruling["differences"]:
                 self._errands.log(f"differs: {line}")
+            if ruling["graft"] is not None:
+                self._errands.log(f"graft: {ruling['graft']['sentence']}")
+                for line in grafted(ruling["graft"]):
+                    self._errands.log(f"graft: {line}")
         self._errands.changed(Part.ANSWER)
         return ruling

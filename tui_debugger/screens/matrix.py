@@ -311,6 +311,9 @@ class MatrixScreen(Overlay):
             return
         self.app.push_screen(LogScreen(Path(log)))
 
+    def do_capsule(self) -> None:
+        self.stage.screen.requests.ask_capsule(self._cell)
+
     def do_mark(self) -> None:
         cell = self._cell
         if cell is None or not cell["dump"]:

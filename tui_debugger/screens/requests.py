@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from replay_core.errors import RldbgError
 from replay_core.replay.flags import FLAGS
 from tui_debugger import format as fmt
 from tui_debugger.answer import NEXT, NO_DUMP
+from tui_debugger.cells import is_replays
 from tui_debugger.screens.stage import Stage
 from tui_debugger.state import Part, Scope
 from tui_debugger.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from replay_core.documents.replay import CellEntry
 
 
 class Requests:
@@ -57,6 +62,35 @@ class Requests:
         ]
         hint = "a directory, a cached hub id, or random:llama-tiny"
         self._stage.ask(question, hint, then, self._state.replay.model or "", path=True, known=known)
+
+    def do_capsule(self) -> None:
+        """One file, and a script, of the replayed cell that is compared with each row alone on the screen."""
+        dump = self._state.opened.b_path
+        if self._state.cell is None and dump is not None and is_replays(dump):
+            self._ask_capsule(str(dump))
+        else:
+            self.ask_capsule(self._state.cell)
+
+    def ask_capsule(self, cell: CellEntry | None) -> None:
+        """Ask where the capsule of a cell goes, and make it."""
+        if cell is None or cell["dump"] is None or cell["agreement"]["agrees"] is not False:
+            said = "no replayed cell is compared here" if cell is None else "this cell does not disagree"
+            self._stage.say(f"{said}: a capsule shows one that disagrees with each row alone (r, or m and enter)")
+            return
+        self._ask_capsule(cell["dump"])
+
+    def _ask_capsule(self, dump: str) -> None:
+        if self._state.job.busy is not None:
+            self._stage.say(f"{self._state.job.busy} · ctrl+c cancels")
+            return
+
+        def go(text: str) -> None:
+            file = Path(text).expanduser()
+            named = file if file.suffix not in ("", ".py") else file.with_suffix(".capsule")
+            self._stage.work(self._session.replaying.capsule(dump, named), "job")
+
+        hint = "the smallest case: model slice, inputs, both outputs; a script of the same name (.py) without rldbg"
+        self._stage.ask("Write the capsule to", hint, go, "bug.capsule", path=True)
 
     def do_tolerance(self) -> None:
         session = self._session

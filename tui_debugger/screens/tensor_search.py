@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tui_debugger.answer import NEXT, NO_DUMP
 from tui_debugger.filtering import shown
+from tui_debugger.flows.ruling import grafted
 from tui_debugger.panes.tensors import TensorsPane
 from tui_debugger.screens.requests import Requests
 from tui_debugger.screens.stage import Stage
 from tui_debugger.state import Part, Scope
 from tui_debugger.tensor_rows import SORTS, matching
+
+if TYPE_CHECKING:
+    from replay_core.documents.ruling import RulingDocument
 
 
 class TensorSearch:
@@ -18,35 +24,54 @@ class TensorSearch:
         self._stage, self._session, self._state = stage, stage.session, stage.state
         self._requests = requests
 
+    def do_graft(self) -> None:
+        """Which module alone explains what the two differ by at their end, in per cent."""
+        if self._state.opened.b is None and self._state.tensors.comparison is None:
+            self._stage.say("a graft is from one side into the other: c compares with another dump, r replays")
+            return
+        self._ruled(graft=True)
+
     def do_ruling(self) -> None:
         """What a referee that has the weights says of the two, or of the one that is open; it is asked once."""
+        self._ruled(graft=False)
+
+    def _ruled(self, *, graft: bool) -> None:
         state = self._state
         if state.opened.a is None and state.job.busy is None:
             self._stage.say(f"{NO_DUMP}: o opens one")
             return
-        if self._session.ruling.made is None and state.job.busy is not None:
+        made = self._made(graft=graft)
+        if made is None and state.job.busy is not None:
             self._stage.say(f"{state.job.busy} · ctrl+c cancels")
             return
         self._stage.come_to_front()
         if state.tensors.shows_record and state.tensors.comparison is not None:
             state.tensors.show_comparison(state.tensors.comparison, None)
             self._stage.redraw(Part.RUNS)
-        if self._session.ruling.made is None and self._session.ruling.lacks_weights:
+        if made is None and self._session.ruling.lacks_weights:
             of = "the model of both sides" if state.opened.b is not None else "the model of the dump"
-            self._requests.ask_model(self._rule_with, f"Weights to rule with: {of}")
+
+            def rule_with(model: str) -> None:
+                state.replay.model = model
+                self._stage.redraw(Part.FLAGS)
+                self._stage.work(self._rule(graft=graft), "job")
+
+            self._requests.ask_model(rule_with, f"Weights to rule with: {of}")
             return
-        self._stage.work(self._rule(), "job")
+        self._stage.work(self._rule(graft=graft), "job")
 
-    def _rule_with(self, model: str) -> None:
-        self._state.replay.model = model
-        self._stage.redraw(Part.FLAGS)
-        self._stage.work(self._rule(), "job")
+    def _made(self, *, graft: bool) -> RulingDocument | None:
+        made = self._session.ruling.made
+        return None if made is not None and graft and made["graft"] is None else made
 
-    async def _rule(self) -> None:
-        ruled = self._session.ruling.made or await self._session.ruling.rule()
+    async def _rule(self, *, graft: bool) -> None:
+        ruled = self._made(graft=graft) or await self._session.ruling.rule(graft=graft)
         if ruled is None:
             return
-        self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}")
+        if graft and ruled["graft"] is not None:
+            self._stage.say("\n".join([ruled["graft"]["sentence"], *grafted(ruled["graft"])]))
+        else:
+            self._stage.say(f"{ruled['ruling'] or 'not ruled'}: {ruled['sentence']}")
         state = self._state
         if ruled["tensor"] is None:
             return
