@@ -24,6 +24,7 @@ helps; it crosses a process boundary as a plain mapping and comes out as the sam
 from __future__ import annotations
 
 import errno
+import os
 from enum import IntEnum
 from typing import Any
 
@@ -213,12 +214,21 @@ _OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, e
 
 
 def failing_disk(error: BaseException, what: str) -> DumpError | None:
-    """What to say where `what` ended because the disk could not take it; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in _OF_A_DISK:
+    """What to say where `what` ended because the disk could not take it; None for any other error.
+
+    A library written in Rust raises an error of its own (safetensors: `... No space left on device (os error 28)`).
+    """
+    file = None
+    if isinstance(error, OSError):
+        number, file = error.errno, error.filename
+    else:
+        told = str(error).rpartition("(os error ")[2].partition(")")
+        number = int(told[0]) if told[1] and told[0].isascii() and told[0].isdigit() else None
+    if number not in _OF_A_DISK:
         return None
     return DumpError(
-        f"{what} could not go on: {error.strerror}",
-        file=None if error.filename is None else str(error.filename),
+        f"{what} could not go on: {os.strerror(number)}",
+        file=None if file is None else str(file),
         expected="room on the disk, and permission to use it",
         hint="df -h; rldbg cache --clear frees what earlier replays left",
     )

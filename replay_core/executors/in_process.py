@@ -33,7 +33,13 @@ class InProcess:
 
 
 #: Jobs that need more than the base installation, as people call them.
-_WORK = {"replay_cell": "a replay", "demo_train": "the demo", "critic": "a critic", "recorded_parity": "parity"}
+_WORK = {
+    "replay_cell": "a replay",
+    "replay_slice": "a capsule",
+    "demo_train": "the demo",
+    "critic": "a critic",
+    "recorded_parity": "parity",
+}
 
 
 def unexpected(job: Job, error: BaseException) -> RldbgError:
