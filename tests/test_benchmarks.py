@@ -53,6 +53,7 @@ def test_both_sides_run_in_turn_after_one_round_that_does_not_count():
     assert order == ["a", "b"] * 3
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_a_childs_peak_memory_is_its_own():
     """Not what this process held when it forked."""

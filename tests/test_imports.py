@@ -56,6 +56,7 @@ def document_types(loaded: dict[str, list[str]]) -> list[str]:
     return [name for name in loaded["names"] if re.match(r"replay_core\.documents\.(?!version$)", name)]
 
 
+@pytest.mark.long
 def test_the_screen_imports_neither_torch_nor_numpy():
     every = (
         "import importlib, pkgutil, tui_debugger",
@@ -209,6 +210,7 @@ def _editable_finders() -> set[str]:
     return {path.stem for path in site.glob("*.py")}
 
 
+@pytest.mark.long
 def test_diagnosing_imports_no_torch(small_dump: Path):
     used = command("diagnose", str(small_dump), "--fail-on", "never")
     assert not {"torch", "transformers", "scipy"} & set(used["tops"])

@@ -26,6 +26,7 @@ def code(name: str) -> str:
     return "\n".join(blocks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "dumps"),
     [

@@ -74,6 +74,7 @@ def _without_links(path: Path) -> str:
     return link.sub(lambda found: "" if (path.parent / found[1]).exists() else found[0], text)
 
 
+@pytest.mark.long
 def test_nobodys_private_notes_are_cited() -> None:
     """Evidence is cited where it lies in this repository, or in public."""
     notes = "compare|replay|ecosystem|stories|terminal|referee|seed_systems"

@@ -49,6 +49,7 @@ def test_no_picture_tells_of_the_machine_it_was_drawn_on() -> None:
         assert "docs/images/answers" not in file.read_text(encoding="utf-8"), file.name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("picture", _EVERY, ids=lambda picture: picture.name)
 async def test_a_picture_says_what_the_screen_says(picture: object) -> None:
     name = picture.name  # type: ignore[attr-defined]

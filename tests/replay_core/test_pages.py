@@ -127,6 +127,7 @@ def test_rows_of_a_file_that_became_shorter_are_an_error(stored: TensorRef):
         pages.same_bytes(stored, stored)
 
 
+@pytest.mark.long
 @given(st.data())
 def test_a_part_is_numpys_slice(data: st.DataObject):
     with tempfile.TemporaryDirectory() as folder:
@@ -145,6 +146,7 @@ def test_a_part_is_numpys_slice(data: st.DataObject):
         np.testing.assert_array_equal(pages.part(ref, spans), expected)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="bytes that were read are counted under /proc")
 def test_a_part_of_a_large_tensor_touches_only_its_pages(tmp_path: Path):
     count = 1 << 30

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from replay_core.jobs import Job
 from tests.tui_debugger.driving import A, B, opened, press, screen
 from tests.tui_debugger.scripted import ScriptedEngine, document
 
 
+@pytest.mark.long
 async def test_steps_that_were_only_partly_compared_are_not_counted_as_agreeing() -> None:
     same = document("comparison_same")
     partly = {**same, "counts": {**same["counts"], "MISSING": 2, "total": same["counts"]["total"] + 2}}
@@ -30,6 +33,7 @@ async def test_the_answer_of_all_steps_is_never_better_than_the_worst_of_them() 
         assert "4 steps compared: none diverges" in screen(app)
 
 
+@pytest.mark.long
 async def test_a_step_that_agrees_does_not_hide_one_that_diverged() -> None:
     def answer(job: Job) -> dict[str, object]:
         return document("comparison" if job.params["step"] == 0 else "comparison_same")
@@ -43,6 +47,7 @@ async def test_a_step_that_agrees_does_not_hide_one_that_diverged() -> None:
         assert "but step 0 diverges" in top
 
 
+@pytest.mark.long
 async def test_a_micro_batch_that_agrees_does_not_make_its_step_agree() -> None:
     def answer(job: Job) -> dict[str, object]:
         return document("comparison" if job.params["micro"] is None else "comparison_same")
@@ -54,6 +59,7 @@ async def test_a_micro_batch_that_agrees_does_not_make_its_step_agree() -> None:
         assert "step 0  DIFF 23" in screen(app)
 
 
+@pytest.mark.long
 async def test_keys_that_need_a_dump_leave_the_first_screen_and_its_answer_as_they_are() -> None:
     engine = ScriptedEngine()
     async with opened(engine=engine, size=(80, 24)) as (app, pilot):

@@ -67,6 +67,7 @@ def matrix_with_digests() -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.long
 async def test_from_a_hashed_cell_the_way_leads_to_the_modules_seen_in_full() -> None:
     engine = ScriptedEngine(replay=matrix_with_digests())
     async with opened(A, engine=engine) as (app, pilot):
@@ -90,6 +91,7 @@ def hashed_replay() -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.long
 async def test_a_replay_kept_as_digests_is_listed_from_the_modules_seen_in_full() -> None:
     engine = ScriptedEngine(replay=hashed_replay())
     async with opened(A, engine=engine) as (app, pilot):
@@ -100,6 +102,7 @@ async def test_a_replay_kept_as_digests_is_listed_from_the_modules_seen_in_full(
         assert engine.kinds().count("replay") == 1, "windows are the replay's own affair"
 
 
+@pytest.mark.long
 async def test_another_tolerance_makes_nothing_seen_that_was_kept_as_digests() -> None:
     same = document("comparison_same")
     engine = ScriptedEngine(replay=hashed_replay(), compare=same, rejudge=same)

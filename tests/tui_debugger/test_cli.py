@@ -335,6 +335,7 @@ def test_numbers_of_a_plain_pickle_are_shown(protocol: int, rldbg: Any, tmp_path
     assert rldbg("compare", file, file).code == ExitCode.AGREES
 
 
+@pytest.mark.long
 def test_a_reader_that_leaves_early_is_no_error(dumps: dict[str, Path]):
     answer = shell(f"rldbg ls {dumps['a']} --json | head -c 5; rldbg compare {dumps['a']} {dumps['other']} | true")
     assert answer.err == ""
@@ -347,6 +348,7 @@ def test_a_full_disk_behind_standard_output_is_said(dumps: dict[str, Path]):
     assert "No space left" in answer.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "environment",
     [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}],
@@ -358,6 +360,7 @@ def test_a_terminal_that_knows_only_ascii_still_gets_an_answer(environment: dict
     assert "first diverging tensor" in answer.out
 
 
+@pytest.mark.long
 def test_a_working_directory_that_cannot_be_written_is_no_obstacle(dumps: dict[str, Path], tmp_path: Path):
     answer = shell(f"cd /proc/self && rldbg compare {dumps['a']} {dumps['b']} && rldbg info >/dev/null")
     assert answer.code == ExitCode.AGREES

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from replay_core.errors import RequestError
 from tests.tui_debugger.driving import A, B, opened, press, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
@@ -28,6 +30,7 @@ async def test_what_is_equal_is_not_looked_at_closer() -> None:
         assert "difference" not in engine.kinds()
 
 
+@pytest.mark.long
 async def test_arrows_walk_along_the_strip_and_enter_goes_to_the_stretch() -> None:
     engine = ScriptedEngine()
     async with opened(A, B, engine=engine) as (app, pilot):
@@ -44,6 +47,7 @@ async def test_arrows_walk_along_the_strip_and_enter_goes_to_the_stretch() -> No
         assert (params["at_a"], params["at_b"]) == (at["raw_a"], at["raw_b"])
 
 
+@pytest.mark.long
 async def test_h_asks_for_the_strip_along_the_other_axis() -> None:
     engine = ScriptedEngine()
     async with opened(A, B, engine=engine) as (app, pilot):
@@ -53,6 +57,7 @@ async def test_h_asks_for_the_strip_along_the_other_axis() -> None:
         assert engine.last("difference").params["axis"] == "row"
 
 
+@pytest.mark.long
 async def test_moving_on_gives_up_what_is_still_being_read() -> None:
     class Slow(ScriptedEngine):
         given_up = 0
@@ -77,6 +82,7 @@ async def test_moving_on_gives_up_what_is_still_being_read() -> None:
         assert engine.kinds().count("inspect") == before + 1
 
 
+@pytest.mark.long
 async def test_a_pair_that_cannot_be_laid_over_each_other_says_why() -> None:
     engine = ScriptedEngine(difference=RequestError("the two cannot be laid over each other: shapes differ"))
     async with opened(A, B, engine=engine) as (app, _):

@@ -39,6 +39,7 @@ async def test_enter_on_a_finding_inspects_its_tensor_at_its_token() -> None:
         assert app.debugger.panes.active == "inspect"
 
 
+@pytest.mark.long
 async def test_a_finding_that_points_nowhere_shows_its_evidence_instead() -> None:
     engine = ScriptedEngine(diagnose=shifted(where=at(), steps=[]))
     async with opened(A, engine=engine) as (app, pilot):
@@ -69,6 +70,7 @@ def test_a_line_of_a_log_is_shown_with_what_is_around_it(tmp_path: Path) -> None
     assert _around(tmp_path / "gone.log", 3)[1] is None
 
 
+@pytest.mark.long
 async def test_the_evidence_screen_copies_the_next_step_and_explains_the_rule() -> None:
     engine = ScriptedEngine(diagnose=document("diagnosis_shifted"))
     async with opened(A, engine=engine) as (app, pilot):
@@ -132,6 +134,7 @@ async def test_a_diagnosis_that_fails_is_said_and_can_be_begun_again() -> None:
         assert "✓ CLEAN no warning and no error in 33 rules" in screen(app)
 
 
+@pytest.mark.long
 async def test_enter_on_a_value_that_stands_out_goes_to_its_step() -> None:
     doc = document("diagnosis")
     one = doc["series"][0]
@@ -150,6 +153,7 @@ async def test_arrows_walk_along_the_steps_of_a_trend() -> None:
         assert "· step 9 = " in screen(app)
 
 
+@pytest.mark.long
 async def test_beside_a_replay_no_step_has_the_mark_of_a_clean_recording_and_nothing_is_called_clean() -> None:
     async with opened(A) as (app, pilot):
         steps = app.debugger.query_one(StepsPane)

@@ -26,6 +26,7 @@ _CONTENT = st.lists(
 )
 
 
+@pytest.mark.long
 @given(_CONTENT, st.text(max_size=6), st.sampled_from(SORTS))
 async def test_slices_make_the_list_that_one_go_makes(
     content: list[tuple[str, str, Any]], typed: str, sort: str

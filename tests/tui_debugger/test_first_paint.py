@@ -55,6 +55,7 @@ async def test_leaving_before_every_pane_is_mounted_is_no_crash(monkeypatch: pyt
     assert app._exception is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "shows"), [("matrix", "8 cells"), ("trends", "signal"), ("parity", "Measures")])
 async def test_news_that_comes_before_a_screen_is_composed_is_drawn_once_it_is(name: str, shows: str) -> None:
     async with opened(A, B) as (app, pilot):
@@ -71,6 +72,7 @@ async def test_news_that_comes_before_a_screen_is_composed_is_drawn_once_it_is(n
     assert app._exception is None
 
 
+@pytest.mark.long
 async def test_a_step_of_the_cursor_draws_the_line_it_left_and_the_one_it_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -91,6 +93,7 @@ async def test_a_step_of_the_cursor_draws_the_line_it_left_and_the_one_it_reache
     assert drawn == {before, after}
 
 
+@pytest.mark.long
 async def test_the_first_frame_of_a_narrow_screen_is_laid_out_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     laid_out: list[frozenset[str]] = []
     mounted = DebuggerScreen.on_mount

@@ -123,6 +123,7 @@ async def test_q_leaves_with_0_and_stops_the_children() -> None:
     assert engine.stopped
 
 
+@pytest.mark.long
 async def test_a_replay_without_a_model_says_which_key_helps() -> None:
     engine = ScriptedEngine(open={**document("run_a"), "models": {}})
     async with opened(A, engine=engine) as (app, pilot):
@@ -179,6 +180,7 @@ async def test_diverging_tensors_are_walked_and_d_returns_to_the_first() -> None
         assert state.tensors.selected == first
 
 
+@pytest.mark.long
 async def test_a_filter_narrows_counts_and_is_cleared_by_esc() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "slash", *"mlp", "enter")
@@ -189,6 +191,7 @@ async def test_a_filter_narrows_counts_and_is_cleared_by_esc() -> None:
         assert len(app.session.state.tensors.shown) == 34
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [True, False])
 async def test_a_comparison_that_still_runs_is_exported_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
@@ -238,6 +241,7 @@ async def test_copy_says_where_the_text_went() -> None:
         assert FIRST in app.clipboard
 
 
+@pytest.mark.long
 async def test_holding_a_key_inspects_only_the_rows_that_matter() -> None:
     engine = ScriptedEngine()
     async with opened(A, B, engine=engine) as (app, pilot):
@@ -258,6 +262,7 @@ async def test_a_hundred_thousand_tensors_do_not_stop_the_screen() -> None:
         assert "100,034" in screen(app)
 
 
+@pytest.mark.long
 async def test_the_palette_runs_an_action_by_name() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "g", "colon")
@@ -288,6 +293,7 @@ async def test_at_asks_for_an_index_and_inspects_there() -> None:
         assert "not an index" in toasts(app)[-1]
 
 
+@pytest.mark.long
 async def test_z_gives_a_pane_the_screen_and_esc_takes_it_back() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "3", "z")
@@ -308,6 +314,7 @@ async def test_a_pair_without_a_divergence_selects_the_first_difference() -> Non
         assert "bitwise they part first at " + entry["name"] in screen(app)
 
 
+@pytest.mark.long
 async def test_an_error_goes_when_something_else_is_asked_and_what_is_cancelled_is_said() -> None:
     engine = ScriptedEngine(open={**document("run_a"), "models": {}})
     engine.gate = asyncio.Event()
@@ -339,6 +346,7 @@ async def test_a_look_that_gives_way_to_a_replay_is_not_told_as_cancelled(monkey
         assert not [one for one in toasts(app) if one.startswith("cancelled")]
 
 
+@pytest.mark.long
 async def test_what_a_matrix_took_is_not_what_a_replay_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errands, "_WORTH_S", 0.0)
     engine = ScriptedEngine()
@@ -399,6 +407,7 @@ async def test_the_worst_is_under_the_cursor_when_the_worst_come_first() -> None
         assert state.tensors.row.name == "layers.1.input_layernorm.output"
 
 
+@pytest.mark.long
 async def test_the_head_of_a_column_pressed_twice_sorts_by_it() -> None:
     async with opened(A, B) as (app, pilot):
         head = app.debugger.query_one("#tensor-rows")
@@ -427,6 +436,7 @@ async def test_work_that_says_nothing_is_seen_to_run_and_how_to_stop_it(width: i
         await rest(app, pilot)
 
 
+@pytest.mark.long
 async def test_d_leads_to_the_first_divergence_from_any_screen_and_esc_back_to_it() -> None:
     async with opened(A, B) as (app, pilot):
         for key, name in (("m", "matrix"), ("C", "trends"), ("P", "parity")):
@@ -496,6 +506,7 @@ async def test_a_tensor_that_is_selected_and_not_read_yet_is_named_under_the_gla
         assert "Not read yet" in shown
 
 
+@pytest.mark.long
 async def test_a_long_list_is_as_wide_as_its_longest_names_and_counts_in_thousands() -> None:
     answer = document("comparison_same")
     entry = answer["tensors"][0]

@@ -105,6 +105,7 @@ async def test_a_run_is_followed_from_its_first_step_on(tmp_path: Path, writer: 
         await until(pilot, lambda: state.opened.live_run is None, "the end of following")
 
 
+@pytest.mark.long
 async def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     run = tmp_path / "later" / "run"
     async with followed(run) as (app, pilot):

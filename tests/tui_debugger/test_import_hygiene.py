@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 _CODE = """
 import sys, json
 import tui_debugger.app, tui_debugger.screens.help, tui_debugger.screens.ask
@@ -14,12 +16,14 @@ print(json.dumps(sorted(sys.modules)))
 HEAVY = ("torch", "numpy", "scipy", "transformers", "ml_dtypes", "safetensors", "pynvml", "tokenizers")
 
 
+@pytest.mark.long
 def test_the_screen_imports_neither_torch_nor_numpy() -> None:
     answer = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=True)
     loaded = set(json.loads(answer.stdout))
     assert [name for name in HEAVY if name in loaded] == []
 
 
+@pytest.mark.long
 def test_nothing_that_reads_or_writes_dumps_is_imported_before_the_first_paint() -> None:
     imports = "import json, sys, tui_debugger.cli, tui_debugger.commands.ui, tui_debugger.app"
     code = f"{imports}; print(json.dumps([*sys.modules]))"

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from replay_core.jobs import Answer, Job, OnEvent, Partial, Progress
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
@@ -24,6 +26,7 @@ async def test_the_answer_is_first_and_every_cell_says_what_it_did() -> None:
         assert "other_samples: segments 1..15 off" in screen(app)
 
 
+@pytest.mark.long
 async def test_enter_on_a_disagreeing_cell_opens_its_divergence_list() -> None:
     engine = ScriptedEngine()
     async with opened(A, engine=engine) as (app, pilot):
@@ -78,6 +81,7 @@ async def test_without_a_replay_there_is_nothing_to_write() -> None:
         assert "capsule" not in engine.kinds()
 
 
+@pytest.mark.long
 async def test_two_marked_cells_are_compared() -> None:
     engine = ScriptedEngine()
     async with opened(A, engine=engine) as (app, pilot):
@@ -111,6 +115,7 @@ async def test_wrong_axes_are_refused_with_what_is_right() -> None:
         assert app.session.state.replay.matrix.axes.startswith("attention=eager")
 
 
+@pytest.mark.long
 async def test_what_will_run_stands_there_before_it_runs_under_the_number_it_keeps() -> None:
     engine = ScriptedEngine()
     async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):
@@ -131,6 +136,7 @@ async def test_what_will_run_stands_there_before_it_runs_under_the_number_it_kee
         assert len({tuple(row) for row in settings}) == len(settings) == 4, "every line says what it ran"
 
 
+@pytest.mark.long
 async def test_esc_leads_from_a_cells_tensors_back_to_the_cell() -> None:
     async with opened(A) as (app, pilot):
         await press(app, pilot, "m", "r", *"jjjjjj", "enter")
@@ -170,6 +176,7 @@ async def test_a_matrix_that_runs_says_since_when_what_is_left_and_how_to_stop_a
         assert "CANCELLED  1 of 8 cells ran" in screen(app).splitlines()[1], "the count it had"
 
 
+@pytest.mark.long
 async def test_a_cell_that_has_run_can_be_looked_at_while_the_others_run() -> None:
     engine = _OneCell()
     async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):

@@ -26,6 +26,7 @@ class _Waiting(ScriptedEngine):
         await asyncio.Event().wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (160, 48)])
 async def test_one_key_asks_and_shows_the_cause_with_what_it_leaves(size: tuple[int, int]) -> None:
     engine = ScriptedEngine(mismatch=_tempered)

@@ -24,6 +24,7 @@ async def test_a_path_that_is_no_dump_leaves_what_is_open_as_it_is() -> None:
         assert app.session.state.opened.a_path == A
 
 
+@pytest.mark.long
 async def test_where_nothing_could_be_opened_the_first_screen_is_still_there() -> None:
     async with opened(size=(80, 24)) as (app, pilot):
         await press(app, pilot, "o", *"/runs/mistyped", "enter")
@@ -34,6 +35,7 @@ async def test_where_nothing_could_be_opened_the_first_screen_is_still_there() -
         assert "ERROR" not in screen(app).splitlines()[1]
 
 
+@pytest.mark.long
 async def test_a_replay_after_the_demo_is_of_the_run_that_is_open() -> None:
     engine = ScriptedEngine()
     async with opened(B, engine=engine, replay={"dump": A, "model": "checkpoint"}) as (app, pilot):

@@ -42,6 +42,7 @@ async def test_a_disagreement_is_loud_and_exits_1() -> None:
         assert app.session.state.parity.exit_code == 1
 
 
+@pytest.mark.long
 async def test_every_part_is_reached_by_its_number_and_says_what_it_shows() -> None:
     wanted = {
         "1": "nearly identical % <0.1", "2": "╱ A=B", "3": "at most", "4": "No training step", "5": "row   pos",
@@ -63,6 +64,7 @@ async def test_brackets_turn_to_another_batch_with_its_own_cause() -> None:
         assert "batch stale" in screen(app)
 
 
+@pytest.mark.long
 async def test_points_are_told_apart_by_glyph_and_what_no_one_reads_can_be_left_out() -> None:
     async with opened(parity=REQUEST, size=(80, 24), ascii=True) as (app, pilot):
         await press(app, pilot, "2")
@@ -99,6 +101,7 @@ async def test_enter_on_a_worst_token_opens_the_critics_own_dumps_there() -> Non
         assert isinstance(app.screen, ParityScreen)
 
 
+@pytest.mark.long
 async def test_both_critics_of_one_directory_are_still_inspected_side_by_side() -> None:
     answer = document("parity")
     key = document("run_a")["records"][0]["key"]
@@ -146,6 +149,7 @@ async def test_recorded_values_are_said_to_be_read_and_no_critic_to_run() -> Non
         await rest(app, pilot)
 
 
+@pytest.mark.long
 async def test_an_exported_parity_opens_again(in_tmp: Path) -> None:
     async with opened(parity=REQUEST) as (app, pilot):
         await press(app, pilot, "e", "enter")

@@ -28,6 +28,7 @@ def test_a_path_completes_to_what_lies_there(folder: Path) -> None:
     assert completions("random:ll", ["random:llama-tiny"]) == ["random:llama-tiny"]
 
 
+@pytest.mark.long
 async def test_tab_completes_a_path_and_lists_what_it_may_become(folder: Path) -> None:
     async with opened(A, size=(80, 24)) as (app, pilot):
         await press(app, pilot, "c", *f"{folder}/r", "tab")
@@ -39,6 +40,7 @@ async def test_tab_completes_a_path_and_lists_what_it_may_become(folder: Path) -
         assert app.screen.query_one("LineInput").value.startswith("random:")  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 async def test_a_log_finds_filters_and_wraps() -> None:
     lines = [f"step {n} loss {n / 7:.4f} " + "x" * 100 for n in range(50)] + ["CUDA error: out of memory"]
     async with opened(A, size=(80, 24)) as (app, pilot):
@@ -68,6 +70,7 @@ async def test_a_log_finds_filters_and_wraps() -> None:
         assert "is no regular expression" in screen(app)
 
 
+@pytest.mark.long
 async def test_help_has_the_keys_of_the_screen_that_is_open_and_searches_them() -> None:
     async with opened(A, B, size=(80, 24)) as (app, pilot):
         await press(app, pilot, "m", "question_mark")

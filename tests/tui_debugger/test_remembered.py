@@ -73,6 +73,7 @@ def test_only_the_newest_runs_are_kept(tmp_path: Path) -> None:
     assert kept[0] == str(remembered.RUNS_KEPT + 4)
 
 
+@pytest.mark.long
 async def test_who_comes_back_to_a_tensor_has_that_tensor_under_the_glass() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "j", "j")

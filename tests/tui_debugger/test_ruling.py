@@ -118,6 +118,7 @@ async def test_without_a_dump_there_is_nothing_to_rule() -> None:
         assert any("no dump is open" in toast for toast in toasts(app))
 
 
+@pytest.mark.long
 async def test_weights_that_no_dump_notes_are_asked_for() -> None:
     engine = ScriptedEngine(referee=_bug, open=_unnoted)
     async with opened(A, B, engine=engine) as (app, pilot):

@@ -100,6 +100,7 @@ async def test_no_line_is_wider_than_the_terminal(size: tuple[int, int]) -> None
             assert "DIFF" in lines[1]
 
 
+@pytest.mark.long
 async def test_resizing_keeps_the_answer_and_the_selection() -> None:
     async with opened(A, B) as (app, pilot):
         for size in ((80, 24), (200, 60), (60, 15), (160, 48)):

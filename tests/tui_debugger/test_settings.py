@@ -62,6 +62,7 @@ def test_a_users_key_is_taken_from_the_action_that_had_it() -> None:
     assert "replay is left without a key" in problems[0]
 
 
+@pytest.mark.long
 async def test_a_users_keys_work_and_the_key_bar_says_so() -> None:
     _written("[keys]\nfirst = 'f5'\n[screen]\ntheme = 'mono'\n")
 

@@ -30,6 +30,7 @@ def _saved(folder: Path, content: Any) -> Path:
     return path
 
 
+@pytest.mark.long
 async def test_what_is_written_goes_to_the_file_that_is_named_and_overwrites_none(in_tmp: Path) -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "e", "ctrl+u", *"answer.md", "enter")
@@ -46,6 +47,7 @@ async def test_what_is_written_goes_to_the_file_that_is_named_and_overwrites_non
     assert sorted(path.name for path in in_tmp.iterdir()) == ["answer.md", "mine.json"]
 
 
+@pytest.mark.long
 async def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path) -> None:
     async def reopen(path: Path) -> str:
         async with opened(path) as (app, _):
@@ -59,6 +61,7 @@ async def test_an_exported_comparison_opens_on_its_first_divergence(in_tmp: Path
     assert "saved 2026-11-20" in shown
 
 
+@pytest.mark.long
 async def test_a_comparison_judged_by_hand_says_so_when_it_is_opened_again(in_tmp: Path) -> None:
     given = {"atol": 2.0, "rtol": None, "file": None, "exact": False}
     lenient = {**document("comparison_same"), "tolerance": given}
@@ -86,6 +89,7 @@ async def test_a_saved_comparison_of_a_selection_says_so(tmp_path: Path) -> None
         assert "only step 3, name layers.0.*" in screen(app)
 
 
+@pytest.mark.long
 async def test_what_is_computed_from_a_saved_document_is_not_called_saved(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with opened(_saved(tmp_path, document("matrix")), engine=engine) as (app, pilot):
@@ -102,6 +106,7 @@ async def test_what_is_computed_from_a_saved_document_is_not_called_saved(tmp_pa
         assert "saved 2026" not in screen(app)
 
 
+@pytest.mark.long
 async def test_a_saved_single_replay_says_whether_its_cell_agrees(in_tmp: Path) -> None:
     async def reopen(path: Path) -> str:
         async with opened(path) as (app, _):
@@ -149,6 +154,7 @@ async def test_a_saved_matrix_shows_its_cells(tmp_path: Path) -> None:
     assert "attention=eager,fa2 packing=off,on block_mask=on,off" in shown
 
 
+@pytest.mark.long
 async def test_a_saved_record_and_run_open(tmp_path: Path) -> None:
     async def run(name: str) -> str:
         async with opened(_saved(tmp_path, document(name))) as (app, _):
@@ -181,6 +187,7 @@ def test_a_matrix_of_axes_that_nobody_could_ask_for_is_damaged(tmp_path: Path, v
         snapshot.read(_saved(tmp_path, saved))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["\u00b2", "9" * 5000], ids=["superscript", "digits"])
 async def test_a_selection_that_is_no_number_opens_on_the_divergence(tmp_path: Path, step: str) -> None:
     saved = {**document("comparison"), "selection": {"step": step}}
@@ -189,6 +196,7 @@ async def test_a_selection_that_is_no_number_opens_on_the_divergence(tmp_path: P
         assert app.debugger.stage.state.tensors.comparison is not None
 
 
+@pytest.mark.long
 async def test_points_that_are_no_numbers_are_left_out_of_a_saved_scatter(tmp_path: Path) -> None:
     saved = document("parity")
     for number, value in enumerate(["nan", "inf", 1e308, -1e308]):
@@ -197,6 +205,7 @@ async def test_points_that_are_no_numbers_are_left_out_of_a_saved_scatter(tmp_pa
         assert "A=B" in screen(app)
 
 
+@pytest.mark.long
 async def test_a_saved_document_that_cannot_be_drawn_is_at_fault_and_not_the_screen(tmp_path: Path) -> None:
     async with opened(_saved(tmp_path, document("comparison"))) as (app, _):
         assert app._is_saved_document_at_fault(ValueError("of its content"))
@@ -211,6 +220,7 @@ def test_other_json_is_no_document(tmp_path: Path) -> None:
     assert not snapshot.is_document(tmp_path)
 
 
+@pytest.mark.long
 async def test_a_diagnosis_is_written_from_the_findings_and_opens_again(in_tmp: Path) -> None:
     async def reopen(path: Path, engine: ScriptedEngine) -> tuple[str, str]:
         async with opened(path, engine=engine) as (app, pilot):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.tui_debugger.driving import A, B, opened, press, screen, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.peek import steps_in
@@ -36,6 +38,7 @@ async def test_two_marked_tensors_are_inspected_side_by_side() -> None:
         assert [params["a"]["name"], params["b"]["name"]] == names
 
 
+@pytest.mark.long
 async def test_a_marked_tensor_waits_for_one_of_another_run() -> None:
     engine = ScriptedEngine()
     async with opened(A, engine=engine) as (app, pilot):
@@ -46,6 +49,7 @@ async def test_a_marked_tensor_waits_for_one_of_another_run() -> None:
         assert [params[side]["path"] for side in ("a", "b")] == [str(A), str(B)]
 
 
+@pytest.mark.long
 async def test_two_marked_tensors_that_no_comparison_pairs_get_no_verdict_of_a_line() -> None:
     async with opened(A, B, size=(160, 48)) as (app, pilot):
         await press(app, pilot, "space", "j", "space", "k", "equals_sign", "z")
@@ -81,6 +85,7 @@ async def test_two_marked_steps_of_one_run_are_compared() -> None:
         assert (params["step"], params["scope_b"]["step"]) == (0, 3)
 
 
+@pytest.mark.long
 async def test_steps_can_be_filtered_by_what_their_line_says() -> None:
     run_a = document("run_a")
     run_a["problems"] = [{"where": run_a["records"][-1]["path"], "what": "the file ends inside a tensor"}]

@@ -79,6 +79,7 @@ def on_pty() -> Iterator[type[OnPty]]:
         app.close()
 
 
+@pytest.mark.long
 def test_a_click_in_the_old_mouse_protocol_is_survived(on_pty: type[OnPty]) -> None:
     app = on_pty(_RUN)
     app.wait_for(b"no dump is open")
@@ -101,6 +102,7 @@ main()
 """
 
 
+@pytest.mark.long
 def test_a_start_says_that_something_is_done_until_the_screen_is_drawn(on_pty: type[OnPty]) -> None:
     app = on_pty(_STARTED_SLOWLY, str(FIXTURES / "faults/healthy/batch.pt"))
     app.wait_for(b"1 Steps")
@@ -112,6 +114,7 @@ def test_a_start_says_that_something_is_done_until_the_screen_is_drawn(on_pty: t
     assert app.ended() == 0
 
 
+@pytest.mark.long
 def test_textual_still_dies_of_that_click_without_our_shim(on_pty: type[OnPty]) -> None:
     app = on_pty(_RUN_WITHOUT_SHIM)
     app.wait_for(b"no dump is open")
@@ -120,6 +123,7 @@ def test_textual_still_dies_of_that_click_without_our_shim(on_pty: type[OnPty]) 
     assert app.ended(10) is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_dropped_link_restores_the_terminal_and_ends_the_children(
     on_pty: type[OnPty], number: signal.Signals, tmp_path: Path
@@ -139,6 +143,7 @@ def test_a_dropped_link_restores_the_terminal_and_ends_the_children(
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_bug_ends_with_70_and_a_report_without_local_variables(on_pty: type[OnPty]) -> None:
     app = on_pty(_CRASH)
     app.wait_for(b"no dump is open")
@@ -201,6 +206,7 @@ def test_it_starts_and_ends_on_any_terminal(on_pty: type[OnPty], environment: di
     assert b"\x1b[?1049l" in app.output
 
 
+@pytest.mark.long
 def test_a_storm_of_resizes_is_survived(on_pty: type[OnPty]) -> None:
     app = on_pty(_RUN)
     app.wait_for(b"no dump is open")
@@ -219,6 +225,7 @@ def test_a_storm_of_resizes_is_survived(on_pty: type[OnPty]) -> None:
     assert app.ended() == 0
 
 
+@pytest.mark.long
 def test_ctrl_z_gives_the_terminal_back_and_fg_draws_the_screen_again(on_pty: type[OnPty]) -> None:
     app = on_pty(_RUN)
     app.wait_for(b"no dump is open")
@@ -237,6 +244,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_draws_the_screen_again(on_pty: ty
     assert app.ended() == 0
 
 
+@pytest.mark.long
 def test_f3_leaves_the_mouse_to_the_terminal_and_takes_it_back(on_pty: type[OnPty]) -> None:
     app = on_pty(_RUN)
     app.wait_for(b"no dump is open")
@@ -251,6 +259,7 @@ def test_f3_leaves_the_mouse_to_the_terminal_and_takes_it_back(on_pty: type[OnPt
     assert app.ended() == 0
 
 
+@pytest.mark.long
 def test_no_mouse_asks_for_no_mouse(on_pty: type[OnPty]) -> None:
     app = on_pty("-m tui_debugger", "ui", "--no-mouse")
     app.wait_for(b"no dump is open")

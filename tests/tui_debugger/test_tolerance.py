@@ -60,6 +60,7 @@ async def test_verdicts_change_at_once_without_another_comparison_and_esc_takes_
         assert engine.kinds().count("compare") == before
 
 
+@pytest.mark.long
 async def test_plus_and_minus_scale_what_was_given() -> None:
     engine = ScriptedEngine()
     async with opened(A, B, engine=engine) as (app, pilot):
@@ -82,6 +83,7 @@ async def test_presses_that_are_read_together_each_count() -> None:
         assert app.session.state.tolerance == Tolerance(1e-2)
 
 
+@pytest.mark.long
 async def test_the_row_looked_at_stays_while_its_verdict_changes() -> None:
     async with opened(A, B) as (app, pilot):
         await press(app, pilot, "j", "j", "R", *"exact", "enter")
@@ -100,6 +102,7 @@ async def test_an_error_leaves_the_former_tolerance_in_force() -> None:
         assert any("limits nothing" in toast for toast in toasts(app))
 
 
+@pytest.mark.long
 async def test_figures_that_are_gone_are_read_again_under_the_tolerance() -> None:
     engine = ScriptedEngine(rejudge=RequestError("these two were not compared last"))
     async with opened(A, B, engine=engine) as (app, pilot):

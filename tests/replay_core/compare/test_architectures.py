@@ -55,6 +55,7 @@ def test_heads_before_positions_are_compared_token_by_token(
     assert comparison.agrees is True, [(one.name, one.reason) for one in comparison.tensors if one.verdict.diverges]
 
 
+@pytest.mark.long
 def test_a_fault_in_heads_is_found_in_a_pack(animals: zoo.Zoo, tmp_path: Path) -> None:
     comparison = compared(animals, tmp_path, "gemma3", "float32", harmless.packed_eager, planted.no_q_norm)
     assert comparison.first is not None
@@ -63,6 +64,7 @@ def test_a_fault_in_heads_is_found_in_a_pack(animals: zoo.Zoo, tmp_path: Path) -
     assert comparison.origin.module == comparison.first.name.removesuffix(".output")
 
 
+@pytest.mark.long
 def test_attention_weights_past_the_window_are_found_with_their_key(animals: zoo.Zoo, tmp_path: Path) -> None:
     comparison = compared(animals, tmp_path, "mistral", "float32", harmless.left, planted.longer_window)
     row = next(row for row in comparison.tensors if row.name.endswith("self_attn.output.1") and row.verdict.diverges)
@@ -76,6 +78,7 @@ def test_attention_weights_past_the_window_are_found_with_their_key(animals: zoo
     assert [b - a for a, b in zip(row.raw_a[2:], row.raw_b[2:], strict=True)] == [shift, shift]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [harmless.wide, harmless.batched_experts], ids=["padding", "all at once"])
 def test_experts_rows_are_not_held_against_each_other_where_others_are_among_them(
     animals: zoo.Zoo, change: Callable[[Running], bool], tmp_path: Path
@@ -105,6 +108,7 @@ def test_tokens_that_noise_sent_to_other_experts_are_left_out_and_counted(animal
     assert comparison.agrees is True, [(one.name, one.reason) for one in comparison.tensors if one.verdict.diverges]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [planted.no_correction, planted.swapped_experts], ids=["correction", "swapped"])
 def test_a_fault_of_routing_is_no_reroute(
     animals: zoo.Zoo, fault: Callable[[Running], planted.Where | None], tmp_path: Path

@@ -48,6 +48,7 @@ def test_a_leak_is_placed_at_the_first_token_of_the_second_sample(tmp_path: Path
     assert position < 8
 
 
+@pytest.mark.long
 def test_eager_against_sdpa_in_bf16_is_noise_from_end_to_end(tmp_path: Path):
     """A real model, ragged pads on both sides: every module output, logprobs and entropy."""
     import transformers

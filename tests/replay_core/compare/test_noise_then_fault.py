@@ -19,6 +19,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return inputs.modules(), inputs.noisy()
 
 
+@pytest.mark.long
 def test_the_fault_is_first_by_tolerance(dumps: tuple[Path, Path]):
     compared = compare_paths(*dumps)
     assert compared.first is not None
@@ -27,6 +28,7 @@ def test_the_fault_is_first_by_tolerance(dumps: tuple[Path, Path]):
     assert [row.verdict.value for row in compared.tensors] == ["SAME"] * 2 + ["CLOSE"] * 4 + ["DIFF"] * 4
 
 
+@pytest.mark.long
 def test_the_noise_is_first_bitwise(dumps: tuple[Path, Path]):
     compared = compare_paths(*dumps, exact=True)
     assert compared.first is not None

@@ -31,6 +31,7 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.long
 def test_the_answer_says_what_to_replay_and_every_step_is_told(trained: tuple[Path, Answer, list[Event]]) -> None:
     dump, document, events = trained
     assert (document["dump"], document["steps"], document["step"]) == (str(dump), 2, 1)
@@ -115,6 +116,7 @@ def test_the_recording_opens_with_nexrls_own_paths_and_keys(dump: Path) -> None:
     assert worker.recorded == batch["num_trajectories"]
 
 
+@pytest.mark.long
 def test_one_seed_gives_the_same_bytes_and_another_seed_does_not(dump: Path, tmp_path: Path) -> None:
     def digests(of: Path) -> list[Any]:
         lines = [json.loads(line) for line in (of / "index_rank0.jsonl").read_text().splitlines()]

@@ -26,6 +26,7 @@ def found(folder: Path, fault: str = "", **settings: Any) -> list[Finding]:
     return causes(diagnosed_path(run(folder / "run", fault, log=LOG, **settings)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "first"),
     [

@@ -35,6 +35,7 @@ def test_a_snapshot_reopens_as_it_was_written(written: tuple[Any, Path]):
     assert desk.perform(Job("reopen", {"path": str(path)})) == doc
 
 
+@pytest.mark.long
 def test_every_kind_of_document_reopens(tmp_path: Path):
     run = FIXTURES / "nexrl/self_hosted_fp32"
     documents: list[Any] = [

@@ -49,6 +49,7 @@ def test_the_schema_is_one():
     assert {entry["$ref"].rpartition("/")[2] for entry in SCHEMA["oneOf"]} == set(KINDS)
 
 
+@pytest.mark.long
 def test_the_schema_is_the_one_that_the_types_make():
     """`make docs` writes it."""
     made = subprocess.run(
@@ -57,6 +58,7 @@ def test_the_schema_is_the_one_that_the_types_make():
     assert made.stdout == SCHEMA_PATH.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_screen_and_the_workbench_start_without_the_types():
     """Made as classes they cost 10 ms, and only mypy and the schema need them."""
     code = (
@@ -224,6 +226,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return workbench.replay(plan, root / "out", Here())
 
 
+@pytest.mark.long
 def test_a_replay_is_a_document(replayed: Any):
     validate(replayed)
     for cell in replayed["cells"]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from replay_core import pages
@@ -312,6 +313,7 @@ def test_msprobes_calls_become_module_tensors(tmp_path: Path) -> None:
     assert "gone.pt" in str(run.records[0].problems)
 
 
+@pytest.mark.long
 def test_ten_thousand_names_open_with_the_standard_library(tmp_path: Path) -> None:
     folder = tmp_path / "forward_data"
     folder.mkdir()

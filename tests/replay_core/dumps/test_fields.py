@@ -102,6 +102,7 @@ def test_a_nest_too_deep_is_unreadable_and_not_a_stack_overflow():
     assert not ref.is_readable
 
 
+@pytest.mark.long
 def test_a_file_whose_parts_contain_each_other_is_refused(monkeypatch: pytest.MonkeyPatch):
     tree: Any = [1, "a"]
     for _ in range(40):

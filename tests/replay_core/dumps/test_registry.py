@@ -82,6 +82,7 @@ def test_a_dialect_has_files_that_are_opened_in_the_tests_of_this_room():
     assert {dialect.name for dialect in DIALECTS if f'"{dialect.name}"' not in texts} <= {"native"}  # recorder's own
 
 
+@pytest.mark.long
 def test_files_that_a_dialect_knows_under_any_name_are_found_in_a_folder_under_any_name(tmp_path: Path):
     tried = Counter[str]()
     for folder in folders_that_open():

@@ -201,6 +201,7 @@ def test_a_token_export_without_its_marker_is_not_complete(tmp_path: Path) -> No
     assert "STABLE" in run.problems[0].what
 
 
+@pytest.mark.long
 def test_a_file_of_thousands_of_micro_batches_opens_where_its_bytes_are_as_many(tmp_path: Path) -> None:
     def written(name: str, count: int, tokens: int) -> Path:
         one = [[1] * tokens, [True] * tokens, [0.5] * tokens, [-0.5] * tokens, list(range(tokens))]

@@ -116,6 +116,7 @@ def test_the_floor_multiple_is_the_larger_of_the_two_sides(compared: Any) -> Non
     assert [points[step] for step in (0, 3)] == [{FLOOR_MULTIPLE: 1.5}, {FLOOR_MULTIPLE: float("inf")}]
 
 
+@pytest.mark.long
 def test_event_files_that_are_written_are_read_back(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
     board = dashboard(str(tmp_path / "board"))
@@ -149,6 +150,7 @@ def test_an_offline_run_of_wandb_is_read_back(tmp_path: Path, monkeypatch: pytes
     assert not list(run.rglob("requirements.txt")), "nothing of the machine goes along"
 
 
+@pytest.mark.long
 def test_without_its_library_a_dashboard_names_the_extra_that_brings_it() -> None:
     refused = (
         "import sys; sys.modules['tensorboardX'] = sys.modules['wandb'] = None\n"

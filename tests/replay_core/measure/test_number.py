@@ -41,6 +41,7 @@ def test_what_needs_an_array_is_left_to_it() -> None:
     assert figures_of_numbers(2**60, 1, exact=True) is None
 
 
+@pytest.mark.long
 def test_a_document_of_logs_is_the_same_with_and_without_the_short_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

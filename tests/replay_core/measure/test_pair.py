@@ -41,6 +41,7 @@ def measured(a: np.ndarray, b: np.ndarray, rows: int = 3, **how: Any) -> PairFig
     return figures(chunked(a, b, rows), **how)
 
 
+@pytest.mark.long
 @given(pairs())
 @settings(max_examples=150)
 def test_figures_equal_those_of_the_whole_in_float64(case: tuple[np.ndarray, np.ndarray, int]):

@@ -14,6 +14,7 @@ from replay_core.parity.correlation import measure
 FLOATS = st.floats(-1e3, 1e3, allow_nan=False, width=32)
 
 
+@pytest.mark.long
 @given(arrays(np.float64, 20, elements=FLOATS), arrays(np.float64, 20, elements=FLOATS))
 def test_correlations_are_scipys(a: np.ndarray, b: np.ndarray):
     assume(np.ptp(a) > 1e-2 * np.abs(a).max() and np.ptp(b) > 1e-2 * np.abs(b).max())

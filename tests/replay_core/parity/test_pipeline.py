@@ -119,6 +119,7 @@ def test_labels_are_the_backends_own_whatever_their_order(parity: Parity):
     assert document["a"]["readback"]["positions"] == "slots of the row"
 
 
+@pytest.mark.long
 def test_the_dumps_of_a_run_say_the_same_when_they_are_read_again(parity: Parity):
     document = parity({}, {"model": {"value_head_scale": 1.02}}, steps=2)
     again = workbench.recorded_parity(Path(document["a"]["dump"]), Path(document["b"]["dump"]))

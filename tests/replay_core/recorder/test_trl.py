@@ -91,6 +91,7 @@ def digests(dump: Path, stages: set[str]) -> dict[tuple[str, str], Any]:
     return {(line["file"], field["name"]): field["digest"] for line in chosen for field in line["fields"]}
 
 
+@pytest.mark.long
 def test_every_stage_of_a_trl_run_is_recorded(recorded: tuple[Path, Any]) -> None:
     run = open_run(recorded[0])
     assert not run.problems
@@ -108,6 +109,7 @@ def test_every_stage_of_a_trl_run_is_recorded(recorded: tuple[Path, Any]) -> Non
     assert said["advantages"] == "sample"
 
 
+@pytest.mark.long
 def test_a_recorded_step_is_replayed_to_what_the_trainer_recorded_loss_and_gradients(
     recorded: tuple[Path, Any], tmp_path: Path
 ) -> None:
@@ -136,6 +138,7 @@ def test_rewards_and_groups_are_recorded_so_that_advantages_are_checked(recorded
     assert not [one for one in found["skipped"] if one["id"] in ("D04", "D05")], found["skipped"]
 
 
+@pytest.mark.long
 def test_two_equal_runs_are_equal_whatever_the_clock_says(recorded: tuple[Path, Any], tmp_path: Path) -> None:
     train(tmp_path / "out", tmp_path / "again")
     found = compare_runs(open_run(recorded[0]), open_run(tmp_path / "again"))

@@ -54,6 +54,7 @@ def test_weights_of_another_shape_are_named(ask, tmp_path):
     assert (refused.value.tensor, refused.value.expected, refused.value.found) == (name, "[64, 32]", "[3, 3]")
 
 
+@pytest.mark.long
 def test_a_model_of_pictures_and_words_is_told_from_broken_weights(ask, tmp_path):
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -69,6 +70,7 @@ def test_a_model_of_pictures_and_words_is_told_from_broken_weights(ask, tmp_path
     assert "shard" not in refused.value.hint
 
 
+@pytest.mark.long
 def test_weights_that_are_not_finite_are_named_and_not_taken_for_a_leak(ask, tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
 
@@ -99,12 +101,14 @@ def test_rows_past_a_table_of_positions_fail_with_both_numbers(ask, tmp_path):
     assert (error["expected"], error["found"]) == ("at most 16 tokens", "24 tokens")
 
 
+@pytest.mark.long
 def test_rows_past_rotary_positions_run_and_it_is_said(ask, tmp_path):
     doc = ask("packing=on", plan={"model": saved(llama(max_position_embeddings=8), tmp_path / "short")})
     assert outcomes(doc) == ["ran"] * 3
     assert any("pass the 8 positions" in note for note in doc["notes"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("padding_id", [-1, VOCABULARY + 5])
 def test_an_impossible_id_in_padding_costs_the_padded_cell_only(ask, tmp_path, padding_id):
     batch = small_batch()
@@ -119,6 +123,7 @@ def test_an_impossible_id_in_padding_costs_the_padded_cell_only(ask, tmp_path, p
     assert doc["cells"][2]["agreement"]["agrees"] is True
 
 
+@pytest.mark.long
 def test_an_impossible_token_is_refused_also_by_a_model_that_is_held(ask, tmp_path):
     batch, model = small_batch(), saved(llama(), tmp_path / "m")
     ask(plan={"model": model})
@@ -129,6 +134,7 @@ def test_an_impossible_token_is_refused_also_by_a_model_that_is_held(ask, tmp_pa
     assert f"0..{VOCABULARY - 1}" in refused.value.expected
 
 
+@pytest.mark.long
 def test_a_batch_without_any_response_token_is_compared_on_every_token(ask, tmp_path):
     batch = small_batch()
     dump = dumped(tmp_path / "dump", batch.ids_BS, batch.valid_BS, np.zeros_like(batch.response_BS))
@@ -138,6 +144,7 @@ def test_a_batch_without_any_response_token_is_compared_on_every_token(ask, tmp_
     assert doc["cells"][-1]["segments"][0]["valid"]["logp_max"] is not None
 
 
+@pytest.mark.long
 def test_one_row_that_is_masked_whole_is_an_empty_segment(ask, tmp_path):
     batch = small_batch()
     mask_BS = batch.valid_BS.copy()
@@ -193,6 +200,7 @@ def test_a_factory_that_fails_is_a_failed_cell(ask, factory, name, message):
     assert message in doc["cells"][0]["error"]["message"]
 
 
+@pytest.mark.long
 def test_a_factory_without_a_function_is_a_wrong_request(ask):
     with pytest.raises(RequestError) as refused:
         ask(plan={"model": "factory:users_factories"})
@@ -209,6 +217,7 @@ def test_an_attention_registered_without_its_mask_is_named(ask, factory):
     assert padded["effective"]["attn_implementation"] == "maskless"
 
 
+@pytest.mark.long
 def test_what_one_cell_alone_cannot_do_is_that_cells_failure(ask, monkeypatch):
     from replay_core.replay import cell
 
@@ -220,6 +229,7 @@ def test_what_one_cell_alone_cannot_do_is_that_cells_failure(ask, monkeypatch):
     assert outcomes(ask("packing=on", plan={"capture_level": "full"})) == ["ran", "failed", "ran"]
 
 
+@pytest.mark.long
 def test_documents_of_bad_input_fit_the_schema(ask, factory):
     from jsonschema import Draft202012Validator
 

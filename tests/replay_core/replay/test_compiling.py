@@ -48,6 +48,7 @@ def test_rows_of_many_lengths_recompile_and_the_reasons_are_kept(replay):
     assert compiled["recompile_reasons"]
 
 
+@pytest.mark.long
 def test_hooks_of_one_callable_never_reach_another():
     """A module is compiled with hooks and without: neither graph knows of the other."""
     module = torch.nn.Linear(4, 4)

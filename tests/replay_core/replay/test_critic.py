@@ -53,6 +53,7 @@ def test_a_critics_values_are_what_was_recorded_in_every_arrangement(ask, record
     assert doc["cells"][0]["segments"] is None or "values" in str(doc["recording"])
 
 
+@pytest.mark.long
 def test_a_leak_is_seen_in_a_critic_too(ask, recorded_critic):
     doc = ask("packing=on block_mask=off", plan=plan(recorded_critic))
     assert doc["cells"][-1]["agreement"]["agrees"] is False

@@ -48,6 +48,7 @@ def test_a_rollout_of_every_framework_is_replayed(ask, name):
         assert 0.05 < float(value["mean_abs"]) < 50
 
 
+@pytest.mark.long
 def test_the_demos_own_dump_is_replayed(ask, tmp_path):
     train_demo(tmp_path / "demo", steps=1)
     doc = ask("packing=on", plan={"dump": str(tmp_path / "demo"), "model": "checkpoint", "capture": "none"})
@@ -82,6 +83,7 @@ def test_one_rollout_in_four_frameworks_files_is_one_replay(ask):
     assert np.ptp([mean for _, mean in answers.values()]) < 1e-4, json.dumps(answers)
 
 
+@pytest.mark.long
 def test_rows_are_picked_with_what_was_recorded_of_them(ask):
     base = {"dump": str(FIXTURES / "verl/train_batch_step1.dp"), "step": 1, "model": "random:qwen2-tiny"}
     whole = ask(plan={**base, "capture": "none", "temperature": 1.0})

@@ -42,6 +42,7 @@ def test_a_softcap_after_the_head_is_honoured():
     assert torch.equal(Head(model, hidden, logits)(hidden[0]), logits[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_in_chunks_equal_those_of_whole_logits_bitwise(dtype, temperature):

@@ -28,6 +28,7 @@ def parts_of(told: list[Event]) -> list[tuple[int, int]]:
     return list(dict.fromkeys((event.part, event.parts) for event in told if isinstance(event, Progress)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_mistake_is_caught_and_told_apart(ask, fault, dtype):
@@ -40,6 +41,7 @@ def test_every_mistake_is_caught_and_told_apart(ask, fault, dtype):
     assert exit_code(doc) == 1
 
 
+@pytest.mark.long
 def test_a_leak_is_proved_by_the_tokens_that_move(ask):
     cause = ask("packing=on block_mask=off", plan={"capture": "none"})["cells"][-1]["cause"]
     assert (cause["off"], cause["exact"]) == ([1, 2], [0])
@@ -91,6 +93,7 @@ def test_a_model_that_raises_is_one_failed_cell_with_its_log(ask, tmp_path):
     assert exit_code(doc) == 4
 
 
+@pytest.mark.long
 def test_run_twice_this_machine_repeats_itself(ask):
     told: list[Event] = []
     repeated = ask("attention=eager", twice=True, on_event=told.append)["determinism"]
@@ -148,6 +151,7 @@ def test_a_capture_beyond_its_cap_is_hashed_and_then_looked_at_in_pieces(ask):
     assert any("were not compared in full" in note for note in doc["notes"])
 
 
+@pytest.mark.long
 def test_what_was_kept_is_in_the_document_and_the_digests_beside_the_log(ask):
     cell = ask("packing=on", plan={"capture_level": "hash"})["cells"][-1]
     assert cell["agreement"]["agrees"] is True
@@ -164,6 +168,7 @@ def test_a_compiled_cell_has_no_digests_and_is_looked_at_from_the_start(ask):
     assert cell["agreement"]["first_divergence"]["name"].startswith("layers.0.self_attn.")
 
 
+@pytest.mark.long
 def test_run_twice_is_judged_by_digests_too(ask):
     repeated = ask("attention=eager", twice=True, plan={"capture_level": "hash"})["determinism"]
     assert (repeated["equal"], repeated["tensors"] > 50) == (True, True)

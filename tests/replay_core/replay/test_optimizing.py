@@ -68,6 +68,7 @@ def test_a_setting_that_does_not_exist_is_refused(text):
         Optimizer.parse(text)
 
 
+@pytest.mark.long
 def test_a_step_without_gradients_is_refused(demo, tmp_path):
     with pytest.raises(RequestError, match="needs gradients"):
         stepped(demo, tmp_path / "out", backward=False, micros=None)

@@ -57,6 +57,7 @@ def test_what_is_no_log_probability_of_this_batch_is_refused(code, expression):
     assert refused.value.expected.startswith("[2, 5], [2, 4]")
 
 
+@pytest.mark.long
 def test_an_exception_is_named_in_one_line_and_an_exit_ends_nothing(code):
     module, folder = code("def f(): raise ValueError('first\\nsecond')\ndef g(): raise SystemExit(0)\n")
     with pytest.raises(CellError, match="raised ValueError: first") as failed:
@@ -66,6 +67,7 @@ def test_an_exception_is_named_in_one_line_and_an_exit_ends_nothing(code):
         own_code.model(f"{module}:g", folder)
 
 
+@pytest.mark.long
 def test_code_that_is_not_there_is_a_wrong_request(code):
     module, folder = code("x = 3\n")
     for reference in (f"{module}:absent", f"{module}:x", "nosuchmodule:f", module):
@@ -81,6 +83,7 @@ def test_a_module_that_cannot_be_imported_fails_and_the_path_is_as_before(code):
     assert sys.path == before
 
 
+@pytest.mark.long
 def test_a_process_that_the_code_forks_and_lets_come_back_answers_nothing(code, tmp_path):
     module, folder = code(
         "import os, time\n"

@@ -103,6 +103,7 @@ def test_the_recording_is_row_0_and_agrees_with_the_weights_that_made_it(demo, t
     assert leak["recorded"][0]["verdict"] == "DIFF"
 
 
+@pytest.mark.long
 def test_a_recording_of_a_wrong_forward_is_named_though_all_cells_agree(demo, tmp_path):
     doc = ask(
         demo, tmp_path / "out", plan={"model": str(demo / "checkpoints" / "step_000001")}, matrix="packing=off,on"
@@ -132,6 +133,7 @@ def test_random_weights_are_never_said_to_agree_with_the_recording_or_not(demo, 
     assert exit_code(doc) == 0
 
 
+@pytest.mark.long
 def test_a_backward_says_what_it_computed_in_so_fp32_is_held_to_fp32(demo, tmp_path):
     """Without it, log-probabilities of two fp32 runs might be up to 3 nats apart."""
     other = str(demo / "checkpoints" / "step_000001")
@@ -158,6 +160,7 @@ def test_the_temperature_a_recorder_was_told_once_divides_the_logits(tmp_path):
     assert not any("1.0 is assumed" in note for note in doc["notes"])
 
 
+@pytest.mark.long
 def test_models_are_ranked_by_who_sampled_the_tokens(demo, tmp_path):
     first, second = (str(demo / "checkpoints" / f"step_00000{step}") for step in (0, 1))
     for step, right in ((0, first), (1, second)):
@@ -207,6 +210,7 @@ def own(tmp_path):
     return str(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "outcome", "agrees"),
     [("right", "ran", True), ("blind", "ran", False), ("broken", "failed", None), ("shapeless", "failed", None)],
@@ -220,6 +224,7 @@ def test_the_trainers_own_forward_is_a_cell_among_the_others(demo, own, tmp_path
     assert doc["cells"][1]["agreement"]["agrees"] is True
 
 
+@pytest.mark.long
 def test_a_model_may_come_from_the_users_factory(demo, own, tmp_path):
     plan = {"model": "factory:trainers_own:factory", "forward_path": own}
     doc = ask(demo, tmp_path / "out", plan=plan)

@@ -62,6 +62,7 @@ def logprobs(doc, cell=-1):
     return array(run_of(doc["cells"][cell]).select(stage="forward_data")[0].get("log_probs"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_the_routers_own_experts_change_nothing(ask, tmp_path, model):
     experts, weights, expected = live(ask, tmp_path, model)
@@ -72,6 +73,7 @@ def test_the_routers_own_experts_change_nothing(ask, tmp_path, model):
     assert logprobs(doc) == pytest.approx(expected, abs=2e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_other_experts_are_taken_in_every_arrangement(ask, tmp_path, model):
     experts, weights, expected = live(ask, tmp_path, model)
@@ -84,6 +86,7 @@ def test_other_experts_are_taken_in_every_arrangement(ask, tmp_path, model):
     assert " 0.00 %" not in doc["cells"][-1]["effective"]["routing"]
 
 
+@pytest.mark.long
 def test_the_last_token_may_have_no_routing(ask, tmp_path):
     experts, _, expected = live(ask, tmp_path, "mixtral-tiny")
     doc = replayed(ask, tmp_path, "mixtral-tiny", "short", experts, drop=1)

@@ -32,6 +32,7 @@ def tensor(cell, stage, name):
 NOISE = {"float32": (1e-5, 3e-5), "bfloat16": (0.1, 0.4)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "sdpa-math", "sdpa-flash"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_padded_and_packed_agree_with_each_row_alone_and_a_leak_does_not(replay, attention, dtype):

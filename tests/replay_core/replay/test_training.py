@@ -37,6 +37,7 @@ def test_a_recorded_grpo_step_is_replayed_bitwise_loss_and_gradients(demo, tmp_p
     assert cell["loss"]["settings"]["kl"] == 0.001
 
 
+@pytest.mark.long
 def test_every_arrangement_gives_the_same_gradients(demo, tmp_path):
     doc = backward(demo, tmp_path / "out", "packing=on", micro=3)
     assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [None, True, True]
@@ -77,6 +78,7 @@ def test_without_advantages_there_is_no_loss(recorded, tmp_path):
         backward(recorded, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_gradient_checkpointing_changes_no_gradient(demo, tmp_path):
     plain = backward(demo, tmp_path / "a", "mode=train")["cells"][-1]
     saving = backward(demo, tmp_path / "b", "mode=train gradient_checkpointing=on")["cells"][-1]

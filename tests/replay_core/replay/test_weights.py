@@ -58,6 +58,7 @@ def adapter(tmp_path):
     return tmp_path / "lora"
 
 
+@pytest.mark.long
 def test_an_adapter_is_its_base_plus_the_low_rank_product(ask, adapter):
     doc = ask("packing=on", plan={"model": str(adapter), "capture": "none"})
     assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [None, True, True]
@@ -134,6 +135,7 @@ def test_an_adapter_of_another_base_is_refused(ask, adapter):
         ask(plan={"model": str(adapter), "base": "random:llama-tiny", "capture": "none"})
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoint_shards_are_put_together_without_a_process_group(ask, tmp_path, whole):
     import torch.distributed.checkpoint as dcp
@@ -149,6 +151,7 @@ def test_checkpoint_shards_are_put_together_without_a_process_group(ask, tmp_pat
     assert (logprobs(doc) == whole).all()
 
 
+@pytest.mark.long
 def test_a_file_per_rank_is_put_together_and_runs_nothing(ask, tmp_path, whole):
     folder = tmp_path / "global_step_100" / "actor"
     folder.mkdir(parents=True)

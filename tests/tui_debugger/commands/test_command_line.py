@@ -97,6 +97,7 @@ def test_topics_say_what_the_readme_says() -> None:
     assert dict(re.findall(r"^\| `([A-Z]+)` \| (.+) \|$", README, re.MULTILINE)) == _VERDICTS
 
 
+@pytest.mark.long
 def test_bash_completes_commands_options_and_paths(dump: Path, tmp_path: Path) -> None:
     (tmp_path / "rldbg").write_text(f'#!/bin/sh\nexec {sys.executable} -m tui_debugger "$@"\n')
     (tmp_path / "rldbg").chmod(0o755)

@@ -234,6 +234,7 @@ def test_a_reader_that_leaves_early_is_no_verdict(form: str, code: int, tmp_path
     assert (ran.stdout.strip(), ran.stderr) == (str(code), "")
 
 
+@pytest.mark.long
 def test_a_full_disk_behind_a_stream_is_said(dumps: tuple[Path, Path]):
     call = [sys.executable, "-m", "tui_debugger", "compare", *map(str, dumps), "--jsonl"]
     with open("/dev/full", "w") as full:

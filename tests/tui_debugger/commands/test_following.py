@@ -49,6 +49,7 @@ def look_until(followed: FollowedDiagnosis, told: Kept, points: int) -> None:
         followed.look()
 
 
+@pytest.mark.long
 def test_a_step_is_looked_at_when_a_newer_one_is_there_or_nothing_more_comes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

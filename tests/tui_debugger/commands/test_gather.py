@@ -25,6 +25,7 @@ def _no_array(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.long
 def test_parts_of_a_comparison_are_gathered_and_the_code_is_the_whole_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,6 +46,7 @@ def test_parts_of_a_comparison_are_gathered_and_the_code_is_the_whole_answers(
     assert capsys.readouterr().out.startswith("DIFF  first diverging tensor")
 
 
+@pytest.mark.long
 def test_a_task_of_a_slurm_array_takes_its_own_part_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +58,7 @@ def test_a_task_of_a_slurm_array_takes_its_own_part_and_says_so(
     assert "part 2/2, as SLURM_ARRAY_TASK_ID and SLURM_ARRAY_TASK_COUNT say" in said.err
 
 
+@pytest.mark.long
 def test_a_rank_alone_does_not_cut_the_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def test_all_forms_of_one_answer_are_written_and_the_report_is_printed(
     assert 'failures="0"' not in files["junit"].read_text()
 
 
+@pytest.mark.long
 def test_a_comment_without_a_file_is_printed_in_place_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", A, B, "--markdown"]) == 1
     assert capsys.readouterr().out.startswith("### DIFF: first diverging tensor")

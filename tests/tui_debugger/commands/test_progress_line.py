@@ -56,6 +56,7 @@ def test_a_log_or_a_pipe_is_told_of_long_work_alone_and_in_whole_lines(monkeypat
     assert pipe.getvalue() == "reading names of files  0 s\n"
 
 
+@pytest.mark.long
 def test_a_folder_of_very_many_names_says_how_far_it_is(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / str(number)).mkdir()

@@ -138,6 +138,7 @@ async def pressed(app: RldbgApp, pilot: Any, document: Any) -> Any:
     return dict(state.replay.document or {})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["packed without its mask", "random weights"])
 async def test_screen_and_command_answer_alike(dump: Path, here: EngineHere, name: str) -> None:
     options, agrees = SINGLE[name]

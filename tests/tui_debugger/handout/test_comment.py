@@ -36,6 +36,7 @@ def test_a_comment_says_the_answer_the_rest_folded_versions_and_the_command():
     assert re.search(r"<sub>rldbg \S+, 2026-\S+ · here: Python 3[.]\d", text)
 
 
+@pytest.mark.long
 def test_every_document_becomes_a_comment_with_its_tables_whole():
     for name, document in genuine().items():
         text = comment(document)

@@ -45,6 +45,7 @@ def test_it_says_the_same_again(words: list[str], capsys: pytest.CaptureFixture[
     assert _same(json.loads(capsys.readouterr().out)) == _same(document)
 
 
+@pytest.mark.long
 def test_what_workers_found_is_gathered_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", A, B, "--shard", "1/2", "--out", str(tmp_path / "units")]) == 1
     capsys.readouterr()

@@ -87,6 +87,7 @@ def test_the_referee_rules_an_engine_beside_a_trainer(weights: Path, trained: Pa
     assert {one["tensor"] for one in doc["b"]["tensors"]} >= MEETING - {"embed_tokens.output"}
 
 
+@pytest.mark.long
 def test_a_fault_in_a_fused_projection_is_named_by_the_trainers_name(weights: Path, trained: Path, tmp_path: Path):
     wrong = _served(weights, tmp_path / "b", factor=1.05)
     doc = workbench.referee(trained, wrong, weights_a=str(weights), weights_b=str(weights))

@@ -203,6 +203,7 @@ def _touch(tree: Any) -> None:
             _touch(value)
 
 
+@pytest.mark.long
 def test_flipped_opcodes_never_read_as_something_else_than_pickle_reads(tmp_path: Path) -> None:
     data = pickle.dumps({"a": [1, 2.5, 10**30, "tê", b"x"], "c": (None, True), "l": list(range(300, 330))}, 4)
     path, rng, equal = tmp_path / "flipped.pkl", random.Random(7), 0
@@ -223,6 +224,7 @@ def test_flipped_opcodes_never_read_as_something_else_than_pickle_reads(tmp_path
     assert equal > 100
 
 
+@pytest.mark.long
 def test_a_state_dict_with_flipped_opcodes_never_reads_as_something_else_than_torch_reads(tmp_path: Path) -> None:
     data = _zip({f"layer.{i}": torch.full((2, 3), float(i)) for i in range(6)})
     start = data.index(b"\x80\x02}")

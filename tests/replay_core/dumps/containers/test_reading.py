@@ -25,6 +25,7 @@ from tests.replay_core.dumps.containers.strategies import trees
 quick = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.long
 @quick
 @given(tree=trees, zipped=st.booleans(), protocol=st.sampled_from([2, 2, 3, 4, 5]))
 def test_what_torch_save_writes_reads_as_torch_load_reads_it(
@@ -40,6 +41,7 @@ def test_what_torch_save_writes_reads_as_torch_load_reads_it(
         assert_same(content.tree, torch.load(path, weights_only=False))
 
 
+@pytest.mark.long
 @quick
 @given(tree=trees, protocol=st.integers(2, 5))
 def test_what_pickle_dump_writes_reads_as_pickle_load_reads_it(tmp_path: Path, tree: Any, protocol: int) -> None:
