@@ -183,10 +183,11 @@ def _listed(path: Path, *more: Path, line: ProgressLine | None = None) -> RunDoc
     from replay_core import workbench  # every dialect comes with it: 40 ms, which a long run pays after its first paint
 
     progress = line or ProgressLine()
-    run = workbench.open_dump(path, *more, on_event=progress)
-    if line is None:
-        progress.clear()
-    return run
+    try:
+        return workbench.open_dump(path, *more, on_event=progress)
+    finally:
+        if line is None:
+            progress.clear()
 
 
 def _has_terminal() -> bool:
