@@ -65,7 +65,7 @@ def test_older_weights_and_a_temperature_are_named_together_and_nothing_beside(m
     assert outcome.is_right, (outcome.headline, outcome.named)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_bfloat16_engine_beside_a_float32_trainer_is_normal_and_no_cause(models: Path) -> None:
     outcome = bench.run("qwen2", PLANTS["bf16 engine"], models)
     assert outcome.is_right, (outcome.headline, outcome.named)

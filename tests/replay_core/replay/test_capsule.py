@@ -70,7 +70,7 @@ def test_nothing_in_a_capsule_names_the_machine_the_tokens_or_a_pickle(made, rec
     assert config["vocab_size"] == 64
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_script_shows_the_difference_without_rldbg(made, tmp_path):
     script = made[2] / "repro.py"
     assert "replay_core" not in script.read_text(encoding="utf-8")

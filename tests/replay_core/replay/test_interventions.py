@@ -12,13 +12,13 @@ CHOSEN = (
     ("first_key_masked", "llama", "float32"),
     ("positions_count_on", "gpt2", "float32"),
     ("state_runs_through_the_pack", "lfm2", "float32"),
-    ("norm_over_the_batch", "gemma2", "bfloat16"),
     ("own_key_masked", "gpt_neox", "float32"),
     ("past_lost_in_the_second_layer", "llama", "bfloat16"),
     ("attention_put_out_as_nothing_when_padded", "gpt_neox", "float32"),
 )
 #: Further faults of these kinds.
 MORE = (
+    ("norm_over_the_batch", "gemma2", "bfloat16"),
     ("last_token_visible", "llama", "float32"),
     ("state_kept_between_calls", "gemma2", "bfloat16"),
     ("attention_scaled_in_the_pack", "gpt_neox", "float32"),
@@ -54,7 +54,7 @@ def test_a_healthy_model_with_wide_weights_agrees_in_bfloat16(folder, architectu
     assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [None, True, True][: len(doc["cells"])]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_reference_itself_is_asked_whether_it_sees_the_future(folder):
     doc = zoo.replayed(folder, "both", "packing=on", "llama", 0.1, False, BY_NAME["causal_mask_dropped"].plant)
     reference = doc["cells"][doc["baseline"]]

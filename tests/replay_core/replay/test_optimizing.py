@@ -36,7 +36,7 @@ def test_the_first_update_of_a_run_is_replayed_bitwise(demo, tmp_path):
     assert cell["optimizer"]["update_norm"] > 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_held_model_is_as_it_was_after_a_step(demo, tmp_path):
     first = stepped(demo, tmp_path / "a")["cells"][-1]
     again = stepped(demo, tmp_path / "b")["cells"][-1]

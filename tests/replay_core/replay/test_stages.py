@@ -63,7 +63,7 @@ def asked(ask, model, flags, **request):
     return ask(flags, plan=plan, **request)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_inductor_alone_fails_at_is_called_inductors(ask):
     doc = asked(ask, "breaking_inductor", "compile=inductor")
     cell = doc["cells"][-1]

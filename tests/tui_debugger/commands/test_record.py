@@ -142,7 +142,7 @@ def test_a_plain_script_is_recorded_without_an_edit_and_computes_the_same(tmp_pa
     assert "rldbg ls dump" in answer.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sampling_is_counted_not_recorded_and_models_get_roles(tmp_path: Path) -> None:
     answer = record(tmp_path, LANGUAGE_MODEL)
     assert answer.returncode == 0, answer.stderr
@@ -300,7 +300,7 @@ def test_a_line_of_the_readme_records_and_what_it_recorded_is_replayed_to_it(lin
     assert len(gradients) == (2 if "--gradients" in line else 0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_line_of_a_replay_says_what_is_not_installed_for_it(tmp_path: Path) -> None:
     # As far as an import and a search for a module can tell, None in sys.modules is a package that is not there.
     answer = record(tmp_path, "import sys\nsys.modules['xxhash'] = None\n" + LANGUAGE_MODEL)
