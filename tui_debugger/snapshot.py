@@ -189,8 +189,9 @@ def write_as(file: Path, documents: Sequence[Document], made: Callable[[Document
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     for path, document in zip(written, documents, strict=True):
+        text = made(document)  # before there is a file: what cannot be made leaves none
         with path.open("x", encoding="utf-8") as opened:
-            _write(opened, made(document))
+            _write(opened, text)
     return written
 
 

@@ -404,14 +404,23 @@ def _on_every_token(batch: StepBatch) -> Finding | None:
     )
 
 
-def _before_the_last_token(batch: StepBatch) -> Finding | None:
-    """One reward for each response, before the last token that counts, in all of three tokens and more."""
+def _paid(batch: StepBatch) -> tuple[str, Array, Array] | None:
+    """(the column of rewards by token, its tokens that count, those of them that have a reward)."""
     name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
     column = batch.columns.of(name) if name else None
     if column is None:
         return None
     counted_N = given(batch.trained_N) & column.said_N
     paid_N = counted_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6)
+    return name, counted_N, paid_N
+
+
+def _before_the_last_token(batch: StepBatch) -> Finding | None:
+    """One reward for each response, before the last token that counts, in all of three tokens and more."""
+    paid = _paid(batch)
+    if paid is None:
+        return None
+    name, counted_N, paid_N = paid
     counts_B, ones_B = batch.flat.count(counted_N), batch.flat.count(paid_N)
     heard_B = (counts_B > 2) & (ones_B > 0)
     if heard_B.sum() < FEWEST or (ones_B[heard_B] != 1).any():
@@ -438,12 +447,10 @@ def _before_the_last_token(batch: StepBatch) -> Finding | None:
 
 def _on_the_first_token(batch: StepBatch) -> Finding | None:
     """One reward for each response, on its first token, in all of several tokens."""
-    name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
-    column = batch.columns.of(name) if name else None
-    if column is None:
+    paid = _paid(batch)
+    if paid is None:
         return None
-    counted_N = given(batch.trained_N) & column.said_N
-    paid_N = counted_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6)
+    name, counted_N, paid_N = paid
     heard_B = (batch.flat.count(counted_N) > 1) & (batch.flat.count(paid_N) > 0)
     first_B = batch.flat.first(paid_N) == batch.flat.first(counted_N)
     if heard_B.sum() < FEWEST or not (first_B & (batch.flat.count(paid_N) == 1))[heard_B].all():
