@@ -322,6 +322,8 @@ APART = 5.0
 LEAKS, LEAKS_BY_GUESS = 1e-3, 0.02
 #: One clean sample is chance among fewer than this.
 FEWEST_ALONE = 6
+#: Fewer first samples of inferred packs than this have to hold that many tokens that count, or they agree by luck.
+FEWEST_SPARED, FEWEST_CLEAN = 5, 12
 #: A clean sample's mean |d| stays below this however noisy the precision.
 CLEAN = 0.015
 
@@ -331,6 +333,7 @@ def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] 
 
     Every order the batch is known in is tried: as stored, and micro-batch by micro-batch.
     """
+    counts_B = batch.flat.lengths_B if batch.trained_N is None else batch.flat.count(batch.trained_N)
     for order in batch.laid.orders:
         values_B = by_sample_B[order]
         known_B = ~np.isnan(values_B)
@@ -343,6 +346,9 @@ def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] 
             if later_B.sum() < 2 or not first_B.any():
                 continue
             # Of two samples of equal tokens, records may disagree which is which: a first one may then be off, too.
+            # Of many guesses one holds by luck where its few first samples are a handful of tokens.
+            if "inferred" in how and first_B.sum() < FEWEST_SPARED and counts_B[order][first_B].sum() < FEWEST_CLEAN:
+                continue
             clean, dirty = float(np.quantile(values_B[first_B], 0.9, method="lower")), values_B[later_B]
             # A short later sample may see little of what it should not: a few may pass, the most may not.
             off = float((dirty > max(APART * float(np.median(values_B[first_B])), 1e-5)).mean())

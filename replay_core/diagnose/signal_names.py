@@ -51,7 +51,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "rollout_k3": (
         "rollout_corr/k3_kl verl k3", "gen_kl_error NeMo-RL k3", "mismatch_kl/all/mean prime-rl k3",
-        "Mismatch KL prime-rl k3",
+        "Mismatch KL prime-rl k3", "Generation KL Error NeMo-RL k3",
     ),
     "rollout_k1": ("rollout_corr/kl verl k1", "vllm_kl OpenRLHF k1", "optim/kl_sample_train_v1 tinker k1"),
     "logprob_diff": (
@@ -82,7 +82,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "entropy": (
         "entropy *", "actor/entropy verl", "actor/entropy_loss verl", "train/entropy_loss slime",
         "rollout/entropy slime", "policy/policy_entropy SkyRL", "approx_entropy NeMo-RL", "entropy/all/mean prime-rl",
-        "Entropy prime-rl", "ppo_actor/update/entropy AReaL", "optim/entropy tinker", 
+        "Entropy prime-rl", "H *", "ppo_actor/update/entropy AReaL", "optim/entropy tinker", 
         "policy/entropy_avg open-instruct", "mean_entropy miles", "entropy_loss *", "loss/entropy tunix",
         "critic/entropy/mean ROLL",
     ),
@@ -93,7 +93,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF",
         "reward/avg_raw_reward SkyRL", "objective/verifiable_reward open-instruct", "ppo_actor/task_reward AReaL",
         "rewards/reward/mean tunix", "rewards/score/mean tunix", "Reward prime-rl", "reward/all/mean prime-rl",
-        "reward/mean prime-rl", "total_reward NeMo-RL",
+        "reward/mean prime-rl", "total_reward NeMo-RL", "Avg Reward NeMo-RL", "Avg Total Reward NeMo-RL", "R *",
     ),
     "reward_std": (
         "reward_std TRL within-group", "rewards_std grpo_notes whole-batch", "std_reward grpo_notes whole-batch",
@@ -134,7 +134,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "completions/mean_length TRL", "response_length/mean verl", "rollout/response_len/mean slime",
         "response_length OpenRLHF", "completion_length TRL", "response_length_mean *",
         "generate/avg_num_tokens SkyRL", "val/sequence_lengths open-instruct", "Seq. Length prime-rl",
-        "mean_gen_tokens_per_sample NeMo-RL", "response_lengths torchtune", "tokens/response_length/mean ROLL",
+        "mean_gen_tokens_per_sample NeMo-RL", "Mean Generation Length NeMo-RL",
+        "response_lengths torchtune", "tokens/response_length/mean ROLL",
         "ppo_actor/seq_len AReaL", "env/all/ac_tokens_per_turn tinker",
         "generation/completions/mean_length tunix", "seq_len/all/mean prime-rl",
     ),
@@ -159,6 +160,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "step_seconds": (
         "step_time TRL", "timing_s/step verl", "perf/step_time slime", "timing/step SkyRL", "Time prime-rl",
         "time/step_total ROLL", "perf/global_step_time tunix", "timing/all *", "total_step_time NeMo-RL",
+        "Total step time NeMo-RL",
         "time/iteration_s *",
         "time/total open-instruct",
         "timing/train/total_step_time NeMo-RL", "time/step prime-rl",
@@ -166,7 +168,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "iter_ms": ("time_ms grpo_notes", "elapsed time per iteration (ms) Megatron"),
     "memory_gb": (
         "perf/max_memory_allocated_gb verl", "perf/max_memory_reserved_gb verl", "memory(GiB) ms-swift",
-        "perf/peak_memory prime-rl", "Peak Mem. prime-rl", "memory torchtitan",
+        "perf/peak_memory prime-rl", "Peak Mem. prime-rl", "memory torchtitan", "peak_memory_active torchtune",
     ),
     "tokens_per_second": (
         "perf/throughput verl", "perf/tok_per_s slime", "tokens_per_second *", "Throughput prime-rl", "tps torchtitan",
@@ -211,7 +213,7 @@ _PLAIN: dict[str, str] = {
     "pg_loss": "pg_loss surr policy_loss loss_policy loss_pg loss_actor policy_gradient_loss actor_loss surrogate_loss "
     "surr_loss clip_loss ppo_loss grpo_loss",
     "kl": "kl kl_loss kl_ref ref_kl kl_to_ref kl_div kl_divergence kl_penalty kl_from_ref kl_with_ref reference_kl "
-    "kl_to_reference kl_k3 k3_kl kl_per_token",
+    "kl_to_reference kl_anchor anchor_kl kl_k3 k3_kl kl_per_token",
     "policy_kl": "approx_kl kl_approx ppo_kl approxkl kl_old old_kl kl_to_old approx_policy_kl",
     "value_clip_fraction": "vf_clipfrac value_clipfrac value_clip_frac vf_clip_frac value_clip_fraction "
     "critic_clipfrac",
@@ -224,10 +226,10 @@ _PLAIN: dict[str, str] = {
     "env_reward",
     "frac_zero_std": "frac_zero_std zero_std_frac zero_std_group_frac zero_std_groups_frac frac_zero_std_groups "
     "zero_variance_frac frac_reward_zero_std zero_std_ratio zero_variance_groups_frac frac_groups_zero_std "
-    "dead_group_frac "
+    "dead_group_frac dead_groups "
     "zero_std_fraction frac_zero_variance degenerate_group_frac",
     "advantage": "advantage advantages adv advs",
-    "grad_norm": "grad_norm gradient_norm gnorm grad_norm_pre_clip grad_norm_before_clip grad_norm_preclip "
+    "grad_norm": "grad_norm gradient_norm gnorm gn grad_norm_pre_clip grad_norm_before_clip grad_norm_preclip "
     "grad_norm_unclipped "
     "global_grad_norm grad_global_norm total_grad_norm",
     "grad_norm_clipped": "grad_norm_clipped clipped_grad_norm grad_norm_after_clip grad_norm_post_clip "
@@ -239,21 +241,21 @@ _PLAIN: dict[str, str] = {
     "resp_length generated_length len length mean_len seq_length",
     "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
-    "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit",
-    "learning_rate": "lr learning_rate lr_actor actor_lr",
-    "explained_variance": "explained_variance explained_var vf_explained_var value_explained_variance "
+    "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit hit_cap",
+    "learning_rate": "lr learning_rate lr_actor actor_lr step_size",
+    "explained_variance": "explained_variance explained_var vf_explained vf_explained_var value_explained_variance "
     "value_explained_var expl_var ev",
     "value_loss": "value_loss value_mse vf_loss critic_loss v_loss value_function_loss loss_value loss_vf "
     "loss_critic loss_v",
-    "value": "value values critic_value critic_values vpred v",
-    "return": "returns return ret",
+    "value": "value values vf_pred critic_value critic_values vpred v",
+    "return": "returns return ret vf_target value_target",
     "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
     "logprobs_diff "
     "train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
     "prob_diff": "rollout_probs_diff rollout_prob_diff probs_diff",
     "step_seconds": "step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step",
     "tokens_per_second": "tokens_per_second tokens_per_sec tok_per_sec tok_per_s toks_per_s",
-    "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb",
+    "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb vram_gb",
 }  # fmt: skip
 _BARE = {name: signal for signal, names in _PLAIN.items() for name in names.split()}
 #: (what it is of, statistic) -> signal. Those that are not here have a mean alone.
@@ -267,11 +269,12 @@ _BY_STATISTIC = {
 _ROOM_WORDS = (
     "train training metrics metric actor policy rollout rollouts stats global step optim optimizer env agent "
     "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf tokens "
-    "objective generation generate learner worker algo ep episode"
+    "pi game task objective generation generate learner worker algo ep episode"
 )
 _ROOMS = frozenset(_ROOM_WORDS.split())
 _OF_CRITICS = frozenset({"value_loss", "value_clip_fraction", "explained_variance", "value", "return"})
-_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std"}
+_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std",
+          "hi": "max", "lo": "min"}  # fmt: skip
 _BETWEEN = regex(r"[\s/._\-()|:%]+")
 
 

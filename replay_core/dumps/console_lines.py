@@ -16,7 +16,7 @@ from replay_core.regexes import regex
 
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 _STEP = regex(
-    r"(?<![A-Za-z0-9])(step|iter(?:ation)?|update)[\s_]?\s{0,8}[:=#]?\s{0,8}(\d{1,12})(?![\d.]*\.\d|\w)(?:\s?/\s?\d{1,12})?",
+    r"(?<![A-Za-z0-9])(step|iter(?:ation)?|update|^it)[\s_]?\s{0,8}[:=#]?\s{0,8}(\d{1,12})(?![\d.]*\.\d|\w)(?:\s?/\s?\d{1,12})?",
     re.IGNORECASE,
 )
 #: Only where a log numbers nothing else: many print a summary of the epoch between their steps.

@@ -14,6 +14,8 @@ from pathlib import Path
 from replay_core.budget import reading, spend_values
 from replay_core.dumps import step_log
 from replay_core.dumps.boxed_tables import ROW, BoxedTables
+from replay_core.dumps.bulleted_steps import HEAD as BULLETED
+from replay_core.dumps.bulleted_steps import BulletedSteps
 from replay_core.dumps.console_lines import BAR, console_line, epoch_line
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
@@ -38,7 +40,8 @@ _LIKELY = regex(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
     rb"|Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b"
-    rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}\d"
+    rb"|(?m:^)it\s{1,4}\d{1,12} \|"
+    rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}\d"
     rb"|" + ROW.encode() + rb"|" + BAR.encode() + rb"|" + HINT.pattern.encode()
 )
 _MEAN = {"rewards": "rewards_mean"}
@@ -108,6 +111,7 @@ def _log(path: Path) -> _Log:
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
     heads: dict[str, list[str]] = {}
     boxes: dict[str, BoxedTables] = {}
+    bulleted: dict[str, BulletedSteps] = {}
     watch = Watch()
     #: Lines of a trainer's own form, which a known form's metrics go before; those that number epochs.
     said: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
@@ -119,6 +123,8 @@ def _log(path: Path) -> _Log:
             heads[line.stream] = names
         elif not values and line.stream in heads:
             step, values = table_row(line.text, heads[line.stream])
+        if not values and line.text.lstrip()[:1] not in ("", "{", "|"):
+            step, values = bulleted.setdefault(line.stream, BulletedSteps()).take(line.text)
         if not values and line.text[:1] in ("|", "-", "+", "="):
             step, values = boxes.setdefault(line.stream, BoxedTables()).take(line.text)
         if not values and last is None:

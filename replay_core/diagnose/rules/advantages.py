@@ -245,6 +245,11 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             f"{stated} measures a response against its own group; the group is lost on the way, or another estimator "
             "is configured",
         )
+    if stated == "reinforce++" and name.startswith("r - group mean (Dr. GRPO)"):
+        return (
+            "advantages are not normalised over the batch, and REINFORCE++ is stated: they are r - group mean",
+            "the global normalisation (mean and std over the batch) does not reach the advantages",
+        )
     if stated == "rloo" and name.startswith("r - group mean (Dr. GRPO)"):
         return (
             "the leave-one-out baseline includes the sample itself: advantages are (n - 1) / n of RLOO's",

@@ -122,6 +122,17 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
         yield from _solved(batch, rows, fit, rewards_BT)
         return
     found = next(_mistakes(batch, rows, rewards_BT), None)
+    if found is None and (over := _over_observations(batch, values, returns, close)) is not None:
+        yield finding(
+            "error",
+            "GAE runs over tokens that the policy did not sample: tool output stands between its steps",
+            place,
+            evidence=[shown("over the whole response it is solved by", over.words(), None, returns.source),
+                      shown("over the tokens that count", "nothing solves it")],
+            cause="returns are added up over every token of the response, observations included: each of them takes "
+            "its part of gamma and lambda, and its value is one that no action of the policy led to",
+        )  # fmt: skip
+        return
     if found is None:
         raise Skip("no GAE agrees, and no known mistake: a lambda of its own for every response, or shaped rewards")
     claim, setting = found
@@ -135,6 +146,29 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="the critic is taught another target than the return",
     )
+
+
+def _over_observations(batch: StepBatch, values: Column, returns: Column, close: float) -> _Fit | None:
+    """GAE solved over all tokens of responses, where the mask has gaps inside them; None where that solves nothing."""
+    trained_N, response_N = given(batch.trained_N), batch.response_N
+    if response_N is None or not (response_N & ~trained_N).any():
+        return None
+    used_N = response_N & values.said_N & returns.said_N
+    counts_B = batch.flat.count(used_N)
+    mask_BT = (np.arange(max(int(counts_B.max(initial=0)), 1)) < counts_B[:, None]).astype(np.float64)
+    each = []
+    told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
+    for column in (values, returns, told):
+        some_BT = np.zeros(mask_BT.shape)
+        if column is not None:
+            some_BT[mask_BT != 0] = np.nan_to_num(np.where(column.said_N, column.values_N, 0.0)[used_N])
+        each.append(some_BT)
+    values_BT, returns_BT, rewards_BT = each
+    if told is None:
+        rewards_BT = _at_the_end(batch, mask_BT)
+    rows = _Rows(values_BT, returns_BT, mask_BT, close * max(1.0, float(np.abs(returns_BT).max())))
+    fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
+    return fit if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01 else None
 
 
 def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iterator[Finding]:
@@ -288,6 +322,9 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
     for by, word in ((1, "before"), (-1, "after")):
         if fit := solved(np.roll(values_BT, by, 1), returns_BT - np.roll(values_BT, by, 1)):
             yield f"values are off by one token: each has the one of the token {word}", fit.words()
+    for shifted_BT, word in ((_moved(values_BT, -1), "after"), (_moved(values_BT, 1), "before")):
+        if fit := solved(shifted_BT, returns_BT - values_BT):
+            yield f"GAE is made of values that are off by one token: each has the one of the token {word}", fit.words()
     if (scaled := _scaled(rows, rewards_BT)) is not None:
         times, plus = scaled
         if fit := solved(values_BT, (returns_BT - plus) / times - values_BT):
@@ -305,6 +342,14 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
     if x.size >= FEWEST and (size := float(x @ x)) > 0 and np.abs(y - x * (float(x @ y) / size)).max() <= rows.close:
         factor = float(x @ y) / size
         yield "GAE is made without the next value: V(t+1) is missing from every delta", f"gamma lambda {factor:.4g}"
+
+
+def _moved(values_BT: Array, by: int) -> Array:
+    """The values [B, T] moved along their rows, and 0 where none is."""
+    moved_BT = np.zeros_like(values_BT)
+    here, there = (slice(by, None), slice(None, -by)) if by > 0 else (slice(None, by), slice(-by, None))
+    moved_BT[:, here] = values_BT[:, there]
+    return moved_BT
 
 
 def _scaled(rows: _Rows, rewards_BT: Array) -> tuple[float, float] | None:

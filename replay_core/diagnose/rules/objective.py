@@ -137,16 +137,16 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
         )
 
 
-@rule("D59", "importance weights are upside down", link="ratio", scope="batch",
+@rule("D59", "importance weights are not trainer over rollout", link="ratio", scope="batch",
       needs=("is_weights", "rollout_logprobs", "trainer_logprobs"), explains=("D09", "D12", "D24", "L08", "L10"),
       lasts=True, source="verl rollout correction, TIS: trainer over rollout, cut off above")  # fmt: skip
 def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
     """The recorded importance weights beside exp(trainer - rollout), each cut off at the largest weight, by token and
     by sequence: an error where they are exp(rollout - trainer) on 95 % of tokens that differ by 1e-3 and more
-    (8 and more), and trainer over rollout on less than half of them.
+    (8 and more), and trainer over rollout on less than half of them; or where they are its square, or 1 on all of them.
     """
     weights, rollout = given(batch.columns.of("is_weights")), given(batch.columns.of("rollout_logprobs"))
-    best_right, best_wrong, count = 0.0, 0.0, 0
+    best_right, best_wrong, squared, ones, count = 0.0, 0.0, 0.0, 0.0, 0
     for name in ("old_logprobs", "policy_logprobs"):
         trainer = batch.columns.of(name)
         if trainer is None:
@@ -168,6 +168,8 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         means_N = np.repeat(np.nan_to_num(batch.flat.mean(d_N, both_N)), batch.flat.lengths_B)
         best_right = max(best_right, *map(agree, (d_N, sums_N, means_N)))
         best_wrong = max(best_wrong, *map(agree, (-d_N, -sums_N, -means_N)))
+        squared = max(squared, *map(agree, (2 * d_N, 2 * sums_N, 2 * means_N)))
+        ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
     if not count:
         raise Skip("rollout and trainer hardly differ: every weight is 1")
     if best_wrong >= 0.95 and best_right < 0.5:
@@ -183,6 +185,24 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
             cause="the difference of log-probabilities is taken the wrong way round: tokens that the engine found too "
             "probable are weighted up, not down",
         )
+    elif best_right < 0.5 and squared >= 0.95:
+        yield finding(
+            "error",
+            "importance weights are applied twice: they are the square of trainer over rollout",
+            batch.laid.where("is_weights", sample=0),
+            evidence=[shown("tokens that agree with the square", squared, "0", weights.source),
+                      shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count)],
+            cause="the correction is multiplied in at two places, or the log ratio is doubled",
+        )  # fmt: skip
+    elif ones == 1 and count >= FEWEST:
+        yield finding(
+            "error",
+            "importance weights are 1 on every token although rollout and trainer differ: they correct nothing",
+            batch.laid.where("is_weights", sample=0),
+            evidence=[shown("tokens whose weight is exactly 1", ones, "0", weights.source),
+                      shown("tokens compared that differ", count)],
+            cause="the weights are made of the trainer's own log-probabilities, or never computed",
+        )  # fmt: skip
 
 
 @rule("D60", "old log-probabilities are not those of the batch", link="ratio", scope="batch",

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
@@ -234,7 +233,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning, over 0.5 an error.
 
     Where the policy hardly moves, GSPO or a clip range is all it can be: a warning, info where no range is stated and
-    the reward rises; silent where the run states so small a range.
+    ratios are within 5 % of 1, as a sequence's are; silent where the run states so small a range.
     The largest ratio over 10 is a warning, and so is an effective sample size of the importance weights,
     1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count.
     """
@@ -247,11 +246,9 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             if stated is not None and max(stated) < NO_RANGE:
                 continue
             hardly = reach is not None and reach < NO_RANGE
-            reward = log.get("reward")
             narrow = hardly and reach is not None and reach < OF_SEQUENCES and stated is None
-            learns = narrow and reward is not None and trends.rises(reward.finite)
             yield finding(
-                "info" if learns else "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
+                "info" if narrow else "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
                 f"{now:.0%} of the tokens are clipped"
                 + (
                     f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range"

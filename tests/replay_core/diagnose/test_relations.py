@@ -156,6 +156,11 @@ def test_a_policy_that_moves_far_and_is_never_clipped_has_no_clip_range(
     assert ids(said(tmp_path, lines)) == found
 
 
+def test_a_range_as_small_as_a_sequences_is_worth_knowing_and_no_warning(tmp_path: Path) -> None:
+    found = said(tmp_path, steps(20, lambda step, line: line.update(approx_kl=1e-4, clipfrac=0.4 + 1e-3 * step)))
+    assert [(one.id, one.severity) for one in found.findings if one.id == "D24"] == [("D24", "info")]
+
+
 @pytest.mark.parametrize(("moved", "said_so"), [(0.0015, True), (0.01, False)])
 def test_tokens_that_are_clipped_though_they_hardly_moved_tell_of_the_range(
     moved: float, said_so: bool, tmp_path: Path

@@ -142,6 +142,20 @@ def test_samples_that_are_off_in_no_order_are_no_leak(tmp_path: Path) -> None:
     assert severity(found, "D09") == "error"
 
 
+@pytest.mark.parametrize(("tokens", "expected"), [(2, None), (12, "error")])
+def test_two_samples_of_a_few_tokens_that_agree_are_luck_and_no_leak(
+    tokens: int, expected: str | None, tmp_path: Path
+) -> None:
+    batch = healthy()
+    moved = noise(batch, 0.3)
+    moved[::8] = 0
+    batch["old_log_probs"] = batch["old_log_probs"] + moved
+    kept_BT = masks(batch)
+    kept_BT[::8, tokens:] = False
+    batch["response_mask"] = kept_BT.astype(batch["response_mask"].dtype)
+    assert severity(seen(tmp_path, batch, "D16"), "D16") == expected
+
+
 def test_a_leak_that_spares_a_later_sample_is_one_all_the_same(tmp_path: Path) -> None:
     batch = healthy()
     moved = noise(batch, 0.3)

@@ -1,0 +1,107 @@
+"""How advantages run along a response where no critic makes them: one number for all of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.stating import finding, share, shown
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
+
+#: Responses that tell, and how close (relative) two numbers are one.
+FEWEST, CLOSE = 4, 1e-3
+#: A factor from token to token that is more than rounding, and less than a cut.
+FADES = (0.05, 0.995)
+
+
+@rule("D78", "advantages change along the response", link="advantages", scope="batch",
+      needs=("advantages", "mask"), explains=("D04", "D28", "L08"), lasts=True,
+      source="GRPO, RLOO and REINFORCE++ give every token of a response its one advantage")  # fmt: skip
+def along_the_response(batch: StepBatch) -> Iterator[Finding]:
+    """Where no values are recorded, the advantages of each response from its first counted token on, over responses
+    that have one there and three counted tokens and more (4 of them and more): an error where all but the first token's
+    are 0, or all but the last's; a warning where they are 0 behind the first turn (a gap in the mask) and one number
+    before it, or fall from token to token by one factor that is the same in every response.
+    """
+    if batch.columns.of("values") is not None or batch.laid.algorithm.estimator == "gae":
+        raise Skip("a critic's advantages differ from token to token (D44)")
+    column, counted_N = given(batch.columns.of("advantages")), given(batch.trained_N)
+    counted_N = counted_N & column.said_N
+    if batch.advantage_B is not None or not np.isfinite(column.values_N[counted_N]).all():
+        return
+    rows, turns = [], []
+    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
+        at = start + np.flatnonzero(counted_N[start : start + length])
+        if at.size >= 3:
+            rows.append(column.values_N[at])
+            turns.append(np.cumsum(np.diff(at, prepend=at[0]) > 1))
+    told = _told(rows, turns)
+    if told is None:
+        raise Skip("advantages change along responses in no way that is known: rewards by turn or by token")
+    severity, claim, cause, many = told
+    yield finding(
+        severity,
+        claim,
+        batch.laid.where("advantages", sample=0),
+        evidence=[
+            shown("responses that are made so", share(many, many), None, column.source),
+            shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
+        ],
+        cause=cause,
+    )
+
+
+def _told(rows: list[Array], turns: list[Array]) -> tuple[Severity, str, str, int] | None:
+    """Severity, claim, cause, and the responses that it holds for: all of those that have an advantage."""
+    led = [row for row in rows if row[0] != 0]
+    if len(led) >= FEWEST and all(not row[1:].any() for row in led):
+        return (
+            "error",
+            "only the first token of each response has an advantage: those after it are 0",
+            "one number per response is written to its first slot, and not spread over the response's tokens",
+            len(led),
+        )
+    ended = [row for row in rows if row.any()]
+    if len(ended) >= FEWEST and all(row[-1] != 0 and not row[:-1].any() for row in ended):
+        return (
+            "error",
+            "only the last token of each response has an advantage: those before it are 0",
+            "the reward's place at the end is taken for the advantage, and nothing is carried back to the tokens "
+            "before it",
+            len(ended),
+        )
+    several = [(row, turn) for row, turn in zip(rows, turns, strict=True) if row[0] != 0 and turn[-1] > 0]
+    if len(several) >= FEWEST and all(
+        not row[turn > 0].any() and np.ptp(row[turn == 0]) <= CLOSE * abs(row[0]) for row, turn in several
+    ):
+        return (
+            "warning",
+            "advantages are 0 behind the first turn: what is sampled after the first tool output learns nothing",
+            "the number is spread up to the first gap in the mask (an observation), and not over the response",
+            len(several),
+        )
+    factors = [row[1:] / row[:-1] for row in led if (row[:-1] != 0).all()]
+    if len(factors) >= FEWEST:
+        every = np.concatenate(factors)
+        factor = float(np.median(every))
+        if FADES[0] < factor < FADES[1] and np.abs(every - factor).max() <= CLOSE:
+            return (
+                "warning",
+                f"advantages fade along the response: each is {factor:.4g} times that of the token before it",
+                "a discount counts from the first token on: it belongs before the reward, whose last tokens would "
+                "weigh most, and recipes for language models have none",
+                len(factors),
+            )
+    return None
+
+
+def _largest(rows: list[Array]) -> Array:
+    return max(rows, key=lambda row: float(np.abs(row).max()))

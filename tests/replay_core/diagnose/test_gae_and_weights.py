@@ -1,0 +1,89 @@
+"""GAE made of the wrong tokens' values, and importance weights that are not trainer over rollout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.replay_core.diagnose.batches import healthy, masks, noise, of, seen, set_advantages, set_rewards
+
+Fields = dict[str, Any]
+
+
+def with_gae(*, late: int = 0, gap: bool = False, over_all: bool = False) -> Fields:
+    """The healthy batch with a critic's values; GAE of gamma 1 and lambda .9, made here, of values `late` tokens on.
+
+    `gap`: tool output of two tokens stands in each response; `over_all`: GAE steps over it as over the policy's tokens.
+    """
+    fields = healthy()
+    set_rewards(fields, np.random.default_rng(4).random(16))
+    set_advantages(fields, np.zeros(16))
+    whole_BT = masks(fields)
+    mask_BT = whole_BT.copy()
+    if gap:
+        mask_BT[:, 2:4] = False
+        fields["response_mask"] = mask_BT.astype(fields["response_mask"].dtype)
+    values_BT = np.random.default_rng(5).random(mask_BT.shape) * whole_BT
+    used_BT, made_BT = whole_BT if over_all else mask_BT, np.zeros(mask_BT.shape)
+    for row, inside in enumerate(used_BT):
+        at_T = np.flatnonzero(inside)
+        read_T = np.append(values_BT[row, at_T], np.zeros(late + 1))[late:]
+        run = following = 0.0
+        for place in range(at_T.size - 1, -1, -1):
+            run = fields["token_level_rewards"][row, at_T[place]] + following - read_T[place] + 0.9 * run
+            made_BT[row, at_T[place]], following = run, read_T[place]
+    fields["values"] = values_BT.astype(np.float32)
+    fields["returns"] = ((made_BT + values_BT) * used_BT).astype(np.float32)
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"late": 1}, "values that are off by one token: each has the one of the token after"),
+        ({"gap": True, "over_all": True}, "over tokens that the policy did not sample"),
+    ],
+)
+def test_gae_over_the_wrong_tokens_is_named(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    found = of(seen(tmp_path, with_gae(**settings), "D44"), "D44")
+    assert found is not None
+    assert found.severity == "error"
+    assert words in found.claim
+
+
+@pytest.mark.parametrize("settings", [{}, {"gap": True}])
+def test_gae_over_the_sampled_tokens_is_well(settings: dict[str, Any], tmp_path: Path) -> None:
+    found = of(seen(tmp_path, with_gae(**settings), "D44"), "D44")
+    assert found is not None
+    assert found.severity == "info"
+
+
+def power(times: float) -> Fields:
+    """The healthy batch, engine and trainer apart, with importance weights of that power of trainer over rollout."""
+    fields = healthy()
+    fields["rollout_log_probs"] = fields["old_log_probs"] + noise(fields, 0.2, 1)
+    apart_BT = fields["old_log_probs"] - fields["rollout_log_probs"]
+    fields["rollout_is_weights"] = np.exp(times * apart_BT).clip(max=2).astype(np.float32)
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("times", "words"), [(2, "applied twice"), (0, "1 on every token"), (-1, "upside down"), (1, "")],
+    ids=["squared", "never made", "turned", "right"],
+)  # fmt: skip
+def test_importance_weights_are_held_against_trainer_over_rollout(times: float, words: str, tmp_path: Path) -> None:
+    found = of(seen(tmp_path, power(times), "D59"), "D59")
+    assert (found is not None) == bool(words)
+    assert found is None or words in found.claim
+
+
+def test_padding_that_nothing_names_is_no_degenerate_output(tmp_path: Path) -> None:
+    fields = healthy()
+    mask_BT = masks(fields)
+    told = {"input_ids": np.where(fields["attention_mask"] != 0, fields["input_ids"], 0), "completion_mask": mask_BT}
+    assert of(seen(tmp_path, told, "D26"), "D26") is None
+    told["input_ids"][:, -mask_BT.shape[1] :][mask_BT] = 0
+    assert of(seen(tmp_path, told, "D26"), "D26") is not None
