@@ -38,7 +38,7 @@ _WATCHED = regex(
     re.IGNORECASE,
 )
 #: A progress bar that is handed metrics: its count stands for the step. One bar is printed many times over.
-BAR = r"\|\s{0,4}(\d{1,12})/\d{1,12} \[[\d:?]{1,12}<[\d:?]{1,12}, [^,\]=]{1,24}, ([^\]]{0,2000}=[^\]]{0,2000})\]"
+BAR = r"\|\s{0,4}(\d{1,12})/\d{1,12} \[[\d:?]{1,12}<[\d:?]{1,12}, (?:[^,\]=]{1,24}, )?([^\]]{0,2000}=[^\]]{0,2000})\]"
 _BAR = regex(BAR)
 #: What a list of settings has beside its numbers.
 _SETTING = regex(r"(?:coef|coefficient|beta|target|type|weight|scale|max|init)", re.IGNORECASE)
@@ -46,7 +46,7 @@ _SETTING = regex(r"(?:coef|coefficient|beta|target|type|weight|scale|max|init)",
 
 def console_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The step and the metrics of a line of a home-made trainer; no metrics for any other line."""
-    if "it" in line and (bar := _BAR.search(line)):
+    if "<" in line and (bar := _BAR.search(line)):
         values = dict(_metrics(bar[2]))
         return (int(bar[1]), values) if any(map(_WATCHED.search, values)) else (None, {})
     return _numbered(line, _STEP)

@@ -24,6 +24,8 @@ from replay_core.diagnose.stating import finding, share, shown
 MANY, MOST = 0.25, 0.97
 #: Of a log, the share of cut responses that is a warning as a habit of many steps.
 MOSTLY, HABIT = 0.85, 16
+#: Below this share of cut responses a run may do well with them.
+HALF = 0.5
 #: Fewer responses than this all being cut off is chance.
 FEWEST = 4
 #: One token being more than this of everything written is no language.
@@ -111,8 +113,10 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     """Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
 
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
-    info; a warning where hardly any ends (0.97, in 8 steps and more; 0.85, in 16). With a reward of 0 for all of them
-    it is the cause of D01. Skipped where the longest response is one token: each ends at the limit, as it is meant to.
+    info; so it is below 0.5 where a reward over 0 does not fall over 8 steps and more, and no more are cut than before
+    (an agent's limit of turns); a warning where hardly any ends (0.97, in 8 steps and more; 0.85, in 16). With a
+    reward of 0 for all of them it is the cause of D01.
+    Skipped where the longest response is one token: each ends at the limit, as it is meant to.
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
@@ -126,6 +130,12 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     zero = next((level for _, level in log.level("frac_zero_std")), 1.0)
     teaches = zero < 0.5 if spread is None else bool(spread.finite) and trends.level(spread.finite) > 0
     count = len(series.finite)
+    reward = log.get("reward")
+    holds = (
+        now < HALF and count >= trends.MIN_STEPS and reward is not None and trends.level(reward.finite) > 0
+        and trends.drift(reward.finite) > -trends.DRIFT_Z and trends.drift(series.finite) < trends.DRIFT_Z
+    )  # fmt: skip
+    teaches = teaches or holds
     always = (now >= MOST and count >= trends.MIN_STEPS) or (now >= MOSTLY and count >= HABIT)
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
     yield finding(

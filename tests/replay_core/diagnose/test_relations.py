@@ -376,3 +376,24 @@ def test_a_kl_in_the_rewards_and_in_the_loss_counts_twice(
         f"(TaskRunner pid=1)  'actor': {{'use_kl_loss': {in_loss}, 'kl_loss_coef': 0.001}}}}\n"
     )
     assert ids(diagnosed(tmp_path, head + verl([{}] * 3))) == found
+
+
+# ---- cut responses
+
+
+@pytest.mark.parametrize(
+    ("cut", "reward", "severity"),
+    [(0.36, 0.0, "info"), (0.36, -0.01, "warning"), (0.62, 0.0, "warning")],
+    ids=["a run that holds", "a run that falls", "most are cut"],
+)
+def test_an_agents_limit_is_worth_knowing_while_the_run_holds(
+    cut: float, reward: float, severity: str, tmp_path: Path
+) -> None:
+    rng = random.Random(2)
+
+    def change(step: int, line: Line) -> None:
+        line.pop("reward_std")
+        line.update(reward=0.6 + reward * step + rng.gauss(0, 0.02), truncated_ratio=cut + rng.gauss(0, 0.02))
+
+    found = [one for one in said(tmp_path, steps(30, change)).findings if one.id == "D20"]
+    assert [one.severity for one in found] == [severity]

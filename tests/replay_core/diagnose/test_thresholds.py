@@ -142,6 +142,15 @@ def test_samples_that_are_off_in_no_order_are_no_leak(tmp_path: Path) -> None:
     assert severity(found, "D09") == "error"
 
 
+@pytest.mark.parametrize(("groups", "expected"), [(2, "info"), (4, "error")])
+def test_groups_without_a_spread_are_chance_where_they_are_few(groups: int, expected: str, tmp_path: Path) -> None:
+    batch = healthy()
+    set_rewards(batch, GROUPS % 2)
+    set_advantages(batch, np.zeros(16))
+    few = {name: values[: 4 * groups] for name, values in batch.items()}
+    assert severity(seen(tmp_path, few, "D03"), "D03") == expected
+
+
 @pytest.mark.parametrize(("tokens", "expected"), [(2, None), (12, "error")])
 def test_two_samples_of_a_few_tokens_that_agree_are_luck_and_no_leak(
     tokens: int, expected: str | None, tmp_path: Path

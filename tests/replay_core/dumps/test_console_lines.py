@@ -28,6 +28,7 @@ FORMS = (
     "it 0003 | loss +0.5 | reward 0.25 | kl 0.001",
     "step\t3\tloss\t0.5\treward\t0.25\tkl\t0.001",
     "GRPO:   3%|▎         | 3/100 [00:41<22:10, 13.71s/it, loss=0.5, reward=0.25, kl=0.001]",
+    "  3%|3         | 3/100 [00:41<22:10, loss=0.5, reward=0.25, kl=0.001]",
     "  3%|3         | 3/100 [1:00:41<?, ?it/s, loss=0.5, reward=0.25, kl=.001]",
 )
 
