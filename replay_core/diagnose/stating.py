@@ -52,8 +52,8 @@ def look_at(where: Where) -> str:
     path = shlex.quote(where.path)
     if where.tensor is None:
         return f"rldbg show {path}"
-    key = "".join(
-        f" --{name} {value}" for name, value in (("step", where.step), ("micro", where.micro)) if value is not None
-    )
+    # A file of no framework is one record; its numbers are its folder's, and alone it has none.
+    numbers = () if where.stage == "tensors" else (("step", where.step), ("micro", where.micro))
+    key = "".join(f" --{name} {value}" for name, value in numbers if value is not None)
     row = "" if where.sample is None else f" --slice {where.sample}:{where.sample + 1}"
     return f"rldbg show {path} {shlex.quote(where.tensor)}{key}{row}"

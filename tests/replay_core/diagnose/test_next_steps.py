@@ -16,6 +16,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Diagnosis, Where
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError
+from tests.replay_core.diagnose.batches import healthy, save
 from tests.replay_core.diagnose.logs import diagnosed_path
 from tui_debugger.cli import cli
 
@@ -55,6 +56,14 @@ def run_each(path: Path) -> int:
 )  # fmt: skip
 def test_every_next_line_of_a_genuine_file_runs_as_it_is_printed(path: str) -> None:
     run_each(DATA / path)
+
+
+def test_the_next_line_of_a_folder_of_ones_own_files_runs_as_it_is_printed(tmp_path: Path) -> None:
+    fields = healthy()
+    fields["advantages"] = fields["advantages"] * 0
+    for step in range(2):
+        save(tmp_path, fields, f"step_{step:04d}.pt")
+    assert run_each(tmp_path) > 0
 
 
 def test_the_lines_that_were_run_are_many() -> None:
