@@ -23,7 +23,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("oom", r"(?:CUDA|HIP|NPU|XPU) out of memory\. Tried to allocate"),
     (
         "oom_host",
-        r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|oom[-_]kill|OOMKilled"
+        r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|OOMKilled"
+        r"|oom[-_]kill(?:er)?:|oom[-_]kill event"
         r"|[Oo]ut of memory: Killed process",
     ),
     # A collective that a rank waited for in vain: torch's watchdog, NCCL's own results.

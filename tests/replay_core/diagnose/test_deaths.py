@@ -91,10 +91,15 @@ def test_the_first_of_several_ends_is_the_cause(tmp_path: Path) -> None:
         "slurmstepd: error: Detected 1 oom_kill event in StepId=812.0. Some of the step tasks have been OOM Killed.",
         "[ 812.3] Out of memory: Killed process 4711 (python) total-vm:8123456kB",
         "reason: OOMKilled",
+        "[ 812.3] python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
     ],
 )
 def test_what_the_kernel_kills_ran_out_of_host_memory(line: str, tmp_path: Path) -> None:
     assert told(diagnosed(tmp_path, STEPS + line + "\n")) == [("D36", "error")]
+
+
+def test_a_setting_of_the_killer_has_killed_nothing(tmp_path: Path) -> None:
+    assert told(diagnosed(tmp_path, "INFO oom_killer disabled in cgroup; oom_kill_disable 1\n" + STEPS)) == []
 
 
 def test_an_exception_that_was_caught_ends_nothing(tmp_path: Path) -> None:
