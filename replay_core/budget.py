@@ -51,6 +51,10 @@ _STALE = 0.02
 FLOOR_MEMORY = 256 << 20
 
 
+#: In the path of every file of a remote dump: `remote.mirror.FOLDER`.
+_REMOTE = f"{os.sep}rldbg-remote{os.sep}"
+
+
 class Budget:
     """What is left for one reading of one file.
 
@@ -199,6 +203,9 @@ def stored_bytes(path: Path | str) -> int:
     except (OSError, ValueError):
         return 0
     # Blocks alone say too little of a file that compresses, or is not on the disk yet: only what looks sparse is asked.
+    # What is not fetched yet of a remote object is no hole of it.
+    if _REMOTE in str(path):
+        return status.st_size
     if getattr(status, "st_blocks", 0) * 512 >= status.st_size or not hasattr(os, "SEEK_DATA"):
         return status.st_size
     try:

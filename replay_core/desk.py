@@ -14,7 +14,8 @@ from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.jobs import IMPORTING, Answer, Job, OnEvent, Partial, ignore, is_coordinating
+from replay_core.file_spans import is_mirrored
+from replay_core.jobs import IMPORTING, READER_JOBS, Answer, Job, OnEvent, Partial, ignore, is_coordinating
 from replay_core.records import RecordKey, Run, Selection
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from replay_core.documents.tensor import PointedTensor, TensorDocument
     from replay_core.inspection.step_samples import StepSamples
     from replay_core.parity.sides import CriticAnswer
+
+
+#: Asked of a remote dump, too: they read through `file_spans` alone. A snapshot of one does not grow.
+_READING = frozenset(READER_JOBS) - {"follow"}
 
 
 def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
@@ -71,6 +76,12 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
     }
     if job.kind not in actions:
         raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
+    if job.kind not in _READING and is_mirrored(repr(job.params)):
+        raise RequestError(
+            "a dump behind a URL is read, not run",
+            expected=f"for {job.kind}, a dump on this machine",
+            hint="libraries that load models open files themselves: copy the dump first",
+        )
     try:
         return actions[job.kind](dict(job.params), on_event)
     except KeyError as error:

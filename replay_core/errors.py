@@ -187,7 +187,7 @@ def stack_of(error: BaseException) -> list[str]:
 EXTRAS = {
     "torch": "replay", "transformers": "replay", "safetensors": "replay", "xxhash": "replay", "psutil": "replay",
     "pynvml": "replay", "scipy": "replay", "yaml": "parity", "deepspeed": "parity", "megatron": "parity",
-    "omegaconf": "yaml", "pyarrow": "parquet", "ray": "ray",
+    "omegaconf": "yaml", "pyarrow": "parquet", "ray": "ray", "obstore": "remote",
     "tensorboardX": "tensorboard", "wandb": "wandb",
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 config   $XDG_CONFIG_HOME/rldbg   the user's own themes
 state    $XDG_STATE_HOME/rldbg    crash reports, exports without a place, the last copied text
-cache    $XDG_CACHE_HOME/rldbg    what replays from the screen write
+cache    $XDG_CACHE_HOME/rldbg    what replays from the screen write, what was read of remote dumps
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from replay_core.errors import RequestError
 
 #: What replays may take in the cache together; those that somebody uses and the newest stay.
 CACHE_BYTES = 512 << 20
+#: About what remote dumps may take there.
+REMOTE_BYTES = 8 << 30
 _REPLAYS_KEPT = 16
 _DAY_S = 86_400
 

@@ -22,6 +22,7 @@ from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, LogLine, Progress
 from tui_debugger.busy import Busy
 from tui_debugger.format import safe
+from tui_debugger.paths import REMOTE_BYTES, cache_dir
 
 D = TypeVar("D", bound="Document")
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from replay_core.documents.kinds import Document
     from replay_core.records import Selection
 
+#: Objects left out of a remote dump that are named, each on its line.
+_MOST_LEFT = 5
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -40,15 +43,33 @@ def fail(message: str, hint: str | None = None) -> None:
         click.echo(f"\nhint: {safe(hint, lines=True)}", err=True)
 
 
-class DumpPath(click.Path):
-    """A path, and never the working directory for an empty text: an unset variable of a script is no dump."""
+def _mirrored(url: str) -> Path:
+    """The folder of this machine that stands for a remote dump; what of it was left out is said."""
+    from replay_core.remote.mirror import mirror  # and a library of 16 MB: only who gives a URL pays
 
-    def __init__(self) -> None:
+    path, left = mirror(url, cache_dir(), REMOTE_BYTES)
+    for what in left[:_MOST_LEFT]:
+        click.echo(f"note: {safe(what)}", err=True)
+    if len(left) > _MOST_LEFT:
+        click.echo(f"note: and {len(left) - _MOST_LEFT:,} more objects", err=True)
+    return path
+
+
+class DumpPath(click.Path):
+    """A path or a URL, and never the working directory for an empty text: an unset variable of a script is no dump."""
+
+    def __init__(self, *, remote: bool = False) -> None:
         super().__init__(path_type=Path)
+        self._remote = remote
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the path is empty", param, ctx)
+        if isinstance(value, str) and "://" in value:
+            if not self._remote:
+                what = "a dump behind a URL is read, not run: copy it to this machine first"
+                self.fail(what, param, ctx)
+            value = _mirrored(value)
         return super().convert(value, param, ctx)
 
 

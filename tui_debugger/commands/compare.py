@@ -22,7 +22,7 @@ from tui_debugger.reports.comparison import comparison_report, explanation
 if TYPE_CHECKING:
     from replay_core.documents.comparison import ComparisonDocument, PairEntry
 
-_PATH = DumpPath()
+_PATH = DumpPath(remote=True)
 
 
 @click.command("compare")

@@ -29,7 +29,7 @@ _STDIN = Path("-")
 
 
 @click.command("diagnose")
-@click.argument("paths", type=DumpPath(), nargs=-1, metavar="PATH...")
+@click.argument("paths", type=DumpPath(remote=True), nargs=-1, metavar="PATH...")
 @step_selector
 @click.option("--rule", "rules", multiple=True, metavar="ID", help="Only this rule, like D08; may be given again.")
 @click.option("--explain", metavar="ID", help="What a rule looks at, its threshold and its source; then exit.")

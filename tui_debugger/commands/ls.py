@@ -13,7 +13,7 @@ from tui_debugger.reports.run import run_report
 
 
 @click.command("ls")
-@click.argument("paths", type=DumpPath(), nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", type=DumpPath(remote=True), nargs=-1, required=True, metavar="PATH...")
 @step_selector
 @click.option("--names", "--names-only", "names_only", is_flag=True, help="Look at file names only; read no header.")
 @click.option("--all", "show_all", is_flag=True, help="List every record, not the first hundred.")

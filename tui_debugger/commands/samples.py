@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("samples")
-@click.argument("paths", type=DumpPath(), nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", type=DumpPath(remote=True), nargs=-1, required=True, metavar="PATH...")
 @step_selector
 @click.option("--by", type=click.Choice(ORDERS), default="order", show_default=True, help="The worst of it first.")
 @click.option("--search", metavar="TEXT", help="Only samples whose prompt or response holds it.")

@@ -15,7 +15,7 @@ from tui_debugger.reports.tensor import tensor_report
 
 
 @click.command("show")
-@click.argument("paths", type=DumpPath(), nargs=-1, required=True, metavar="PATH... [TENSOR]")
+@click.argument("paths", type=DumpPath(remote=True), nargs=-1, required=True, metavar="PATH... [TENSOR]")
 @selectors
 @click.option("--stage", help="forward_data, loss, gradient ... where several match.")
 @click.option("--role", help="actor, ref, critic ... where several match.")

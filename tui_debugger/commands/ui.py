@@ -22,9 +22,9 @@ LISTED_AT_ONCE = 100
 
 
 @click.command("ui", hidden=True)
-@click.argument("a", type=DumpPath(), required=False)
-@click.argument("b", type=DumpPath(), required=False)
-@click.argument("more", type=DumpPath(), nargs=-1)
+@click.argument("a", type=DumpPath(remote=True), required=False)
+@click.argument("b", type=DumpPath(remote=True), required=False)
+@click.argument("more", type=DumpPath(remote=True), nargs=-1)
 @click.option("--ascii", "ascii_only", is_flag=True, help="No character outside ASCII.")
 @click.option("--no-mouse", is_flag=True, help="Do not ask the terminal for mouse reports.")
 @click.option("--theme", help="Name of a theme.")

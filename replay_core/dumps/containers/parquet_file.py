@@ -7,6 +7,7 @@ from typing import Any
 from replay_core.budget import spend_values
 from replay_core.dumps.containers.columns import Table
 from replay_core.dumps.containers.loading import Loading
+from replay_core.file_spans import regular
 from replay_core.records import TensorRef
 
 #: Rows decoded together.
@@ -32,7 +33,7 @@ def read_parquet(loading: Loading) -> dict[str, TensorRef]:
             "reading a parquet file needs pyarrow", expected="the extra `parquet`: pip install 'rldbg[parquet]'"
         ) from None
     try:
-        with open(loading.region.path, "rb") as raw, pq.ParquetFile(raw, pre_buffer=False) as file:
+        with regular(loading.region.path) as raw, pq.ParquetFile(raw, pre_buffer=False) as file:
             facts = file.metadata
             decoded = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
             if not 0 <= facts.num_rows <= MAX_ROWS or decoded > MAX_DECODED_BYTES:

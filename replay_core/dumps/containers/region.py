@@ -7,13 +7,13 @@ Offsets are absolute in the file, whatever the stretch.
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 from replay_core.errors import TruncatedError
+from replay_core.file_spans import pread
 from replay_core.records import FileBytes, Inline
 
 #: A region of at most so many bytes is read at once: its directory and its headers are many small pieces.
@@ -35,7 +35,7 @@ class Region:
         #: Where the region begins and its bytes, where it is so small that one call fetches them all.
         self._held: tuple[int, bytes] | None = None
         if fd >= 0 and 0 < end - start <= SMALL:
-            self._held = start, os.pread(fd, end - start, start)
+            self._held = start, pread(fd, end - start, start)
 
     def part(self, offset: int, nbytes: int) -> Region:
         """The stretch of `nbytes` from `offset`; the caller has checked that it lies inside."""
@@ -61,7 +61,7 @@ class Region:
             start, held = self._held
             data = held[offset - start : offset - start + nbytes]
         else:
-            data = os.pread(self.fd, nbytes, offset)
+            data = pread(self.fd, nbytes, offset)
         if len(data) != nbytes:
             raise self.truncated(offset + nbytes, offset + len(data))
         return data
@@ -71,7 +71,7 @@ class Region:
         if self._held is not None:
             start, held = self._held
             return held[offset - start : offset - start + nbytes]
-        return os.pread(self.fd, nbytes, offset)
+        return pread(self.fd, nbytes, offset)
 
     def truncated(self, needed: int, found: int | None = None) -> TruncatedError:
         """The error for a region that should have reached `needed`."""

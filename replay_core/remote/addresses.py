@@ -1,0 +1,88 @@
+"""What a URL names, and which names of objects may become names of files. No library is loaded here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from replay_core.errors import RequestError
+from replay_core.regexes import regex
+
+SCHEMES = ("s3", "gs", "http", "https")
+_URL = regex(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+#: What stands before a host, and everything behind a question mark: passwords, tokens, signatures.
+_USER = regex(r"//[^/\s]+@")
+_QUERY = regex(r"\?[^\s\"')]+")
+_LONGEST_NAME = 255
+#: Of these, what a library says is never shown.
+_SECRET = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "GOOGLE_SERVICE_ACCOUNT_KEY")
+
+
+@dataclass(frozen=True)
+class Address:
+    """`scheme://host/key`: the host of an object store is its bucket."""
+
+    scheme: str
+    host: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}/{self.key}"
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is written as a URL, of whatever scheme."""
+    return _URL.match(text) is not None
+
+
+def redacted(text: str) -> str:
+    """The text without what may be a secret: what stands before a host, a query, this process's credentials."""
+    for name in _SECRET:
+        if value := os.environ.get(name):
+            text = text.replace(value, "…")
+    return _QUERY.sub("?…", _USER.sub("//…@", text))
+
+
+def address(url: str) -> Address:
+    """What the URL names.
+
+    Raises:
+        RequestError: its scheme is not read, it names no host, or it carries a secret.
+    """
+    shown = redacted(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise RequestError(f"the URL cannot be read: {error}", file=shown) from None
+    if parts.scheme.lower() not in SCHEMES:
+        raise RequestError(
+            f"{parts.scheme}:// is not read",
+            file=shown,
+            expected=", ".join(f"{scheme}://" for scheme in SCHEMES),
+            found=f"{parts.scheme}://",
+            hint="copy the dump to this machine, or mount it, and name the folder",
+        )
+    if parts.username or parts.password or parts.query:
+        raise RequestError(
+            "a URL with a password, token or signature in it is not read: it would stand in the shell's history",
+            file=shown,
+            hint="credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …)",
+        )
+    if not parts.hostname:
+        raise RequestError("the URL names no host or bucket", file=shown, hint="s3://BUCKET/FOLDER")
+    key = unquote(parts.path) if parts.scheme.startswith("http") else parts.path
+    return Address(parts.scheme.lower(), parts.netloc, key.strip("/"))
+
+
+def why_not_a_file(name: str) -> str | None:
+    """Why an object of that name cannot lie in the cache under it: somebody else chose it."""
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "its name leads out of the folder, or nowhere"
+    if "\\" in name or not name.isprintable():
+        return "its name holds a backslash or a control character"
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+        return f"a part of its name is longer than {_LONGEST_NAME} bytes"
+    return None

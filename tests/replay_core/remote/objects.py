@@ -1,0 +1,138 @@
+"""A small server of objects: S3's listing and ranges over real sockets, and what goes wrong in between.
+
+Not a mock of the reader: obstore talks to it as to any S3. moto's server
+(49 MB beside 30 MB of boto) can drop no connection midway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+BUCKET = "bucket"
+
+
+class Objects:
+    """What the server holds, what it was asked for, and what it does wrong."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+        #: (key, first byte, end) of each range that was asked for.
+        self.ranges: list[tuple[str, int, int]] = []
+        self.lists = 0
+        #: Answers to ranges that end after half their bytes, from the next on.
+        self.drops = 0
+        self.refuses = False
+        self.url = ""
+
+    def put(self, folder: Path, prefix: str) -> str:
+        """Upload a folder; the URL of it."""
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                self.held[f"{prefix}/{file.relative_to(folder).as_posix()}"] = file.read_bytes()
+        return f"s3://{BUCKET}/{prefix}"
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(end - start for _, start, end in self.ranges)
+
+
+def _etag(data: bytes) -> str:
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    objects: Objects
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _answer(self, code: int, body: bytes, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        objects, parts = self.objects, urlsplit(self.path)
+        key = unquote(parts.path).removeprefix(f"/{BUCKET}").lstrip("/")
+        if objects.refuses:
+            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+        elif "list-type" in parts.query:
+            self._list(parse_qs(parts.query))
+        elif key not in objects.held:
+            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        else:
+            self._object(key, objects.held[key])
+
+    def _list(self, query: dict[str, list[str]]) -> None:
+        self.objects.lists += 1
+        prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+        keys = sorted(key for key in list(self.objects.held) if key.startswith(prefix) and key > after)
+        page, more = keys[:1000], len(keys) > 1000
+        rows = "".join(
+            f"<Contents><Key>{escape(quote(key) if 'url' in query.get('encoding-type', []) else key)}</Key>"
+            f"<Size>{len(self.objects.held[key])}</Size><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+            f"<ETag>{escape(_etag(self.objects.held[key]))}</ETag></Contents>"
+            for key in page
+        )
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        text = f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}</ListBucketResult>"
+        self._answer(200, text.encode(), Content_Type="application/xml")
+
+    def _object(self, key: str, data: bytes) -> None:
+        tag = _etag(data)
+        if self.headers.get("If-Match", tag) != tag:
+            self._answer(412, b"")
+            return
+        facts = {"ETag": tag, "Last_Modified": formatdate(1_767_323_045, usegmt=True)}
+        wanted = self.headers.get("Range")
+        if wanted is None:
+            self._answer(200, data, **facts)
+            return
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        start, end = int(first), min(int(last) + 1, len(data))
+        self.objects.ranges.append((key, start, end))
+        if self.objects.drops:
+            self.objects.drops -= 1
+            self.send_response(206)
+            for name, value in {**facts, "Content_Range": f"bytes {start}-{end - 1}/{len(data)}"}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("Content-Length", str(end - start))
+            self.end_headers()
+            self.wfile.write(data[start : (start + end) // 2])
+            self.close_connection = True
+            return
+        self._answer(206, data[start:end], Content_Range=f"bytes {start}-{end - 1}/{len(data)}", **facts)
+
+
+@contextmanager
+def served() -> Iterator[Objects]:
+    """The server, on a port of its own, until the end of the `with`."""
+    objects = Objects()
+    handler = type("Handler", (_Handler,), {"objects": objects})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    objects.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield objects
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
