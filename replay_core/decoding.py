@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.errors import RequestError
+from replay_core.file_spans import is_mirrored, regular
 
 FILE = "tokenizer.json"
 #: The largest published ones are a tenth of this.
@@ -72,6 +73,10 @@ class Decoder:
             raise RequestError(f"there is no tokenizer: {error.strerror}", file=str(self.path)) from None
         if not self.path.is_file() or size > MAX_BYTES:
             raise RequestError("the tokenizer is no file, or too large", file=str(self.path), found=f"{size:,} bytes")
+        if is_mirrored(self.path):
+            # The child opens the file by itself, where what was not fetched reads as zeros.
+            with regular(self.path) as file:
+                file.read()
         root = str(Path(__file__).resolve().parents[1])
         path_of_modules = [str(Path(entry).resolve()) for entry in sys.path if entry]
         self._process = subprocess.Popen(

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from replay_core import pages, workbench
+from replay_core.decoding import texts_near
 from replay_core.dumps import open_run
 from replay_core.errors import DumpError, RequestError, RldbgError
 from replay_core.jobs import Job
@@ -167,6 +168,14 @@ def test_a_file_behind_http_is_read_by_ranges(store: Objects, tmp_path: Path) ->
     assert path.name == "w.npy"
     (record,) = open_run(path).records
     assert pages.array(next(iter(record.tensors()))).tolist() == list(range(9))
+
+
+def test_the_tokenizer_of_a_remote_dump_decodes(store: Objects, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    store.held["d/tokenizer.json"] = Tokenizer(models.WordLevel({"yes": 0, "no": 1}, unk_token="no")).to_str().encode()
+    path, _ = mirror(f"s3://{BUCKET}/d", tmp_path, CAP)
+    assert texts_near([1, 0], path) == ["no", "yes"]
 
 
 def test_nothing_there_and_not_allowed_are_two_errors(store: Objects, tmp_path: Path) -> None:
