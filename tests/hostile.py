@@ -687,6 +687,24 @@ def an_index_of_weights_of_very_many_files(folder: Path) -> Path:
 
 
 @maker
+def shards_that_are_links_to_one_file(folder: Path) -> Path:
+    from safetensors.numpy import save
+
+    first = _file(folder, "s0.safetensors", save({f"w{i}": np.zeros(2, np.float32) for i in range(2_500)}))
+    for number in range(1, 400):
+        os.link(first, folder / f"s{number}.safetensors")
+    places = {f"w{i}": f"s{i % 400}.safetensors" for i in range(2_500)}
+    _file(folder, "model.safetensors.index.json", json.dumps({"weight_map": places}).encode())
+    return folder
+
+
+@maker
+def a_record_of_very_many_numbers(folder: Path) -> Path:
+    fields = {f"k{i}": i * 0.5 for i in range(18_000)}
+    return _file(folder, "x.jsonl", json.dumps({"step": 1, **fields}).encode())
+
+
+@maker
 def a_distributed_checkpoint_of_one_piece_again_and_again(folder: Path) -> Path:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import (

@@ -31,6 +31,9 @@ finally:
             sys.stderr.write("\\n" + line)
 """
 
+#: A dump that shares nothing with any of them: whatever a file holds is on one side alone.
+GENUINE = Path(__file__).parent / "data" / "native" / "ddp"
+
 pytestmark = pytest.mark.slow
 
 
@@ -61,6 +64,7 @@ def test_no_command_hangs_floods_or_fails_on_a_hostile_file(tmp_path: Path, name
         ["show", path],
         ["show", path, "input_ids"],
         ["compare", path, path],
+        ["compare", str(GENUINE), path],
         ["diagnose", path],
     ):
         code, cpu_s, mib = ended(words, said)

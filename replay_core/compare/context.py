@@ -75,11 +75,10 @@ def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
         return False
     head = pair.one[1]
     here, there = (micro_pair.a, micro_pair.b) if pair.b is None else (micro_pair.b, micro_pair.a)
-    for (name, _), (_, ref) in here.tensors.items():
-        if name.endswith(_EMBEDDINGS) and (ref.shape, ref.dtype) == (head.shape, head.dtype):
+    for _, ref in here.ending(*_EMBEDDINGS):
+        if (ref.shape, ref.dtype) == (head.shape, head.dtype):
             try:
-                stored = any(other.endswith(_EMBEDDINGS) for other, _ in there.tensors)
-                return stored and bool(pages.same_bytes(head, ref))
+                return bool(there.ending(*_EMBEDDINGS)) and bool(pages.same_bytes(head, ref))
             except DumpError:
                 return False
     return False
@@ -94,8 +93,8 @@ def why_missing(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:
     record, own = pair.one
     twins = [
         (there.key.stage, ref)
-        for (name, _), (there, ref) in side.tensors.items()
-        if name == pair.name and ref is not own and id(ref) in micro_pair.paired
+        for there, ref in side.named(pair.name)
+        if ref is not own and id(ref) in micro_pair.paired
     ]
     if not twins:
         return f"only {which} has it"

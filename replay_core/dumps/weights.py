@@ -8,6 +8,7 @@ names say how many there are.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from replay_core import naming
@@ -68,8 +69,20 @@ def index(path: Path) -> Index:
             continue
         steps = [int(m.group(1)) for part in folder.path.split("/")[-3:] if (m := _STEP.fullmatch(part))]
         found.files.append((RecordKey(steps[-1] if steps else None, None, None, "actor", "param"), folder.file(holder)))
-        found.beside += [folder.file(entry) for entry in folder.names if _SHARD.fullmatch(entry)]
+        of_the_index = _named_by(folder.file(holder), folder.names) if holder.endswith(".index.json") else set()
+        found.beside += [
+            folder.file(entry) for entry in folder.names if _SHARD.fullmatch(entry) or entry in of_the_index
+        ]
     return found
+
+
+def _named_by(path: Path, names: Iterable[str]) -> set[str]:
+    """The files of a folder that its index names and that are not called as shards are: they are read through it."""
+    others = {name for name in names if name.endswith((".safetensors", ".bin")) and not _SHARD.fullmatch(name)}
+    try:
+        return others & set(_weight_map(path).values()) if others else others
+    except RldbgError:
+        return set()
 
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
@@ -82,21 +95,28 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     fields: list[TensorRef] = []
     problems: list[Problem] = []
     shards: dict[str, list[str]] = {}
+    #: What a file holds, by the file itself: names that are links to one of them are one file.
+    read_of: dict[tuple[int, int], dict[str, TensorRef]] = {}
     for tensor, file in places.items():
         shards.setdefault(file, []).append(tensor)
-    for number, (shard, names) in enumerate(shards.items()):
+    if len(shards) > MAX_SHARDS:
+        raise DumpError(
+            "the index names more files than any model has", file=str(path), expected=f"at most {MAX_SHARDS:,}",
+            found=f"{len(shards):,}",
+        )  # fmt: skip
+    for shard, names in shards.items():
         held: dict[str, TensorRef] = {}
         why = "the index says it is here, the file does not have it"
-        if number >= MAX_SHARDS:
-            why = f"the index names {len(shards):,} files, and no more than {MAX_SHARDS:,} are looked into"
-            if number == MAX_SHARDS:
-                problems.append(Problem(str(path), why))
-        elif "/" in shard or "\\" in shard or shard in ("", ".", ".."):
+        if "/" in shard or "\\" in shard or shard in ("", ".", ".."):
             why = "the index leads out of the directory"
             problems.append(Problem(str(path), f"{why}: {shard[:80]!r}"))
         else:
             try:
-                held = {ref.name: ref for ref in flatten(read_container(path.parent / shard).tree)}
+                file_id = _identity(path.parent / shard)
+                if file_id not in read_of:
+                    tree = read_container(path.parent / shard).tree
+                    read_of[file_id] = {ref.name: ref for ref in flatten(tree)}
+                held = read_of[file_id]
             except RldbgError as error:
                 why = error.message
                 problems.append(Problem(str(path.parent / shard), error.message))
@@ -112,14 +132,27 @@ def _shards(path: Path, shard: re.Match[str]) -> Fields:
     stem, number, total, suffix = shard.groups()
     fields: list[TensorRef] = []
     problems: list[Problem] = []
+    seen: dict[tuple[int, int], str] = {}
     for at in range(1, min(int(total), MAX_SHARDS) + 1):
         file = path.with_name(f"{stem}-{at:0{len(number)}d}-of-{total}.{suffix}")
+        if (first := seen.setdefault(_identity(file), file.name)) != file.name:
+            problems.append(Problem(str(file), f"it is the same file as {first}, and was read once"))
+            continue
         try:
             fields += flatten(read_container(file).tree)
         except RldbgError as error:
             problems.append(Problem(str(file), f"{error.message}; shard {at} of {int(total)}, which no index lists"))
             fields.append(TensorRef(file.name, "none", (), Unreadable(error.message)))
     return Fields(_in_order(fields), problems)
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    """What a file is, whatever it is called; of one that cannot be looked at, something of its own."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return 0, hash(file)
+    return stat.st_dev, stat.st_ino
 
 
 def _in_order(fields: list[TensorRef]) -> list[TensorRef]:

@@ -6,7 +6,6 @@ name: half an adapter would be another model.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from replay_core.errors import ModelError, UnavailableError
+from replay_core.dumps.containers.json_lines import read_object
+from replay_core.errors import DumpError, ModelError, UnavailableError
 from replay_core.regexes import regex
 
 CONFIG = "adapter_config.json"
+_MOST_CONFIG = 1 << 20
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PART = regex(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
@@ -44,11 +45,10 @@ def settings(directory: Path) -> dict[str, Any]:
         UnavailableError: it is of a kind that is not computed here.
     """
     try:
-        config = json.loads((directory / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the adapter's config cannot be read: {error}", file=str(directory / CONFIG)) from None
-    if not isinstance(config, dict):
-        raise ModelError("the adapter's config is no object", file=str(directory / CONFIG))
+        config = read_object(directory / CONFIG, "the adapter's config", _MOST_CONFIG)
+    except (OSError, DumpError) as error:
+        said = error.message if isinstance(error, DumpError) else str(error)
+        raise ModelError(said, file=str(directory / CONFIG)) from None
     kind = config.get("peft_type")
     odd = [f"{name}={config[name]}" for name, plain in _PLAIN.items() if config.get(name, plain) not in (plain, None)]
     if kind != "LORA" or odd:

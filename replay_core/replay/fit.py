@@ -54,12 +54,14 @@ def need_layers(directory: Path) -> None:
     """Refuse a config of more layers or experts than any model has: building them alone takes all memory there is.
 
     Raises:
-        ModelError: the name of the number, and how large it is.
+        ModelError: the name of the number, and how large it is; or the config is no JSON object of a sane depth.
     """
+    if not (directory / "config.json").is_file():
+        return  # transformers says that it is missing
     try:
         level: list[Any] = [read_object(directory / "config.json", "the model's config", _MOST_CONFIG)]
-    except DumpError:
-        return  # transformers says what is wrong with it
+    except DumpError as error:
+        raise ModelError(error.message, file=error.file, expected=error.expected, found=error.found) from None
     while level:
         one = level.pop()
         pairs = one.items() if isinstance(one, dict) else enumerate(one)

@@ -178,7 +178,15 @@ def _with_adapter(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple
         if adapters.is_adapter(found):
             raise ModelError("the adapter's base is an adapter itself", file=str(found), hint="--base-model DIRECTORY")
         model, said = _from_directory(found, plan, batch)
-    return model, [*said, f"{adapters.attach(model, directory, config)}; base {named}"]
+    try:
+        attached = adapters.attach(model, directory, config)
+    except RldbgError:
+        raise
+    except Exception as error:  # settings of the wrong type, wherever they are used
+        raise ModelError(
+            f"the adapter's config cannot be used: {_first_line(error)}", file=str(directory / adapters.CONFIG)
+        ) from error
+    return model, [*said, f"{attached}; base {named}"]
 
 
 def _from_shards(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[Any, list[str]]:
@@ -288,7 +296,7 @@ def _config(directory: Path) -> Any:
     fit.need_layers(directory)
     try:
         return transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever transformers' own checks of a foreign file raise
         raise ModelError(
             f"transformers {transformers.__version__} cannot read the model's config: {_first_line(error)}",
             file=str(directory / "config.json"),

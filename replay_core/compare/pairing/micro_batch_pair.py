@@ -38,6 +38,9 @@ class Side:
     batches: list[Batch] = field(default_factory=list)
     _of: dict[int, Batch] = field(default_factory=dict)
     is_loaded: bool = False
+    #: Name, or the ends of names asked for -> the tensors, of the `tensors` that these were looked up in.
+    _found: dict[str | tuple[str, ...], list[tuple[Record, TensorRef]]] = field(default_factory=dict)
+    _found_in: tuple[int, int] = (0, 0)
 
     def load(self) -> None:
         if self.is_loaded:
@@ -128,7 +131,26 @@ class Side:
         return self.main.layout if self.main is not None else None
 
     def find(self, name: str) -> TensorRef | None:
-        return next((ref for (known, _), (_, ref) in self.tensors.items() if known == name), None)
+        return next((ref for _, ref in self.named(name)), None)
+
+    def named(self, name: str) -> list[tuple[Record, TensorRef]]:
+        """The tensors of a name, one for each stage that has it."""
+        return self._lookup().get(name, [])
+
+    def ending(self, *ends: str) -> list[tuple[Record, TensorRef]]:
+        """The tensors whose name ends so."""
+        found = self._lookup()
+        if ends not in found:
+            found[ends] = [held for (name, _), held in self.tensors.items() if name.endswith(ends)]
+        return found[ends]
+
+    def _lookup(self) -> dict[str | tuple[str, ...], list[tuple[Record, TensorRef]]]:
+        """Made once: every one of ten thousand tensors without a counterpart is looked for by its name."""
+        if self._found_in != (id(self.tensors), len(self.tensors)):
+            self._found, self._found_in = {}, (id(self.tensors), len(self.tensors))
+            for (name, _), held in self.tensors.items():
+                self._found.setdefault(name, []).append(held)
+        return self._found
 
 
 @dataclass(frozen=True, slots=True)

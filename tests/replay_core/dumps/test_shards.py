@@ -227,3 +227,26 @@ def test_what_other_ranks_hold_of_a_replicated_tensor_stays_beside_it(kind: list
     assert [pages.array(copy)[0, 0] for copy in found.copies] == ([200] if copies == 1 else [100, 200, 300])
     del shards[3]
     assert len(assembled(shards).copies) == copies - 1  # of what is not there nobody can say anything
+
+
+def test_names_of_one_file_in_an_index_are_read_once_and_stand_once(tmp_path):
+    from safetensors.numpy import save_file as save
+
+    save({f"w{i}": np.full(2, i, np.float32) for i in range(4)}, tmp_path / "s0.safetensors")
+    for number in range(1, 4):
+        os.link(tmp_path / "s0.safetensors", tmp_path / f"s{number}.safetensors")
+    places = {f"w{i}": f"s{i}.safetensors" for i in range(4)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (record,) = open_run(tmp_path).records
+    assert len(record.tensors()) == 4
+    assert {ref.name: pages.array(ref).tolist() for ref in record.tensors()} == {f"w{i}": [i, i] for i in range(4)}
+
+
+def test_shards_of_a_set_that_are_one_file_stand_once_and_it_is_said(tmp_path):
+    from safetensors.numpy import save_file as save
+
+    save({"w": np.ones(2, np.float32)}, tmp_path / "model-00001-of-00002.safetensors")
+    os.link(tmp_path / "model-00001-of-00002.safetensors", tmp_path / "model-00002-of-00002.safetensors")
+    (record,) = open_run(tmp_path).records
+    assert [ref.name for ref in record.tensors()] == ["w"]
+    assert "the same file as model-00001-of-00002.safetensors" in record.problems[0].what

@@ -235,3 +235,14 @@ def test_documents_of_bad_input_fit_the_schema(ask, factory):
 
     schema = json.loads((Path(__file__).parents[3] / "replay_core/documents/schema.json").read_text())
     Draft202012Validator(schema).validate(ask(plan=factory("raises")))
+
+
+@pytest.mark.parametrize(
+    "odd", [{"hidden_size": "x"}, {"num_attention_heads": [1]}, {"rope_parameters": 3}, {"vocab_size": None}]
+)
+def test_a_config_of_wrong_types_is_an_error_of_the_config(ask, tmp_path, odd):
+    path = saved(llama(), tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, **odd}))
+    with pytest.raises(ModelError):
+        ask(plan={"model": path})

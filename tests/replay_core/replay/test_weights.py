@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from replay_core.errors import ModelError, UnavailableError
 from replay_core.pages import array
-from replay_core.replay import adapters
+from replay_core.replay import adapters, fit
 from replay_core.replay.references import step_of
 from tests.builders import shards_of
 from tests.replay_core.replay.conftest import VOCABULARY
@@ -102,6 +102,23 @@ def test_another_kind_of_adapter_is_unavailable_and_not_half_computed(ask, adapt
     doc = ask(plan={"model": str(adapter), "capture": "none"})
     assert {cell["outcome"] for cell in doc["cells"]} == {"unavailable"}
     assert "merge it" in doc["cells"][0]["error"]["hint"]
+
+
+@pytest.mark.parametrize("odd", [{"alpha_pattern": [1, 2]}, {"lora_alpha": {}}])
+def test_settings_of_an_adapter_that_are_of_the_wrong_type_are_the_adapters_error(ask, adapter, odd):
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, **odd}))
+    with pytest.raises(ModelError, match="adapter's config cannot be used") as refused:
+        ask(plan={"model": str(adapter), "capture": "none"})
+    assert refused.value.file == str(adapter / "adapter_config.json")
+
+
+def test_a_config_nested_without_end_is_an_error_of_its_file(adapter):
+    for name, read in (("adapter_config.json", adapters.settings), ("config.json", fit.need_layers)):
+        (adapter / name).write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+        with pytest.raises(ModelError) as refused:
+            read(adapter)
+        assert refused.value.file == str(adapter / name)
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
