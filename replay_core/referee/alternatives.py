@@ -103,10 +103,9 @@ def _logprobs(shadow: Shadow, claim: Claim) -> Iterator[Hypothesis]:
     with _disable_current_modes():
         # Every cut of the vocabulary at once: the normaliser over its first n tokens.
         whole = torch.logcumsumexp((logits.true if isinstance(logits, TrueTensor) else logits.double()), -1)
-        short = (whole[..., -1:] - whole)[:, :-1]
+        short = whole[:, -1:] - whole
         apart = (claim.recorded - claim.truth)[:, 0]
-        places = shadow.logprob_mask
-        left = (apart[:, None] - short[places]).square().sum(0)
+        left = (apart[:, None] - short).square().sum(0)
         cut = int(left.argmin()) + 1
     if cut < whole.shape[-1]:
         yield Hypothesis(

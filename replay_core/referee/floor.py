@@ -60,7 +60,11 @@ def rounding_floor(
     if hasattr(causal_lm, "set_experts_implementation"):
         causal_lm.set_experts_implementation("eager")  # fused experts are kernels of their own dtypes
     shadow = Shadow(
-        SideModel(causal_lm, "", dtype, []), _TokensAlone(ids_BL, valid_BL, about_BL), temperature, is_forced=False
+        SideModel(causal_lm, "", dtype, []),
+        _TokensAlone(ids_BL, valid_BL, about_BL),
+        temperature,
+        is_forced=False,
+        is_narrow=True,
     )
     shadow.judge()
     name = next(name for name, claim in shadow.claims.items() if claim.kind == "logprobs")

@@ -41,7 +41,7 @@ def grafted(
     rows = _same_rows(sides[0].recorded, sides[1].recorded)
     ours, theirs = sides
     theirs.rows, ours.rows = rows, np.argsort(rows)
-    end = theirs.end()[rows] - ours.end()
+    end = (theirs.end()[rows] - ours.end()) * (ours.shadow.logprob_mask & theirs.shadow.logprob_mask[rows])
     power = float(end.square().sum())
     if not power:
         return Grafting("the log-probabilities are equal: there is nothing to graft", None, [])
@@ -117,6 +117,7 @@ class _Forward:
         if said is None:
             raise UnavailableError("a graft is followed to the log-probabilities", expected="recorded on both sides")
         self.shadow = Shadow(side.model, self.recorded, side.temperature, is_forced=False)
+        self.shadow.needs_logits = True
         self._order: list[str] = []
         with self._in_order():
             self.shadow.judge()

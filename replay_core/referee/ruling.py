@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 
 from replay_core.errors import JobCancelledError, RldbgError
@@ -138,12 +139,7 @@ def rule_side(
         side.notes.append(f"{shadow.summed[0]}{more}: ranks hold a summand each, and their sum is ruled")
     side.coverage = _coverage(shadow, side)
     if recorded.modules and recorded.logprobs() is not None:
-        whole = Shadow(side.model, recorded, shadow.temperature, is_forced=False)
-        with ExitStack() as kept:
-            for owner, change in side.kept.items():
-                kept.enter_context(change(shadow.module(owner)))
-            noises = _claims(whole, on_event, f"{run.path}, the whole model", limits.FLOOR_RUNS)
-        shadow = whole
+        shadow, noises = _whole(side, recorded, shadow, on_event, str(run.path))
     _floor(side, shadow, noises)
     return side
 
@@ -257,6 +253,31 @@ def _places(recorded: Recorded, claim: Claim) -> list[tuple[int, int]]:
     return list(zip(samples.tolist(), positions.tolist(), strict=True))
 
 
+def _whole(
+    side: RuledSide, recorded: Recorded, shadow: Shadow, on_event: OnEvent, what: str
+) -> tuple[Shadow, list[dict[str, torch.Tensor]]]:
+    """The model run from the tokens on, and its noise: once for two sides of one model that were given the same."""
+    assert side.model is not None
+    whole = Shadow(side.model, recorded, shadow.temperature, is_forced=False, is_narrow=True)
+    given = (
+        recorded.ids_BL, recorded.positions_BL, recorded.valid_BL, whole.logprob_mask.numpy(),
+        np.array(shadow.temperature),
+    )  # fmt: skip
+    name = (recorded.logprobs() or ("",))[0]
+    if not side.kept:
+        for before, claim, noises in side.model.floors:
+            if all(np.array_equal(a, b) for a, b in zip(before, given, strict=True)):
+                whole.claim_as(name, claim)
+                return whole, [{name: noise} for noise in noises]
+    with ExitStack() as kept:
+        for owner, change in side.kept.items():
+            kept.enter_context(change(shadow.module(owner)))
+        found = _claims(whole, on_event, f"{what}, the whole model", limits.FLOOR_RUNS)
+    if not side.kept and name in whole.claims:
+        side.model.floors.append((given, whole.claims[name], [run[name] for run in found]))
+    return whole, found
+
+
 def _floor(side: RuledSide, shadow: Shadow, noises: list[dict[str, torch.Tensor]]) -> None:
     """The log-probabilities, and what is made of them, against the model's own noise."""
     claim = next((claim for claim in shadow.claims.values() if claim.kind == "logprobs"), None)
@@ -272,6 +293,11 @@ def _floor(side: RuledSide, shadow: Shadow, noises: list[dict[str, torch.Tensor]
         grid[shadow.logprob_mask] = values[:, 0]
         return grid
 
+    if claim.rows is not None:
+        side.notes.append(
+            f"log-probabilities: {len(claim.rows):,} of {shadow.logprobs_recorded:,} tokens drawn; losses are not ruled"
+        )
+        return
     side.scalars = ruled_scalars(shadow.recorded, placed(claim.truth), placed(floor), placed(claim.recorded))
 
 

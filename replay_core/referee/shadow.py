@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from replay_core import naming
-from replay_core.referee.arithmetic import Arithmetic, Rounding, TrueTensor, exactly, rounded_to
+from replay_core.referee.arithmetic import Arithmetic, Noise, Rounding, TrueTensor, exactly, rounded_to
+from replay_core.referee.products import Kept, Products
 from replay_core.referee.recorded import Recorded
 from replay_core.referee.weights import SideModel
 
-#: Bytes that are kept of recorded tensors, of modules' inputs, and of claims with the noise of each (40 an element).
+#: Bytes that are kept of recorded tensors, of modules' inputs, of products, and of claims with the noise of each (40 an
+#: element).
 KEPT = 1 << 30
+#: Bytes, in fp64, of the logits that log-probabilities are made of: of more tokens some are drawn, 256 at least.
+LOGITS, _LEAST_TOKENS = 1 << 30, 256
 #: Ranks hold summands of a tensor where their sum is nearer to the truth than the first by as much.
 _SUMS = 0.25
 
@@ -59,12 +63,22 @@ class Shadow:
         side: the model with its weights as stored, in the dtype that the side computed in.
         temperature: what logits are divided by.
         is_forced: False puts nothing in its place but the tokens: what the whole model makes of the batch.
+        is_narrow: half precision is carried in float32 in the truth, too: enough where a whole model's noise is asked
+            for, which is many roundings.
     """
 
-    def __init__(self, side: SideModel, recorded: Recorded, temperature: float = 1.0, is_forced: bool = True) -> None:
+    def __init__(
+        self,
+        side: SideModel,
+        recorded: Recorded,
+        temperature: float = 1.0,
+        is_forced: bool = True,
+        *,
+        is_narrow: bool = False,
+    ) -> None:
         self.causal_lm, self.autocast = side.causal_lm, side.autocast
         self.recorded, self.temperature = recorded, temperature
-        self.is_forced = is_forced
+        self.is_forced, self.is_narrow = is_forced, is_narrow
         self.claims: dict[str, Claim] = {}
         #: Recorded tensors that did not fit what the model has there, and those whose way from the tokens is unknown.
         self.misfits: list[str] = []
@@ -75,21 +89,26 @@ class Shadow:
         self._used: set[str] = set()
         self._most = KEPT // 40 // max(1, len(recorded.modules))
         self._left = {"grids": KEPT, "inputs": KEPT}
+        self._products = Kept(KEPT)
         self._grids: dict[str, torch.Tensor | None] = {}
         #: What other ranks hold of a tensor that all should hold alike; the tensors whose ranks hold a summand each.
         self._copies: dict[str, dict[int, torch.Tensor]] = {}
         self.summed: list[str] = []
         self._valid = torch.from_numpy(recorded.valid_BL.copy())
+        self._valid_at = self._valid.nonzero().T
         self._stack: list[str] = []
         self._calls: dict[str, int] = {}
         self._noise: dict[str, torch.Tensor] | None = None
         #: Who made a tensor that goes on as it was computed; it is kept, so that its id stays its own.
         self._makers: dict[int, tuple[torch.Tensor, str]] = {}
         self._given: dict[str, list[tuple[Any, Any]]] = {}
-        #: What makes log-probabilities of logits, and the logits that led to them; the tokens they are about, [B, L-1].
+        #: What makes log-probabilities of logits, and the logits [N, V] that led to them; the tokens that they are
+        #: about, [B, L-1], and how many of those that are recorded these are drawn from.
         self.scoring: Callable[..., torch.Tensor] = score
         self.logits: torch.Tensor | None = None
-        self.logprob_mask = self._valid[:, 1:]
+        self.logprob_mask, self.logprobs_recorded = self._tokens_looked_at()
+        #: Whether the head's output is wanted at every position, not only at those tokens'.
+        self.needs_logits = is_forced and self._records_head()
 
     @property
     def unreached(self) -> list[str]:
@@ -125,7 +144,7 @@ class Shadow:
         if claim.kind == "logprobs":
             with self._computing(rounding), change:
                 self._noise = {}
-                self._logprobs(self.logits)
+                self._scored(self.logits)
                 made, self._noise = self._noise, None
             return made.get(claim.name)
         module, calls = self.module(claim.owner), self._given.get(claim.owner, [])
@@ -147,6 +166,15 @@ class Shadow:
         finally:
             self._noise = None
 
+    def claim_as(self, name: str, other: Claim) -> None:
+        """Take the truth of the log-probabilities from a run of the same, beside what this side recorded of them."""
+        said = self.recorded.logprobs()
+        assert said is not None
+        recorded_N1 = torch.from_numpy(said[1][:, 1:].astype(np.float64))[self.logprob_mask][:, None]
+        self.claims[name] = replace(
+            other, name=name, recorded=recorded_N1, dtype=getattr(torch, said[3], torch.float32)
+        )
+
     # ---- the forward
 
     def _run(self, rounding: Rounding) -> None:
@@ -161,7 +189,9 @@ class Shadow:
     def _computing(self, rounding: Rounding) -> Iterator[None]:
         is_cast = self.autocast is not None
         autocast = torch.autocast("cpu", self.autocast, enabled=is_cast, cache_enabled=False)
-        with torch.no_grad(), autocast, Arithmetic(rounding):
+        is_narrow = isinstance(rounding, Noise) or self.is_narrow
+        products = Products(rounding, self._products, is_narrow=is_narrow)
+        with torch.no_grad(), autocast, products, Arithmetic(rounding, is_narrow=is_narrow):
             yield
 
     def _forward(self) -> Any:
@@ -182,26 +212,69 @@ class Shadow:
             embedding = self.causal_lm.get_input_embeddings().weight
             nothing = torch.full((*valid.shape, embedding.shape[1]), float("nan"), dtype=torch.float64)
             given["inputs_embeds"] = TrueTensor(nothing, embedding.dtype)
+        columns = self._columns()
+        if columns is not None:
+            given["logits_to_keep"] = columns
         known = inspect.signature(self.causal_lm.forward).parameters
         is_open = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
         out = self.causal_lm(**{name: value for name, value in given.items() if is_open or name in known})
         return getattr(out, "logits", None)
 
+    def _tokens_looked_at(self) -> tuple[torch.Tensor, int]:
+        """The tokens [B, L-1] whose log-probabilities are held against the recorded ones, and how many are recorded."""
+        said = None if self.recorded.ids_BL is None else self.recorded.logprobs()
+        if said is None:
+            return self._valid[:, 1:], 0
+        mask = torch.from_numpy(said[2][:, 1:]) & self._valid[:, 1:]
+        count = int(mask.sum())
+        most = max(_LEAST_TOKENS, LOGITS // 8 // self.causal_lm.config.get_text_config().vocab_size)
+        if count > most:
+            dropped = torch.randperm(count, generator=torch.Generator().manual_seed(0))[most:]
+            samples, positions = mask.nonzero()[dropped].T
+            mask[samples, positions] = False
+        return mask, count
+
+    def _columns(self) -> torch.Tensor | None:
+        """The positions whose logits are looked at; None for all, as where the head's own tensors are put in place."""
+        known = inspect.signature(self.causal_lm.forward).parameters
+        if self.needs_logits or "logits_to_keep" not in known or not self.logprobs_recorded:
+            return None
+        return self.logprob_mask.any(0).nonzero()[:, 0]
+
+    def _records_head(self) -> bool:
+        head = self.causal_lm.get_output_embeddings()
+        names = next((names for module, names in self.modules if module is head), [])
+        return any(naming.module_of(name).partition("[")[0] in names for name in self.recorded.modules)
+
     def _logprobs(self, logits: torch.Tensor) -> None:
-        ids, said = self.recorded.ids_BL, self.recorded.logprobs()
-        if ids is None or said is None:
+        if self.recorded.ids_BL is None or self.recorded.logprobs() is None:
             return
-        name, values, about, dtype = said
+        columns = self._columns()
+        mask = self.logprob_mask if columns is None else self.logprob_mask[:, columns]
+        rows_NV = (logits[:, :-1] if columns is None else logits)[mask]
         if self._noise is None:
-            self.logits = logits
-            self.logprob_mask = torch.from_numpy(about[:, 1:] & self.recorded.valid_BL[:, 1:])
-        found = self.scoring(logits, self.temperature, torch.from_numpy(ids)[:, 1:, None])
+            self.logits = rows_NV
+        self._scored(rows_NV)
+
+    def _scored(self, rows_NV: torch.Tensor | None) -> None:
+        ids, said = self.recorded.ids_BL, self.recorded.logprobs()
+        if ids is None or said is None or rows_NV is None:
+            return
+        name, values, _about, dtype = said
         mask = self.logprob_mask
+        found = self.scoring(rows_NV, self.temperature, torch.from_numpy(ids)[:, 1:][mask][:, None])
         with _disable_current_modes():
-            chosen = found.true if isinstance(found, TrueTensor) else found.double()
+            chosen = found.true if isinstance(found, TrueTensor) else found
             recorded = torch.from_numpy(values[:, 1:].astype(np.float64))
             native = getattr(torch, dtype, torch.float32)
-            self._claim(name, "logprobs", False, "logprobs", native, recorded[mask][:, None], chosen[mask][:, None])
+            truth_N1 = chosen.double()[:, None]
+            if self._noise is not None:
+                if name in self.claims:
+                    self._noise[name] = truth_N1 - self.claims[name].truth
+                return
+            whole = torch.from_numpy(said[2])[:, 1:] & self._valid[:, 1:]
+            rows = mask[whole].nonzero()[:, 0] if int(mask.sum()) < self.logprobs_recorded else None
+            self._claim(name, "logprobs", False, "logprobs", native, recorded[mask][:, None], truth_N1, rows=rows)
 
     # ---- recorded tensors in their place
 
@@ -299,40 +372,46 @@ class Shadow:
             self.flips[name] = 1.0 - float(same.double().mean())
             return grid.to(value.dtype)
         dtype = getattr(torch, self.recorded.modules[name].dtype, torch.float32)
-        computed = value.true if isinstance(value, TrueTensor) else value.double()
-        rows = self._rows(computed)
-        if rows is not None:
+        computed = value.true if isinstance(value, TrueTensor) else value
+        if self._noise is not None:
+            self._moved(name, computed)
+            for rank in self._copies.get(name, {}):
+                self._moved(f"{name} of rank {rank}", computed)
+        elif (rows := self._rows(computed)) is not None:
             forward = type(module).__name__
             once = isinstance(module, torch.nn.Linear) and not handed
             kind = kind_of(forward if not handed else type(self.module(owner)).__name__, owner)
-            recorded_rows = self._rows(grid)
+            truth, recorded_rows = rows.double(), self._rows(grid)
             assert recorded_rows is not None
-            self._claim(name, owner, handed, kind, dtype, recorded_rows, rows, once)
+            self._claim(name, owner, handed, kind, dtype, recorded_rows.double(), truth, once)
             for rank, copy in self._copies.get(name, {}).items():
                 copy_rows = self._rows(copy)
                 assert copy_rows is not None
-                self._claim(f"{name} of rank {rank}", owner, handed, kind, dtype, copy_rows, rows, once)
-        return TrueTensor(grid, dtype)
+                self._claim(f"{name} of rank {rank}", owner, handed, kind, dtype, copy_rows.double(), truth, once)
+        is_narrow = isinstance(value, TrueTensor) and value.true.dtype == torch.float32
+        made = TrueTensor(grid.to(torch.float32 if is_narrow else torch.float64), dtype)
+        made.source = name
+        return made
 
     def _grid(self, name: str, value: torch.Tensor) -> torch.Tensor | None:
         if name in self._grids:
             return self._grids[name]
         shape = tuple(value.shape)
-        grid = _wide(self.recorded.grid_of(name, shape))
+        grid = _read(self.recorded.grid_of(name, shape))
         if grid is not None and len(self.recorded.ranks) > 1 and name not in self._copies:
             copies = {rank: copy for rank, held in self.recorded.copies(name, shape).items()
-                      if (copy := _wide(held)) is not None}  # fmt: skip
+                      if (copy := _read(held)) is not None}  # fmt: skip
             self._copies[name] = copies
             if copies and value.is_floating_point():
                 truth = value.true if isinstance(value, TrueTensor) else value.double()
-                summed = grid + sum(copies.values())
+                summed = grid.double() + sum(copy.double() for copy in copies.values())
                 if (summed - truth).norm() < _SUMS * (grid - truth).norm():
                     # An engine often adds its ranks' sums where the next norm reads them.
                     grid, self._copies[name] = summed, {}
                     self.summed.append(name)
         elif name in self.summed and grid is not None:
-            grid = grid + sum(map(_wide, self.recorded.copies(name, shape).values()))  # type: ignore[arg-type]
-        if grid is None or self._has_room("grids", grid.numel() * 8):
+            grid = grid.double() + sum(_read(copy).double() for copy in self.recorded.copies(name, shape).values())  # type: ignore[union-attr]
+        if grid is None or self._has_room("grids", grid.numel() * grid.element_size()):
             self._grids[name] = grid
         return grid
 
@@ -341,17 +420,25 @@ class Shadow:
         self._left[what] -= size
         return self._left[what] > 0
 
-    def _rows(self, value: torch.Tensor) -> torch.Tensor | None:
-        """The rows of a tensor that are tokens, [N, C]; None where it has no token axis."""
+    def _rows(self, value: torch.Tensor, chosen: torch.Tensor | None = None) -> torch.Tensor | None:
+        """The rows of a tensor that are tokens, [N, C], or those `chosen` of them; None where it has no token axis."""
         shape = tuple(self._valid.shape)
+        at = self._valid_at if chosen is None else self._valid_at[:, chosen]
+        samples, positions = at
         if tuple(value.shape[:2]) == shape:
-            return value[self._valid].reshape(int(self._valid.sum()), -1)
+            return value[samples, positions].reshape(len(samples), -1)
         if value.ndim >= 3 and (value.shape[0], value.shape[2]) == shape:
-            turned = value.movedim(2, 1)
-            return turned[self._valid].reshape(int(self._valid.sum()), -1)
+            return value.movedim(2, 1)[samples, positions].reshape(len(samples), -1)
         if value.ndim >= 1 and value.shape[0] == shape[0] * shape[1]:
-            return value[self._valid.reshape(-1)].reshape(int(self._valid.sum()), -1)
+            return value[samples * shape[1] + positions].reshape(len(samples), -1)
         return None
+
+    def _moved(self, name: str, computed: torch.Tensor) -> None:
+        """Keep how far a claim's truth is moved in this run."""
+        claim = self.claims.get(name)
+        rows = None if claim is None else self._rows(computed, claim.rows)
+        if self._noise is not None and claim is not None and rows is not None:
+            self._noise[name] = rows.double() - claim.truth
 
     def module(self, name: str) -> Any:
         """The module of a claim's owner; the whole model where it is none of its modules."""
@@ -375,29 +462,27 @@ class Shadow:
         recorded: torch.Tensor,
         truth: torch.Tensor,
         once: bool = False,
+        rows: torch.Tensor | None = None,
     ) -> None:
-        if self._noise is not None:
-            claim = self.claims.get(name)
-            if claim is not None:
-                self._noise[name] = (truth if claim.rows is None else truth[claim.rows]) - claim.truth
-            return
         if truth.isnan().any() and not recorded.isnan().any():
             self.unrooted.append(name)
             return
         if name not in self.claims:
             heads = getattr(self.causal_lm.config, "num_attention_heads", 1) if kind == "attention" and handed else 1
             heads = heads if isinstance(heads, int) and truth.shape[1] % heads == 0 else 1
-            rows = None if kind == "logprobs" else _chosen_rows(truth, recorded, self._most)
-            if rows is not None:
+            if kind != "logprobs" and (rows := _chosen_rows(truth, recorded, self._most)) is not None:
                 truth, recorded = truth[rows], recorded[rows]
             self.claims[name] = Claim(name, owner, handed, kind, dtype, recorded, truth.clone(), once, heads, rows)
 
 
-def _wide(values: Any) -> torch.Tensor | None:
-    """A recorded grid in the widest dtype of its kind."""
+def _read(values: Any) -> torch.Tensor | None:
+    """A recorded grid, whole numbers in the widest dtype."""
     if values is None:
         return None
-    return torch.from_numpy(values.astype(np.int64 if np.issubdtype(values.dtype, np.integer) else np.float64))
+    if np.issubdtype(values.dtype, np.integer) or values.dtype == np.bool_:
+        return torch.from_numpy(values.astype(np.int64))
+    kept = values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
+    return torch.from_numpy(np.ascontiguousarray(kept) if kept.flags.writeable else kept.copy())
 
 
 def _chosen_rows(truth: torch.Tensor, recorded: torch.Tensor, most: int) -> torch.Tensor | None:
@@ -416,11 +501,12 @@ def _bytes(values: tuple[Any, ...]) -> int:
 
 
 def score(logits: torch.Tensor, temperature: float, targets: torch.Tensor, cut: int | None = None) -> torch.Tensor:
-    """Log-probabilities [B, L-1] of the targets [B, L-1, 1]; `cut`: normalised over so many tokens of the vocabulary.
+    """Log-probabilities [N] of the targets [N, 1] by logits [N, V]; `cut`: normalised over so many tokens of the
+    vocabulary.
 
     In two operations: what rounding leaves of a small difference is that of its large terms.
     """
-    scaled = logits.float()[:, :-1] / temperature
+    scaled = logits.float() if temperature == 1 else logits.float() / temperature
     return scaled.gather(-1, targets)[..., 0] - torch.logsumexp(scaled[..., :cut], dim=-1)
 
 

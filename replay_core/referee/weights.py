@@ -42,6 +42,8 @@ class SideModel:
     dtype: str
     notes: list[str]
     autocast: torch.dtype | None = None
+    #: What was given to the whole model, its log-probabilities, and how each run of noise moves them (`ruling`).
+    floors: list[tuple[tuple[Any, ...], Any, list[torch.Tensor]]] = field(default_factory=list)
 
 
 def side_model(recorded: Recorded, weights: str | None, like: SideModel | None = None) -> SideModel:
