@@ -209,6 +209,36 @@ def test_where_little_can_be_kept_rows_are_sampled_and_the_rest_is_read_again(
         assert "channel 5" in doc["what"], "the rows that are kept show the channel"
 
 
+@pytest.mark.long
+def test_log_probabilities_of_more_tokens_than_there_is_room_for_are_drawn_and_that_is_said(
+    weights: Path, right: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shadow, "LOGITS", 0)
+    monkeypatch.setattr(shadow, "_LEAST_TOKENS", 16)
+    doc = workbench.referee(right, weights_a=str(weights))
+    assert doc["ruling"] == "NOISE", doc["sentence"]
+    recorded = sum(LENGTHS) - len(LENGTHS)
+    assert f"log-probabilities: 16 of {recorded} tokens drawn; losses are not ruled" in doc["a"]["notes"]
+    assert doc["a"]["floor"] is not None
+    assert doc["a"]["floor"]["tokens"] == 16
+
+
+@pytest.mark.long
+def test_the_long_sum_of_a_real_vocabulary_is_noise(tmp_path: Path):
+    """torch's softmax adds 8 lanes of 8,192 terms one after the other: 10 roundings of the log-probability."""
+    config = LlamaConfig(
+        vocab_size=1 << 16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.5, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    doc = workbench.referee(
+        _run(tmp_path / "model", tmp_path / "dump", torch.bfloat16, "sdpa", _nothing), weights_a=str(tmp_path / "model")
+    )
+    assert doc["ruling"] == "NOISE", doc["sentence"]
+
+
 def _other_columns(model: Any) -> None:
     model.model.layers[0].mlp.down_proj.weight.data[:, :16] *= 1.5
 
