@@ -801,7 +801,8 @@ def short_normaliser(running: Running) -> Where | None:
 
 @bug("log probabilities are one token late", "shift", "token")
 def late_logprobs(running: Running) -> Where | None:
-    running.after = lambda logprobs: logprobs.roll(1, 1)
+    # Rolled as a whole they would be right, and laid out as other trainers lay them out: at the token they are about.
+    running.after = lambda logprobs: torch.where(logprobs != 0, logprobs.roll(1, 1), 0.0)
     return LOGPROBS
 
 
