@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from replay_core.budget import lift_limit
 from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.replay import adapters, architectures, attention, fit, own_code, sharded
 from replay_core.replay.batch import MicroBatch
@@ -65,6 +66,8 @@ def load(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatch) 
         UnavailableError: the architecture does not offer the attention asked for.
         CellError: the user's own factory failed.
     """
+    # The weights are the user's own, and may be larger than a reader's share of the machine.
+    lift_limit()
     try:
         return _loaded(plan, reference, notes, batch)
     except UnavailableError:

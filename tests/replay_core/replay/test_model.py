@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,28 @@ def test_random_weights_follow_the_seed_and_not_the_dtype(replay):
     assert (first != embedding(seed=1)).any()
     rounded = embedding("dtype=bf16")
     assert (first.astype(rounded.dtype) == rounded).all()
+
+
+@pytest.mark.long
+def test_a_readers_share_of_the_machine_does_not_limit_the_weights_of_a_model():
+    """An 8B in bfloat16 is 16 GB, mapped: more than half of many machines."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _LIMITED_LOAD, str(FIXTURES / "trl" / "tiny_qwen2")], capture_output=True, text=True
+    )  # fmt: skip
+    assert ended.stdout.split() == ["limited", "lifted"], ended.stderr
+
+
+_LIMITED_LOAD = """
+import resource, sys
+import numpy as np
+from replay_core import budget
+hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+budget.limit_process()
+print("limited" if resource.getrlimit(resource.RLIMIT_DATA)[0] != hard else "free")
+from replay_core.replay.batch import MicroBatch
+from replay_core.replay.model import load
+from replay_core.replay.plan import ReplayPlan
+plan = ReplayPlan(dump="", step=0, rank=0, micro=0, model=sys.argv[1], out="")
+load(plan, sys.argv[1], [], MicroBatch(np.zeros((1, 2), np.int64), np.ones((1, 2), bool)))
+print("lifted" if resource.getrlimit(resource.RLIMIT_DATA)[0] == hard else "still limited")
+"""
