@@ -74,13 +74,15 @@ class Products(TorchFunctionMode):  # type: ignore[misc]
         from_record = ("product", x.source, *at, tuple(rows.shape))
         about = ("squares", call, *at, tuple(rows.shape))
         product = None if x.source is None else self.kept.get(*from_record)
-        squares = None if noise is None else self.kept.get(*about)
-        needs_squares = noise is not None and squares is None
+        squares = self.kept.get(*about)
+        # Of a recorded input both at once: reading the weight is most of the work of a large one.
+        is_kept = x.source is not None and _is_owned(weight)
+        needs_squares = squares is None and (noise is not None or (is_kept and product is None))
         if product is None or needs_squares:
             made, summed = _multiplied(rows, weight, wide, needs_product=product is None, needs_squares=needs_squares)
             if made is not None:
                 product = made
-                if x.source is not None and _is_owned(weight):
+                if is_kept:
                     # Of half precision fp32 is kept: 2^-13 of what any rounding leaves.
                     self.kept.put(weight, made.float() if dtype in _HALVES else made, *from_record)
             if summed is not None:
