@@ -21,7 +21,7 @@ _PIECE = 1 << 21
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-class Kept:
+class KeptProducts:
     """What is kept of products from run to run, `room` bytes of it at most.
 
     A key holds where a weight's values lie and how often they were written; the weight is kept with what was made of
@@ -49,7 +49,7 @@ class Products(TorchFunctionMode):  # type: ignore[misc]
     is_narrow: in fp32 where the result is half precision.
     """
 
-    def __init__(self, rounding: Rounding, kept: Kept, *, is_narrow: bool) -> None:
+    def __init__(self, rounding: Rounding, kept: KeptProducts, *, is_narrow: bool) -> None:
         super().__init__()
         self.rounding, self.kept, self.is_narrow = rounding, kept, is_narrow
         self._calls: Counter[int] = Counter()

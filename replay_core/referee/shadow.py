@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from replay_core import naming
 from replay_core.referee.arithmetic import Arithmetic, Noise, Rounding, TrueTensor, exactly, rounded_to
-from replay_core.referee.products import Kept, Products
+from replay_core.referee.products import KeptProducts, Products
 from replay_core.referee.recorded import Recorded
 from replay_core.referee.weights import SideModel
 
@@ -89,7 +89,7 @@ class Shadow:
         self._used: set[str] = set()
         self._most = KEPT // 40 // max(1, len(recorded.modules))
         self._left = {"grids": KEPT, "inputs": KEPT}
-        self._products = Kept(KEPT)
+        self._products = KeptProducts(KEPT)
         self._grids: dict[str, torch.Tensor | None] = {}
         #: What other ranks hold of a tensor that all should hold alike; the tensors whose ranks hold a summand each.
         self._copies: dict[str, dict[int, torch.Tensor]] = {}
