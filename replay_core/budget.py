@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from replay_core.errors import BudgetError
+from replay_core.mirrored import is_mirrored
 
 OPTION = "RLDBG_BUDGET"
 #: What `RLDBG_BUDGET` may raise the limits by: `inf` is no number of bytes.
@@ -49,10 +50,6 @@ FREE_SECONDS = 0.0005
 _STALE = 0.02
 #: What a process may hold beyond what it held when it began to read a file.
 FLOOR_MEMORY = 256 << 20
-
-
-#: In the path of every file of a remote dump: `remote.mirror.FOLDER`.
-_REMOTE = f"{os.sep}rldbg-remote{os.sep}"
 
 
 class Budget:
@@ -204,7 +201,7 @@ def stored_bytes(path: Path | str) -> int:
         return 0
     # Blocks alone say too little of a file that compresses, or is not on the disk yet: only what looks sparse is asked.
     # What is not fetched yet of a remote object is no hole of it.
-    if _REMOTE in str(path):
+    if is_mirrored(path):
         return status.st_size
     if getattr(status, "st_blocks", 0) * 512 >= status.st_size or not hasattr(os, "SEEK_DATA"):
         return status.st_size

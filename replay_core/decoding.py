@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.errors import RequestError
-from replay_core.file_spans import is_mirrored, regular
+from replay_core.file_spans import regular
+from replay_core.mirrored import is_mirrored
 
 FILE = "tokenizer.json"
 #: The largest published ones are a tenth of this.

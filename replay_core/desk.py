@@ -14,8 +14,8 @@ from replay_core.dumps.following import Follower
 from replay_core.errors import RequestError
 from replay_core.export import documents
 from replay_core.export.numbers import clean
-from replay_core.file_spans import is_mirrored
 from replay_core.jobs import IMPORTING, READER_JOBS, Answer, Job, OnEvent, Partial, ignore, is_coordinating
+from replay_core.mirrored import names_a_mirror
 from replay_core.records import RecordKey, Run, Selection
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
     }
     if job.kind not in actions:
         raise RequestError(f"there is no job {job.kind!r}", expected=", ".join(actions))
-    if job.kind not in _READING and is_mirrored(repr(job.params)):
+    if job.kind not in _READING and names_a_mirror(repr(job.params)):
         raise RequestError(
             "a dump behind a URL is read, not run",
             expected=f"for {job.kind}, a dump on this machine",

@@ -20,16 +20,10 @@ from types import ModuleType, TracebackType
 from typing import Any, BinaryIO, TypeVar, cast
 
 from replay_core.errors import DumpError, TruncatedError
+from replay_core.mirrored import is_mirrored
 
-#: In the path of every file of a remote dump: the name of `remote.mirror.FOLDER`, which is imported for those alone.
-_REMOTE = f"{os.sep}rldbg-remote{os.sep}"
 #: Descriptors of such files, each with its path; one that is given anew to a file of this machine leaves.
 _mirrored: dict[int, str] = {}
-
-
-def is_mirrored(path: Path | str) -> bool:
-    """Whether the file stands for a remote object, and may have holes."""
-    return _REMOTE in str(path)
 
 
 def _mirror() -> ModuleType:

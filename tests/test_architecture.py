@@ -34,6 +34,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     # bytes of a file without a SIGBUS; what a file may cost
     ("selection", "dtypes", "file_spans", "budget", "collecting"),
     ("remote",),  # objects behind a URL, as files that are filled while they are read
+    ("mirrored",),  # which files these are
     ("errors", "regexes"),
 )
 
@@ -113,6 +114,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.executors.async_child": (None, "a child behind the screen"),
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
     "replay_core.remote.mirror": (("mirror",), "a URL as a folder of this machine"),
+    "replay_core.mirrored": (("keep_under", "names_a_mirror"), "whose mirrors are filled: the user's own, no dump's"),
     "replay_core.units.shard": (None, "which part of the units a worker takes: plain data"),
     "replay_core.units.folder": (("is_folder",), "a directory of units, by one small file"),
     "replay_core.replay.axes": (None, "the axes of a matrix: plain data, no torch"),

@@ -24,23 +24,16 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from replay_core.errors import DumpError, RequestError
+from replay_core.mirrored import FOLDER, INSIDE, keep_under
 from replay_core.remote.addresses import Address, address, why_not_a_file
 from replay_core.remote.store import Listed, fetch, objects
 
-#: The folder that every mirror lies in, by which its files are known.
-FOLDER = "rldbg-remote"
-_INSIDE = f"{os.sep}{FOLDER}{os.sep}"
 BLOCK = 1 << 16
 #: Bytes asked for at a time: what is lost when a connection ends.
 _SPAN = 8 << 20
 MOST_OBJECTS = 200_000
 _SNAPSHOTS = 16
 _IN_USE_S = 3600.0
-
-
-def is_mirrored(path: str) -> bool:
-    """Whether the file may have holes that `need` fills."""
-    return _INSIDE in path
 
 
 def mirror(url: str, root: Path, cap_bytes: int) -> tuple[Path, list[str]]:
@@ -54,6 +47,7 @@ def mirror(url: str, root: Path, cap_bytes: int) -> tuple[Path, list[str]]:
         UnavailableError: the library is missing, or nobody answers.
     """
     where = address(url)
+    keep_under(root)
     found, left = _listed(where)
     digest = sha256(str(where).encode()).hexdigest()[:12]
     state = json.dumps([str(where), sorted((name, astuple(held)) for name, held in found.items())])
@@ -155,10 +149,10 @@ def _about(folder: Path) -> _About:
 
 def _place(path: str) -> tuple[_About, str, Listed, str]:
     """Whose file it is: the snapshot, the object's name, its state, the file of its blocks."""
-    head, _, tail = os.path.abspath(path).partition(_INSIDE)
+    head, _, tail = os.path.abspath(path).partition(INSIDE)
     snapshot, room, name = (*tail.split(os.sep, 2), "", "")[:3]
     try:
-        about = _about(Path(f"{head}{_INSIDE}{snapshot}"))
+        about = _about(Path(f"{head}{INSIDE}{snapshot}"))
         held = about.held.get(name.replace(os.sep, "/"))
         key = name.replace(os.sep, "/")
         if held is None and "" in about.held:
@@ -169,7 +163,7 @@ def _place(path: str) -> tuple[_About, str, Listed, str]:
         raise DumpError(
             "the file is a part of a cache that is no longer whole", file=path, hint="give the URL again, not its cache"
         )
-    return about, key, held, f"{head}{_INSIDE}{snapshot}{os.sep}blocks{os.sep}{name}"
+    return about, key, held, f"{head}{INSIDE}{snapshot}{os.sep}blocks{os.sep}{name}"
 
 
 def need(path: str, fd: int, start: int, end: int) -> None:

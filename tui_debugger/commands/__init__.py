@@ -20,6 +20,7 @@ import click
 from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, LogLine, Progress
+from replay_core.mirrored import keep_under, names_a_mirror
 from tui_debugger.busy import Busy
 from tui_debugger.format import safe
 from tui_debugger.paths import REMOTE_BYTES, cache_dir
@@ -70,6 +71,8 @@ class DumpPath(click.Path):
                 what = "a dump behind a URL is read, not run: copy it to this machine first"
                 self.fail(what, param, ctx)
             value = _mirrored(value)
+        elif isinstance(value, str) and names_a_mirror(value):
+            keep_under(cache_dir())  # its own are filled as they were; a mirror that lies elsewhere is refused
         return super().convert(value, param, ctx)
 
 

@@ -32,6 +32,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("RLDBG_MIRRORS", "")  # what a mirror says of its place ends with the test
         mirrors._about.cache_clear()
         from replay_core.remote import store as stores
 
@@ -195,6 +196,25 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, tmp_path: Path)
     with pytest.raises(RldbgError) as caught:
         mirror(url, tmp_path, CAP)
     assert SECRET not in str(caught.value)
+
+
+def test_a_dump_that_brings_the_layout_of_a_mirror_is_refused_and_nobody_is_asked(
+    store: Objects, tmp_path: Path
+) -> None:
+    """Its address would be asked for bytes by whoever opens the folder; and read by plain means its holes are zeros."""
+    path, _ = mirror(store.put(a_dump(tmp_path / "a"), "a"), tmp_path / "theirs", CAP)
+    (tmp_path / "brought").symlink_to(tmp_path / "theirs")
+    mirror(store.put(a_dump(tmp_path / "b"), "b"), tmp_path / "own", CAP)
+    asked = len(store.ranges), store.lists
+    for folder in (path, tmp_path / "brought" / path.relative_to(tmp_path / "theirs")):
+        with pytest.raises(DumpError, match="a part of a cache of remote objects"):
+            tensor(folder, "layer.weight")
+    assert (len(store.ranges), store.lists) == asked
+
+
+def test_a_folder_that_is_called_as_mirrors_are_is_read_as_any_other(tmp_path: Path) -> None:
+    dump = a_dump(tmp_path / mirrors.FOLDER / "mine")
+    assert tensor(dump, "logprobs").shape == (8,)
 
 
 def test_what_runs_a_model_refuses_a_remote_dump(tmp_path: Path) -> None:
