@@ -15,8 +15,8 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import Point, RunLog
 from replay_core.diagnose.stating import finding, look_at, share, shown
 
-#: Fewer groups than this all come without a spread by chance.
-FEW_GROUPS = 4
+#: So many responses beside the first of their group are not all rewarded alike by chance.
+FEW_RESPONSES = 10
 #: A spread this small beside the rewards themselves is rounding: rewards are stored as float32.
 EQUAL = 1e-6
 #: What the rounding of a mean becomes where it is divided by no more than the epsilon of verl and TRL.
@@ -147,10 +147,12 @@ def _all_zero(batch: StepBatch) -> Iterator[Finding]:
 def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     """Rewards vary over the batch and in no group of two and more: `reward_std` looks healthy, every advantage is 0.
 
-    Also where single reward functions vary within groups and their sum does not. Info in steps of fewer than 4 groups.
+    Also where single reward functions vary within groups and their sum does not. Info in steps of so few responses that
+    chance does it.
     """
     equal_G, compared_G = _equal(batch)
     rewards_B = given(batch.reward_B)
+    beside_the_first = int((spreads(batch)[1][compared_G] - 1).sum())
     if not compared_G.any() or not (equal_G == compared_G).all() or compared_G.sum() < 2:
         return
     spread = float(np.nanmax(rewards_B) - np.nanmin(rewards_B))
@@ -159,8 +161,7 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
         return
     place = batch.laid.where("reward" if batch.columns.ref("reward") else "token_scores", sample=0)
     yield finding(
-        # Two or three groups have no spread by chance; in more, all of them hardly.
-        "info" if compared_G.sum() < FEW_GROUPS else "error",
+        "info" if beside_the_first < FEW_RESPONSES else "error",
         "rewards differ from prompt to prompt and never between the responses to one prompt: all advantages are 0",
         place,
         evidence=[
