@@ -111,7 +111,12 @@ def open_regular(path: Path | str) -> tuple[int, int]:
         os.close(fd)
         found = "a directory" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
         raise DumpError(f"cannot read {found}", file=str(path), expected="a file", found=found)
-    if is_mirrored(path):
+    try:
+        is_remote = is_mirrored(path)
+    except DumpError:
+        os.close(fd)
+        raise
+    if is_remote:
         _mirrored[fd] = os.path.abspath(path)
     elif _mirrored:
         _mirrored.pop(fd, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from replay_core import pages, workbench
 from replay_core.decoding import texts_near
 from replay_core.dumps import open_run
 from replay_core.errors import DumpError, RequestError, RldbgError
+from replay_core.file_spans import open_regular
 from replay_core.jobs import Job
 from replay_core.remote import mirror as mirrors
 from replay_core.remote.mirror import mirror
@@ -210,6 +212,11 @@ def test_a_dump_that_brings_the_layout_of_a_mirror_is_refused_and_nobody_is_aske
         with pytest.raises(DumpError, match="a part of a cache of remote objects"):
             tensor(folder, "layer.weight")
     assert (len(store.ranges), store.lists) == asked
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    for _ in range(8):
+        with pytest.raises(DumpError):
+            open_regular(next(file for file in path.rglob("*") if file.is_file()))
+    assert not before or len(os.listdir("/proc/self/fd")) == before, "a file that is refused is closed"
 
 
 def test_a_folder_that_is_called_as_mirrors_are_is_read_as_any_other(tmp_path: Path) -> None:
