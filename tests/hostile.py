@@ -65,6 +65,11 @@ def list_called_with_one_list_again_and_again(folder: Path) -> Path:
 
 
 @maker
+def a_table_one_cell_of_which_never_ends(folder: Path) -> Path:
+    return _file(folder, "metrics.csv", b"step,loss\n1,.5\n" + b'"' * 900_001)
+
+
+@maker
 def tuple_set_size_and_deque_of_one_list(folder: Path) -> Path:
     numbers = b"](" + b"K\x01" * 100_000 + b"e"
     return _file(folder, "x.pkl", _calls("torch", "Size", numbers, _GET + b"\x85", 40_000))

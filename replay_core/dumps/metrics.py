@@ -12,6 +12,7 @@ wandb_export*.csv    "Step","RUN - train/loss","RUN - train/loss__MIN"  of one r
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from replay_core.budget import reading, spend_values
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
@@ -107,7 +109,10 @@ def _head(file: Path) -> list[str]:
     """The names of a table's columns, the step's first as `step`; none where no column is a step's."""
     with regular(file) as opened:
         line = opened.readline(1 << 16).decode("utf-8", "replace")
-    names = next(csv.reader([line]), [])
+    try:
+        names = next(csv.reader([line]), [])
+    except csv.Error:
+        return []
     named = next((name for name in _TABLE_STEPS if name in names), None)
     if named is None:
         return []
@@ -118,16 +123,26 @@ def _head(file: Path) -> list[str]:
     return ["step" if name == named else name for name in names]
 
 
-def _table(file: Path) -> list[dict[str, Any]]:
-    """Rows of a table of metrics; empty cells are metrics that a row does not say."""
+def _table(file: Path, problems: list[Problem]) -> list[dict[str, Any]]:
+    """Rows of a table of metrics; empty cells are metrics that a row does not say. What cannot be read is a problem."""
     names = _head(file)
     with regular(file) as opened:
-        text = opened.read(_TABLE_BYTES).decode("utf-8", "replace")
+        stored = opened.read(_TABLE_BYTES + 1)
+    if len(stored) > _TABLE_BYTES:
+        problems.append(
+            Problem(str(file), f"a table of metrics is read up to {_TABLE_BYTES >> 20} MiB: what follows is not")
+        )
+    cells_of = csv.reader(io.StringIO(stored[:_TABLE_BYTES].decode("utf-8", "replace"), newline=""))
     rows = []
-    for cells in islice(csv.reader(text.splitlines()), 1, None):
-        row = {name: value for name, cell in zip(names, cells, strict=False) if (value := _number(cell)) is not None}
-        if row:
-            rows.append(row)
+    with reading(file):
+        try:
+            for cells in islice(cells_of, 1, None):
+                spend_values(len(cells), "cells of a table")
+                told = zip(names, cells, strict=False)
+                if row := {name: value for name, cell in told if (value := _number(cell)) is not None}:
+                    rows.append(row)
+        except csv.Error as error:
+            problems.append(Problem(str(file), f"the table cannot be read from line {cells_of.line_num} on: {error}"))
     return rows
 
 
@@ -142,7 +157,7 @@ def _number(cell: str) -> float | None:
 def _history(file: Path, problems: list[Problem] | None) -> list[dict[str, Any]]:
     """The rows of a document of metrics; none where it is something else."""
     if file.suffix == ".csv":
-        return [row for row in _table(file) if _is_flat(row)]
+        return [row for row in _table(file, [] if problems is None else problems) if _is_flat(row)]
     try:
         content = read_container(file)
     except RldbgError as error:

@@ -183,7 +183,8 @@ def apart_from(folder: Path, now: Mapping[str, Floats]) -> dict[str, float | Non
     found: dict[str, float | None] = {}
     for side in SIDES:
         ref, here_ND = tree.get(side), now.get(side)
-        there_ND = None if ref is None else np.asarray(pages.array(ref), dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # a NaN that signals becomes one that does not
+            there_ND = None if ref is None else np.asarray(pages.array(ref), dtype=np.float64)
         if here_ND is None or there_ND is None or there_ND.shape != here_ND.shape or not there_ND.size:
             found[side] = None
             continue

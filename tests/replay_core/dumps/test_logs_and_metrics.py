@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replay_core.dumps import log_text, open_run
+from replay_core.dumps import log_text, metrics, open_run
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.log_text import metric_line
 from replay_core.errors import DumpError, NotADumpError
@@ -191,3 +191,25 @@ def test_a_table_of_one_run_as_wandb_exports_it_loses_the_runs_name(tmp_path: Pa
         "metrics.a - train/loss": 0.5,
         "metrics.b - train/loss": 0.25,
     }
+
+
+def test_rows_before_a_damaged_one_of_a_table_are_kept_and_the_damage_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,train/loss\n1,0.5\n2,0.25\n" + '"' * 400_001)
+    run = open_run(path)
+    assert [scalars(one) for one in run.records] == [
+        {"step": 1, "metrics.train/loss": 0.5},
+        {"step": 2, "metrics.train/loss": 0.25},
+    ]
+    assert [problem.what for problem in run.problems] == [
+        "the table cannot be read from line 4 on: field larger than field limit (131072)"
+    ]
+
+
+def test_a_table_longer_than_what_is_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_TABLE_BYTES", 1 << 20)
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,train/loss\n" + "1,0.5\n" * 200_000)
+    assert [problem.what for problem in open_run(path).problems] == [
+        "a table of metrics is read up to 1 MiB: what follows is not"
+    ]
