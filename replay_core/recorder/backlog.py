@@ -54,7 +54,7 @@ class Backlog:
     def _start_anew(self) -> None:
         self.pressure = Pressure()
         #: The first is being done. Nothing else says whether something waits: Ctrl-C may end `put` anywhere.
-        self._jobs: deque[tuple[Errand, int]] = deque()
+        self._jobs: deque[tuple[Errand, int, str]] = deque()
         self._changed = threading.Condition()
         self._given_bytes = 0
         self._thread: threading.Thread | None = None
@@ -64,8 +64,8 @@ class Backlog:
         #: Somebody waits for the thread to end, as where the process was told to: what comes now waits for that.
         self._closing = False
 
-    def put(self, job: Callable[[], None], nbytes: int) -> None:
-        """Hand a job over; returns when there is room for it, before it is done.
+    def put(self, job: Callable[[], None], nbytes: int, what: str = "") -> None:
+        """Hand a job over; returns when there is room for it, before it is done. `what` it writes, in a person's words.
 
         Raises:
             DumpError: there is no room, and the disk does not answer.
@@ -80,7 +80,7 @@ class Backlog:
                 self._thread.start()
             if self._jobs and self._bytes() + nbytes > self.limit_bytes:
                 self._wait_for_room(nbytes)
-            self._jobs.append((Errand(job), nbytes))
+            self._jobs.append((Errand(job), nbytes, what))
             self._given_bytes += nbytes
             self._count()
             self._changed.notify_all()
@@ -144,6 +144,13 @@ class Backlog:
                 self._closing = False
                 self._changed.notify_all()
 
+    def give_up(self) -> list[str]:
+        """Let nothing that waits be written, also where the disk answers again; what each of it would have been."""
+        with self._changed:
+            for errand, _, _ in self._jobs:
+                errand.given_up = True
+            return [what for _, _, what in self._jobs]
+
     def _work(self) -> None:
         me = threading.current_thread()
         while True:
@@ -153,7 +160,7 @@ class Backlog:
                     self._ended.add(me)
                     self._changed.notify_all()
                     return
-                errand, nbytes = self._jobs[0]
+                errand, nbytes, _ = self._jobs[0]
             errand.run()
             if errand.error is not None:
                 self._failed(errand.error)

@@ -69,13 +69,14 @@ class FileLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
-        with contextlib.suppress(OSError):
-            if self._process == os.getpid():
-                self._path.unlink(missing_ok=True)
-                # A forked child may still have it open; closing alone would not let go.
-                _unlock(descriptor)
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
+        with disk_call():
+            with contextlib.suppress(OSError):
+                if self._process == os.getpid():
+                    self._path.unlink(missing_ok=True)
+                    # A forked child may still have it open; closing alone would not let go.
+                    _unlock(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 def is_let_go(path: Path) -> bool:

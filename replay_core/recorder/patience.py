@@ -101,6 +101,12 @@ class disk_call:  # noqa: N801 - reads as the words of a `with`
             self._errand.called = None if self._before is None else time.monotonic()
 
 
+def is_given_up() -> bool:
+    """Whether nobody waits any more for what this thread does."""
+    errand: Errand | None = getattr(_doing, "errand", None)
+    return errand is not None and errand.given_up
+
+
 class Clerk:
     """A thread that runs errands, one at a time, and goes when none came for a while.
 
@@ -116,14 +122,17 @@ class Clerk:
 
     @classmethod
     def give(cls, errand: Errand) -> None:
-        """Have an errand run by a thread that has nothing to do, or by a new one."""
-        try:
+        """Have an errand run by a thread that has nothing to do, or a new one; where none can be had, by this one."""
+        clerk = None
+        with contextlib.suppress(IndexError):
             clerk = cls._idle.pop()
-        except IndexError:
-            clerk = cls()
         # A forked child has the object without its thread.
-        if not clerk._thread.is_alive():
-            clerk = cls()
+        if clerk is None or not clerk._thread.is_alive():
+            try:
+                clerk = cls()
+            except RuntimeError:
+                errand.run()
+                return
         clerk._errands.put(errand)
 
     def _work(self) -> None:

@@ -33,7 +33,7 @@ from replay_core.recorder.file_lock import FileLock, is_let_go
 from replay_core.recorder.forecast import Forecast
 from replay_core.recorder.index import KEY_FIELDS, Identity, RankClaim, content_of, file_of, identity, line_of
 from replay_core.recorder.manifest import LockedError, Manifest, config_hash, model_facts
-from replay_core.recorder.patience import Patience, disk_call, tell
+from replay_core.recorder.patience import Patience, disk_call, is_given_up, tell
 from replay_core.recorder.rotation import Rotation
 from replay_core.recorder.settings import Settings
 from replay_core.recorder.values import Digests, HeldRecord, Snapshots
@@ -520,6 +520,11 @@ class Recorder:
                     unfinished.chmod(0o700)
                 os.replace(unfinished, target)
 
+        def tidy() -> None:
+            with disk_call():
+                shutil.rmtree(unfinished, ignore_errors=True)
+            lock.release()
+
         self._patience.run(begin)
         try:
             # In the trainer's own thread: gathering shards may need its device.
@@ -529,8 +534,8 @@ class Recorder:
                 tokenizer.save_pretrained(unfinished)
             self._patience.run(end)
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            lock.release()
+            with contextlib.suppress(DumpError):  # of a disk that does not answer it was said, or is by the next call
+                self._patience.run(tidy)
         self._checkpointed = True
         self._update(change)
 
@@ -564,15 +569,36 @@ class Recorder:
             return
         try:
             with self.guarded({"part": "what waits to be written"}):
-                self._backlog.close()
+                self._finish()
         finally:
-            with self._claiming:
-                for claim in self._claims.values():
-                    claim.release()
-                self._claims.clear()
+            self._let_go()
         if self.lost:
             self.note(lost=[{"key": entry.key, "why": entry.why} for entry in self.lost])
         self._raise_failure()
+
+    def _finish(self) -> None:
+        """Write what waits; where the disk answers nothing more, each record that is given up for that is listed."""
+        try:
+            self._backlog.close()
+        except DumpError as error:
+            given_up = self._backlog.give_up()
+            if self.settings.on_error == "raise":
+                raise
+            for what in given_up:
+                self._give_up(what, error)
+
+    def _let_go(self) -> None:
+        """Of every role and rank. Where the disk answers nothing more the locks' files stay, and bind nobody."""
+        with self._claiming:
+            claims = list(self._claims.values())
+            self._claims.clear()
+        if not claims:
+            return
+        try:
+            self._patience.run(lambda: [claim.release() for claim in claims])
+        except DumpError:
+            for claim in claims:
+                claim.release.detach()
 
     @contextmanager
     def guarded(self, key: Mapping[str, Any]) -> Iterator[None]:
@@ -625,19 +651,21 @@ class Recorder:
         self._do(lambda: self._write(held, file), held.snapshots.nbytes, held.key)
         return self.directory / file if file else None
 
-    def _do(self, job: Any, nbytes: int, key: Mapping[str, Any] | None = None) -> None:
+    def _do(self, job: Any, nbytes: int, key: Mapping[str, Any]) -> None:
         if self.settings.asynchronous:
-            self._backlog.put(job if key is None else lambda: self._attempt(job, key), nbytes)
+            spelled = _spelled(key)
+            self._backlog.put(lambda: self._attempt(job, spelled), nbytes, spelled)
         else:
             self._patience.run(job)
 
-    def _attempt(self, job: Any, key: Mapping[str, Any]) -> None:
+    def _attempt(self, job: Any, key: str) -> None:
         try:
             job()
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
-            self._give_up(_spelled(key), error)
+            if not is_given_up():  # or it is among the lost already
+                self._give_up(key, error)
 
     def _write(self, held: HeldRecord, file: Path | None) -> None:
         held.snapshots.ready()

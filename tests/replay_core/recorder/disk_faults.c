@@ -91,3 +91,8 @@ int mkdir(const char *path, mode_t mode) {
     REAL(mkdir);
     return is_fault(path) ? -1 : real(path, mode);
 }
+
+int unlink(const char *path) {
+    REAL(unlink);
+    return is_fault(path) ? -1 : real(path);
+}
