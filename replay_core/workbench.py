@@ -727,11 +727,11 @@ def compare_weights(
     from replay_core.export.weights import weights_document
     from replay_core.weight_sync.arrival import judge
     from replay_core.weight_sync.megatron import joined
-    from replay_core.weight_sync.state import states_of
+    from replay_core.weight_sync.state import states_of, states_of_step
     from replay_core.weight_sync.suspects import Known
 
-    sender = _only_one(joined(states_of(sent, step=step)), sent)
-    others = [one for one in states_of(sent, every_step=True) if one.step not in (None, sender.step)]
+    mine, others = states_of_step(sent, step)
+    sender = _only_one(joined(mine), sent)
     others += [one for path in older for one in joined(states_of(path, every_step=True))]
     earlier = None if before is None else _only_one(joined(states_of(before)), before)
     known = Known(sender, earlier, tuple(others))

@@ -32,7 +32,10 @@ def safe(text: object, *, lines: bool = False) -> str:
 
     Names, texts and paths of a dump are untrusted. With `lines`, line breaks and tabs stay.
     """
-    shown = UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), str(text))
+    text = str(text)
+    if text.isascii() and text.isprintable():  # nearly all of them, by thousands
+        return text
+    shown = UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
     return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -31,12 +31,13 @@ def _built(
         return piece if at == tuple(start) and piece.shape == tuple(shape) else None
     if axis == len(shape):
         return None
-    cuts = sorted({at[axis] for at in pieces})
-    if len(cuts) == 1:
+    by_cut: dict[int, dict[tuple[int, ...], TensorRef]] = {}
+    for at, piece in pieces.items():
+        by_cut.setdefault(at[axis], {})[at] = piece
+    if len(by_cut) == 1:
         return _built(pieces, shape, start, axis + 1)
     parts, reached = [], start[axis]
-    for cut in cuts:
-        mine = {at: piece for at, piece in pieces.items() if at[axis] == cut}
+    for cut, mine in sorted(by_cut.items()):
         length = next(iter(mine.values())).shape[axis]
         inner = [*shape[:axis], length, *shape[axis + 1 :]]
         part = _built(mine, inner, [*start[:axis], cut, *start[axis + 1 :]], axis + 1) if cut == reached else None

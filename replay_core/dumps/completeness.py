@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from replay_core.dumps.containers import read_container
 from replay_core.dumps.listing import few
-from replay_core.dumps.peeking import REFERENCES
+from replay_core.dumps.peeking import look
 from replay_core.errors import RldbgError, UnsafeFileError
 from replay_core.records import Problem, RecordKey
 
@@ -79,7 +78,7 @@ def being_written(files: Sequence[Path]) -> list[Problem]:
     """
     problems = []
     now = time.time()
-    for file in files[-_LOOKED_AT:]:
+    for file in dict.fromkeys(files[-_LOOKED_AT:]):
         if file.suffix == ".csv":
             continue  # a table grows by rows: each that has come is whole
         try:
@@ -89,7 +88,7 @@ def being_written(files: Sequence[Path]) -> list[Problem]:
         if not -FRESH_S < age < FRESH_S:
             continue
         try:
-            read_container(file, inert=REFERENCES)
+            look(file)
         except UnsafeFileError:
             continue  # a whole file that asks for something else: its record says so
         except RldbgError as error:

@@ -13,11 +13,12 @@ from typing import Any, TypeGuard
 
 from replay_core import naming
 from replay_core.dumps.boxes import laid_out
-from replay_core.dumps.containers import read_container, read_nested
+from replay_core.dumps.containers import read_nested
 from replay_core.dumps.containers.torch_rebuild import text_of_place
 from replay_core.dumps.dialect import Dialect, Index, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, is_file, listing
+from replay_core.dumps.peeking import content_of
 from replay_core.errors import DumpError, RldbgError
 from replay_core.records import Fields, FileBytes, Problem, RecordKey, TensorRef, Unreadable
 from replay_core.regexes import regex
@@ -50,7 +51,7 @@ def index(path: Path) -> Index:
 
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
     metadata = path.with_name(_METADATA)
-    said = _state(read_container(metadata).tree)
+    said = _state(content_of(metadata).tree)
     tensors, places = said.get("state_dict_metadata"), said.get("storage_data")
     if not isinstance(tensors, dict) or not isinstance(places, dict):
         raise DumpError("the metadata of a distributed checkpoint names no tensors", file=str(metadata))

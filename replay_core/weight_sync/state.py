@@ -15,7 +15,7 @@ from replay_core import naming, pages
 from replay_core.dumps import open_run
 from replay_core.engine_names import short
 from replay_core.errors import NothingComparableError
-from replay_core.records import Record, TensorRef
+from replay_core.records import Record, Run, TensorRef
 
 Values = NDArray[Any]
 
@@ -51,7 +51,7 @@ class WeightState:
         return np.asarray(pages.array(self.tensors[name]))
 
 
-def states_of(path: Path, *, every_step: bool = False, step: int | None = None) -> list[WeightState]:
+def states_of(path: Path, *, every_step: bool = False) -> list[WeightState]:
     """The parameters that a dump or a checkpoint holds: one state per rank of its last step, or of each step.
 
     Raises:
@@ -59,18 +59,35 @@ def states_of(path: Path, *, every_step: bool = False, step: int | None = None) 
         NothingComparableError: it holds no parameters.
     """
     run = open_run(path)
-    records = [record for record in run.records if record.key.stage == "param"]
-    # A state dict that was saved by hand says nothing of what it is.
-    records = records or [record for record in run.records if record.key.stage == "tensors"]
+    records = _of_parameters(run)
+    return _found(path, run, records if every_step else _of_step(records, None))
+
+
+def states_of_step(path: Path, step: int | None) -> tuple[list[WeightState], list[WeightState]]:
+    """(The parameters of one step, or of the last; those of the other steps, where they name one), each per rank.
+
+    Raises:
+        DumpError: the path cannot be opened.
+        NothingComparableError: it holds no parameters of that step.
+    """
+    run = open_run(path)
+    records = _of_parameters(run)
+    mine = _of_step(records, step)
+    taken = set(map(id, mine))
+    beside = [one for one in records if id(one) not in taken and one.key.step is not None]
+    return _found(path, run, mine, step), _states(path, beside)
+
+
+def _of_step(records: list[Record], step: int | None) -> list[Record]:
+    """Of a step; None: of the last, and what names none."""
     if step is not None:
-        records = [record for record in records if record.key.step == step]
-    elif not every_step and records:
-        last = max(-1 if record.key.step is None else record.key.step for record in records)
-        records = [record for record in records if record.key.step in (last, None)]
-    states: dict[tuple[int | None, int | None, str], WeightState] = {}
-    for record in records:
-        _add(states, path, record)
-    found = [state for state in states.values() if state.tensors]
+        return [record for record in records if record.key.step == step]
+    last = max((-1 if record.key.step is None else record.key.step for record in records), default=None)
+    return [record for record in records if record.key.step in (last, None)]
+
+
+def _found(path: Path, run: Run, records: list[Record], step: int | None = None) -> list[WeightState]:
+    found = _states(path, records)
     if not found:
         raise NothingComparableError(
             "there are no parameters" + ("" if step is None else f" of step {step}"),
@@ -80,6 +97,19 @@ def states_of(path: Path, *, every_step: bool = False, step: int | None = None) 
             hint=f"rldbg ls {path}",
         )
     return found
+
+
+def _of_parameters(run: Run) -> list[Record]:
+    records = [record for record in run.records if record.key.stage == "param"]
+    # A state dict that was saved by hand says nothing of what it is.
+    return records or [record for record in run.records if record.key.stage == "tensors"]
+
+
+def _states(path: Path, records: Sequence[Record]) -> list[WeightState]:
+    states: dict[tuple[int | None, int | None, str], WeightState] = {}
+    for record in records:
+        _add(states, path, record)
+    return [state for state in states.values() if state.tensors]
 
 
 def _add(states: dict[tuple[int | None, int | None, str], WeightState], path: Path, record: Record) -> None:

@@ -13,14 +13,14 @@ def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(
     if not rows:
         return []
     rows = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(width_of(row[i]) for row in rows) for i in range(len(rows[0]))]
+    taken = [[width_of(cell) for cell in row] for row in rows]
+    widths = [max(column) for column in zip(*taken, strict=True)]
     lines = []
-    for row in rows:
-        blanks = [" " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells = [
-            blank + cell if i in right else cell + blank
-            for i, (cell, blank) in enumerate(zip(row, blanks, strict=True))
-        ]
+    for row, mine in zip(rows, taken, strict=True):
+        cells = []
+        for i, cell in enumerate(row):
+            blank = " " * (widths[i] - mine[i])
+            cells.append(blank + cell if i in right else cell + blank)
         lines.append((" " * gap).join(cells).rstrip())
     return lines
 
