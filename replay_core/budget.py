@@ -41,6 +41,8 @@ FLOOR_ROWS = 1 << 16
 _MOST_STRETCHES = 4096
 #: So many payments are made between two looks at the clock.
 _UNTIMED = 64
+#: Fields of one record: a tensor's name and place take more bytes, and so does a metric's.
+FLOOR_FIELDS, BYTES_PER_FIELD = 1 << 13, 32
 #: CPU seconds of all readings of one file since it was opened. Genuine files take .02 s for a megabyte of JSON.
 FLOOR_SECONDS, SECONDS_PER_MIB = 0.75, 0.5
 #: Of each record, so much is not counted: a log of 15,000 steps is asked for each of them once it is known.
@@ -91,6 +93,12 @@ class Budget:
         if self.values_left < 0 and (not self.widen() or self.values_left < 0):
             limit = int((FLOOR_VALUES + VALUES_PER_BYTE * self.stored) * factor())
             raise self.over(f"{limit:,} values", f"{limit - self.values_left:,}, at {what}")
+
+    def check_fields(self, count: int) -> None:
+        self.widen()
+        limit = int((FLOOR_FIELDS + self.stored // BYTES_PER_FIELD) * factor())
+        if count > limit and not os.path.isdir(self.file):
+            raise self.over(f"{limit:,} fields of a record", f"{count:,} or more")
 
     def spend_seconds(self, now: float) -> None:
         """`now`: the thread's CPU seconds, from which `seconds` counts."""
@@ -263,6 +271,17 @@ def spend_values(count: int, what: str) -> None:
     if budget is not None:
         budget.spend_values(count, what)
         _clock(budget, count)
+
+
+def check_fields(count: int) -> None:
+    """A record of the file that is read has so many fields.
+
+    Raises:
+        BudgetError: more than it may have: each of them costs whoever shows, compares or judges it.
+    """
+    budget = _now.budget
+    if budget is not None and count > FLOOR_FIELDS:
+        budget.check_fields(count)
 
 
 def is_walkable(shape: tuple[int, ...], numel: int, stored: int) -> bool:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replay_core.budget import spend_bytes, spend_values
+from replay_core.budget import check_fields, spend_bytes, spend_values
 from replay_core.dumps.instances import is_instance, plain
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef, Unreadable
@@ -22,6 +22,9 @@ from replay_core.records import Inline, TensorRef, Unreadable
 MAX_DEPTH = 64
 #: Shared parts make a small file describe a huge tree; past these it is refused, not walked.
 MAX_FIELDS = 100_000
+
+#: Whether a file of its size may hold so many is asked once in so many.
+_OFTEN = 0x3FF
 
 #: A number that some samples have and others do not.
 NULL = "null is stored as NaN"
@@ -38,7 +41,7 @@ def flatten(tree: Any) -> list[TensorRef]:
     The tree is taken over: its tensors, nameless until now, get their names here.
 
     Raises:
-        DumpError: more fields than any record has (a file whose parts contain each other).
+        DumpError: more fields than any record has (a file whose parts contain each other), or than one of its size.
     """
     if type(tree) is dict and (numbers := _plain_numbers(tree)) is not None:
         return numbers
@@ -53,6 +56,8 @@ def flatten(tree: Any) -> list[TensorRef]:
         seen[name] = 1
         ref.name, ref.order = name, order
         fields.append(ref)
+        if order & _OFTEN == _OFTEN:
+            check_fields(order)
         if order == MAX_FIELDS:
             raise DumpError("the file holds too many fields", expected=f"at most {MAX_FIELDS:,}", tensor=name)
     return fields
@@ -66,6 +71,7 @@ def _plain_numbers(tree: dict[Any, Any]) -> list[TensorRef] | None:
         if dtype is None or type(name) is not str or not name or (dtype == "int64" and not -_INT64 <= value < _INT64):
             return None
         fields.append(TensorRef(name, dtype, (), Inline(value), None, None, None, None, len(fields)))
+    check_fields(len(fields))
     return fields if len(fields) <= MAX_FIELDS else None
 
 

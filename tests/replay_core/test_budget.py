@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import resource
 import threading
 import time
@@ -210,3 +212,22 @@ def test_of_records_that_are_read_together_each_is_as_free_as_alone(
     looked(100)
     assert budget._took[str(tmp_path / "of_100")] == 0 < budget._took[str(tmp_path / "of_1")]
     budget.forget()
+
+
+def test_a_record_has_no_more_fields_than_its_file_can_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps({"a": [[[[]]]] * 40_000}))
+    (record,) = open_run(path).records
+    with pytest.raises(BudgetError) as error:
+        record.tensors()
+    stored = budget.stored_bytes(path)
+    most = budget.FLOOR_FIELDS + stored // budget.BYTES_PER_FIELD
+    assert f"at most {most:,} fields of a record, as {stored:,} bytes are stored" in str(error.value)
+    assert "RLDBG_BUDGET=8" in str(error.value)
+
+
+def test_a_record_of_ten_thousand_named_numbers_opens(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": 1, **{f"loss/{i}": i + 0.5 for i in range(10_000)}}))
+    (record,) = open_run(path).records
+    assert len(record.tensors()) == 10_001
