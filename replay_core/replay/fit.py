@@ -19,8 +19,9 @@ from replay_core.replay.packing import Arrangement
 _OFFSET = 16
 #: Factors between two sets of positions that tell whether a model heeds them; a constant shift would not (RoPE).
 _STRETCH = 3
-#: Of a config: its bytes, and the layers or experts it may ask for.
-_MOST_CONFIG, _MOST_PARTS = 1 << 24, 4096
+#: Of a config: its bytes, the layers it may ask for, the experts (Doge's are 16,384 rows of a table), and of both the
+#: product: Doge's is the largest of the configurations that transformers knows.
+_MOST_CONFIG, _MOST_LAYERS, _MOST_EXPERTS, _MOST_PARTS = 1 << 24, 1 << 12, 1 << 14, 1 << 19
 _PARTS = regex(r"(?:num|n)_\w*(?:layer|expert|block)\w*|\w*_layers|layers|depth")
 #: Numbers a model may have beside those stored (tables of positions, ties), and for a stored byte (four bits and less).
 _FREE, _PER_BYTE = 1 << 26, 8
@@ -62,18 +63,27 @@ def need_layers(directory: Path) -> None:
         level: list[Any] = [read_object(directory / "config.json", "the model's config", _MOST_CONFIG)]
     except DumpError as error:
         raise ModelError(error.message, file=error.file, expected=error.expected, found=error.found) from None
+    layers, experts = ("layers", 1), ("experts", 1)
     while level:
         one = level.pop()
         pairs = one.items() if isinstance(one, dict) else enumerate(one)
         for name, value in pairs:
             if isinstance(value, (dict, list)):
                 level.append(value)
-            elif isinstance(value, int) and value > _MOST_PARTS and _PARTS.fullmatch(str(name)):
-                raise ModelError(
-                    "the model's config asks for more parts than any model has",
-                    file=str(directory / "config.json"), expected=f"{name} of at most {_MOST_PARTS:,}",
-                    found=f"{value:,}"[:40],
-                )  # fmt: skip
+            elif isinstance(value, int) and _PARTS.fullmatch(str(name)):
+                if "expert" in str(name):
+                    experts = max(experts, (str(name), value), key=lambda told: told[1])
+                else:
+                    layers = max(layers, (str(name), value), key=lambda told: told[1])
+    for told, value, most in (
+        (*layers, _MOST_LAYERS), (*experts, _MOST_EXPERTS),
+        (f"{layers[0]} times {experts[0]}", layers[1] * experts[1], _MOST_PARTS),
+    ):  # fmt: skip
+        if value > most:
+            raise ModelError(
+                "the model's config asks for more parts than any model has",
+                file=str(directory / "config.json"), expected=f"{told} of at most {most:,}", found=f"{value:,}"[:40],
+            )  # fmt: skip
 
 
 def need_stored(kind: Any, config: Any, directory: Path) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from replay_core.errors import CellError, ModelError
 from replay_core.replay import fit
@@ -90,7 +90,7 @@ def test_a_config_of_more_parts_than_any_model_has_is_refused_before_one_is_buil
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": {name: 10**9}}))
     with pytest.raises(ModelError, match="more parts than any model has") as refused:
         fit.need_layers(tmp_path)
-    assert f"{name} of at most 4,096" in str(refused.value)
+    assert f"{name} of at most {'16,384' if 'expert' in name else '4,096'}" in str(refused.value)
     (tmp_path / "config.json").write_text(json.dumps({name: 60, "shared_expert_intermediate_size": 20480}))
     fit.need_layers(tmp_path)
 
@@ -103,3 +103,26 @@ def test_a_config_of_a_far_larger_model_than_is_stored_takes_no_memory(tmp_path)
     for name, value in (("vocab_size", 10**11), ("hidden_size", 10**6), ("intermediate_size", 10**10)):
         with pytest.raises(ModelError, match="far larger model than its weights"):
             fit.need_stored(AutoModelForCausalLM, LlamaConfig(**{**small.to_dict(), name: value}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("deepseek_v3", {"num_hidden_layers": 61, "n_routed_experts": 384, "num_experts_per_tok": 8}),  # Kimi-K2
+        ("qwen3_moe", {"num_hidden_layers": 94, "num_experts": 128}),  # Qwen3-235B-A22B
+        ("gpt_oss", {"num_hidden_layers": 36, "num_local_experts": 128}),  # 120b
+        ("glm4_moe", {"num_hidden_layers": 92, "n_routed_experts": 160}),  # GLM-4.5
+        ("doge", {"num_hidden_layers": 32, "num_experts": 16384}),  # 320M, whose experts are rows of a table
+        ("switch_transformers", {"num_layers": 12, "num_experts": 2048}),
+    ],
+)
+def test_the_largest_mixtures_there_are_may_be_asked_for(kind, sizes, tmp_path):
+    AutoConfig.for_model(kind, **sizes).save_pretrained(tmp_path)
+    fit.need_layers(tmp_path)
+
+
+def test_layers_times_experts_are_bounded_too(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 4096, "num_local_experts": 4096}))
+    with pytest.raises(ModelError, match="more parts than any model has") as refused:
+        fit.need_layers(tmp_path)
+    assert refused.value.expected == "num_hidden_layers times num_local_experts of at most 524,288"
