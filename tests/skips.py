@@ -16,7 +16,7 @@ ALLOWED = {
         r"could not import '(peft|pyarrow|pyarrow\.parquet|omegaconf|trl)'|a flash-attention package is installed here"
     ),
     "a program that is not installed": (
-        r"tmux is not installed|a C compiler and Linux are needed|no headless browser is installed"
+        r"(tmux|bindfs) is not installed|a C compiler and Linux are needed|no headless browser is installed"
     ),
     "this account or system": (
         r"root may write everywhere|is read from /proc|are read from /proc|are counted under /proc|there is no lock|"

@@ -5,9 +5,12 @@ read-only, a recorder around a recorder, a cache that somebody spoiled, an insta
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,28 @@ except RldbgError as error:
     print("raised:", error.message)
     sys.exit(7)
 print("trained")
+"""
+
+
+_ON_FUSE = """
+import sys, warnings
+import torch
+from replay_core.errors import RldbgError
+from replay_core.recorder import Recorder
+warnings.simplefilter("ignore")
+try:
+    recorder = Recorder(sys.argv[1], on_error=sys.argv[2], asynchronous=sys.argv[3] == "async", patience_s=1.0)
+    for step in range(20):
+        if step == 10:
+            recorder.flush()
+            print("half", flush=True)
+            sys.stdin.readline()
+        with recorder.step(step) as record:
+            record("loss", values=torch.full((300,), float(step)))
+    recorder.close()
+    print("trained, lost", " ".join(one.key.split(",")[0] for one in recorder.lost), flush=True)
+except RldbgError as error:
+    print("raised:", error.message, flush=True)
 """
 
 
@@ -261,3 +286,57 @@ def test_an_install_that_its_user_may_not_write_reads_and_writes_nothing_beside_
     for folder in [site, *(path for path in site.rglob("*") if path.is_dir())]:
         folder.chmod(0o755)
     assert _bytes_of(site) == before
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, world: dict[str, str]) -> Iterator[tuple[Path, Path, subprocess.Popen[bytes]]]:
+    """(A folder through a file system of its own, the folder behind it, the process that serves it.)
+
+    `world` looks through what lies here once this is gone.
+    """
+    if shutil.which("bindfs") is None or not Path("/dev/fuse").exists():
+        pytest.skip("bindfs is not installed")
+    behind, seen = tmp_path / "behind", tmp_path / "seen"
+    behind.mkdir()
+    seen.mkdir()
+    serving = subprocess.Popen(["bindfs", "-f", str(behind), str(seen)])
+    while not seen.is_mount():
+        assert serving.poll() is None, "bindfs cannot mount here"
+        time.sleep(0.01)
+    yield seen, behind, serving
+    serving.kill()
+    serving.wait()
+    subprocess.run(["fusermount3", "-uz", str(seen)], check=False)
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+@pytest.mark.parametrize("asynchronous", ["async", "sync"])
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_a_trainer_outlives_a_file_system_that_dies_or_hangs(
+    mounted: tuple[Path, Path, subprocess.Popen[bytes]],
+    world: dict[str, str],
+    how: str,
+    asynchronous: str,
+    on_error: str,
+) -> None:
+    seen, behind, serving = mounted
+    words = [sys.executable, "-c", _ON_FUSE, str(seen / "dump"), on_error, asynchronous]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=world, text=True) as trainer:
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "half\n"
+        serving.send_signal(signal.SIGKILL if how == "dies" else signal.SIGSTOP)
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        said = trainer.stdout.readline()  # a trainer that hangs at its end says nothing
+        serving.kill()
+    if on_error == "raise":
+        assert "answer" in said or "not connected" in said
+    else:
+        lost = said.split("lost ")[1]
+        kept = {str(record.key.step) for record in open_run(behind / "dump").records}
+        assert {f"step {step}" for step in range(20)} <= {f"step {step}" for step in kept} | set(
+            re.findall(r"step \d+", lost)
+        )
+    assert trainer.returncode == 0
+    assert [record.key.step for record in open_run(behind / "dump").records][:10] == list(range(10))
