@@ -142,8 +142,9 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
     leaks in one layer comes to others by the next. At one place the first of KINDS.
     """
     found: dict[str, tuple[int, str]] = {}
+    mixes = _mixes(evidence, by)
     for sight in evidence["visibility"]:
-        kind = _shown(sight) if sight["by"] == by else None
+        kind = _shown(sight, mixes=mixes) if sight["by"] == by else None
         if kind is not None:
             order = -1 if sight["first"] is None else sight["first"]["order"]
             found[kind] = min(found.get(kind, (order, line(sight))), (order, line(sight)), key=lambda one: one[0])
@@ -168,7 +169,20 @@ def _is_through_padding(evidence: Evidence, by: str) -> bool:
     return moved["token"] <= moved["padding"] and bool(samples_there - moved["padding"])
 
 
-def _shown(sight: Mapping[str, Any]) -> str | None:
+def _mixes(evidence: Evidence, by: str) -> bool:
+    """Whether what works on each token by itself looks at the whole batch: a change in one sample shows there in another
+    row, or in samples before it. What runs on into later ones, or reads its own row's padding or future, sees those.
+    """
+    sights = [one for one in evidence["visibility"] if one["by"] == by and one["moved"] and one["first"]]
+    if any(one["first"]["kind"] == "router" for one in sights):
+        return True
+    others = [one for one in sights if one["what"] == "other" and one["first"]["kind"] == "other"]
+    if by == "cell" and evidence["packed"]:
+        return any(moved["sample"] < one["sample"] for one in others for moved in one["moved"])
+    return bool(others)
+
+
+def _shown(sight: Mapping[str, Any], *, mixes: bool = False) -> str | None:
     where = (sight["first"] or {}).get("kind")
     if sight["what"] == "token" and not sight["moved"]:
         return "own_keys" if sight["deaf"] else None
@@ -176,8 +190,7 @@ def _shown(sight: Mapping[str, Any]) -> str | None:
         return None
     if sight["what"] == "again":
         return "state"
-    if where in ("other", "router"):
-        # What works on each token by itself has nothing to see of another.
+    if mixes and where in ("other", "router"):
         return "batch"
     if sight["what"] == "padding":
         return "padding"
