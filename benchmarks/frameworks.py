@@ -164,7 +164,8 @@ _TORCH = "torch==2.13.0"
 _TRANSFORMERS = (_TORCH, "transformers==5.23.0", "accelerate==1.15.0")
 _OLD_TRANSFORMERS = (_TORCH, "transformers==4.51.3", "accelerate==1.15.0")
 _TRL = (_TORCH, "trl==1.16.0", "transformers==5.23.0")
-_OLD_TRL = (_TORCH, "trl==0.29.0", "transformers==5.23.0")
+#: It imports requests and does not ask for it.
+_OLD_TRL = (_TORCH, "trl==0.29.0", "transformers==5.23.0", "requests")
 DRIVES = (
     *(
         Drive(name, needs, script, ranks)

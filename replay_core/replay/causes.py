@@ -170,8 +170,8 @@ def _is_through_padding(evidence: Evidence, by: str) -> bool:
 
 
 def _mixes(evidence: Evidence, by: str) -> bool:
-    """Whether what works on each token by itself looks at the whole batch: a change in one sample shows there in another
-    row, or in samples before it. What runs on into later ones, or reads its own row's padding or future, sees those.
+    """Whether what works on each token by itself looks at the whole batch: a change in one sample shows there in
+    another row, or in samples before it. What runs on into later ones, or reads its own padding or future, sees those.
     """
     sights = [one for one in evidence["visibility"] if one["by"] == by and one["moved"] and one["first"]]
     if any(one["first"]["kind"] == "router" for one in sights):
