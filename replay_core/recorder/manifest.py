@@ -207,7 +207,7 @@ def computed_as(
 
     Args:
         mixed: the dtype of an autocast.
-        logits: how its head's logits are held in training (`whole`, `fused`), where that is known.
+        logits: how its head's logits are held in training (`whole`, `rows`, `fused`), where that is known.
         positions: `library` where the trainer gives no position_ids.
     """
     facts = model_facts(model)

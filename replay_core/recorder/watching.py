@@ -137,6 +137,7 @@ class _Watch:
         self._began: tuple[Any, tuple[Any, Any, float | None]] | None = None
         #: The loss as a replay forms it, where a trainer that is known says so; the completions of its batch.
         self._loss_flags: dict[str, Any] | None = None
+        self._by_rows = False
         self._completions: Any = None
         #: The prompts sampled from since the last training call, and whether this step trains on what came of them.
         self._prompts: Any = None
@@ -209,6 +210,8 @@ class _Watch:
         from replay_core.recorder.trl import preference_loss
 
         original = module.DPOTrainer._compute_loss
+        # Before 1.0 a row's log-probabilities were made at once, of whole logits.
+        self._by_rows = "selective_log_softmax" in original.__code__.co_names
 
         @functools.wraps(original)
         def compute_loss(trainer: Any, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
@@ -277,6 +280,8 @@ class _Watch:
             given["attention_mask"] = torch.ones_like(given["input_ids"])  # without one, every slot is attended to
         outputs = {name: value for name, value in hooks.tensors_of("forward.output", output) if is_storable(value)}
         called = _called_as(given, outputs)
+        if self._by_rows and called.get("logits") == "whole":
+            called["logits"] = "rows"
         size = sum(tensor.numel() * tensor.element_size() for tensor in outputs.values())
         if size > _SMALL_OUTPUT and not self._outputs:
             self._unseen[f"outputs above {_SMALL_OUTPUT >> 20} MB (--outputs records them)"] += 1

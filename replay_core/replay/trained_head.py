@@ -1,8 +1,10 @@
 """How the trainer made log-probabilities of hidden states, and the same done again: the order in which a head adds up
 is part of its gradients' last bits.
 
-`whole`: the model's own logits of every slot, as transformers' losses take them. `fused`: TRL's `add_fused_lm_head`
-(since 1.0), tiles with a backward of their own, by TRL itself where it is installed. Else a few rows of logits at once.
+`whole`: the model's own logits of every slot, as transformers' losses take them. `rows`: of these, a row's
+log-probabilities at once (TRL's `selective_log_softmax`, in its preference trainer before 1.0). `fused`: TRL's
+`add_fused_lm_head` (since 1.0), tiles with a backward of their own, by TRL itself where it is installed. Else a few
+rows of logits at once.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _IGNORED = -100
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """How the logits of a backward replay are held: chunked, whole or fused; why, for the cell's notes."""
+    """How the logits of a backward replay are held: chunked, whole, rows or fused; why, for the cell's notes."""
 
     held: str
     forecast_mib: float
@@ -47,7 +49,7 @@ class TrainedHead:
         """
         words = cell.model.config.vocab_size
         as_padded = cell.arrangement.cu_seqlens is None and not cell.plan.is_critic
-        if flags.logits == "whole" or not as_padded or said not in ("whole", "fused"):
+        if flags.logits == "whole" or not as_padded or said not in ("whole", "rows", "fused"):
             mib = need_logits(flags, slots, words, chunk)
             return cls("whole" if flags.logits == "whole" and as_padded else "chunked", mib)
         if said == "fused":
@@ -61,7 +63,7 @@ class TrainedHead:
         except UnavailableError as error:
             note = f"logits in chunks, though the trainer held them whole: {error.message}; last bits may differ"
             return cls("chunked", need_logits(flags, slots, words, chunk), note)
-        return cls("whole", mib, "logits whole, as the trainer held them")
+        return cls(said, mib, "logits whole, as the trainer held them")
 
     def logprobs(
         self, cell: BatchReplay, head: Head, labels_BS: torch.Tensor, temperature: float, chunk: int, *,
@@ -78,13 +80,13 @@ class TrainedHead:
         parts, hidden, row = [], [], 0
         for forward in cell.arrangement.forwards:
             inputs, rows = cell.inputs(forward), len(forward.input_ids)
-            if self.held == "whole":
+            if self.held in ("whole", "rows"):
                 answer = cell.model.causal_lm(**inputs, output_hidden_states=True)
-                logits_BSV = answer.logits.float()
+                logits_BSV = answer.logits if self.held == "rows" else answer.logits.float()
                 if temperature != 1.0:
                     logits_BSV = logits_BSV / temperature
-                logprobs_BTV = logits_BSV[:, :-1].log_softmax(-1)
-                parts.append(logprobs_BTV.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0])
+                of_next = _by_rows if self.held == "rows" else _at_once
+                parts.append(of_next(logits_BSV[:, :-1], inputs["input_ids"][:, 1:]))
                 hidden.append(answer.hidden_states[-1].detach())
             else:
                 with _with_fused_head(cell.model, temperature, hidden):
@@ -92,6 +94,18 @@ class TrainedHead:
                     parts.append(cell.model.causal_lm(**inputs, labels=labels, fused_lm_head=True).log_probs)
             row += rows
         return torch.cat(parts) if len(parts) > 1 else parts[0], None, torch.cat(hidden)
+
+
+def _at_once(logits_BTV: torch.Tensor, next_BT: torch.Tensor) -> torch.Tensor:
+    return logits_BTV.log_softmax(-1).gather(-1, next_BT[..., None])[..., 0]
+
+
+def _by_rows(logits_BTV: torch.Tensor, next_BT: torch.Tensor) -> torch.Tensor:
+    """As TRL's `selective_log_softmax`: the logit less its row's logsumexp; in half precision by `log_softmax`."""
+    if logits_BTV.dtype in (torch.float32, torch.float64):
+        chosen_BT = logits_BTV.contiguous().gather(-1, next_BT[..., None])[..., 0]
+        return chosen_BT - torch.stack([row_TV.logsumexp(-1) for row_TV in logits_BTV])
+    return torch.stack([_at_once(row_TV, next_T) for row_TV, next_T in zip(logits_BTV, next_BT, strict=True)]).float()
 
 
 def labels_of(ids_BS: torch.Tensor, counted_BT: torch.Tensor) -> torch.Tensor:
