@@ -119,6 +119,12 @@ def unpack(file: Path, folder: Path) -> tuple[dict[str, Any], CapsuleEntry]:
                     place.write_bytes(data)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
             raise _damaged(file, "a zip that rldbg wrote", str(error)[:200]) from None
+    try:
+        outputs = read_container(folder / OUTPUTS).container
+    except DumpError as error:
+        raise _damaged(file, f"safetensors in {OUTPUTS}", error.message[:200]) from None
+    if outputs != "safetensors":
+        raise _damaged(file, f"safetensors in {OUTPUTS}", outputs)
     note = _object(file, folder / NOTE)
     if (note.get("format"), note.get("version")) != (FORMAT, VERSION):
         raise _damaged(file, f"{FORMAT} {VERSION}", f"{note.get('format')} {note.get('version')}"[:80])

@@ -34,6 +34,10 @@ SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 KERNELS = 1e-4
 
 
+#: Modules that work on each token by itself.
+_EACH = ("other", "router")
+
+
 def broken_samples(rows: Sequence[Mapping[str, Any]], limit: float) -> list[int]:
     """Samples whose worst token is further off than `limit` (relative L2 of the final hidden state)."""
     return [row["sample"] for row in rows if row["worst_token"] and _past(row["worst_token"]["rel_l2"], limit)]
@@ -173,13 +177,13 @@ def _mixes(evidence: Evidence, by: str) -> bool:
     """Whether what works on each token by itself looks at the whole batch: a change in one sample shows there in
     another row, or in samples before it. What runs on into later ones, or reads its own padding or future, sees those.
     """
-    sights = [one for one in evidence["visibility"] if one["by"] == by and one["moved"] and one["first"]]
-    if any(one["first"]["kind"] == "router" for one in sights):
-        return True
-    others = [one for one in sights if one["what"] == "other" and one["first"]["kind"] == "other"]
-    if by == "cell" and evidence["packed"]:
-        return any(moved["sample"] < one["sample"] for one in others for moved in one["moved"])
-    return bool(others)
+    others = [
+        one for one in evidence["visibility"]
+        if one["by"] == by and one["what"] == "other" and one["moved"] and (one["first"] or {}).get("kind") in _EACH
+    ]  # fmt: skip
+    if by == "reference" or not evidence["packed"] or any(one["first"]["kind"] == "router" for one in others):
+        return bool(others)
+    return any(moved["sample"] < one["sample"] for one in others for moved in one["moved"])
 
 
 def _shown(sight: Mapping[str, Any], *, mixes: bool = False) -> str | None:
@@ -190,7 +194,7 @@ def _shown(sight: Mapping[str, Any], *, mixes: bool = False) -> str | None:
         return None
     if sight["what"] == "again":
         return "state"
-    if mixes and where in ("other", "router"):
+    if mixes and where in _EACH:
         return "batch"
     if sight["what"] == "padding":
         return "padding"

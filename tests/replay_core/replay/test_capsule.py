@@ -128,6 +128,8 @@ _NOTE = b'{"format": "rldbg-capsule", "version": 1, "flags": {"reference": {}, "
     ("capsule.json", _NOTE[:-1] + b', "told": null}', 8),
     ("model/config.json", b'{"a": ' + b"[" * 600 + b"]" * 600 + b"}", 8),
     ("model/config.json", b'{"a": ' * 900 + b"1" + b"}" * 900, 8),
+    ("outputs.safetensors", b"[[1, 2], [3]]", 8),
+    ("outputs.safetensors", b"no container", 8),
     ("outputs.safetensors", b"", zipfile.ZIP_LZMA),
     ("outputs.safetensors", b"", zipfile.ZIP_BZIP2),
 ])  # fmt: skip
@@ -135,6 +137,7 @@ def test_a_capsule_of_anything_is_damaged_and_no_fault_of_ours(tmp_path, name, d
     held = {
         **dict.fromkeys(capsules.NAMES, b"{}"),
         "capsule.json": _NOTE,
+        "outputs.safetensors": (2).to_bytes(8, "little") + b"{}",
         "run/manifest.json": b'{"models": {"*": "../model"}}',
         name: data,
     }
