@@ -181,7 +181,7 @@ def _mixes(evidence: Evidence, by: str) -> bool:
         one for one in evidence["visibility"]
         if one["by"] == by and one["what"] == "other" and one["moved"] and (one["first"] or {}).get("kind") in _EACH
     ]  # fmt: skip
-    if by == "reference" or not evidence["packed"] or any(one["first"]["kind"] == "router" for one in others):
+    if by != "cell" or not evidence["packed"] or any(one["first"]["kind"] == "router" for one in others):
         return bool(others)
     return any(moved["sample"] < one["sample"] for one in others for moved in one["moved"])
 
