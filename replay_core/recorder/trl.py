@@ -21,6 +21,7 @@ from replay_core.errors import RequestError
 from replay_core.recorder import hooks
 from replay_core.recorder.manifest import computed_as
 from replay_core.recorder.recorder import Recorder, StepRecorder
+from replay_core.records import MEAN_OVER_RANKS
 
 #: Fields of a trajectory that the trainer does not want back.
 _OURS = frozenset({"step", "rank", "micro_idx", "prompt_text", "completion_text", "rng_after", "rewards", "group_id"})
@@ -92,6 +93,7 @@ def recording(trainer_class: Any, recorder: Recorder, rollouts: Any = None, *, c
             loss = super()._compute_loss(model, inputs)
             if self.model.training:
                 self._rldbg.micro_batch(inputs, loss)
+                self._rldbg.trained_by(model)
             return loss
 
     Recording.__name__ = f"Recording{trainer_class.__name__}"
@@ -111,7 +113,7 @@ class _TrainerSteps:
         self.scored: Any = None
         #: What the reward functions gave, before they were made advantages of.
         self.rewards: Any = None
-        self._is_clipped = False
+        self._is_clipped = self._is_known = False
 
     def watch_clipping(self) -> None:
         """Gradients are recorded as the backward left them: TRL clips them before it tells a callback."""
@@ -158,6 +160,13 @@ class _TrainerSteps:
             fields["tokens_of_step"] = tokens
         record("forward_data", fields, micro=micro, alignment=_alignment(fields))
         record("loss", loss=loss, micro=micro)
+
+    def trained_by(self, wrapped: Any) -> None:
+        """The model as it is called: what wraps it says whose gradient the recorded one is."""
+        if not self._is_known:
+            self._is_known = True
+            if hooks.is_averaged(wrapped):
+                self._recorder.note(flags={"gradients": MEAN_OVER_RANKS})
 
     def _model(self) -> Any:
         return self._trainer.accelerator.unwrap_model(self._trainer.model)
