@@ -146,9 +146,9 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
     leaks in one layer comes to others by the next. At one place the first of KINDS.
     """
     found: dict[str, tuple[int, str]] = {}
-    mixes = _mixes(evidence, by)
+    of_batch = _of_the_batch(evidence, by)
     for sight in evidence["visibility"]:
-        kind = _shown(sight, mixes=mixes) if sight["by"] == by else None
+        kind = _shown(sight, of_batch) if sight["by"] == by else None
         if kind is not None:
             order = -1 if sight["first"] is None else sight["first"]["order"]
             found[kind] = min(found.get(kind, (order, line(sight))), (order, line(sight)), key=lambda one: one[0])
@@ -173,20 +173,30 @@ def _is_through_padding(evidence: Evidence, by: str) -> bool:
     return moved["token"] <= moved["padding"] and bool(samples_there - moved["padding"])
 
 
-def _mixes(evidence: Evidence, by: str) -> bool:
-    """Whether what works on each token by itself looks at the whole batch: a change in one sample shows there in
-    another row, or in samples before it. What runs on into later ones, or reads its own padding or future, sees those.
+def _of_the_batch(evidence: Evidence, by: str) -> Sequence[str]:
+    """Kinds of modules at which what moves is the whole batch's doing, and no look at what is hidden.
+
+    What works on each token by itself looks at the batch where a change in one sample shows in another row, or in
+    samples of the pack before it: what runs on into later ones, or reads its own padding or future, sees those. Rows
+    of a batch see each other nowhere, so that there all of them do it together: those before as those after.
     """
-    others = [
-        one for one in evidence["visibility"]
-        if one["by"] == by and one["what"] == "other" and one["moved"] and (one["first"] or {}).get("kind") in _EACH
-    ]  # fmt: skip
-    if by != "cell" or not evidence["packed"] or any(one["first"]["kind"] == "router" for one in others):
-        return bool(others)
-    return any(moved["sample"] < one["sample"] for one in others for moved in one["moved"])
+    others = [one for one in evidence["visibility"] if one["by"] == by and one["what"] == "other" and one["moved"]]
+    by_each = [one for one in others if (one["first"] or {}).get("kind") in _EACH]
+    if by != "cell" or not evidence["packed"]:
+        return (*_EACH, "mixer") if by == "cell" and _both_ways(others) else _EACH if by_each else ()
+    is_batch = any(one["first"]["kind"] == "router" for one in by_each) or any(
+        moved["sample"] < one["sample"] for one in by_each for moved in one["moved"]
+    )
+    return _EACH if is_batch else ()
 
 
-def _shown(sight: Mapping[str, Any], *, mixes: bool = False) -> str | None:
+def _both_ways(sights: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether changing samples moves some before them and some after."""
+    ways = {moved["sample"] < one["sample"] for one in sights for moved in one["moved"]}
+    return len(ways) == 2
+
+
+def _shown(sight: Mapping[str, Any], of_batch: Sequence[str] = ()) -> str | None:
     where = (sight["first"] or {}).get("kind")
     if sight["what"] == "token" and not sight["moved"]:
         return "own_keys" if sight["deaf"] else None
@@ -194,7 +204,7 @@ def _shown(sight: Mapping[str, Any], *, mixes: bool = False) -> str | None:
         return None
     if sight["what"] == "again":
         return "state"
-    if mixes and where in _EACH:
+    if where in of_batch:
         return "batch"
     if sight["what"] == "padding":
         return "padding"

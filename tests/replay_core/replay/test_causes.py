@@ -55,6 +55,10 @@ def test_what_reads_other_rows_or_samples_before_its_own_depends_on_the_batch():
     assert kind(sight("other", "other"), packed=False) == "batch"
     both_ways = (sight("other", "other"), sight("other", "other", sample=2))
     assert kind(*both_ways) == "batch"
+    in_attention = (sight("other"), sight("other", sample=2))
+    assert kind(*in_attention, packed=False) == "batch", "rows see each other nowhere"
+    assert kind(*in_attention) == "other_samples"
+    assert kind(sight("other"), packed=False) == "other_samples", "only the row before is read"
     assert kind(*both_ways, sight("padding", "other", order=2), sight("token", "other", order=2)) == "batch"
 
 
