@@ -7,7 +7,7 @@ ragged rows; all are brought to one form, [B, S] with index t about token t + 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,8 @@ from replay_core.replay.segments import layout_of
 from replay_core.samples.batch import Batch, places_of
 
 Floats = NDArray[np.float64]
+#: Log-probabilities [B, T] of logits [B, T, V] and of the ids [B, T] that follow.
+OfNext = Callable[[Any, Any], Any]
 
 #: Recorded names that a forward of that role computes again, nearest first.
 COMPARABLE = {
@@ -95,17 +97,25 @@ def _name(ref: TensorRef) -> str:
     return naming.canonical(inner) if inner != ref.name else ref.canonical or naming.canonical(ref.name)
 
 
-def said_of_tokens(ref: TensorRef, replayed: RecordedBatch, temperature: float, name: str) -> TensorRef | None:
-    """A tensor that is, or of which are made, the values of that canonical name; None where it is another."""
+def said_of_tokens(
+    ref: TensorRef, replayed: RecordedBatch, temperature: float, name: str, of_next: OfNext | None = None
+) -> TensorRef | None:
+    """A tensor that is, or of which are made, the values of that canonical name; None where it is another.
+
+    Args:
+        of_next: how log-probabilities are made of logits; numpy's way where nobody cares for last bits.
+    """
     known = _name(ref)
     if not ref.is_readable or ref.is_text or known not in (name, "logits"):
         return None
     if known == name:
         return ref
-    return (_of_next_tokens(ref, replayed, temperature) or ref) if name == "policy_logprobs" else None
+    return (_of_next_tokens(ref, replayed, temperature, of_next) or ref) if name == "policy_logprobs" else None
 
 
-def _of_next_tokens(ref: TensorRef, replayed: RecordedBatch, temperature: float) -> TensorRef | None:
+def _of_next_tokens(
+    ref: TensorRef, replayed: RecordedBatch, temperature: float, of_next: OfNext | None
+) -> TensorRef | None:
     """Recorded logits [B, S, V] as the log-probabilities [B, S-1] of the tokens that follow; None where they are of
     another batch.
     """
@@ -115,12 +125,15 @@ def _of_next_tokens(ref: TensorRef, replayed: RecordedBatch, temperature: float)
     if ids_BS.max(initial=0) >= ref.shape[2]:
         return None
     logits_BTV = np.asarray(pages.array(ref)[:, :-1], np.float32) / np.float32(temperature)
-    greatest_BT = logits_BTV.max(-1, keepdims=True)
-    logsumexp_BT = np.log(np.exp(logits_BTV - greatest_BT).sum(-1)) + greatest_BT[..., 0]
-    chosen_BT = np.take_along_axis(logits_BTV, ids_BS[:, 1:, None], axis=-1)[..., 0]
-    values_BT = chosen_BT - logsumexp_BT
+    values_BT = (of_next or _by_numpy)(logits_BTV, ids_BS[:, 1:])
     source = Inline(values_BT.reshape(-1).tolist())
     return TensorRef(ref.name, "float32", values_BT.shape, source, canonical="policy_logprobs", alignment="next")
+
+
+def _by_numpy(logits_BTV: Any, next_BT: Any) -> Any:
+    greatest_BT = logits_BTV.max(-1, keepdims=True)
+    logsumexp_BT = np.log(np.exp(logits_BTV - greatest_BT).sum(-1)) + greatest_BT[..., 0]
+    return np.take_along_axis(logits_BTV, next_BT[..., None], axis=-1)[..., 0] - logsumexp_BT
 
 
 def _of_the_step(run: Run, key: RecordKey) -> list[Record]:

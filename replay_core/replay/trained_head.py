@@ -9,7 +9,7 @@ rows of logits at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -94,6 +94,12 @@ class TrainedHead:
                     parts.append(cell.model.causal_lm(**inputs, labels=labels, fused_lm_head=True).log_probs)
             row += rows
         return torch.cat(parts) if len(parts) > 1 else parts[0], None, torch.cat(hidden)
+
+
+def of_next_tokens(said: str | None) -> Callable[[Any, Any], Any]:
+    """How a trainer that held its logits so makes log-probabilities [B, T] of logits [B, T, V] and ids, as arrays."""
+    made = _by_rows if said == "rows" else _at_once
+    return lambda logits_BTV, next_BT: made(torch.from_numpy(logits_BTV), torch.from_numpy(next_BT)).numpy()
 
 
 def _at_once(logits_BTV: torch.Tensor, next_BT: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import placed_in, records_of, said_of_tokens
 from replay_core.replay.run import described, log_phases
-from replay_core.replay.trained_head import TrainedHead, labels_of
+from replay_core.replay.trained_head import TrainedHead, labels_of, of_next_tokens
 
 
 @dataclass
@@ -285,10 +285,12 @@ def _cell(
 def _of_reference(run: Run, recorded: RecordedBatch, temperature: float) -> torch.Tensor | None:
     """What a call of the reference model on the same tokens recorded, [B, S-1]; else the micro-batch's own field."""
     key = recorded.key
+    of_next = of_next_tokens(settings_asked(run.flags).get("logits"))
     for at in (replace(key, role="ref"), key):
+        name = "ref_logprobs" if at is key else "policy_logprobs"
         for record in records_of(run, at):
             for ref in record.tensors():
-                said = said_of_tokens(ref, recorded, temperature, "ref_logprobs" if at is key else "policy_logprobs")
+                said = said_of_tokens(ref, recorded, temperature, name, of_next)
                 placed = None if said is None else placed_in(said, record, recorded)
                 if placed is not None:
                     return torch.from_numpy(recorded.chosen(placed[0])[:, :-1].astype(np.float32))
