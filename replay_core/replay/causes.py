@@ -34,10 +34,6 @@ SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 KERNELS = 1e-4
 
 
-#: Modules that work on each token by itself.
-_EACH = ("other", "router")
-
-
 def broken_samples(rows: Sequence[Mapping[str, Any]], limit: float) -> list[int]:
     """Samples whose worst token is further off than `limit` (relative L2 of the final hidden state)."""
     return [row["sample"] for row in rows if row["worst_token"] and _past(row["worst_token"]["rel_l2"], limit)]
@@ -146,9 +142,8 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
     leaks in one layer comes to others by the next. At one place the first of KINDS.
     """
     found: dict[str, tuple[int, str]] = {}
-    of_batch = _of_the_batch(evidence, by)
     for sight in evidence["visibility"]:
-        kind = _shown(sight, of_batch) if sight["by"] == by else None
+        kind = _shown(sight) if sight["by"] == by else None
         if kind is not None:
             order = -1 if sight["first"] is None else sight["first"]["order"]
             found[kind] = min(found.get(kind, (order, line(sight))), (order, line(sight)), key=lambda one: one[0])
@@ -173,30 +168,7 @@ def _is_through_padding(evidence: Evidence, by: str) -> bool:
     return moved["token"] <= moved["padding"] and bool(samples_there - moved["padding"])
 
 
-def _of_the_batch(evidence: Evidence, by: str) -> Sequence[str]:
-    """Kinds of modules at which what moves is the whole batch's doing, and no look at what is hidden.
-
-    What works on each token by itself looks at the batch where a change in one sample shows in another row, or in
-    samples of the pack before it: what runs on into later ones, or reads its own padding or future, sees those. Rows
-    of a batch see each other nowhere, so that there all of them do it together: those before as those after.
-    """
-    others = [one for one in evidence["visibility"] if one["by"] == by and one["what"] == "other" and one["moved"]]
-    by_each = [one for one in others if (one["first"] or {}).get("kind") in _EACH]
-    if by != "cell" or not evidence["packed"]:
-        return (*_EACH, "mixer") if by == "cell" and _both_ways(others) else _EACH if by_each else ()
-    is_batch = any(one["first"]["kind"] == "router" for one in by_each) or any(
-        moved["sample"] < one["sample"] for one in by_each for moved in one["moved"]
-    )
-    return _EACH if is_batch else ()
-
-
-def _both_ways(sights: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether changing samples moves some before them and some after."""
-    ways = {moved["sample"] < one["sample"] for one in sights for moved in one["moved"]}
-    return len(ways) == 2
-
-
-def _shown(sight: Mapping[str, Any], of_batch: Sequence[str] = ()) -> str | None:
+def _shown(sight: Mapping[str, Any]) -> str | None:
     where = (sight["first"] or {}).get("kind")
     if sight["what"] == "token" and not sight["moved"]:
         return "own_keys" if sight["deaf"] else None
@@ -204,7 +176,8 @@ def _shown(sight: Mapping[str, Any], of_batch: Sequence[str] = ()) -> str | None
         return None
     if sight["what"] == "again":
         return "state"
-    if where in of_batch:
+    if where in ("other", "router"):
+        # What works on each token by itself has nothing to see of another.
         return "batch"
     if sight["what"] == "padding":
         return "padding"

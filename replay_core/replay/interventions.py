@@ -32,8 +32,6 @@ _COARSER = {torch.float64: 1.0, torch.float32: 1e3, torch.bfloat16: 3e5, torch.f
 _MOST_SAMPLES = 4
 #: Random directions onto which a token's vector is laid: one number each is enough to see that it changed.
 _DIRECTIONS = 3
-#: In the name of a part of a tensor, before the head whose work it is.
-_HEAD = "[head "
 #: A causal convolution puts out a few tokens more than it was given.
 _CONV_TAIL = 8
 
@@ -41,8 +39,6 @@ _POSITIONAL = regex(r"(?i)rotary|rope|wpe|embed_positions|position|alibi")
 _STATE = regex(r"(?i)conv|mamba|ssm|linear_?attn|deltanet|recurrent|rg_?lru|rwkv|retention")
 _ROUTER = regex(r"(?i)router|gate$|moe|expert")
 _MIXER = regex(r"(?i)att")
-#: What the heads of attention put out, side by side, on its way to the projection that mixes them.
-_HEADS = regex(r"(?i)att\w*\.(?:o_proj|out_proj|dense|c_proj|wo)\.inputs\.0$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +97,12 @@ class TokenWatch(Capture):
     def __init__(self, backbone: torch.nn.Module, modules: Sequence[str], forward: Forward) -> None:
         self._rows, width = (int(size) for size in forward.input_ids.shape)
         super().__init__(backbone, modules, width)
-        self._heads = int(getattr(backbone.config, "num_attention_heads", 0) or 0)
         self.laid: dict[str, torch.Tensor] = {}
 
     def _take(self, name: str, tensor: torch.Tensor) -> None:
         found = _by_slot(tensor.detach(), self._rows, self._width)
-        if found is None:
-            return
-        self.laid[name] = _laid(found)
-        if self._heads > 1 and found.shape[-1] % self._heads == 0 and _HEADS.search(name):
-            for head, vectors_BSF in enumerate(found.chunk(self._heads, -1)):
-                self.laid[f"{name}{_HEAD}{head}]"] = _laid(vectors_BSF)
+        if found is not None:
+            self.laid[name] = _laid(found)
 
 
 class Observer:
@@ -288,9 +279,7 @@ def lost(
         if not all(name in one.laid for one in (sight.trace, like_base, like_sight.trace)):
             continue
         there = apart(like_base.laid[name], like_sight.trace.laid[name]) > 10 * MOVED * like.scale
-        # Of one head a score may be small for any reason; one that is masked is nothing at all.
-        least = 0.0 if _HEAD in name else STILL * of.scale
-        here = apart(base.laid[name], sight.trace.laid[name]) > least
+        here = apart(base.laid[name], sight.trace.laid[name]) > STILL * of.scale
         gone = there & ~here
         if bool((gone & (itself | later)).any()):
             return of.place(name, order), not bool((gone & later).any())

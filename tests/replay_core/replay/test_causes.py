@@ -37,10 +37,7 @@ def kind(*visibility, **more):
         (sight("other"), "other_samples"),
         (sight("other", "state"), "state"),
         (sight("again", "other"), "state"),
-        (sight("other", "other"), "other_samples"),
-        (sight("other", "other", sample=2), "batch"),
-        (sight("padding", "other"), "padding"),
-        (sight("token", "other", relation="earlier"), "future"),
+        (sight("other", "other"), "batch"),
         (sight("other", "router"), "batch"),
         (sight("padding"), "padding"),
         (sight("token", relation="earlier"), "future"),
@@ -49,17 +46,6 @@ def kind(*visibility, **more):
 )
 def test_what_moved_and_in_what_kind_of_module_names_the_cause(seen, named):
     assert kind(seen) == named
-
-
-def test_what_reads_other_rows_or_samples_before_its_own_depends_on_the_batch():
-    assert kind(sight("other", "other"), packed=False) == "batch"
-    both_ways = (sight("other", "other"), sight("other", "other", sample=2))
-    assert kind(*both_ways) == "batch"
-    in_attention = (sight("other"), sight("other", sample=2))
-    assert kind(*in_attention, packed=False) == "batch", "rows see each other nowhere"
-    assert kind(*in_attention) == "other_samples"
-    assert kind(sight("other"), packed=False) == "other_samples", "only the row before is read"
-    assert kind(*both_ways, sight("padding", "other", order=2), sight("token", "other", order=2)) == "batch"
 
 
 def test_what_leaks_first_is_the_cause_of_what_follows():
