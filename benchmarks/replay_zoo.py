@@ -24,6 +24,7 @@ import torch
 
 from replay_core.recorder import Recorder
 
+F = torch.nn.functional
 Tensor = torch.Tensor
 #: (left padding, tokens, right padding).
 LEFT = ((9, 17, 0), (0, 26, 0), (15, 11, 0), (3, 23, 0))
@@ -600,6 +601,34 @@ def own_key_masked(patient: Patient) -> None:
 def past_lost_in_the_second_layer(patient: Patient) -> None:
     patient.seeing(lambda call, seen: seen & torch.eye(seen.shape[-1], dtype=torch.bool) if call.is_packed else seen,
                    slice(1, 2))  # fmt: skip
+
+
+@fault(OWN, flags=PAD)
+def a_head_sees_only_itself(patient: Patient) -> None:
+    def change(_call: Call, seen: Tensor) -> Tensor:
+        heads = next(one for one in patient.attentions).config.num_attention_heads
+        changed = seen.expand(-1, heads, -1, -1).clone()
+        if not patient.call.is_alone:
+            changed[:, 1] &= torch.eye(seen.shape[-1], dtype=torch.bool)
+        return changed
+
+    patient.seeing(change)
+
+
+@fault(OTHERS, STATE, flags=PACK)
+def token_shift_over_boundaries(patient: Patient) -> None:
+    def change(_given: Tensor, put: Tensor) -> Tensor:
+        if not patient.call.is_packed:
+            return put
+        before = F.pad(put, (0, 0, 1, 0))[:, :-1]
+        return put + 0.5 * before * F.pad(patient.call.sample_T.diff(), (1, 0))[None, :, None]
+
+    changed_output(patient.norms[0], change)
+
+
+@fault(PADDING, flags=PAD, layout="left")
+def token_shift_reads_padding(patient: Patient) -> None:
+    changed_output(patient.norms[-1], lambda _given, put: put + 0.5 * F.pad(put, (0, 0, 1, 0))[:, :-1])
 
 
 def _without_itself(seen: Tensor) -> Tensor:

@@ -142,8 +142,9 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
     leaks in one layer comes to others by the next. At one place the first of KINDS.
     """
     found: dict[str, tuple[int, str]] = {}
+    whole_batch = _is_of_the_batch(evidence)
     for sight in evidence["visibility"]:
-        kind = _shown(sight) if sight["by"] == by else None
+        kind = _shown(sight, whole_batch=whole_batch) if sight["by"] == by else None
         if kind is not None:
             order = -1 if sight["first"] is None else sight["first"]["order"]
             found[kind] = min(found.get(kind, (order, line(sight))), (order, line(sight)), key=lambda one: one[0])
@@ -168,7 +169,32 @@ def _is_through_padding(evidence: Evidence, by: str) -> bool:
     return moved["token"] <= moved["padding"] and bool(samples_there - moved["padding"])
 
 
-def _shown(sight: Mapping[str, Any]) -> str | None:
+def _is_of_the_batch(evidence: Evidence) -> bool:
+    """Whether samples move each other whatever their order, or only what comes after them in a pack: a token that is
+    shifted or a mean that runs on comes to each sample from the one before it, and to none from a later one.
+    """
+    others = [sight for sight in evidence["visibility"] if sight["what"] == "other"]
+    if not others:
+        return True  # a batch of one sample says nothing against it
+    if not any(sight["moved"] for sight in others):
+        return False
+    tokens = [one for sight in evidence["visibility"] if sight["what"] == "token" for one in sight["moved"]]
+    if not evidence["packed"] or any(one["sample"] == 0 for one in tokens):
+        return True  # nothing of a pack comes before its first sample
+    here = [sight for sight in others if sight["by"] == "cell"]
+    last = max((sight["sample"] for sight in here), default=0)
+    runs_on = len(here) > 1 and all(_moves_only_what_follows(sight, last) for sight in here)
+    return not runs_on
+
+
+def _moves_only_what_follows(sight: Mapping[str, Any], last: int) -> bool:
+    """Whether a sample moves the one after it from its first token on, and none before it."""
+    moved, sample = sight["moved"], sight["sample"]
+    follows = any((one["sample"], one["first"]) == (sample + 1, 0) for one in moved)
+    return (follows or sample == last) and all(one["sample"] > sample for one in moved)
+
+
+def _shown(sight: Mapping[str, Any], *, whole_batch: bool) -> str | None:
     where = (sight["first"] or {}).get("kind")
     if sight["what"] == "token" and not sight["moved"]:
         return "own_keys" if sight["deaf"] else None
@@ -176,8 +202,8 @@ def _shown(sight: Mapping[str, Any]) -> str | None:
         return None
     if sight["what"] == "again":
         return "state"
-    if where in ("other", "router"):
-        # What works on each token by itself has nothing to see of another.
+    if where in ("other", "router") and whole_batch:
+        # What works on each token by itself has nothing to see of another: it takes all there is together.
         return "batch"
     if sight["what"] == "padding":
         return "padding"
@@ -237,7 +263,7 @@ def _is_no_rounding(evidence: Evidence) -> bool:
 
 
 def _is_clean(evidence: Evidence) -> bool:
-    return not evidence.get("lost") and not any(_shown(sight) for sight in evidence["visibility"])
+    return not evidence.get("lost") and not any(_shown(sight, whole_batch=False) for sight in evidence["visibility"])
 
 
 def _told(evidence: Evidence) -> dict[str, Any]:

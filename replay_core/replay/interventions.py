@@ -32,6 +32,8 @@ _COARSER = {torch.float64: 1.0, torch.float32: 1e3, torch.bfloat16: 3e5, torch.f
 _MOST_SAMPLES = 4
 #: Random directions onto which a token's vector is laid: one number each is enough to see that it changed.
 _DIRECTIONS = 3
+#: How the work of one head is named after the tensor that holds all of them.
+_HEAD = "[head "
 #: A causal convolution puts out a few tokens more than it was given.
 _CONV_TAIL = 8
 
@@ -92,17 +94,29 @@ class Sight:
 
 
 class TokenWatch(Capture):
-    """A capture that keeps of every tensor only how each token's vector lies to a few directions."""
+    """A capture that keeps of every tensor only how each token's vector lies to a few directions.
 
-    def __init__(self, backbone: torch.nn.Module, modules: Sequence[str], forward: Forward) -> None:
+    heads: the attention whose work each head is kept of by itself, and their number: one may lose keys that the others
+    see, and what goes into the output projection is the heads side by side.
+    """
+
+    def __init__(
+        self, backbone: torch.nn.Module, modules: Sequence[str], forward: Forward, heads: tuple[str, int] | None = None
+    ) -> None:
         self._rows, width = (int(size) for size in forward.input_ids.shape)
+        self._heads = heads
         super().__init__(backbone, modules, width)
         self.laid: dict[str, torch.Tensor] = {}
 
     def _take(self, name: str, tensor: torch.Tensor) -> None:
         found = _by_slot(tensor.detach(), self._rows, self._width)
-        if found is not None:
-            self.laid[name] = _laid(found)
+        if found is None:
+            return
+        self.laid[name] = _laid(found)
+        of, inputs, _ = name.partition(".inputs")
+        if self._heads and inputs and of.rpartition(".")[0] == self._heads[0] and not found.shape[-1] % self._heads[1]:
+            for number, part in enumerate(found.chunk(self._heads[1], -1)):
+                self.laid[f"{name}{_HEAD}{number}]"] = _laid(part)
 
 
 class Observer:
@@ -124,19 +138,27 @@ class Observer:
         with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
             return self._joined([self.cell.forward(call, one) for one in self._forwards(ids)])
 
-    def trace(self, ids: Ints | None = None, after_each: Callable[[], Any] = lambda: None) -> Trace:
-        """A pass with every module watched; `ids`: other tokens in the slots."""
+    def trace(
+        self, ids: Ints | None = None, after_each: Callable[[], Any] = lambda: None,
+        heads: tuple[str, int] | None = None,
+    ) -> Trace:  # fmt: skip
+        """A pass with every module watched; `ids`: other tokens in the slots; heads: see `TokenWatch`."""
         laid: list[dict[str, torch.Tensor]] = []
         hidden = []
         with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
             for forward in self._forwards(ids):
-                watch = TokenWatch(self.cell.model.backbone, self.modules, forward)
+                watch = TokenWatch(self.cell.model.backbone, self.modules, forward, heads)
                 with watch:
                     hidden.append(self.cell.forward(compiling.plain, forward))
                 laid.append(watch.laid)
                 after_each()
         everywhere = [name for name in laid[0] if all(name in one for one in laid)]
         return Trace({name: self._joined([one[name] for one in laid]) for name in everywhere}, self._joined(hidden))
+
+    def heads(self, module: str) -> tuple[str, int] | None:
+        """An attention whose heads can be told apart, and how many it has."""
+        number = getattr(self.cell.model.config, "num_attention_heads", None)
+        return (module, number) if isinstance(number, int) and number > 1 else None
 
     def nudged(self, module: str, token: int) -> Trace:
         """A pass in which one token of every sample comes to this module as another, and to nothing before it.
@@ -158,7 +180,7 @@ class Observer:
 
         hook = self.cell.model.backbone.get_submodule(module).register_forward_pre_hook(before, with_kwargs=True)
         try:
-            return self.trace(after_each=lambda: waiting.pop(0))
+            return self.trace(after_each=lambda: waiting.pop(0), heads=self.heads(module))
         finally:
             hook.remove()
 
@@ -281,6 +303,9 @@ def lost(
         there = apart(like_base.laid[name], like_sight.trace.laid[name]) > 10 * MOVED * like.scale
         here = apart(base.laid[name], sight.trace.laid[name]) > STILL * of.scale
         gone = there & ~here
+        if _HEAD in name and not bool((here & (itself | later)).any()):
+            # A head that nothing moves is switched off: it does not lose this key or that.
+            continue
         if bool((gone & (itself | later)).any()):
             return of.place(name, order), not bool((gone & later).any())
     return None

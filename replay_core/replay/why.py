@@ -177,7 +177,7 @@ def _evidence(
     found["first"] = None if parted is None else parted.to_mapping()
     tokens = sorted({sight.token for sight in own_sights if sight.token is not None})
     found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted) or _lost_within(
-        bench, ((flags, base), (reference, own_base)), small, tokens, parted
+        bench, (flags, reference), small, tokens, parted
     )
     worst = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
     if small.rows > 1:
@@ -247,7 +247,7 @@ def _lost(
 
 def _lost_within(
     bench: ReplayBench,
-    parties: Sequence[tuple[Flags, Trace]],
+    parties: Sequence[Flags],
     batch: MicroBatch,
     tokens: Sequence[int],
     parted: TensorPlace | None,
@@ -256,11 +256,13 @@ def _lost_within(
     if parted is None or parted.kind != "mixer":
         return None
     seen: list[dict[int, Trace]] = []
+    bases = []
     observers = []
-    for flags, _ in parties:
+    for flags in parties:
         observers.append(bench.observer(flags, batch))  # one after the other: the model has one kernel at a time
+        bases.append(observers[-1].trace(heads=observers[-1].heads(parted.module)))
         seen.append({token: observers[-1].nudged(parted.module, token) for token in tokens})
-    (a, b), (base, b_base) = observers, [trace for _, trace in parties]
+    (a, b), (base, b_base) = observers, bases
     for token in tokens:
         nudged = [Sight("token", None, token, trace=traces[token]) for traces in seen]
         found = lost(a, base, nudged[0], b, b_base, nudged[1])

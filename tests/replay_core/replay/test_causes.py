@@ -60,6 +60,26 @@ def test_the_future_that_only_padded_samples_see_comes_through_the_padding():
     assert kind(*both) == "future"
 
 
+def moves(changed, *moved):
+    listed = [{"sample": one, "relation": "other", "tokens": 3, "first": 0, "last": 2} for one in moved]
+    return {**sight("other", "other", moved=bool(moved)), "sample": changed, "moved": listed}
+
+
+def test_what_runs_from_sample_to_sample_is_no_work_on_the_whole_batch():
+    assert kind(moves(0, 1), moves(1, 2), moves(2)) == "other_samples"
+    assert kind(moves(0, 1), moves(1, 2), moves(2, 0)) == "batch", "a later sample moves an earlier one"
+    assert kind(moves(0, 1, 2), moves(1), moves(2)) == "batch", "the greatest of all is in sample 0"
+    last_token = sight("token", "other", relation="earlier", order=9)
+    assert kind(moves(0, 1), moves(1, 2), moves(2), last_token) == "other_samples", "sample 1 comes after sample 0"
+    assert kind(moves(0, 1), moves(1, 2), moves(2), packed=False) == "batch", "rows do not follow one another"
+
+
+def test_what_mixes_tokens_of_a_sample_sees_the_future_or_padding_not_the_batch():
+    assert kind(sight("token", "other", relation="earlier"), moves(0), moves(1)) == "future"
+    assert kind(sight("padding", "other"), moves(0), moves(1), packed=False) == "padding"
+    assert kind(sight("padding", "other"), moves(0, 1), moves(1, 0), packed=False) == "batch"
+
+
 def test_where_every_token_sees_what_it_may_the_first_module_that_parts_tells():
     turned = {"tensor": "rotary_emb.output.0", "module": "rotary_emb", "kind": "position", "order": 0}
     assert kind(first=turned) == "positions"

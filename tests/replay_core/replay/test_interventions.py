@@ -12,12 +12,15 @@ CHOSEN = (
     ("first_key_masked", "llama", "float32"),
     ("positions_count_on", "gpt2", "float32"),
     ("state_runs_through_the_pack", "lfm2", "float32"),
-    ("own_key_masked", "gpt_neox", "float32"),
+    ("a_head_sees_only_itself", "llama", "bfloat16"),
+    ("token_shift_over_boundaries", "qwen3", "float32"),
     ("past_lost_in_the_second_layer", "llama", "bfloat16"),
     ("attention_put_out_as_nothing_when_padded", "gpt_neox", "float32"),
 )
 #: Further faults of these kinds.
 MORE = (
+    ("own_key_masked", "gpt_neox", "float32"),
+    ("token_shift_reads_padding", "llama", "float32"),
     ("norm_over_the_batch", "gemma2", "bfloat16"),
     ("last_token_visible", "llama", "float32"),
     ("state_kept_between_calls", "gemma2", "bfloat16"),
