@@ -142,9 +142,9 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
     leaks in one layer comes to others by the next. At one place the first of KINDS.
     """
     found: dict[str, tuple[int, str]] = {}
-    whole_batch = _is_of_the_batch(evidence)
+    whole_batch, both_ways = _is_of_the_batch(evidence), by == "cell" and _are_rows_moved_both_ways(evidence)
     for sight in evidence["visibility"]:
-        kind = _shown(sight, whole_batch=whole_batch) if sight["by"] == by else None
+        kind = _shown(sight, whole_batch=whole_batch, both_ways=both_ways) if sight["by"] == by else None
         if kind is not None:
             order = -1 if sight["first"] is None else sight["first"]["order"]
             found[kind] = min(found.get(kind, (order, line(sight))), (order, line(sight)), key=lambda one: one[0])
@@ -194,7 +194,14 @@ def _moves_only_what_follows(sight: Mapping[str, Any], last: int) -> bool:
     return (follows or sample == last) and all(one["sample"] > sample for one in moved)
 
 
-def _shown(sight: Mapping[str, Any], *, whole_batch: bool) -> str | None:
+def _are_rows_moved_both_ways(evidence: Evidence) -> bool:
+    """Whether rows of a batch, which see each other nowhere, move those before them and those after."""
+    others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
+    ways = {moved["sample"] < one["sample"] for one in others for moved in one["moved"]}
+    return not evidence["packed"] and len(ways) == 2
+
+
+def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = False) -> str | None:
     where = (sight["first"] or {}).get("kind")
     if sight["what"] == "token" and not sight["moved"]:
         return "own_keys" if sight["deaf"] else None
@@ -208,7 +215,9 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool) -> str | None:
     if sight["what"] == "padding":
         return "padding"
     if sight["what"] == "other":
-        return "state" if where == "state" or sight["by"] == "reference" else "other_samples"
+        if where == "state" or sight["by"] == "reference":
+            return "state"
+        return "batch" if both_ways else "other_samples"
     return "future"
 
 

@@ -60,9 +60,16 @@ def test_the_future_that_only_padded_samples_see_comes_through_the_padding():
     assert kind(*both) == "future"
 
 
-def moves(changed, *moved):
+def moves(changed, *moved, where="other"):
     listed = [{"sample": one, "relation": "other", "tokens": 3, "first": 0, "last": 2} for one in moved]
-    return {**sight("other", "other", moved=bool(moved)), "sample": changed, "moved": listed}
+    return {**sight("other", where, moved=bool(moved)), "sample": changed, "moved": listed}
+
+
+def test_rows_that_attention_mixes_both_ways_depend_on_the_batch():
+    both_ways = [moves(0, 1, 2, where="mixer"), moves(1, 0, 2, where="mixer")]
+    assert kind(*both_ways, packed=False) == "batch", "rows see each other nowhere"
+    assert kind(*both_ways) == "other_samples", "a pack without its masks"
+    assert kind(moves(0, 1, where="mixer"), moves(1, 2, where="mixer"), packed=False) == "other_samples"
 
 
 def test_what_runs_from_sample_to_sample_is_no_work_on_the_whole_batch():
