@@ -603,6 +603,17 @@ def past_lost_in_the_second_layer(patient: Patient) -> None:
                    slice(1, 2))  # fmt: skip
 
 
+@fault(STATE, flags=PAD)
+def every_other_call_goes_without_the_last_mlp(patient: Patient) -> None:
+    calls = [0]
+
+    def change(_given: Tensor, put: Tensor) -> Tensor:
+        calls[0] += 1
+        return put * (calls[0] % 2)
+
+    changed_output(patient.mlps[-1], change)
+
+
 @fault(OWN, flags=PAD)
 def a_head_sees_only_itself(patient: Patient) -> None:
     def change(_call: Call, seen: Tensor) -> Tensor:

@@ -315,12 +315,17 @@ class BatchReplay:
         with _evaluating(self.model.causal_lm), attention.pinned(self.flags):
             inputs = {**self.inputs(forward), "use_cache": False}
             before = backbone(**inputs).last_hidden_state
-            logits = self.model.causal_lm(**inputs).logits
+            during: list[Any] = []
+            keep = lambda _module, _args, put: during.append(getattr(put, "last_hidden_state", None))  # noqa: E731
+            with backbone.register_forward_hook(keep):
+                logits = self.model.causal_lm(**inputs).logits
             with Capture(backbone, modules_matching(backbone, None), width) as capture:
                 hidden = backbone(**inputs).last_hidden_state
             finite = bool(torch.isfinite(logits).all())
             self.model.known["not_finite"] = None if finite else _not_finite(self.model.causal_lm)
-            head = Head(self.model.causal_lm, hidden, logits, is_repeatable=same_bits(hidden, before))
+            # A model that alternates is the same every other time: the pass of the logits is asked as well.
+            is_repeatable = all(one is None or same_bits(hidden, one) for one in (before, *during))
+            head = Head(self.model.causal_lm, hidden, logits, is_repeatable=is_repeatable)
         return head, capture.name_of(hidden) or observing.UNOWNED_HIDDEN, capture.tensors, width
 
 

@@ -199,6 +199,8 @@ class Observer:
         # What is carried over from call to call is what the call before had: after the same tokens it would not show.
         self.hidden(self._changed(self.sample_N >= 0))
         seen = [self._seen(base, Sight("again", None, None), self.ids)]
+        if not seen[0].moved:  # a model that alternates is the same every other time
+            seen = [self._seen(base, Sight("again", None, None), self.ids)]
         chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
         seen += [self._seen(base, Sight("other", one, None), self._changed(self.sample_N == one)) for one in chosen]
         padding = np.ones(self.ids.size, dtype=bool)
