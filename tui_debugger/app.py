@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from tui_debugger.settings import UserSettings, read_settings
 from tui_debugger.state import Part, Scope, State
 
 if TYPE_CHECKING:
+    from replay_core.documents.gathering import GatheringDocument
     from replay_core.documents.run import RunDocument
 
 _FATAL_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
@@ -54,6 +55,8 @@ class RldbgApp(App[None]):
         more: the other directories of A's run.
         follow: look at A again and again while it is written, from its newest step on.
         settings: the user's own; read from config.toml otherwise.
+        units: looks at a directory of units, which are shown instead of a dump until one is chosen (`chosen_unit`).
+        unit: the document of the unit that the cursor begins on.
     """
 
     TITLE = "rldbg"
@@ -79,8 +82,12 @@ class RldbgApp(App[None]):
         parity: dict[str, Any] | None = None,
         follow: bool = False,
         more: Sequence[Path] = (),
+        units: Callable[[], GatheringDocument] | None = None,
+        unit: str | None = None,
     ) -> None:
         super().__init__()
+        self._units, self._unit = units, unit
+        self.chosen_unit: str | None = None
         self._styled_for: dict[str, str] = {}
         self._more = tuple(more)
         self._parity = parity
@@ -150,6 +157,10 @@ class RldbgApp(App[None]):
         # Not sooner: while it starts, textual calls back before anything is painted.
         self.debugger.call_after_refresh(self._begin)
 
+    def _leave_units(self, document: str | None) -> None:
+        self.chosen_unit = document
+        self.exit()
+
     def _end(self, code: int) -> None:
         self.exit(return_code=code)
 
@@ -173,6 +184,11 @@ class RldbgApp(App[None]):
 
     async def _begin(self) -> None:
         a, b = self._paths
+        if self._units is not None:
+            from tui_debugger.screens.units import UnitsScreen  # no dump pays for it
+
+            await self.push_screen(UnitsScreen(self._units, self._leave_units, self._unit))
+            return
         await self.debugger.mount_rest()
         if not self.debugger.is_whole:
             return
@@ -314,6 +330,40 @@ def run_ui(
         parity=parity, follow=follow, more=more,
     )  # fmt: skip
     app.run(mouse=mouse and settings.mouse)
+    return _code(app, parity)
+
+
+def run_units(
+    look: Callable[[], GatheringDocument],
+    reopen: Callable[[Path], int],
+    *,
+    ascii: bool = False,
+    mouse: bool = True,
+    theme: str | None = None,
+) -> int:
+    """Show the units of a directory; one that is chosen is opened by `reopen`, and leaving it leads back here.
+
+    Returns:
+        0, or as of `run_ui` what ended the screen.
+    """
+    terminal.survive_broken_input()
+    terminal.end_when_the_terminal_is_gone()
+    settings = read_settings()
+    ascii = ascii or settings.ascii or not terminal.speaks_utf8()
+    chosen = None
+    while True:
+        app = RldbgApp(ascii=ascii, theme=theme, settings=settings, units=look, unit=chosen)
+        app.run(mouse=mouse and settings.mouse)
+        chosen = app.chosen_unit
+        if chosen is None or app._exception is not None:
+            return _code(app)
+        code = reopen(Path(chosen))
+        if code >= int(ExitCode.INTERNAL):
+            return code
+
+
+def _code(app: RldbgApp, parity: dict[str, Any] | None = None) -> int:
+    """What a screen that has ended means to the shell; a crash is said."""
     code = app.return_code
     error = app._exception
     if error is not None and app.crash_report is None and app._is_saved_document_at_fault(error):

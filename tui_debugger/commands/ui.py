@@ -54,7 +54,7 @@ def command(
         if one_run or more or _belong_together(a, b):
             return _open_together(a, others, ascii_only, no_mouse, theme, follow)
     if a is not None and b is None and (a / "plan.json").is_file() and _holds_units(a):
-        return _gathered(a)
+        return _gathered(a, ascii_only, no_mouse, theme)
     if (
         a is not None
         and snapshot.is_document(a)
@@ -102,14 +102,33 @@ def _holds_units(path: Path) -> bool:
     return is_folder(path)
 
 
-def _gathered(path: Path) -> int:
-    """What the units of a directory have come to; where somebody watches, as they come."""
+def _gathered(path: Path, ascii_only: bool, no_mouse: bool, theme: str | None) -> int:
+    """What the units of a directory have come to; on the screen as they come, and any of them can be opened there."""
     from replay_core import workbench
-    from tui_debugger.commands.gather import followed
     from tui_debugger.reports.gathering import gathering_report
 
-    doc = followed(path) if _has_terminal() else workbench.gather(path)
-    return finish(doc, gathering_report, as_json=False, output=None)
+    doc = workbench.gather(path)
+    if not _has_terminal():
+        return finish(doc, gathering_report, as_json=False, output=None)
+    from tui_debugger.app import run_ui, run_units  # as above
+
+    def reopen(file: Path) -> int:
+        if snapshot.kind_of(file) in snapshot.KINDS:
+            return run_ui(file, ascii=ascii_only, mouse=not no_mouse, theme=theme)
+        return _read(file)
+
+    return run_units(lambda: workbench.gather(path), reopen, ascii=ascii_only, mouse=not no_mouse, theme=theme)
+
+
+def _read(file: Path) -> int:
+    """A document that no pane is for, a page at a time."""
+    from replay_core import workbench
+    from tui_debugger.handout.kinds import KINDS
+
+    document = workbench.reopen(file)
+    _, report = KINDS.get(document["kind"], (None, None))
+    click.echo_via_pager(report(document) if report is not None else f"{file}: {document['kind']}, for programs\n")
+    return 0
 
 
 def _is_capsule(path: Path) -> bool:
