@@ -25,8 +25,9 @@ KINDS = {
     "unknown": "not known",
 }
 #: A dump may be this many times as far from the truth as each row alone is, typically and at its worst token, and is
-#: still the noise of its dtype. No worst token of a mixture is held to it: a near tie sends a token elsewhere.
-TYPICAL, WORST = 2.0, 4.0
+#: still the noise of its dtype. No worst token of a mixture is held to it: a near tie sends a token elsewhere, and how
+#: many are sent varies, so that what three quarters are below may be three times as far.
+TYPICAL, MOST, WORST = 2.0, 3.0, 4.0
 #: Relative difference and nats, in float64, up to which two settings are one (`why.SAME`), and up to which a shift of
 #: positions is harmless: rotations are float32 inside.
 SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
@@ -259,7 +260,7 @@ def _noise(evidence: Evidence, epsilon: float, compiled: bool) -> tuple[bool, st
 def is_rounding(alone: Mapping[str, float], cell: Mapping[str, float], epsilon: float, *, is_mixture: bool) -> bool:
     """Whether one is no further from the truth than the other is, as the noise of their dtype goes (`why.figures`)."""
     return cell["typical"] <= max(TYPICAL * alone["typical"], epsilon) and (
-        cell["most"] <= max(TYPICAL * alone["most"], epsilon)
+        cell["most"] <= max(MOST * alone["most"], epsilon)
         if is_mixture
         else cell["worst"] <= max(WORST * alone["worst"], 2 * epsilon)
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replay_core.replay.causes import cause_of, cause_of_reference
+from replay_core.replay.causes import cause_of, cause_of_reference, is_rounding
 
 
 def rows(*distances, tokens=5):
@@ -136,3 +136,11 @@ def test_the_reference_is_asked_itself():
     assert wrong["kind"] == "future"
     assert wrong["sentence"].startswith("each row alone is wrong itself: sees the future")
     assert cause_of_reference(evidence(kernels_apart=0.7))["kind"] == "maths"
+
+
+def test_how_many_tokens_of_a_mixture_are_routed_elsewhere_varies_more_than_their_typical_noise():
+    alone = {"typical": 0.0087, "most": 0.0101, "worst": 0.19}
+    cell = {"typical": 0.0098, "most": 0.0206, "worst": 0.34}
+    assert is_rounding(alone, cell, 2**-7, is_mixture=True)
+    assert not is_rounding(alone, {**cell, "most": 0.04}, 2**-7, is_mixture=True)
+    assert not is_rounding(alone, {**cell, "typical": 0.0206}, 2**-7, is_mixture=True)
