@@ -58,6 +58,29 @@ def test_ranks_whose_copies_are_alike_are_one_tensor(tmp_path: Path) -> None:
     assert judged(tmp_path, a, b).verdict is Verdict.SAME
 
 
+def test_a_gradient_that_was_not_summed_over_the_ranks_is_named_by_its_values(tmp_path: Path) -> None:
+    whole, part = weight(), torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    a = held(tmp_path / "a", whole, whole)
+    said = judged(tmp_path, a, held(tmp_path / "b", part, whole - part)).reason
+    assert "the copies of b's 2 ranks add up to a's" in said
+    assert "their sum was not made" in said
+    said = judged(tmp_path, held(tmp_path / "c", part, whole - part), a).reason
+    assert "the copies of a's 2 ranks add up to b's" in said
+
+
+@pytest.mark.parametrize("other", ["another", "alike", "one alone is near"])
+def test_copies_that_do_not_add_up_are_not_said_to_be_parts_of_a_sum(tmp_path: Path, other: str) -> None:
+    whole, part = weight(), torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    ranks = {
+        "another": (part, whole + part),
+        "alike": (whole / 2, whole / 2),
+        "one alone is near": (whole * 1.05, whole * -0.05),
+    }[other]
+    row = judged(tmp_path, held(tmp_path / "a", whole), held(tmp_path / "b", *ranks))
+    assert row.verdict.diverges
+    assert "add up" not in row.reason
+
+
 def test_runs_whose_ranks_part_alike_agree(tmp_path: Path) -> None:
     a, b = (held(tmp_path / which, weight(), weight(1)) for which in "ab")
     assert judged(tmp_path, a, b).verdict is Verdict.SAME
