@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -97,8 +97,7 @@ def _seeing(see: See) -> changes.Change:
 
     @contextmanager
     def change(module: Any) -> Iterator[None]:
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import eager_mask
+        from transformers import AttentionInterface
 
         eager = sys.modules[type(module).__module__].eager_attention_forward
         groups = getattr(module, "num_key_value_groups", 1)
@@ -111,7 +110,12 @@ def _seeing(see: See) -> changes.Change:
             return eager(module, query, key, value, mask, **kwargs)
 
         AttentionInterface.register(_NAME, attend)
-        AttentionMaskInterface.register(_NAME, eager_mask)
+        # Before 4.53 every kernel that the library does not know is given eager's mask.
+        with suppress(ImportError):
+            from transformers import AttentionMaskInterface
+            from transformers.masking_utils import eager_mask
+
+            AttentionMaskInterface.register(_NAME, eager_mask)
         before = module.config._attn_implementation
         module.config._attn_implementation = _NAME
         try:

@@ -28,9 +28,11 @@ def read_parquet(loading: Loading) -> dict[str, TensorRef]:
     try:
         import pyarrow as pa  # 0.2 s, 60 MB: only who looks into a parquet file pays
         import pyarrow.parquet as pq
-    except ImportError:
+    except ImportError as error:
         raise loading.malformed(
-            "reading a parquet file needs pyarrow", expected="the extra `parquet`: pip install 'rldbg[parquet]'"
+            "reading a parquet file needs pyarrow",
+            expected="the extra `parquet`: pip install 'rldbg[parquet]'",
+            found=None if isinstance(error, ModuleNotFoundError) else str(error)[:200],
         ) from None
     try:
         with regular(loading.region.path) as raw, pq.ParquetFile(raw, pre_buffer=False) as file:
