@@ -195,7 +195,8 @@ made of its packages and rldbg's wheel: once under `rldbg record --gradients '*'
 the line that the recording ended with.
 *Opens*: without a problem. *Unmodified*: every weight after training is bitwise equal with and without recording.
 *Replays*: how far, in nats, the recorded logits or log-probabilities are from the replay's. *Backward*: losses and
-gradients against the recorded.
+gradients against the recorded. Both of the replay's last cell, the batch as it was recorded; each row alone differs in
+last bits.
 
 | trainer | packages | records, opens | unmodified | its last line, exit code | replays (greatest) | backward | driven |
 |---|---|---|---|---|---|---|---|

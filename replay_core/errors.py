@@ -192,11 +192,18 @@ EXTRAS = {
 }  # fmt: skip
 
 
+#: What a plain install brings; a recorder needs none of it.
+_ALWAYS = frozenset({"click", "rich", "textual", "numpy", "ml_dtypes", "msgspec", "platformdirs", "tokenizers"})
+
+
 def missing_library(error: BaseException, what: str) -> UnavailableError | None:
     """What to say where `what` ended because a library of an extra is not installed; None for any other error."""
     from importlib.util import find_spec
 
     library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if library in _ALWAYS:
+        return UnavailableError(f"{what} needs {library}", expected="what `pip install rldbg` brings along",
+                                found="not installed", hint="pip install rldbg, without --no-deps")  # fmt: skip
     if library not in EXTRAS:
         return None
     if EXTRAS[library] == "replay" and find_spec("torch") is None:

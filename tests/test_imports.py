@@ -180,6 +180,12 @@ def test_the_recorder_writes_where_only_the_trainers_libraries_are(
     )
     assert answer.returncode == 0, answer.stderr
     assert (target / "dump" / "forward_data" / "step_000000_rank0_micro0.pt").is_file()
+    alone = "import sys; sys.path.insert(0, sys.argv[1]); import tui_debugger.cli"
+    told = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", alone, str(target)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (told.returncode, "pip install rldbg, without --no-deps" in told.stderr) == (4, True), told.stderr
+    assert "Traceback" not in told.stderr
 
 
 def _tops_of(distribution: str) -> set[str]:

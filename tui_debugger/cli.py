@@ -14,13 +14,21 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import click
-
 import replay_core
 from replay_core.budget import limit_process
 from replay_core.collecting import seldom
 from replay_core.errors import ExitCode, RldbgError, failing_disk, missing_library
-from tui_debugger.commands import fail
+
+try:
+    import click
+
+    from tui_debugger.commands import fail
+except ModuleNotFoundError as error:  # installed for a recorder alone, with --no-deps
+    lacking = missing_library(error, "the command line")
+    if lacking is None:
+        raise
+    sys.stderr.write(f"error: {lacking}\n")
+    raise SystemExit(int(lacking.exit_code)) from None
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -169,6 +169,9 @@ def described() -> dict[str, str]:
     """Every directory by name, for `rldbg info`."""
     folders = {"config": config_dir(), "state": state_dir(), "cache": cache_dir()}
     replays = cached_replays()
-    used = f"{sum(one.nbytes for one in replays) / 2**20:,.0f} of {CACHE_BYTES >> 20} MiB, {len(replays)} replays"
+    several = "s" * (len(replays) != 1)
+    used = (
+        f"{sum(one.nbytes for one in replays) / 2**20:,.0f} of {CACHE_BYTES >> 20} MiB, {len(replays)} replay{several}"
+    )
     themes = {"replays": used, "themes": ", ".join(str(path) for path in theme_dirs()) or "none found"}
     return {name: str(path) for name, path in folders.items()} | themes
