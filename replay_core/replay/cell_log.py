@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from replay_core.errors import RequestError
+
 #: Below the directory of a replay: where its cells' logs lie, and beside them its document.
 LOGS, REPLAY_JSON = "logs", "replay.json"
 #: Bytes kept of the beginning and of the end. A factory that prints 100 MB must not fill a disk, nor bury its error.
@@ -14,12 +16,21 @@ HEAD, TAIL = 4 << 20, 1 << 20
 
 
 class CellLog:
-    """Writes lines to `path` until HEAD bytes, then remembers only the last TAIL bytes, written on closing."""
+    """Writes lines to `path` until HEAD bytes, then remembers only the last TAIL bytes, written on closing.
+
+    Raises:
+        RequestError: this user may not write there.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] = open(path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise RequestError(f"the replay cannot be written there: {error.strerror}", file=str(error.filename),
+                               expected="a directory that this user may write",
+                               hint="--out DIR says where it goes") from None  # fmt: skip
         self.path = path
-        self._file: IO[str] = open(path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         self._written = 0
         self._tail: deque[str] = deque()
         self._held = 0

@@ -1,5 +1,8 @@
 """A cell's log: all of it while it is small, both ends of it when it is not."""
 
+import pytest
+
+from replay_core.errors import RequestError
 from replay_core.replay.cell_log import HEAD, TAIL, CellLog
 
 
@@ -33,3 +36,10 @@ def test_one_endless_line_keeps_its_end(tmp_path):
     assert text.endswith("yend\n")
     assert len(text) < 2 * TAIL
     assert text.startswith("[2.0 MiB of this line are left out] y")
+
+
+def test_where_no_folder_can_be_is_said_with_the_option_that_changes_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="cannot be written there") as refused:
+        CellLog(tmp_path / "file" / "logs" / "cell0.log")
+    assert "--out" in refused.value.hint
