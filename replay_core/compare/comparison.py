@@ -319,7 +319,7 @@ class _Work:
             if key not in paired:
                 self._result.records_a_only += which == "a"
                 self._result.records_b_only += which == "b"
-        if not self._ambiguous:
+        if not self._ambiguous or not paired:
             return
         found = {str(record.path) for side in paired.values() for record in side.records}
         self._ambiguous = [problem for problem in self._ambiguous if problem.where not in found]

@@ -42,9 +42,10 @@ class OnPty:
                 return
             self.output += data
 
-    def wait_for(self, text: bytes, timeout: float = 20) -> None:
+    def wait_for(self, text: bytes, timeout: float = 20, since: int = 0) -> None:
+        """Until it was written, behind the first `since` bytes of what was."""
         end = time.monotonic() + timeout
-        while text not in self.output:
+        while text not in self.output[since:]:
             assert time.monotonic() < end, f"{text!r} never came: {self.output[-2000:]!r}"
             assert self.process.poll() is None, self.output[-2000:].decode(errors="replace")
             time.sleep(0.02)

@@ -323,11 +323,11 @@ def pair_micro_batches(
     sides_a, sides_b = _sides(records_a, {}, {}), _sides(records_b, steps, micros)
     problems: list[Problem] = []
     paired: list[tuple[Parts, Parts]] = [(key, key) for key in sides_a if key in sides_b]
-    left_a = [key for key in sides_a if key not in sides_b]
-    left_b = [key for key in sides_b if key not in sides_a]
-    for key in list(left_a):
-        matches = [other for other in left_b if _compatible(key, other)]
-        rivals = [other for other in left_a if matches and _compatible(other, matches[0])]
+    left_a = _Left(key for key in sides_a if key not in sides_b)
+    left_b = _Left(key for key in sides_b if key not in sides_a)
+    for key in left_a.all():
+        matches = left_b.compatible(key)
+        rivals = left_a.compatible(matches[0]) if matches else []
         if len(matches) == 1 and len(rivals) == 1:
             paired.append((key, matches[0]))
             left_a.remove(key)
@@ -338,8 +338,8 @@ def pair_micro_batches(
                 Problem(where, f"could be paired with any of {len(matches)} records of the other run; paired with none")
             )
     micro_pairs = [MicroBatchPair(_key(key_a), sides_a[key_a], sides_b[key_b]) for key_a, key_b in paired]
-    micro_pairs += [MicroBatchPair(_key(key), sides_a[key], Side()) for key in left_a]
-    micro_pairs += [MicroBatchPair(_key(key), Side(), sides_b[key]) for key in left_b]
+    micro_pairs += [MicroBatchPair(_key(key), sides_a[key], Side()) for key in left_a.all()]
+    micro_pairs += [MicroBatchPair(_key(key), Side(), sides_b[key]) for key in left_b.all()]
     return sorted(micro_pairs, key=lambda micro_pair: micro_pair.key.order), problems
 
 
@@ -357,6 +357,26 @@ def _sides(records: Iterable[Record], steps: dict[int | None, int | None], micro
 def _key(parts: Parts) -> RecordKey:
     step, micro, rank, role = parts
     return RecordKey(step, micro, rank, role)
+
+
+class _Left:
+    """Computations of one run that the other has under no equal key, found by step: a log has tens of thousands."""
+
+    def __init__(self, keys: Iterable[Parts]) -> None:
+        self._by_step: dict[int | None, dict[Parts, None]] = {}
+        for key in keys:
+            self._by_step.setdefault(key[0], {})[key] = None
+
+    def all(self) -> list[Parts]:
+        return [key for keys in self._by_step.values() for key in keys]
+
+    def compatible(self, key: Parts) -> list[Parts]:
+        """Those that differ from a key only in parts that one of the two does not say."""
+        steps = self._by_step if key[0] is None else (key[0], None)
+        return [one for step in steps for one in self._by_step.get(step, ()) if _compatible(key, one)]
+
+    def remove(self, key: Parts) -> None:
+        del self._by_step[key[0]][key]
 
 
 def _compatible(a: Parts, b: Parts) -> bool:
