@@ -288,13 +288,15 @@ class _Work:
         return [(pair, micro_pair) for _, pair, micro_pair in entries], True
 
     def _of_numbers(self, micro_pairs: list[MicroBatchPair]) -> list[Entry]:
-        """The pairs of a step that both logged under the same names: no sample, no module, nothing one-sided."""
+        """The pairs of a step that both logged under the same names, or one alone: no sample, no module."""
         entries: list[Entry] = []
         for micro_pair in micro_pairs:
-            self._result.records_paired += 1
-            of_b = micro_pair.b.tensors
-            for key, side_a in micro_pair.a.tensors.items():
-                pair = TensorPair(key[0], side_a, of_b[key])
+            self._result.records_paired += bool(micro_pair.a.records and micro_pair.b.records)
+            self._result.records_a_only += not micro_pair.b.records
+            self._result.records_b_only += not micro_pair.a.records
+            of_a, of_b = micro_pair.a.tensors, micro_pair.b.tensors
+            for key in of_a or of_b:
+                pair = TensorPair(key[0], of_a.get(key), of_b.get(key))
                 if self._names and not self._is_asked(pair):
                     continue
                 if naming.meaning(key[0]).kind == "note":
@@ -393,11 +395,12 @@ class _Work:
 
 
 def _is_of_numbers(micro_pair: MicroBatchPair) -> bool:
-    """Whether both sides are one record of the same numbers by name, and nothing else."""
+    """Whether both sides are one record of the same numbers by name, and nothing else; or one side is, and is alone."""
     a, b = micro_pair.a, micro_pair.b
-    if len(a.records) != 1 or len(b.records) != 1 or a.tensors.keys() != b.tensors.keys():
+    records = [*a.records, *b.records]
+    if len(a.records) > 1 or len(b.records) > 1 or (len(records) == 2 and a.tensors.keys() != b.tensors.keys()):
         return False
-    return a.records[0].key.stage in _LOGGED and bool(a.records[0].is_flat and b.records[0].is_flat)
+    return all(one.key.stage in _LOGGED and bool(one.is_flat) for one in records)
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:
