@@ -26,6 +26,9 @@ class Case:
         self.repeated: list[str] = []
         #: The batches of every step, where the files are so small that they may stay; ten rules go through them.
         self._kept: dict[int | None, list[StepBatch]] = {}
+        self._steps: list[tuple[int | None, list[Record]]] | None = None
+        #: Steps that may hold samples, and their records beside those of what was logged.
+        self._sampled: dict[int | None, list[Record]] | None = None
         self._may_keep = sum(map(stored_bytes, {record.path for record in run.records})) <= KEPT_BYTES
 
     def records(self) -> list[Record]:
@@ -37,7 +40,12 @@ class Case:
         return self.run.records if self.step is None else self.run.select(step=self.step)
 
     def steps(self) -> list[tuple[int | None, list[Record]]]:
-        """The chosen records by step, in order."""
+        """The chosen records by step, in order. Nobody may change them: many rules go through them."""
+        if self._steps is None:
+            self._steps = self._by_step()
+        return self._steps
+
+    def _by_step(self) -> list[tuple[int | None, list[Record]]]:
         by_step: dict[int | None, list[Record]] = {}
         for record in self.records():
             by_step.setdefault(record.key.step, []).append(record)
@@ -50,10 +58,15 @@ class Case:
 
     def batches(self) -> Iterator[StepBatch]:
         """One batch after the other; of large files each is forgotten before the next is read."""
-        for step, every in self.steps():
+        if self._sampled is None:
             # What was logged holds no samples, and a log of ten thousand steps is not read for them.
-            records = [record for record in every if record.key.stage != "training_metrics"]
+            self._sampled = {
+                step: [record for record in every if record.key.stage != "training_metrics"]
+                for step, every in self.steps()
+            }
+        for step, records in [*self._sampled.items()]:
             if all(record.is_flat for record in records):
+                self._sampled.pop(step, None)
                 continue
             if step in self._kept:
                 yield from self._kept[step]
