@@ -43,7 +43,7 @@ def is_text(head: bytes) -> bool:
     """Whether a file's first bytes are text. A log may hold NUL bytes: a disk that lost power leaves them, and so does
     a shell that writes UTF-16.
     """
-    text = head.removeprefix(b"\xff\xfe").replace(b"\0", b"")
+    text = head.removeprefix(b"\xff\xfe").translate(None, b"\0")
     if b"\0" in head and b"\n" not in text:
         return False
     try:
@@ -64,7 +64,7 @@ def lines_of(path: Path) -> Iterator[TrainerLine]:
         for raw in iter(lambda: file.readline(MAX_LINE), b""):
             if len(raw) > _LONG:
                 spend_bytes(len(raw), "lines of a log")  # the hole of a sparse file has no end
-            for piece in raw.replace(b"\0", b"").decode(errors="replace").split("\r"):
+            for piece in raw.translate(None, b"\0").decode(errors="replace").split("\r"):
                 if piece.strip():
                     yield line_of(number, piece)
             number += raw.endswith(b"\n")

@@ -97,7 +97,7 @@ def _is_log(file: Path, look: int) -> bool:
             head = opened.read(4096)
             if b"\0" in head and not is_text(head):
                 return False
-            if _LIKELY.search((head + opened.read(look)).replace(b"\0", b"")) is None:
+            if _LIKELY.search((head + opened.read(look)).translate(None, b"\0")) is None:
                 return False
         return not _log(file).is_empty
     except DumpError:
