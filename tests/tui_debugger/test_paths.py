@@ -64,7 +64,7 @@ def test_the_cache_is_said_and_cleared(capsys: pytest.CaptureFixture[str]) -> No
     assert run(["cache"]) == ExitCode.AGREES
     assert f"3.0 MiB  {folder}" in capsys.readouterr().out
     assert run(["info"]) == ExitCode.AGREES
-    assert "3 of 512 MiB, 1 replays" in capsys.readouterr().out
+    assert "3 of 512 MiB, 1 replay\n" in capsys.readouterr().out
     assert run(["cache", "--clear"]) == ExitCode.AGREES
     assert "3 MiB freed" in capsys.readouterr().out
     assert not folder.exists()
