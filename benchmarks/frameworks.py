@@ -234,7 +234,7 @@ ROLL `ActorWorker`, AReaL `PPOActor` and slime's loaded function up to the hook:
 """
 UNDRIVEN = """
 No file of their own writers is there of: Weaver (closed source). torchtitan's checkpoints are
-torch.distributed.checkpoint's.
+torch.distributed.checkpoint's, its scalars TensorBoard's or wandb's.
 """
 
 

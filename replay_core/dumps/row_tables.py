@@ -53,7 +53,14 @@ MILES = words(
     response="loss_mask=response_mask rollout_log_probs=rollout_logprobs",
 )
 
+TORCHTITAN = words(sample="rollout_id=rollout_index group_id=group_id reward=reward advantage=advantages")
+
 SPECS = (
+    RowSpec(  # its reinforcement learning experiment: the extremes of each group, turn by turn
+        "torchtitan", r"/rollout_samples\.jsonl$", "is_validation group_id rollout_id reward turns", TORCHTITAN,
+        distinctive=False,
+        notes=("rows name no step: they stand as they were written", "the turns of a row are one text"),
+    ),
     RowSpec(
         "nemo_rl", r"/(?:train|(?P<eval>val))_data_step(?P<step>\d+)\.jsonl$",
         "token_ids token_loss_mask generation_logprobs", NEMO_RL,

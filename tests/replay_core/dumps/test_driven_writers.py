@@ -92,6 +92,8 @@ ELSEWHERE = {
     "miles/policy_loss_debug": "", "miles/dashboard_columns": "", "roll_critic": "",
     "open_instruct": "run_name git_commit model_name timestamp",
     "verl_0_9_1/rollout_data": "",
+    "torchtitan": "turn_id role content min_policy_version max_policy_version prompt_token_ids completion_token_ids "
+                  "completion_logprobs",
     "sglang_dumper": "step rank dump_index name recompute_status layer_id world_rank world_size",
     "skyrl": "format shape dtype batch_size", "trl/base": "role content", "verl": "role content",
 }  # fmt: skip

@@ -69,6 +69,8 @@ TABLE = [
         {"prompt_ids": (276,), "response_ids": (244,), "rollout_logprobs": (244,), "reward": (16,), "group_id": (16,)},
         {"response_ids": (20, 20, 13, 7, 20, 14, 13, 20, 20, 12, 16, 20, 20, 9, 11, 9)},
     ),
+    Expected("torchtitan", "torchtitan", {"trajectory": 1}, "trajectory",
+             {"group_id": (6,), "reward": (6,), "advantages": (6,)}),
     Expected("verl/rollout_data_dir", "verl", {"trajectory": 1}, "trajectory",
              {"prompt_text": (16,), "response_text": (16,), "reward": (16,)}),
     Expected("trl/base/run", "trl", {"trajectory": 3}, "trajectory",
