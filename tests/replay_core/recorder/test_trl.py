@@ -14,7 +14,8 @@ from replay_core.dumps import open_run
 from replay_core.errors import RequestError
 from replay_core.pages import array
 from replay_core.recorder import Recorder
-from replay_core.recorder.trl import recording
+from replay_core.recorder.trl import _TrainerSteps, recording
+from replay_core.records import MEAN_OVER_RANKS
 from replay_core.rollouts import RolloutReplay
 from tests.builders import Here
 
@@ -162,3 +163,21 @@ def test_a_trl_run_driven_by_the_record_is_the_same_run_bit_for_bit(recorded: tu
 def test_a_replay_without_what_trl_computed_is_refused(recorded: tuple[Path, Any], tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="advantages and logprobs"):
         recording(trl.GRPOTrainer, Recorder(tmp_path / "dump"), RolloutReplay(recorded[0]))
+
+
+def test_the_gradient_of_a_model_that_is_called_through_ddp_is_noted_as_the_ranks_mean(tmp_path: Path) -> None:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'met'}", rank=0, world_size=1)
+    try:
+        bare = torch.nn.Linear(2, 2)
+        for name, called in (("bare", bare), ("wrapped", DistributedDataParallel(bare))):
+            with Recorder(tmp_path / name) as recorder:
+                _TrainerSteps(recorder, None, checkpoints=False).trained_by(called)
+                with recorder.step(0) as record:
+                    record("loss", loss=0.5)
+    finally:
+        dist.destroy_process_group()
+    said = [(open_run(tmp_path / name).flags or {}).get("gradients") for name in ("bare", "wrapped")]
+    assert said == [None, MEAN_OVER_RANKS]
