@@ -228,7 +228,7 @@ def compare_dumps(
         state_scope(compared, promised or {}, records_a or run_a.records, records_b or run_b.records)
     _latest[:] = [compared]
     doc = _comparison_document(compared, tolerance_file, exact, atol=atol, rtol=rtol)
-    for entry, row in zip(doc["tensors"], compared.tensors, strict=False):
+    for entry, row in zip(doc["tensors"], compared.tensors if explain else (), strict=False):
         if explain in (entry["name"], *entry["names"]) and row.figures is not None and row.context is not None:
             entry["rules"] = clean(asked(row.figures, row.context, tolerances))
     return doc

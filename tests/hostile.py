@@ -420,6 +420,12 @@ def a_log_of_iterations(folder: Path) -> Path:
 
 
 @maker
+def a_log_of_one_step_and_another_name_in_every_line(folder: Path) -> Path:
+    lines = b"".join(b"step:1 - loss%d:1.0\n" % i for i in range(45_000))
+    return _file(folder, "train.log", b"step:1 - loss:1.0\n" + lines)
+
+
+@maker
 def a_log_of_open_braces(folder: Path) -> Path:
     return _file(
         folder, "train.log", b"{'loss': 0.5}\n" + (b"{'" * 30_000 + b"':\n") * 12 + b"step:1 " + b" - a" * 200_000

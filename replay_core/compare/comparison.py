@@ -130,6 +130,10 @@ class Comparison:
         return None if self.skipped or self.records_unreadable else True
 
 
+#: Of single numbers every so many say how far the comparison is: a log has tens of thousands.
+_TOLD_EVERY = 64
+
+
 def compare_runs(
     a: Run,
     b: Run,
@@ -164,7 +168,8 @@ def compare_runs(
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
     for pair, micro_pair in work.in_order(judge.ahead):
-        on_event(Progress(done, work.total, pair.name))
+        if not done % _TOLD_EVERY or pair.one[1].shape:
+            on_event(Progress(done, work.total, pair.name))
         done += 1
         row = _judged(judge, pair, micro_pair)
         if row is None:

@@ -74,9 +74,10 @@ class _Log:
     ) -> None:
         """The metrics of one line; those of a step and a rank belong together. `over`: the last of a name counts."""
         if values:
-            placed = {key: (value, line) for key, value in values.items()}
-            known = self.metrics.get((step, rank), {})
-            self.metrics[step, rank] = {**known, **placed} if over else {**placed, **known}
+            known = self.metrics.setdefault((step, rank), {})
+            for key, value in values.items():
+                if over or key not in known:
+                    known[key] = value, line
 
 
 def _files(path: Path) -> Iterator[Path]:

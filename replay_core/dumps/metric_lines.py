@@ -45,9 +45,9 @@ _ASIDE = regex(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_secon
 
 def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The step (None: the line names none) and metrics of a line of metrics; no metrics for any other line."""
-    if match := _VERL.search(line):
+    if "step:" in line and (match := _VERL.search(line)):
         return int(match.group(1)), _numbers(_VERL_PAIR.findall(match.group(2)))
-    if (match := _NAMED.search(line)) and (end := line.rfind("}")) >= match.end():
+    if ": {" in line and (match := _NAMED.search(line)) and (end := line.rfind("}")) >= match.end():
         return int(match.group(1)), _numbers(_pairs(line[match.end() : end]))
     if ("':" in line or '":' in line) and (match := _DICT.search(line)):
         return _mapping(line, _numbers(_pairs(match.group(1))))

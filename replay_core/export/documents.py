@@ -277,15 +277,17 @@ def tensor_row(row: TensorVerdict, known: dict[int, KeyEntry] | None = None) -> 
     }
 
 
-#: Of digests no element is known; the one entry stands in every row.
+#: Of digests no element is known, of equal numbers none is shown; the one entry stands in every such row.
 _NOWHERE: ElementEntry = {
     "index": {"sample": None, "position": None, "raw_a": None, "raw_b": None, "sample_b": None}, "a": None, "b": None
 }  # fmt: skip
+_NONE_SHOWN = (None,) * 6
 
 
 def _place(row: TensorVerdict) -> ElementEntry:
     """The element shown: its index, by token where the layout tells and raw on either side, and both values."""
-    if row.by_digest:
+    shown: tuple[object, ...] = (row.raw_a, row.raw_b, row.token, row.sample_b, row.value_a, row.value_b)
+    if row.by_digest or shown == _NONE_SHOWN:
         return _NOWHERE
     sample, position = row.token or (None, None)
     raw_a = None if row.raw_a is None else list(row.raw_a)
@@ -301,13 +303,17 @@ def _place(row: TensorVerdict) -> ElementEntry:
 
 
 def _keys(row: TensorVerdict, known: dict[int, KeyEntry]) -> RecordPair:
-    for side in (row.a, row.b):
-        if side is not None and id(side[0]) not in known:
-            known[id(side[0])] = side[0].key.to_mapping()
-    return {
-        "a_key": None if row.a is None else known[id(row.a[0])],
-        "b_key": None if row.b is None else known[id(row.b[0])],
-    }
+    return {"a_key": _key(row.a, known), "b_key": _key(row.b, known)}
+
+
+def _key(side: tuple[Record, TensorRef] | None, known: dict[int, KeyEntry]) -> KeyEntry | None:
+    if side is None:
+        return None
+    record = side[0]
+    entry = known.get(id(record))
+    if entry is None:
+        entry = known[id(record)] = record.key.to_mapping()
+    return entry
 
 
 def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> MetricsEntry:

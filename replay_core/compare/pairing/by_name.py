@@ -40,9 +40,12 @@ def _names(records: Iterable[Record], steps: Mapping[int | None, int | None]) ->
     """Records by place and name of file; left out is a place where a name stands twice, or has no number."""
     found: dict[_Place, dict[str, Record]] = defaultdict(dict)
     unclear = set()
+    path, name = None, ""
     for record in records:
         key = record.key
+        if record.path is not path:  # a log is one file of tens of thousands
+            path, name = record.path, record.path.name
         place = (steps.get(key.step, key.step), key.rank, key.role, key.stage)
-        if key.micro is None or found[place].setdefault(record.path.name, record) is not record:
+        if key.micro is None or found[place].setdefault(name, record) is not record:
             unclear.add(place)
     return {place: names for place, names in found.items() if place not in unclear}

@@ -13,7 +13,7 @@ from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, shown
-from replay_core.records import Record
+from replay_core.records import Record, TensorRef
 
 #: Micro-batches that tell; a KL loss below this is nothing to weigh; and what one coefficient may leave.
 FEWEST, LEAST, LEFT = 4, 1e-6, 0.02
@@ -32,7 +32,7 @@ def kl_in_recorded_losses(case: Case) -> Iterator[Finding]:
     for record in case.records():
         if record.key.stage in ("training_metrics", "param", "gradient"):
             continue
-        loss, pg, kl = (_number(record, name) for name in ("loss", "pg_loss", "kl_loss"))
+        loss, pg, kl = _numbers(record, "loss", "pg_loss", "kl_loss")
         if loss is not None and pg is not None and kl is not None and abs(kl) > LEAST:
             rows.append((loss - pg, kl, record))
     if len(rows) < FEWEST:
@@ -73,9 +73,18 @@ def kl_in_recorded_losses(case: Case) -> Iterator[Finding]:
         )
 
 
-def _number(record: Record, name: str) -> float | None:
-    ref = next((one for one in record.tensors() if (one.canonical or one.name) == name), None)
-    if ref is None or ref.is_text or ref.numel != 1 or not ref.is_readable:
+def _numbers(record: Record, *names: str) -> list[float | None]:
+    """What the record says of each name, where that is one finite number; None of all where one name is missing."""
+    found: dict[str, TensorRef] = {}
+    for ref in record.tensors():
+        found.setdefault(ref.canonical or ref.name, ref)
+    if not found.keys() >= set(names):
+        return [None] * len(names)
+    return [_number(found[name]) for name in names]
+
+
+def _number(ref: TensorRef) -> float | None:
+    if ref.is_text or ref.numel != 1 or not ref.is_readable:
         return None
     value = float(np.asarray(pages.array(ref)).reshape(-1)[0])
     return value if math.isfinite(value) else None
