@@ -182,3 +182,32 @@ def test_a_number_of_another_type_than_its_text_s_is_compared_as_what_it_is_decl
     one, other = (TensorRef("x", "float32", (), Inline(value)) for value in (0.1, 0.1 + 1e-12))
     assert not pages.is_same_number(one, other)
     assert pages.same_bytes(one, other)
+
+
+def test_a_chunk_that_somebody_holds_is_not_read_over(stored: TensorRef):
+    first = next(iter(pages.flat_chunks(stored, 8)))[1]
+    was = first.copy()
+    for _ in range(5):
+        list(pages.flat_chunks(stored, 7))
+    assert np.array_equal(first, was)
+
+
+def test_memory_of_chunks_is_used_again_by_the_next_tensor(tmp_path: Path):
+    file = save_file(tmp_path / "x.pt", {"a": torch.arange(5000.0), "b": torch.arange(5000.0)})
+    places = set()
+    for ref in open_run(file).records[0].tensors():
+        for _, chunk in pages.flat_chunks(ref, 2048):
+            places.add(chunk.ctypes.data >> 13)
+        del chunk
+    assert len(places) <= 2
+
+
+@pytest.mark.parametrize("offset", [0, 8, 64, 4096 + 40, 5 * 4096 - 1])
+def test_large_reads_land_aligned_and_never_just_behind_where_they_lie_in_their_page(tmp_path: Path, offset: int):
+    file = tmp_path / "raw"
+    file.write_bytes(bytes(offset) + np.arange(4096, dtype=np.float32).tobytes())
+    ref = TensorRef("x", "float32", (4096,), FileBytes(file, offset, 4 * 4096))
+    values = pages.array(ref)
+    assert values.ctypes.data % 64 == 0
+    assert (values.ctypes.data - offset) % 4096 in (0, *range(4096 - 63, 4096))
+    assert values.tolist() == list(range(4096))
