@@ -11,12 +11,25 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import differing, identical, listing, matrix, recording, replaying, screens, starting, training
+from benchmarks import (
+    arithmetic,
+    differing,
+    growth,
+    identical,
+    listing,
+    matrix,
+    recording,
+    replaying,
+    screens,
+    starting,
+    training,
+)
 from benchmarks.inputs import Inputs
 
 ROWS = {
     "identical": identical.rows,
     "differing": differing.rows,
+    "arithmetic": arithmetic.rows,
     "matrix": matrix.rows,
     "listing": listing.rows,
     "starting": starting.rows,
@@ -24,6 +37,7 @@ ROWS = {
     "training": training.rows,
     "replaying": replaying.rows,
     "screens": screens.rows,
+    "growth": growth.rows,
 }
 
 
