@@ -7,6 +7,7 @@ what it has.
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,8 @@ PAIRS = frozenset(("bfloat16", "float16", "float32", "float64"))
 #: Dtypes of one tensor that it knows.
 MOMENTS = PAIRS | {"int64", "int32", "uint8", "bool"}
 _FIGURES = 10
+#: A sum of squares below this may have lost addends to underflow.
+LEAST_SQUARES = 1e-30
 
 
 @cache
@@ -28,6 +31,8 @@ def loaded() -> ctypes.CDLL | None:
             getattr(found, f"pair_{name}").restype = ctypes.c_int64
         for name in MOMENTS:
             getattr(found, f"moments_{name}").restype = None
+        for name in PAIRS:
+            getattr(found, f"ends_{name}").restype = None
     except (OSError, AttributeError):
         return None
     return found
@@ -48,3 +53,17 @@ def moments_at(address: int, count: int, dtype: str) -> list[float] | None:
     getattr(library, f"moments_{dtype}")(ctypes.c_void_p(address), ctypes.c_int64(count), found)
     # An infinity or NaN among the sums, and only such, makes their difference NaN.
     return list(found) if all(one - one == 0 for one in found[7:]) else None
+
+
+def ends_at(address: int, count: int, dtype: str) -> tuple[float, float, float] | None:
+    """The least, the greatest, and the sum of squares of `count` elements that lie in one piece, all of them finite.
+
+    None where there is no library, or none for that dtype, one is not finite, or the squares leave what its type holds.
+    """
+    library = loaded() if dtype in PAIRS and count else None
+    if library is None:
+        return None
+    found = (ctypes.c_double * 3)()
+    getattr(library, f"ends_{dtype}")(ctypes.c_void_p(address), ctypes.c_int64(count), found)
+    low, high, squares = found
+    return (low, high, squares) if LEAST_SQUARES < squares < math.inf else None

@@ -174,3 +174,45 @@ MOMENTS(moments_int64, int64_t, double, same, __builtin_fabs, __DBL_MAX__)
 MOMENTS(moments_int32, int32_t, double, same, __builtin_fabs, __DBL_MAX__)
 MOMENTS(moments_uint8, uint8_t, float, as_it_is, __builtin_fabsf, __FLT_MAX__)
 MOMENTS(moments_bool, uint8_t, float, truth, __builtin_fabsf, __FLT_MAX__)
+
+// Sums that wait for none of the others: a processor adds a vector in four steps, and begins two in each.
+#define LANES 32
+#define STRETCH 4096
+
+// found: the least, the greatest, and the sum of squares, which run in the numbers' own width over 128 of them and in
+// double beyond. What is not finite, and squares that the width cannot hold, make a sum that is not: the caller looks.
+#define ENDS(NAME, STORED, REAL, LOAD)                                                                                 \
+    WIDEST void NAME(const STORED *restrict values, int64_t count, double *restrict found) {                           \
+        REAL low[LANES], high[LANES], part[LANES];                                                                     \
+        double squares = 0;                                                                                            \
+        for (int lane = 0; lane < LANES; lane++) low[lane] = high[lane] = LOAD(values[0]);                             \
+        for (int64_t start = 0; start < count; start += STRETCH) {                                                     \
+            const STORED *restrict segment = values + start;                                                           \
+            int32_t size = count - start < STRETCH ? (int32_t)(count - start) : STRETCH, whole = size / LANES * LANES; \
+            for (int lane = 0; lane < LANES; lane++) part[lane] = 0;                                                   \
+            for (int32_t place = 0; place < whole; place += LANES)                                                     \
+                _Pragma("omp simd") for (int lane = 0; lane < LANES; lane++) {                                         \
+                    REAL x = LOAD(segment[place + lane]);                                                              \
+                    part[lane] += x * x;                                                                               \
+                    low[lane] = x < low[lane] ? x : low[lane];                                                         \
+                    high[lane] = x > high[lane] ? x : high[lane];                                                      \
+                }                                                                                                      \
+            for (int32_t place = whole; place < size; place++) {                                                       \
+                REAL x = LOAD(segment[place]);                                                                         \
+                part[0] += x * x;                                                                                      \
+                low[0] = x < low[0] ? x : low[0];                                                                      \
+                high[0] = x > high[0] ? x : high[0];                                                                   \
+            }                                                                                                          \
+            for (int lane = 0; lane < LANES; lane++) squares += part[lane];                                            \
+        }                                                                                                              \
+        for (int lane = 1; lane < LANES; lane++) {                                                                     \
+            low[0] = low[lane] < low[0] ? low[lane] : low[0];                                                          \
+            high[0] = high[lane] > high[0] ? high[lane] : high[0];                                                     \
+        }                                                                                                              \
+        found[0] = low[0], found[1] = high[0], found[2] = squares;                                                     \
+    }
+
+ENDS(ends_bfloat16, uint16_t, float, from_bfloat16)
+ENDS(ends_float16, uint16_t, float, from_float16)
+ENDS(ends_float32, float, float, as_it_is)
+ENDS(ends_float64, double, double, same)

@@ -129,6 +129,35 @@ ORDER = [one.name for one in fields(Accumulated)]
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_built")
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=40)
+@given(
+    size=st.sampled_from([1, 7, 31, 32, 33, 4095, 4096, 4097, 9000]),
+    odd=st.lists(st.tuples(st.integers(0, 8999), st.sampled_from(ODD)), max_size=4),
+    power=st.integers(-22, 20),
+    seed=st.integers(0, 99),
+)
+def test_ends_and_squares_are_numpys_or_left_to_it(
+    dtype: str, size: int, odd: list[tuple[int, float]], power: int, seed: int
+):
+    values = np.random.default_rng(seed).standard_normal(size) * 10.0**power
+    for place, number in odd:
+        values[place % size] = number
+    with np.errstate(all="ignore"):
+        one = values.astype(DTYPES[dtype])
+        found, expected = kernel.ends_at(one.ctypes.data, one.size, dtype), by_numpy(one)
+    if found is None:
+        narrow = dtype != "float64" and not 1e-30 < expected.squares < 3e38
+        assert expected.finite < size or narrow or not kernel.LEAST_SQUARES < expected.squares < math.inf
+        return
+    assert expected.finite == size
+    assert found[:2] == (expected.low, expected.high)
+    # Of addends that float32 loses none is more than a millionth of the others.
+    assert found[2] == pytest.approx(expected.squares, rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_built")
 def test_moments_of_what_it_does_not_know_are_left_to_numpy():
     for values in (np.ones(4, ">f4"), np.ones(4, ml_dtypes.float8_e4m3fn), np.ones(4, np.complex64), np.ones(8)[::2]):
         assert native.moments(values) is None
