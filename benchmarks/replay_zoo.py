@@ -626,6 +626,33 @@ def a_head_sees_only_itself(patient: Patient) -> None:
     patient.seeing(change)
 
 
+@fault(OWN, flags=PACK)
+def a_head_loses_three_keys(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        heads = next(one for one in patient.attentions).config.num_attention_heads
+        changed = seen.expand(-1, heads, -1, -1).clone()
+        if call.is_packed:
+            assert call.positions_BS is not None
+            lost = (call.positions_BS[0] >= 3) & (call.positions_BS[0] <= 5)
+            changed[:, 2] &= ~lost[None, :] | torch.eye(seen.shape[-1], dtype=torch.bool)
+        return changed
+
+    patient.seeing(change, slice(1, 2))
+
+
+@fault(OTHERS, flags=PACK)
+def two_tokens_change_places(patient: Patient) -> None:
+    def change(_given: Tensor, put: Tensor) -> Tensor:
+        starts = torch.nonzero(patient.call.positions_BS[0] == 0)[:, 0].tolist() if patient.call.is_packed else []
+        if len(starts) < 2 or min(starts[1], put.shape[1] - starts[1]) < 3:
+            return put
+        places = torch.arange(put.shape[1])
+        places[[starts[0] + 2, starts[1] + 2]] = places[[starts[1] + 2, starts[0] + 2]]
+        return put[:, places]
+
+    changed_output(patient.mlps[-1], change)
+
+
 @fault(OTHERS, STATE, flags=PACK)
 def token_shift_over_boundaries(patient: Patient) -> None:
     def change(_given: Tensor, put: Tensor) -> Tensor:

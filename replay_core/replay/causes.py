@@ -177,7 +177,7 @@ def _is_of_the_batch(evidence: Evidence) -> bool:
     others = [sight for sight in evidence["visibility"] if sight["what"] == "other"]
     if not others:
         return True  # a batch of one sample says nothing against it
-    if not any(sight["moved"] for sight in others):
+    if not any(sight["moved"] for sight in others) or _leaves_somebody_out(evidence):
         return False
     tokens = [one for sight in evidence["visibility"] if sight["what"] == "token" for one in sight["moved"]]
     if not evidence["packed"] or any(one["sample"] == 0 for one in tokens):
@@ -186,6 +186,16 @@ def _is_of_the_batch(evidence: Evidence) -> bool:
     last = max((sight["sample"] for sight in here), default=0)
     runs_on = len(here) > 1 and all(_moves_only_what_follows(sight, last) for sight in here)
     return not runs_on
+
+
+def _leaves_somebody_out(evidence: Evidence) -> bool:
+    """Whether samples of a batch move each other while one of them moves nobody, and nobody it: what takes all there is
+    together leaves no one out.
+    """
+    others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
+    concerned = {one["sample"] for one in others if one["moved"]}
+    concerned |= {moved["sample"] for one in others for moved in one["moved"]}
+    return bool(concerned) and bool({one["sample"] for one in others} - concerned)
 
 
 def _moves_only_what_follows(sight: Mapping[str, Any], last: int) -> bool:
@@ -199,7 +209,7 @@ def _are_rows_moved_both_ways(evidence: Evidence) -> bool:
     """Whether rows of a batch, which see each other nowhere, move those before them and those after."""
     others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
     ways = {moved["sample"] < one["sample"] for one in others for moved in one["moved"]}
-    return not evidence["packed"] and len(ways) == 2
+    return not evidence["packed"] and len(ways) == 2 and not _leaves_somebody_out(evidence)
 
 
 def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = False) -> str | None:

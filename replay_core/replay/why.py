@@ -52,6 +52,8 @@ SAME_NATS = 1e-4
 _BUDGET = 4e11
 #: Slots of a batch whose every token is watched, and rows and columns that are kept of a larger one.
 _WATCHED, _COMPANY = 1024, (3, 32)
+#: Tokens right before the first that parts, of which each is changed by itself.
+_BEFORE = 4
 #: Tokens of the row by which the reference itself is checked, and the parties to that.
 _ITSELF, _PARTIES = 48, ("reference", "eager")
 #: Tokens whose log-probabilities are formed.
@@ -175,9 +177,11 @@ def _evidence(
     found["shifted"] = not np.array_equal(*positions)
     parted = first_apart(observer, own_base, base, SAME)
     found["first"] = None if parted is None else parted.to_mapping()
-    tokens = sorted({sight.token for sight in own_sights if sight.token is not None})
+    tokens = {sight.token for sight in own_sights if sight.token is not None} | _before_parting(
+        observer, own_base, base, parted
+    )
     found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted) or _lost_within(
-        bench, (flags, reference), small, tokens, parted
+        bench, (flags, reference), small, sorted(tokens), parted
     )
     worst = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
     if small.rows > 1:
@@ -243,6 +247,17 @@ def _lost(
             if parted is None or not follows or place.module == parted.module:
                 return {**place.to_mapping(), "token": sight.token, "itself": is_itself}
     return None
+
+
+def _before_parting(observer: Observer, own: Trace, cell: Trace, parted: TensorPlace | None) -> set[int]:
+    """The first token of any sample that is not what it is alone, and those right before it: of these it lost one."""
+    if parted is None:
+        return set()
+    apart_N = relative(own.laid[parted.tensor], cell.laid[parted.tensor]).numpy() > SAME
+    if not apart_N.any():
+        return set()
+    first = int(observer.position_N[apart_N].min())
+    return set(range(max(0, first - _BEFORE), first + 1))
 
 
 def _lost_within(

@@ -81,6 +81,14 @@ def test_what_runs_from_sample_to_sample_is_no_work_on_the_whole_batch():
     assert kind(moves(0, 1), moves(1, 2), moves(2), packed=False) == "batch", "rows do not follow one another"
 
 
+def test_what_leaves_a_sample_out_is_no_work_on_the_whole_batch():
+    swapped = [moves(0, 1), moves(1, 0), moves(2)]
+    assert kind(*swapped) == "other_samples", "two tokens of samples 0 and 1 changed places"
+    assert kind(*swapped, packed=False) == "other_samples"
+    assert kind(moves(0, 1), moves(1, 0), moves(2, 0)) == "batch"
+    assert kind(moves(0, 1), moves(1, 0)) == "batch", "there is nobody else"
+
+
 def test_what_mixes_tokens_of_a_sample_sees_the_future_or_padding_not_the_batch():
     assert kind(sight("token", "other", relation="earlier"), moves(0), moves(1)) == "future"
     assert kind(sight("padding", "other"), moves(0), moves(1), packed=False) == "padding"

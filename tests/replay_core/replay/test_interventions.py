@@ -14,6 +14,8 @@ CHOSEN = (
     ("state_runs_through_the_pack", "lfm2", "float32"),
     ("a_head_sees_only_itself", "llama", "bfloat16"),
     ("token_shift_over_boundaries", "qwen3", "float32"),
+    ("a_head_loses_three_keys", "qwen3", "float32"),
+    ("two_tokens_change_places", "llama", "float32"),
     ("past_lost_in_the_second_layer", "llama", "bfloat16"),
     ("attention_put_out_as_nothing_when_padded", "gpt_neox", "float32"),
 )
