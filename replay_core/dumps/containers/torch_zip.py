@@ -56,6 +56,7 @@ def read_torch_zip(loading: Loading) -> Any:
             "a zip that torch.save did not write: it has no data.pkl",
             file=str(region.path),
             found=", ".join(name.decode("utf-8", "replace") for name in list(records)[:4]) or "an empty zip",
+            hint=f"rldbg {region.path} runs a capsule again" if next(iter(records), b"") == b"capsule.json" else None,
         )
     prefix = name[: -len(b"data.pkl")]
     order = records.get(prefix + b"byteorder")

@@ -67,6 +67,14 @@ def test_a_zip_of_something_else_is_not_a_dump(tmp_path: Path) -> None:
     assert "readme.txt" in str(caught.value.found)
 
 
+def test_a_capsule_says_what_opens_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bug.capsule", "w") as target:
+        target.writestr("capsule.json", "{}")
+    with pytest.raises(NotADumpError) as refused:
+        read_container(tmp_path / "bug.capsule")
+    assert refused.value.hint == f"rldbg {tmp_path / 'bug.capsule'} runs a capsule again"
+
+
 def test_a_zip_without_its_end_is_truncated(saved: Path) -> None:
     saved.write_bytes(saved.read_bytes()[:-30])
     with pytest.raises(TruncatedError, match="directory"):
