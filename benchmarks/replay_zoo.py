@@ -614,6 +614,17 @@ def every_other_call_goes_without_the_last_mlp(patient: Patient) -> None:
     changed_output(patient.mlps[-1], change)
 
 
+@fault(STATE, flags=PAD)
+def every_third_call_is_louder(patient: Patient) -> None:
+    calls = [0]
+
+    def change(_given: Tensor, put: Tensor) -> Tensor:
+        calls[0] += 1
+        return put * (1.4 if calls[0] % 3 == 0 else 1.0)
+
+    changed_output(patient.mlps[-1], change)
+
+
 @fault(OWN, flags=PAD)
 def a_head_sees_only_itself(patient: Patient) -> None:
     def change(_call: Call, seen: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ from replay_core.samples.layout import Bools, Ints
 #: of float32 inside a float64 model lies below, one key among thousands above.
 MOVED, STILL = 1e-6, 1e-9
 _COARSER = {torch.float64: 1.0, torch.float32: 1e3, torch.bfloat16: 3e5, torch.float16: 1e5}
+#: How often the same is run again: what alternates is as it was every other time, or every third.
+_REPEATS = 3
 #: Samples that are changed one after the other.
 _MOST_SAMPLES = 4
 #: Random directions onto which a token's vector is laid: one number each is enough to see that it changed.
@@ -198,9 +200,11 @@ class Observer:
         numbers = np.unique(self.sample_N).tolist()
         # What is carried over from call to call is what the call before had: after the same tokens it would not show.
         self.hidden(self._changed(self.sample_N >= 0))
-        seen = [self._seen(base, Sight("again", None, None), self.ids)]
-        if not seen[0].moved:  # a model that alternates is the same every other time
+        seen: list[Sight] = []
+        for _ in range(_REPEATS):
             seen = [self._seen(base, Sight("again", None, None), self.ids)]
+            if seen[0].moved:
+                break
         chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
         seen += [self._seen(base, Sight("other", one, None), self._changed(self.sample_N == one)) for one in chosen]
         padding = np.ones(self.ids.size, dtype=bool)

@@ -22,6 +22,7 @@ CHOSEN = (
 #: Further faults of these kinds.
 MORE = (
     ("every_other_call_goes_without_the_last_mlp", "llama", "float32"),
+    ("every_third_call_is_louder", "llama", "float32"),
     ("own_key_masked", "gpt_neox", "float32"),
     ("token_shift_reads_padding", "llama", "float32"),
     ("norm_over_the_batch", "gemma2", "bfloat16"),
