@@ -622,7 +622,7 @@ def every_third_call_is_louder(patient: Patient) -> None:
         calls[0] += 1
         return put * (1.4 if calls[0] % 3 == 0 else 1.0)
 
-    changed_output(patient.mlps[-1], change)
+    changed_output(patient.mlps[0], change)
 
 
 @fault(OWN, flags=PAD)
