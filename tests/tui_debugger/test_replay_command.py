@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from replay_core.dumps import open_run
 from replay_core.jobs import Partial
 from tui_debugger.commands import ProgressLine
 from tui_debugger.commands.replay import CellLines, command
@@ -80,6 +85,21 @@ def test_a_cells_line_has_the_number_that_the_report_has(capsys: pytest.CaptureF
     ended = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines() if line.endswith("DISAGREES")]
     reported = [line.partition(" (")[0] for line in replay_report(doc).splitlines() if line.startswith("DISAGREES")]
     assert [f"DISAGREES  {cell}" for cell in ended] == reported != []
+
+
+@pytest.mark.long
+def test_an_interrupted_matrix_says_what_it_kept(small_dump: Path, tmp_path: Path) -> None:
+    words = ["replay", str(small_dump), "--model", "random:llama-tiny", "--warm", "--out", str(tmp_path / "cells")]
+    command = [sys.executable, "-m", "tui_debugger", *words, "--matrix", "packing=off,on", "block_mask=on,off"]
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if line.startswith("cell 1:"))
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert f"cells had ended: their dumps are in {tmp_path / 'cells'}" in said
+    assert open_run(tmp_path / "cells" / "cell1").records
 
 
 def test_axes_without_a_matrix_are_refused(small_dump: Path) -> None:

@@ -162,9 +162,15 @@ def command(
         "why": why,
         "is_warm": warm,
     }
-    with ChildRunner(warm=warm, time_limit_s=time_limit) as runner:
-        cells = CellLines(progress, first=0 if matrix is None else 1)
-        doc = workbench.replay(plan, out or paths.new_replay_dir("replay"), runner, cells, **request)
+    kept = out or paths.new_replay_dir("replay")
+    cells = CellLines(progress, first=0 if matrix is None else 1)
+    try:
+        with ChildRunner(warm=warm, time_limit_s=time_limit) as runner:
+            doc = workbench.replay(plan, kept, runner, cells, **request)
+    except KeyboardInterrupt:
+        if cells.ended:
+            progress.note(f"{cells.ended} cells had ended: their dumps are in {kept}")
+        raise
     progress.clear()
     return finish(doc, replay_report, as_json=as_json, output=output)
 
@@ -178,6 +184,8 @@ class CellLines:
 
     def __init__(self, progress: ProgressLine, first: int = 0) -> None:
         self._progress, self._count = progress, first
+        #: How many have ended.
+        self.ended = 0
         progress.note("replay: each row alone first, the reference; then each cell, a line as it ends")
 
     def __call__(self, event: Event) -> None:
@@ -188,6 +196,7 @@ class CellLines:
             said = ", ".join(filter(None, (cell["outcome"], agrees)))
             self._progress.note(f"cell {self._count}: {words.flags(telling(cell['flags']))}: {said}")
             self._count += 1
+            self.ended += 1
         self._progress(event)
 
 
