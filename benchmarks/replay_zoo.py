@@ -1,6 +1,6 @@
 """Model-side faults that a replay is to name, planted in tiny models of many architectures, and healthy models beside.
 
-    python -m benchmarks.replay_zoo [faults|healthy] [--part N/M] [--dtype bfloat16]
+    python -m benchmarks.replay_zoo [faults|healthy|held-back] [--every N --start K] [--only NAME]
 
 A fault changes the model, not the batch: what attention may see, its positions, what a norm averages over. Nothing in
 here knows how a replay finds a cause. Half of the faults (`HELD_BACK`) were not looked at while the rules were made.
