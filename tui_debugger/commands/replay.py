@@ -194,9 +194,9 @@ class CellLines:
             held = "reference" if cell["part"] == "reference" else ""
             agrees = {True: "agrees", False: "DISAGREES", None: held}[cell["agreement"]["agrees"]]
             said = ", ".join(filter(None, (cell["outcome"], agrees)))
+            self.ended += 1  # who reads the line may interrupt at once
             self._progress.note(f"cell {self._count}: {words.flags(telling(cell['flags']))}: {said}")
             self._count += 1
-            self.ended += 1
         self._progress(event)
 
 
