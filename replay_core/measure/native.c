@@ -1,5 +1,5 @@
 // What measure/ does with numpy, in one pass over the bytes: the figures of two chunks of rows (sums.py), four times as
-// fast, and what one chunk looks like (statistics.py), ten times as fast.
+// fast, and what one chunk looks like (statistics.py), ten times as fast; and the ends of what a replay captures.
 //
 // Of a pair d = b - a. Sums of a row run in the numbers' own width over SEGMENT columns and in double beyond; sums of
 // columns run over the rows of the chunk. What is not finite makes a sum that is not: the caller looks.

@@ -169,7 +169,12 @@ def command(
             doc = workbench.replay(plan, kept, runner, cells, **request)
     except KeyboardInterrupt:
         if cells.ended:
-            progress.note(f"{cells.ended} cells had ended: their dumps are in {kept}")
+            whose = (
+                "1 cell had ended: its dump is"
+                if cells.ended == 1
+                else f"{cells.ended} cells had ended: their dumps are"
+            )
+            progress.note(f"{whose} in {kept}")
         raise
     progress.clear()
     return finish(doc, replay_report, as_json=as_json, output=output)

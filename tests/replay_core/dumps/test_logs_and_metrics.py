@@ -11,7 +11,7 @@ import pytest
 from replay_core.dumps import log_text, metrics, open_run
 from replay_core.dumps.containers import read_container
 from replay_core.dumps.log_text import metric_line
-from replay_core.errors import DumpError, NotADumpError
+from replay_core.errors import BudgetError, DumpError, NotADumpError
 from replay_core.records import Inline, Record, RecordKey
 from tests.fixtures import FIXTURES
 
@@ -213,3 +213,12 @@ def test_a_table_longer_than_what_is_read_says_so(tmp_path: Path, monkeypatch: p
     assert [problem.what for problem in open_run(path).problems] == [
         "a table of metrics is read up to 1 MiB: what follows is not"
     ]
+
+
+@pytest.mark.long
+def test_a_log_whose_every_line_names_another_metric_of_one_step_is_read_and_its_record_refused(tmp_path: Path):
+    log = tmp_path / "train.log"
+    log.write_text("step:1 - loss:1.0\n" + "".join(f"step:1 - loss{number}:1.0\n" for number in range(45_000)))
+    (record,) = open_run(log).records
+    with pytest.raises(BudgetError, match="more than what is stored"):
+        record.tensors()

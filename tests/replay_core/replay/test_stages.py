@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import library
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from replay_core.executors.child import ChildRunner
@@ -11,7 +12,7 @@ from replay_core.replay import stages
 from tui_debugger.reports.replay import replay_report
 
 
-@torch.library.custom_op("rldbg_tests::turned", mutates_args=())
+@library.custom_op("rldbg_tests::turned", mutates_args=())
 def turned(x: torch.Tensor) -> torch.Tensor:
     return x * 1.0
 
@@ -22,7 +23,7 @@ def _(x):
     return x.new_empty_strided(x.shape, tuple(reversed(x.stride())))
 
 
-@torch.library.custom_op("rldbg_tests::unknown", mutates_args=())
+@library.custom_op("rldbg_tests::unknown", mutates_args=())
 def unknown(x: torch.Tensor) -> torch.Tensor:
     return x * 1.0
 
