@@ -268,6 +268,7 @@ class Record:
         #: What an index tells of the fields, digests included, without opening the file; None where no index does.
         self.told: Callable[[], Sequence[TensorRef] | None] | None = None
         self._load = load
+        self._listed = names
         self._tensors: tuple[TensorRef, ...] | None = None
 
     def __repr__(self) -> str:
@@ -298,6 +299,12 @@ class Record:
     def release(self) -> None:
         """Forget the fields but not their names: containers of text hold every value they have read."""
         self._tensors = None
+
+    def unread(self) -> Record:
+        """The same record as it was before anybody looked."""
+        record = Record(self.key, self.path, self._load, self._listed)
+        record.told = self.told
+        return record
 
     def get(self, name: str) -> TensorRef | None:
         """The tensor of that name or canonical name, or None."""

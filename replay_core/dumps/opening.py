@@ -39,6 +39,7 @@ from replay_core.dumps import (
     tensordict_folder,
     torchlens,
     trl_inputs,
+    unchanged,
     unnamed,
     verl,
     weights,
@@ -85,6 +86,9 @@ def open_run(path: Path | str, *more: Path | str, on_event: OnEvent = ignore) ->
     listing.forget(on_event)
     peeking.forget()
     budget.forget()
+    if not more and (known := unchanged.found(Path(path))) is not None:
+        return known
+    before = None if more else unchanged.stamp(Path(path))
     # Ten thousand records are no garbage: looking for some among them takes half the time, more beside a large heap.
     was_collecting = gc.isenabled()
     gc.disable()
@@ -93,6 +97,8 @@ def open_run(path: Path | str, *more: Path | str, on_event: OnEvent = ignore) ->
         run = parts[0] if len(parts) == 1 else _joined(Path(path), parts)
         if not more and (inside := runs_inside(run.path, run.records)):
             run.inside, run.problems = inside, said_once(run.path, inside, run.problems)
+        if not more and run.dialect == native.DIALECT.name and run.path.is_dir():
+            unchanged.keep(Path(path), run, listing.listing(run.path), before)
         return run
     finally:
         if was_collecting:

@@ -6,10 +6,11 @@ One model at a time: the next replay of another model, dtype, device or seed rep
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 from replay_core.records import Run
-from replay_core.replay import architectures, fit
+from replay_core.replay import adapters, architectures, fit
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import FLAGS
 from replay_core.replay.model import LoadedModel, load
@@ -55,7 +56,9 @@ def _key(plan: ReplayPlan, reference: str, batch: MicroBatch) -> tuple[Any, ...]
             reference.removeprefix(RANDOM), batch.largest_id, int(batch.ids_BS.shape[1])
         )
         return (*common, plan.seed, kind, sizes["vocab_size"], sizes["max_position_embeddings"])
-    return (*common, batch.largest_id, edition_of(reference, plan.forward_path))
+    # An adapter's base may be a random one, too.
+    sized = batch.largest_id if adapters.is_adapter(Path(reference)) else None
+    return (*common, sized, edition_of(reference, plan.forward_path))
 
 
 #: The holder of this process: a replayer child answers one job after the other.
