@@ -11,7 +11,7 @@ ALLOWED = {
     "gpu": r"no CUDA device|this machine has a GPU",
     "an extra of pyproject.toml that is not installed": (
         r"(megatron-core|deepspeed) is not installed|TRL is not installed|needs pyarrow|"
-        r"mkdocs-material is not installed|obstore is not installed|Ray is not installed|Ray is installed here|"
+        r"mkdocs-material is not installed|(obstore|asyncssh) is not installed|Ray is not installed|Ray is installed here|"
         r"(tensorboardX|wandb) is not installed|"
         r"could not import '(peft|pyarrow|pyarrow\.parquet|omegaconf|trl)'|a flash-attention package is installed here"
     ),

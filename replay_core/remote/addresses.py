@@ -9,19 +9,24 @@ from urllib.parse import unquote, urlsplit
 from replay_core.errors import RequestError
 from replay_core.regexes import regex
 
-SCHEMES = ("s3", "gs", "http", "https")
+SCHEMES = ("s3", "gs", "hf", "sftp", "ssh", "http", "https")
+#: Of these a name before the host is whose account it is.
+_WITH_ACCOUNT = ("sftp", "ssh")
 _URL = regex(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 #: What stands before a host, and everything behind a question mark: passwords, tokens, signatures.
 _USER = regex(r"//[^/\s]+@")
 _QUERY = regex(r"\?[^\s\"')]+")
 _LONGEST_NAME = 255
 #: Of these, what a library says is never shown.
-_SECRET = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "GOOGLE_SERVICE_ACCOUNT_KEY")
+_SECRET = (
+    "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "GOOGLE_SERVICE_ACCOUNT_KEY", "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Address:
-    """`scheme://host/key`: the host of an object store is its bucket."""
+    """`scheme://host/key`: the host of an object store is its bucket, of the hub a kind or an owner."""
 
     scheme: str
     host: str
@@ -64,16 +69,17 @@ def address(url: str) -> Address:
             found=f"{parts.scheme}://",
             hint="copy the dump to this machine, or mount it, and name the folder",
         )
-    if parts.username or parts.password or parts.query:
+    scheme = parts.scheme.lower()
+    if (parts.username and scheme not in _WITH_ACCOUNT) or parts.password or parts.query:
         raise RequestError(
             "a URL with a password, token or signature in it is not read: it would stand in the shell's history",
             file=shown,
-            hint="credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …)",
+            hint="credentials come from the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, …) or from an agent of ssh",
         )
     if not parts.hostname:
         raise RequestError("the URL names no host or bucket", file=shown, hint="s3://BUCKET/FOLDER")
-    key = unquote(parts.path) if parts.scheme.startswith("http") else parts.path
-    return Address(parts.scheme.lower(), parts.netloc, key.strip("/"))
+    key = unquote(parts.path) if scheme.startswith("http") or scheme in _WITH_ACCOUNT else parts.path
+    return Address(scheme, parts.netloc, key.strip("/"))
 
 
 def why_not_a_file(name: str) -> str | None:

@@ -26,12 +26,11 @@ from tempfile import mkdtemp
 from replay_core.errors import DumpError, RequestError
 from replay_core.mirrored import FOLDER, INSIDE, keep_under
 from replay_core.remote.addresses import Address, address, why_not_a_file
-from replay_core.remote.store import Listed, fetch, objects
+from replay_core.remote.objects import MOST_OBJECTS, Listed, fetch, source_of
 
 BLOCK = 1 << 16
 #: Bytes asked for at a time: what is lost when a connection ends.
 _SPAN = 8 << 20
-MOST_OBJECTS = 200_000
 _SNAPSHOTS = 16
 _IN_USE_S = 3600.0
 
@@ -64,16 +63,20 @@ def mirror(url: str, root: Path, cap_bytes: int) -> tuple[Path, list[str]]:
 def _listed(where: Address) -> tuple[dict[str, Listed], list[str]]:
     found: dict[str, Listed] = {}
     left: list[str] = []
-    for name, held in objects(where):
+    for name, held in source_of(where).objects():
         if len(found) >= MOST_OBJECTS:
             raise RequestError(
                 f"more than {MOST_OBJECTS:,} objects are there", file=str(where), hint="name a folder below it"
             )
         if name and (why := why_not_a_file(name)):
-            if held.nbytes or not name.endswith("/"):  # an empty one is how some clients write a folder
+            # An empty one is how some clients write a folder.
+            if isinstance(held, str) or held.nbytes or not name.endswith("/"):
                 left.append(f"{name!r} is left out: {why}")
             continue
-        found[name] = held
+        if isinstance(held, str):
+            left.append(f"{name!r} is left out: {held}")
+        else:
+            found[name] = held
     folders = {name[:at] for name in found for at in range(len(name)) if name[at] == "/"}
     for name in sorted(folders & found.keys()):
         if found[name].nbytes:

@@ -28,6 +28,8 @@ class Objects:
         #: (key, first byte, end) of each range that was asked for.
         self.ranges: list[tuple[str, int, int]] = []
         self.lists = 0
+        #: Of each request for bytes, where a test looks at them.
+        self.headers: list[dict[str, str]] = []
         #: Answers to ranges that end after half their bytes, from the next on.
         self.drops = 0
         self.refuses = False
@@ -49,14 +51,14 @@ def _etag(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: Objects
 
     def log_message(self, *_: Any) -> None:
         pass
 
-    def _answer(self, code: int, body: bytes, **headers: str) -> None:
+    def answer(self, code: int, body: bytes, **headers: str) -> None:
         self.send_response(code)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -71,13 +73,13 @@ class _Handler(BaseHTTPRequestHandler):
         objects, parts = self.objects, urlsplit(self.path)
         key = unquote(parts.path).removeprefix(f"/{BUCKET}").lstrip("/")
         if objects.refuses:
-            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+            self.answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
         elif "list-type" in parts.query:
             self._list(parse_qs(parts.query))
         elif key not in objects.held:
-            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
         else:
-            self._object(key, objects.held[key])
+            self.send_object(key, objects.held[key])
 
     def _list(self, query: dict[str, list[str]]) -> None:
         self.objects.lists += 1
@@ -92,17 +94,17 @@ class _Handler(BaseHTTPRequestHandler):
         )
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
         text = f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}</ListBucketResult>"
-        self._answer(200, text.encode(), Content_Type="application/xml")
+        self.answer(200, text.encode(), Content_Type="application/xml")
 
-    def _object(self, key: str, data: bytes) -> None:
+    def send_object(self, key: str, data: bytes) -> None:
         tag = _etag(data)
         if self.headers.get("If-Match", tag) != tag:
-            self._answer(412, b"")
+            self.answer(412, b"")
             return
         facts = {"ETag": tag, "Last_Modified": formatdate(1_767_323_045, usegmt=True)}
         wanted = self.headers.get("Range")
         if wanted is None:
-            self._answer(200, data, **facts)
+            self.answer(200, data, **facts)
             return
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         start, end = int(first), min(int(last) + 1, len(data))
@@ -117,14 +119,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data[start : (start + end) // 2])
             self.close_connection = True
             return
-        self._answer(206, data[start:end], Content_Range=f"bytes {start}-{end - 1}/{len(data)}", **facts)
+        self.answer(206, data[start:end], Content_Range=f"bytes {start}-{end - 1}/{len(data)}", **facts)
 
 
 @contextmanager
-def served() -> Iterator[Objects]:
+def served(answering: type[Handler] = Handler) -> Iterator[Objects]:
     """The server, on a port of its own, until the end of the `with`."""
     objects = Objects()
-    handler = type("Handler", (_Handler,), {"objects": objects})
+    handler = type("Handler", (answering,), {"objects": objects})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

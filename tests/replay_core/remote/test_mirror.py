@@ -96,7 +96,7 @@ def test_a_connection_that_ends_midway_is_asked_again(store: Objects, tmp_path: 
 def test_a_connection_that_always_ends_is_said_and_nothing_of_it_is_kept(
     store: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay_core.remote.store._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("replay_core.remote.objects._FIRST_PAUSE_S", 0.001)
     path, _ = mirror(store.put(a_dump(tmp_path / "a"), "a"), tmp_path / "cache", CAP)
     tensor(path, "logprobs")
     store.drops = 10**6
