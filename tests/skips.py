@@ -11,8 +11,8 @@ ALLOWED = {
     "gpu": r"no CUDA device|this machine has a GPU",
     "an extra of pyproject.toml that is not installed": (
         r"(megatron-core|deepspeed) is not installed|TRL is not installed|needs pyarrow|"
-        r"mkdocs-material is not installed|(obstore|asyncssh) is not installed|Ray is not installed|Ray is installed here|"
-        r"(tensorboardX|wandb) is not installed|"
+        r"mkdocs-material is not installed|(obstore|asyncssh) is not installed|"
+        r"Ray is not installed|Ray is installed here|(tensorboardX|wandb) is not installed|"
         r"could not import '(peft|pyarrow|pyarrow\.parquet|omegaconf|trl)'|a flash-attention package is installed here"
     ),
     "a program that is not installed": (

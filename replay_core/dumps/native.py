@@ -211,7 +211,7 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         ref.with_(canonical=naming.canonical(ref.name), alignment=alignment.get(ref.name, ref.alignment))
         for ref in fields
     ]
-    named = settled(named)
+    named = _with_rest(key, path, settled(named))
     return _whole(key, path, named) if key.rank is not None else named
 
 
@@ -298,6 +298,39 @@ def told(key: RecordKey, path: Path) -> list[TensorRef] | None:
         return [_described_field(field, order) for order, field in enumerate(fields)]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _with_rest(key: RecordKey, path: Path, named: list[TensorRef]) -> list[TensorRef]:
+    """The fields of a file with those whose figures alone were recorded: the index has them."""
+    own = f"index_rank{key.rank or 0}.jsonl"
+    root = next((folder for folder in list(path.parents)[1:3] if (folder / own).is_file()), None)
+    rest = None if root is None else _rest(root / own).get(str(path.relative_to(root)))
+    if not rest:
+        return named
+    held = {ref.name: ref for ref in named}
+    try:
+        every = [_described_field(field, order) for order, field in enumerate(rest)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DumpError(
+            "the index line of this record cannot be read", file=str(path), expected="name, dtype, shape of each"
+        ) from None
+    return [held.pop(ref.name, ref) for ref in every] + list(held.values())
+
+
+@kept_while_unchanged(64)
+def _rest(index_file: Path) -> dict[str, list[dict[str, Any]]]:
+    """File -> every field, of the records of which the file holds some."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _, line in _lines(index_file, []):
+        if b'"whole": false' not in line:
+            continue
+        try:
+            entry = json.loads(line)
+            if isinstance(entry.get("file"), str) and all(isinstance(one, dict) for one in entry["fields"]):
+                found[entry["file"]] = entry["fields"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return found
 
 
 @kept_while_unchanged(4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,9 @@ def file_of(key: dict[str, Any], form: str) -> Path:
     return role / str(key["stage"]) / f"step_{key['step']:06d}{rank}{micro}.{form}"
 
 
-def content_of(key: dict[str, Any], fields: dict[str, Any], alignment: dict[str, str] | None = None) -> dict[str, Any]:
+def content_of(
+    key: dict[str, Any], fields: Mapping[str, Any], alignment: dict[str, str] | None = None
+) -> dict[str, Any]:
     """What a record's file holds: its key, how fields lie along the tokens where that was said, then its fields."""
     content = {"step": key["step"], "rank": key["rank"], "micro_idx": key["micro"]}
     content.update({part: key[part] for part in ("epoch", "minibatch") if key[part] is not None})
@@ -54,19 +56,25 @@ def content_of(key: dict[str, Any], fields: dict[str, Any], alignment: dict[str,
 def line_of(
     key: dict[str, Any],
     file: Path | None,
-    fields: dict[str, Any],
+    fields: Mapping[str, Any],
+    whole: Mapping[str, Any],
     *,
     stats: bool,
     shards: dict[str, Any] | None = None,
     digests: dict[str, str] | None = None,
     alignment: dict[str, str] | None = None,
 ) -> bytes:
-    """The index line of a record; `digests` are those already taken."""
+    """The index line of a record; `digests` are those already taken. Of a record with a file, a field that is not
+    `whole` says so: the line is all there is of it.
+    """
     described = []
-    for order, (name, value) in enumerate(leaves(fields)):
+    named = [(name, leaf, name_of in whole) for name_of in fields for name, leaf in leaves({name_of: fields[name_of]})]
+    for order, (name, value, is_whole) in enumerate(named):
         known = (digests or {}).get(name)
-        field = describe(name, value, order, stats=stats, bare=file is None, digest_known=known)
-        said = {"alignment": alignment[name]} if alignment and name in alignment else {}
+        field = describe(name, value, order, stats=stats, bare=not is_whole, digest_known=known)
+        said: dict[str, Any] = {"alignment": alignment[name]} if alignment and name in alignment else {}
+        if file is not None and not is_whole:
+            said["whole"] = False
         described.append({**field, **(shards or {}).get(name, {}), **said})
     return json.dumps({"key": key, "file": str(file) if file else None, "fields": described}).encode()
 
@@ -128,7 +136,7 @@ class RankClaim:
             if fields is not None:
                 key["epoch"], key["minibatch"] = fields.get("epoch"), fields.get("minibatch")
                 kept = {name: value for name, value in fields.items() if name not in KEY_FIELDS}
-                append_line(self.index, line_of(key, file, kept, stats=False), mode=self._mode)
+                append_line(self.index, line_of(key, file, kept, kept, stats=False), mode=self._mode)
         return taken
 
     def _files(self) -> Iterable[tuple[dict[str, Any], Path]]:

@@ -278,7 +278,8 @@ class StepRecorder:
         return self.recorder.guarded({"step": self.step, **key})
 
     def _wants(self, stage: str) -> bool:
-        return self.active and self.recorder.settings.wants_stage(stage)
+        settings = self.recorder.settings
+        return self.active and settings.wants_rank(self.rank) and settings.wants_stage(stage)
 
 
 class Recorder:
@@ -646,9 +647,10 @@ class Recorder:
         return Snapshots(owned=self.settings.asynchronous or self.black_box is not None)
 
     def _submit(self, held: HeldRecord) -> Path | None:
-        full = self.settings.level == "full"
-        file = file_of(held.key, self.settings.format) if full else None
-        self._do(lambda: self._write(held, file), held.snapshots.nbytes, held.key)
+        whole = self.settings.chosen(held.key, held.fields)
+        # At level full a record of no field is a file, too.
+        file = file_of(held.key, self.settings.format) if whole or self.settings.level == "full" else None
+        self._do(lambda: self._write(held, whole, file), held.snapshots.nbytes, held.key)
         return self.directory / file if file else None
 
     def _do(self, job: Any, nbytes: int, key: Mapping[str, Any]) -> None:
@@ -667,18 +669,18 @@ class Recorder:
             if not is_given_up():  # or it is among the lost already
                 self._give_up(key, error)
 
-    def _write(self, held: HeldRecord, file: Path | None) -> None:
+    def _write(self, held: HeldRecord, whole: Mapping[str, Any], file: Path | None) -> None:
         held.snapshots.ready()
         claim = self._claim(held.key["role"], held.key["rank"])
         stats = self.settings.level == "stats"
         digests = Digests(held.fields, beside=file is not None)
         if file is not None:
-            content = content_of(held.key, held.fields, held.alignment)
+            content = content_of(held.key, whole, held.alignment)
             form = self.settings.format
             commit(self.directory / file, lambda out: formats.write(form, content, out), mode=self._mode)
         known = digests.taken()
         said: dict[str, Any] = {"shards": held.snapshots.shards, "digests": known, "alignment": held.alignment}
-        line = line_of(held.key, file, held.fields, stats=stats, **said)
+        line = line_of(held.key, file, held.fields, whole, stats=stats, **said)
         # A line without a file is the record itself; one with a file is made again from it if there is no room for it.
         with contextlib.suppress(*([] if file is None else [OSError])):
             append_line(claim.index, line, durable=file is None, mode=self._mode)

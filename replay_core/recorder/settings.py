@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from replay_core.errors import RequestError
+from replay_core.recorder import named
 from replay_core.recorder.formats import FORMATS
 
 LEVELS = ("hash", "stats", "full")
@@ -38,6 +39,8 @@ class Settings:
         enabled: False makes every call of the recorder cost nothing and write nothing.
         format: pt | jsonl | safetensors.
         level: full stores every value; stats and hash keep a line per field in the index and no file.
+        whole: beside level stats or hash, the file of a comparison: the tensors that differ in it are stored whole.
+        ranks: the only ranks whose records are kept; a record without a rank is. Every rank may call the recorder.
         dump_every_n_steps: steps that are no multiple of it are not recorded.
         dump_steps: the only steps to record; None is all of them.
         stages: the only stages to record; None is all of them.
@@ -56,6 +59,8 @@ class Settings:
     level: str = "full"
     dump_every_n_steps: int = 1
     dump_steps: frozenset[int] | None = None
+    ranks: frozenset[int] | None = None
+    whole: Any = None
     stages: frozenset[str] | None = None
     target_param_pattern: str = ""
     asynchronous: bool = False
@@ -84,6 +89,10 @@ class Settings:
             _at_least("max_keep", self.max_keep, 1)
         object.__setattr__(self, "pin_steps", _steps("pin_steps", self.pin_steps) or frozenset())
         object.__setattr__(self, "dump_steps", _steps("dump_steps", self.dump_steps))
+        object.__setattr__(self, "ranks", _steps("ranks", self.ranks, "a list of ranks"))
+        if self.whole is not None and self.level == "full":
+            refuse("whole", self.whole, "level stats or hash beside it: at level full every tensor is whole")
+        object.__setattr__(self, "whole", named.read(self.whole))
         if self.stages is not None:
             if isinstance(self.stages, str):
                 refuse("stages", self.stages, "a list of stages")
@@ -109,6 +118,16 @@ class Settings:
         if not self.enabled or step % self.dump_every_n_steps:
             return False
         return self.dump_steps is None or step in self.dump_steps
+
+    def wants_rank(self, rank: int | None) -> bool:
+        """Whether a rank's records are kept."""
+        return self.ranks is None or rank is None or rank in self.ranks
+
+    def chosen(self, key: Mapping[str, Any], tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields of a record that are stored whole."""
+        if self.level == "full":
+            return tree
+        return {} if self.whole is None else self.whole.chosen(key, tree)
 
     def wants_stage(self, stage: str) -> bool:
         return self.stages is None or stage in self.stages
@@ -334,11 +353,11 @@ def _at_least(key: str, value: Any, smallest: int) -> None:
         refuse(key, value, f"a whole number from {smallest}")
 
 
-def _steps(key: str, value: Any) -> frozenset[int] | None:
+def _steps(key: str, value: Any, what: str = "a list of steps") -> frozenset[int] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Iterable):
-        refuse(key, value, "a list of steps")
+        refuse(key, value, what)
     steps = frozenset(value)
     if any(isinstance(step, bool) or not isinstance(step, int) or step < 0 for step in steps):
         refuse(key, value, "non-negative whole numbers")

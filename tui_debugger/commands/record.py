@@ -14,6 +14,8 @@ import click
 
 import replay_core
 from replay_core.errors import ExitCode, RequestError
+from replay_core.recorder.settings import Settings
+from replay_core.records import Selection
 from tui_debugger.commands import fail
 
 
@@ -22,8 +24,11 @@ from tui_debugger.commands import fail
               show_default=True, help="Where the dump goes.")  # fmt: skip
 @click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Record every so many steps.")
 @click.option("--format", "form", type=click.Choice(["pt", "jsonl", "safetensors"]), default="pt", show_default=True)
-@click.option("--level", type=click.Choice(["hash", "stats", "full"]), default="full", show_default=True,
-              help="Whole values, or figures and digests in the index alone.")  # fmt: skip
+@click.option("--level", type=click.Choice(["hash", "stats", "full"]), default=None,
+              help="Whole values (full, the default), or figures and digests in the index alone.")  # fmt: skip
+@click.option("--whole", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="COMPARISON",
+              help="Whole values of what differs in this document of compare, figures of all else.")  # fmt: skip
+@click.option("--ranks", metavar="0,7", help="Keep the records of these ranks alone: 0,7 or 0:8.")
 @click.option("--gradients", metavar="GLOB", help="Gradients of parameters whose names hold it (*o_proj*), unclipped.")
 @click.option("--params", metavar="GLOB", help="Parameters whose names hold it, before each update.")
 @click.option("--checkpoints/--no-checkpoints", default=None,
@@ -35,7 +40,9 @@ def command(
     directory: Path,
     every: int,
     form: str,
-    level: str,
+    level: str | None,
+    whole: Path | None,
+    ranks: str | None,
     gradients: str | None,
     params: str | None,
     checkpoints: bool | None,
@@ -55,7 +62,13 @@ def command(
             file=str(directory),
             hint="rldbg record --dir ANOTHER -- ...",
         )
-    options: dict[str, Any] = {"dump_every_n_steps": every, "format": form, "level": level}
+    chosen = level or ("full" if whole is None else "stats")
+    options: dict[str, Any] = {"dump_every_n_steps": every, "format": form, "level": chosen}
+    if whole is not None:
+        options["whole"] = str(whole.resolve())
+    if ranks is not None:
+        options["ranks"] = _numbers(ranks)
+    Settings().with_(**options)  # what is wrong is said here, not by the script
     given: dict[str, Any] = {"gradients": gradients, "params": params, "checkpoints": checkpoints}
     given.update(outputs=outputs or None, share=share or None)
     options.update({name: value for name, value in given.items() if value is not None})
@@ -76,6 +89,19 @@ def command(
         return ExitCode.BAD_BYTES
     # A script that a signal ended is reported as shells do.
     return status if status >= 0 else 128 - status
+
+
+#: A range of more has no end.
+_MOST_RANKS = 1 << 20
+
+
+def _numbers(ranks: str) -> list[int]:
+    chosen = Selection.parse(ranks)
+    if chosen.numbers is not None:
+        return sorted(chosen.numbers)
+    if chosen.span is not None and chosen.span[1] <= _MOST_RANKS:
+        return list(range(*chosen.span))
+    raise RequestError("--ranks names the ranks that are kept", expected="0,7 or 0:8", found=ranks)
 
 
 def _run(command_line: tuple[str, ...], environment: dict[str, str]) -> int:
