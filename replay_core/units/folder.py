@@ -4,7 +4,7 @@
     outcomes/ID.json         how a unit ended; written last, whole or not at all: where it says done, the unit is done
     documents/ID.json        its document
     held/ID.json             the worker that has it, touched while it lives
-    cells/ID/                what a replay left that disagrees
+    cells/ID/TRY/            what a replay left that disagrees
 
 Workers on several machines share it through their disk, and nothing else: no lock that a network disk may not keep, no
 clock but the disk's own.
@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import shutil
 import socket
 import threading
 import time
@@ -67,6 +69,15 @@ class UnitFolder:
 
     def cells(self, id: str) -> Path:
         return self.path / "cells" / id
+
+    def new_try(self, id: str) -> Path:
+        """Where a replay that begins now puts its dumps; what a worker that is gone left there goes.
+
+        Each has a place of its own: nothing recorded is ever overwritten, and two may take one unit.
+        """
+        if not self.holders().get(id):
+            shutil.rmtree(self.cells(id), ignore_errors=True)
+        return self.cells(id) / secrets.token_hex(4)
 
     def keep_plan(self, plan: Plan) -> None:
         """Put the plan there; over an older one of the same request, whose dump has grown or changed since.

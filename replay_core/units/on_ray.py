@@ -79,9 +79,8 @@ def work_on_ray(
         while waiting or flights:
             while waiting and idle:
                 unit, actor = waiting.popleft(), idle.pop()
-                flight = _Flight(unit, actor, time.monotonic())
+                flight, job = _Flight(unit, actor, time.monotonic()), placed(unit, folder)
                 flight.held.enter_context(folder.held(unit.id))
-                job = placed(unit, folder)
                 flights[actor.perform.remote(job.kind, dict(job.params))] = flight
             ready, _ = ray.wait(list(flights), num_returns=1, timeout=_LOOK_S)
             for answer in [*ready, *_overdue(ray, flights, time_limit_s)]:

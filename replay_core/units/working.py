@@ -51,9 +51,10 @@ def do(plan: Plan, folder: UnitFolder, unit: Unit, runner: Runner, on_event: OnE
     began = time.monotonic()
     document: dict[str, Any] | None = None
     error: RldbgError | None = None
+    job = placed(unit, folder)
     with folder.held(unit.id):
         try:
-            document = runner.run(placed(unit, folder), _quietly(on_event))
+            document = runner.run(job, _quietly(on_event))
         except JobCancelledError:
             raise
         except RldbgError as raised:
@@ -64,7 +65,9 @@ def do(plan: Plan, folder: UnitFolder, unit: Unit, runner: Runner, on_event: OnE
 def keep(
     plan: Plan, folder: UnitFolder, unit: Unit, document: dict[str, Any] | None, error: RldbgError | None, took_s: float
 ) -> None:
-    """Write what a unit came to."""
+    """Write what a unit came to. That it failed is no answer where another worker has left one meanwhile."""
+    if document is None and is_done(folder, unit):
+        return
     outcome: Outcome = {
         "state": "done", "exit_code": 0, "said": "", "error": None, "took_s": took_s, "tries": _tries(folder, unit) + 1
     }  # fmt: skip
@@ -85,10 +88,10 @@ def keep(
 
 
 def placed(unit: Unit, folder: UnitFolder) -> Job:
-    """The job, told where its files go."""
+    """The job, told where its files go; asked before the unit is held."""
     if unit.job.kind != "replay":
         return unit.job
-    return Job("replay", {**unit.job.params, "out": str(folder.cells(unit.id).resolve())})
+    return Job("replay", {**unit.job.params, "out": str(folder.new_try(unit.id).resolve())})
 
 
 def _tries(folder: UnitFolder, unit: Unit) -> int:
