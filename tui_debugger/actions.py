@@ -73,6 +73,7 @@ PANE_TITLES = {
     "matrix": "Matrix",
     "parity": "Parity",
     "trends": "Trends",
+    "units": "Units",
 }
 NUMBERS = {name: number for number, name in enumerate(PANES, 1)}
 

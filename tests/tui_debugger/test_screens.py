@@ -72,16 +72,16 @@ async def test_screen_is_the_golden_one(scene: str, size: tuple[int, int]) -> No
     engine = ScriptedEngine(diagnose=document("diagnosis_shifted")) if scene in SHIFTED else ScriptedEngine()
     async with opened(*dumps, size=size, engine=engine) as (app, pilot):
         await press(app, pilot, *keys)
-        _is_golden(f"{scene}-{size[0]}x{size[1]}", screen(app))
+        is_golden(f"{scene}-{size[0]}x{size[1]}", screen(app))
 
 
 async def test_everything_same_is_said_first() -> None:
     engine = ScriptedEngine(compare=document("comparison_same"))
     async with opened(A, B, size=(80, 24), engine=engine) as (app, _):
-        _is_golden("same-80x24", screen(app))
+        is_golden("same-80x24", screen(app))
 
 
-def _is_golden(name: str, shown: str) -> None:
+def is_golden(name: str, shown: str) -> None:
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("RLDBG_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)

@@ -16,7 +16,9 @@ from textual.widgets import Static
 
 from replay_core.errors import RldbgError
 from tui_debugger import format as fmt
+from tui_debugger.actions import FIND, LOOK, MOVE, Action
 from tui_debugger.reports.gathering import counts_line, is_over, unit_word, verdict
+from tui_debugger.screens.help import HelpScreen
 from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.screens.logview import LogScreen
 from tui_debugger.widgets.paint import paint, write_border
@@ -31,7 +33,19 @@ _TOKENS = {
     "agrees": "same", "disagrees": "diff", "not ruled": "missing", "failed": "missing", "crashed": "missing",
     "running": "strong", "left": "muted",
 }  # fmt: skip
-_KEYS = "enter opens · n N next without agreement · q leaves"
+_KEYS = "enter opens · n N next without agreement · ? help · q leaves"
+_SCREEN = ("units",)
+#: What `?` lists.
+_ACTIONS = (
+    Action("open", ("enter",), "open", "open the unit's document, or how it stands; leaving leads back", FIND,
+           screens=_SCREEN),
+    Action("notable", ("n", "N"), "next", "next unit that disagrees, failed or crashed; N the one before", FIND,
+           screens=_SCREEN),
+    Action("move", ("j", "k", "g", "G"), "move", "down, up, first, last; space and ctrl+u by half a page", MOVE,
+           screens=_SCREEN),
+    Action("leave", ("q", "escape"), "leave", "leave; workers go on, and rldbg gather has the exit code", LOOK,
+           screens=_SCREEN),
+)  # fmt: skip
 
 
 class _UnitRows(Rows):
@@ -67,6 +81,7 @@ class UnitsScreen(PatientScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,escape", "leave", show=False),
+        Binding("question_mark,f1", "help", show=False),
         Binding("j", "move('step', 1)", show=False),
         Binding("k", "move('step', -1)", show=False),
         Binding("g", "move('edge', 'top')", show=False),
@@ -123,7 +138,7 @@ class UnitsScreen(PatientScreen[None]):
 
     def _answer(self, doc: GatheringDocument) -> Text:
         part = f" (part {doc['shard']})" if doc["shard"] else ""
-        text = Text(no_wrap=True, overflow="ellipsis", end="")
+        text = Text(end="")
         text.append(f" {verdict(doc)} ", paint(self, "first" if doc["agrees"] is False else "strong"))
         text.append(f" rldbg {doc['command']}{part}: {counts_line(doc)}")
         first = doc["first"]
@@ -161,6 +176,9 @@ class UnitsScreen(PatientScreen[None]):
                 rows.move_cursor(row)
                 return
         self.app.notify("no unit disagrees, failed or crashed", markup=False)
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen(_ACTIONS, "units"))
 
     def action_leave(self) -> None:
         self._leave(None)
