@@ -8,13 +8,15 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from replay_core import workbench
-from replay_core.errors import ExitCode, UnavailableError
+from replay_core import __version__, workbench
+from replay_core.errors import ExitCode, RequestError, UnavailableError
 from replay_core.executors.in_process import InProcess
+from replay_core.units import on_ray as on_ray_module
 from tests.replay_core.units.test_working import Counting, compared, write_run
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -99,3 +101,33 @@ def test_a_wrong_address_is_said(tmp_path: Path) -> None:
     assert ran.returncode == ExitCode.BAD_REQUEST, ran.stderr[-2000:]
     assert "no Ray cluster" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+class _Cluster:
+    """As much of Ray as asking its machines for their version takes."""
+
+    def __init__(self, *versions: str) -> None:
+        self._versions = versions
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, **_wants: Any) -> Any:
+        told = SimpleNamespace(version=SimpleNamespace(remote=lambda: None))
+        return lambda _worker: SimpleNamespace(remote=lambda: told)
+
+    def get(self, asked: list[Any]) -> list[str]:
+        return list(self._versions[: len(asked)])
+
+
+def test_machines_with_another_rldbg_are_refused() -> None:
+    assert len(on_ray_module._actors(_Cluster(__version__, __version__), 2)) == 2
+    with pytest.raises(RequestError, match="another rldbg") as raised:
+        on_ray_module._actors(_Cluster(__version__, "0.0.9"), 2)
+    assert "0.0.9" in str(raised.value.found)
+    assert raised.value.exit_code == ExitCode.BAD_REQUEST
+
+
+def test_an_address_where_nobody_listens_is_known_at_once() -> None:
+    with pytest.raises(OSError, match="refused"):
+        on_ray_module._knock("127.0.0.1:1")

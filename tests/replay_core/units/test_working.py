@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from replay_core import workbench
 from replay_core.desk import perform
@@ -214,6 +216,45 @@ def _until(there: Any, limit_s: float = 60.0) -> Iterator[None]:
         assert time.monotonic() < until, "what was waited for did not come"
         time.sleep(0.01)
         yield
+
+
+def test_gathers_at_once_say_the_same_and_change_nothing(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    compared(runs, tmp_path, shard=Shard(1, 2))
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+    with ThreadPoolExecutor(8) as pool:
+        docs = [{**doc, "created": ""} for doc in pool.map(workbench.gather, [tmp_path] * 40)]
+    assert all(doc == docs[0] for doc in docs)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_an_outcome_of_another_version_is_said_and_its_unit_runs_again(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    doc = compared(runs, tmp_path)
+    file = tmp_path / "outcomes" / f"{doc['units'][3]['id']}.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema_version": 99}))
+    other = workbench.gather(tmp_path)
+    assert "another version" in other["problems"][0]["what"]
+    assert exit_code(other) == ExitCode.BAD_BYTES
+    again = Counting()
+    assert compared(runs, tmp_path, again)["counts"]["done"] == STEPS
+    assert again.done == ["3"]
+
+
+@pytest.mark.long
+def test_a_worker_without_the_model_fails_its_units_by_name_and_one_that_has_it_does_them(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "run") as recorder, recorder.step(0) as record:
+        ids_BS = torch.arange(12).reshape(2, 6)
+        record("batch_inputs", micro=0, input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS))
+    model = tmp_path / "weights"
+    plan = {"dump": str(tmp_path / "run"), "step": None, "rank": None, "micro": None, "model": str(model)}
+    doc = workbench.work_units("replay", {"plan": plan}, tmp_path / "out", None, InProcess(perform))
+    (unit,) = doc["units"]
+    assert (unit["state"], exit_code(doc)) == ("failed", ExitCode.CELL_FAILED)
+    assert "not a directory on this machine" in unit["said"]
+    assert unit["error"]["file"] == str(model)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32)).save_pretrained(model)
+    doc = workbench.work_units("replay", {"plan": plan}, tmp_path / "out", None, InProcess(perform))
+    assert (doc["counts"]["done"], doc["counts"]["failed"]) == (1, 0)
 
 
 @pytest.mark.slow
