@@ -37,13 +37,16 @@ def index(path: Path) -> Index:
             if len(dumps) == 1:
                 raise
             broken.append(Problem(str(dump), error.in_one_line))
-    whole = Index([], flags=parts[0].flags if len(parts) == 1 else None, problems=broken)
+    is_one = len(parts) == 1 or _are_of_one_run(parts)
+    flags = [part.flags for part in parts if part.flags]
+    whole = Index([], flags=flags[0] if is_one and flags and all(one == flags[0] for one in flags) else None)
+    whole.problems += broken
     for part in parts:
         whole.files += part.files
         whole.problems += part.problems
         whole.notes += part.notes
         whole.names |= part.names
-        whole.models |= part.models if len(parts) == 1 else {}
+        whole.models |= part.models if is_one else {}
         whole.facts |= part.facts if len(parts) == 1 else {}
     places, within = set(map(str, dumps)), ""
     for folder in listing(path).folders:
@@ -52,6 +55,13 @@ def index(path: Path) -> Index:
         if within and f"{folder.path}/".startswith(within):
             whole.beside += [folder.file(name) for name in folder.names]
     return whole
+
+
+def _are_of_one_run(parts: list[Index]) -> bool:
+    """Whether the dumps are what the nodes of one job wrote: none repeats another's record, or names other weights."""
+    keys = [key for part in parts for key in {key for key, _ in part.files}]
+    noted = [(step, model) for part in parts for step, model in part.models.items()]
+    return len(set(keys)) == len(keys) and len({step for step, _ in noted}) == len(set(noted))
 
 
 DIALECT = Dialect(
