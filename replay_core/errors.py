@@ -188,7 +188,7 @@ EXTRAS = {
     "torch": "replay", "transformers": "replay", "safetensors": "replay", "xxhash": "replay", "psutil": "replay",
     "pynvml": "replay", "scipy": "replay", "yaml": "parity", "deepspeed": "parity", "megatron": "parity",
     "omegaconf": "yaml", "pyarrow": "parquet", "ray": "ray", "obstore": "remote",
-    "tensorboardX": "tensorboard", "wandb": "wandb",
+    "asyncssh": "remote", "tensorboardX": "tensorboard", "wandb": "wandb",
 }  # fmt: skip
 
 

@@ -113,6 +113,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.executors.child": (None, "a child behind a command"),
     "replay_core.executors.async_child": (None, "a child behind the screen"),
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
+    "replay_core.recorder.settings": (("Settings",), "what `record` is asked for, refused before the script begins"),
     "replay_core.remote.mirror": (("mirror",), "a URL as a folder of this machine"),
     "replay_core.mirrored": (("keep_under", "names_a_mirror"), "whose mirrors are filled: the user's own, no dump's"),
     "replay_core.units.shard": (None, "which part of the units a worker takes: plain data"),

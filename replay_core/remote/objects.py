@@ -67,9 +67,9 @@ def source_of(address: Address) -> Source:
 
         return Hub.of(address)
     if address.scheme in ("sftp", "ssh"):
-        from replay_core.remote.sftp import Machine
+        from replay_core.remote.sftp import RemoteMachine
 
-        return Machine.of(address)
+        return RemoteMachine.of(address)
     from replay_core.remote.store import Store
 
     return Store.of(address)

@@ -30,14 +30,14 @@ _HINT = "`sftp HOST` must get in without a question: a key in the agent, and the
 
 
 @dataclass(frozen=True)
-class Machine:
+class RemoteMachine:
     """A folder, or a file, of another machine."""
 
     address: Address
     path: str
 
     @classmethod
-    def of(cls, address: Address) -> Machine:
+    def of(cls, address: Address) -> RemoteMachine:
         key = address.key
         return cls(address, (key[2:] or ".") if key == "~" or key.startswith("~/") else f"/{key}")
 
@@ -130,7 +130,7 @@ def _held(attributes: Any) -> Listed:
     return Listed(f"{size}-{at_ns}", size, at_ns / 1e9)
 
 
-class _Loop:
+class _SshLoop:
     """A thread with the loop that the library needs, and its connections: one a host, kept while it lasts."""
 
     def __init__(self) -> None:
@@ -160,8 +160,8 @@ class _Loop:
 
 
 @lru_cache(maxsize=1)
-def _loop() -> _Loop:
-    return _Loop()
+def _loop() -> _SshLoop:
+    return _SshLoop()
 
 
 def _library() -> Any:

@@ -120,7 +120,7 @@ def test_one_row_costs_no_whole_file_and_is_kept(machine: Machine, tmp_path: Pat
     assert sum(machine.reads) < 0.05 * ref.nbytes
 
 
-def test_ten_thousand_files_are_listed_and_none_is_opened(machine: Machine, tmp_path: Path) -> None:
+def test_very_many_files_are_listed_and_none_is_opened(machine: Machine, tmp_path: Path) -> None:
     folder = machine.root / "many"
     folder.mkdir()
     for number in range(1500):
