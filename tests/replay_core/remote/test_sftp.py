@@ -43,7 +43,7 @@ class Machine:
     async def serve(self) -> Any:
         machine = self
 
-        class Server(asyncssh.SFTPServer):  # type: ignore[misc]
+        class Server(asyncssh.SFTPServer):  # type: ignore[misc, name-defined]
             def __init__(self, channel: Any) -> None:
                 super().__init__(channel, chroot=str(machine.root))
                 machine.connections.append(channel.get_connection())

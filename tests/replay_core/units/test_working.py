@@ -29,6 +29,7 @@ from replay_core.recorder import Recorder
 from replay_core.units import folder as folders
 from replay_core.units.folder import UnitFolder
 from replay_core.units.shard import Shard
+from tests.builders import there
 
 STEPS = 6
 
@@ -250,7 +251,7 @@ def test_a_worker_without_the_model_fails_its_units_by_name_and_one_that_has_it_
     (unit,) = doc["units"]
     assert (unit["state"], exit_code(doc)) == ("failed", ExitCode.CELL_FAILED)
     assert "not a directory on this machine" in unit["said"]
-    assert unit["error"]["file"] == str(model)
+    assert there(unit["error"])["file"] == str(model)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32)).save_pretrained(model)
     doc = workbench.work_units("replay", {"plan": plan}, tmp_path / "out", None, InProcess(perform))
