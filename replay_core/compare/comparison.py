@@ -35,6 +35,7 @@ from replay_core.compare.pairing.align import (
     pair_micro_batches,
     pair_tensors,
 )
+from replay_core.compare.pairing.ranks import put_together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
@@ -266,6 +267,7 @@ class _Work:
                 result.records_unreadable += side.unreadable
         if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
             return self._of_numbers(micro_pairs), False
+        micro_pairs = put_together(micro_pairs)
         for micro_pair in micro_pairs:
             if micro_pair.a.is_engine != micro_pair.b.is_engine:
                 (micro_pair.a if micro_pair.a.is_engine else micro_pair.b).as_trainer()

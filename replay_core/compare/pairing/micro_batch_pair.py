@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from replay_core.errors import RldbgError
 from replay_core.records import Problem, Record, RecordKey, TensorRef
 from replay_core.samples.batch import Batch, Placed, batch_of
 from replay_core.samples.layout import Bools, Ints, TokenLayout, positions_of, samples_of
+
+if TYPE_CHECKING:
+    from replay_core.compare.pairing.ranks import Together
 
 #: (step, micro, rank, role)
 Parts = tuple[Any, ...]
@@ -198,6 +201,7 @@ class MicroBatchPair:
     partial: only some samples of either face each other, so that what is said of a whole micro-batch does not.
     paired: the tensors, by id, that have a counterpart on the other side.
     rerouted: what routers sent elsewhere, in order of computation.
+    together: what the ranks of one side hold, where they face one process; of_ranks: over how many the step is spread.
     """
 
     key: RecordKey
@@ -207,6 +211,8 @@ class MicroBatchPair:
     notes: list[str] = field(default_factory=list)
     paired: set[int] = field(default_factory=set)
     rerouted: list[Rerouted] = field(default_factory=list)
+    together: Together | None = None
+    of_ranks: int = 1
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property

@@ -1,0 +1,342 @@
+"""Several ranks of one run that together hold what one process of the other holds: a step under tensor, sequence, context,
+expert, pipeline or data parallelism, against the same step alone.
+
+What a rank holds of a tensor is told by shapes: all of it, where it is as large as the other run's; a stretch of one axis,
+where the ranks' lengths add up to the other's. Only token ids are read here, which say who has which tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
+from replay_core.dtypes import ITEMSIZE
+from replay_core.errors import DumpError
+from replay_core.records import FileBytes, Inline, Parts, Record, RecordKey, TensorRef
+
+#: (where it begins in the whole, how long it is), along the axis that is cut.
+Stretch = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What each rank holds of one tensor.
+
+    axis: the one that is cut among the ranks; None where each holds all of it. stretches: of a cut one, which parts of
+    the whole a rank holds, end to end.
+    """
+
+    ranks: tuple[int, ...]
+    parts: tuple[TensorRef, ...]
+    axis: int | None = None
+    stretches: tuple[tuple[Stretch, ...], ...] = ()
+
+    @property
+    def is_cut(self) -> bool:
+        return self.axis is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Astray:
+    """Ranks whose samples or tokens are not those that are left for them: found where the ranks are put together."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    sentence: str
+
+
+@dataclass(slots=True)
+class Together:
+    """What the ranks of one micro-batch hold, by the id of the tensor that stands for them.
+
+    which: the run ("a", "b") whose ranks they are. shares: "all" where each rank has every token, "tokens" where each has
+    some tokens of every sample, "samples" where each has samples of its own, "none" where no samples are known.
+    """
+
+    which: str
+    ranks: tuple[int, ...]
+    shares: str
+    held: dict[int, Held]
+    astray: Astray | None = None
+    #: Of every rank, the tokens of each sequence it has; None where that is not known.
+    ids: tuple[TensorRef, ...] | None = None
+    other_ids: TensorRef | None = None
+
+
+def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
+    """The pairs of a step, those whose ranks face one process of the other run as one. Loads every side."""
+    groups: dict[tuple[Any, ...], list[MicroBatchPair]] = defaultdict(list)
+    for micro_pair in micro_pairs:
+        groups[micro_pair.key.step, micro_pair.key.micro, micro_pair.key.role].append(micro_pair)
+    found: list[MicroBatchPair] = []
+    for group in groups.values():
+        found += list(_of_group(group))
+    return found
+
+
+def _of_group(group: list[MicroBatchPair]) -> Iterator[MicroBatchPair]:
+    sides = {"a": [one.a for one in group if one.a.records], "b": [one.b for one in group if one.b.records]}
+    many = next((which for which, own in sides.items() if len(own) > 1), None)
+    one = "b" if many == "a" else "a"
+    if many is None or len(sides[one]) != 1:
+        yield from group
+        return
+    whole = sides[one][0]
+    ranked = {side.records[0].key.rank: side for side in sides[many]}
+    if None in ranked or len(ranked) < 2:
+        yield from group
+        return
+    ranks = {rank: ranked[rank] for rank in sorted(rank for rank in ranked if rank is not None)}
+    key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b) is whole)
+    yield from _Group(key, many, whole, ranks).pairs()
+
+
+class _Group:
+    """The ranks of one micro-batch, and the one process they face."""
+
+    def __init__(self, key: RecordKey, many: str, whole: Side, ranks: dict[int, Side]) -> None:
+        self._key, self._many, self._whole, self._ranks = key, many, whole, ranks
+        self._astray: Astray | None = None
+        #: Of a token axis that is cut: the lengths of the whole, of a rank, and every rank's stretches.
+        self._tokens: tuple[int, int, tuple[tuple[Stretch, ...], ...]] | None = None
+        self._shares = self._shared()
+
+    def pairs(self) -> Iterator[MicroBatchPair]:
+        if self._shares != "samples":
+            yield self._pair(self._key, self._whole, self._ranks)
+            return
+        # Samples face samples wherever they are; a number that is said of a whole micro-batch faces them all.
+        def is_number(ref: TensorRef) -> bool:
+            return not ref.shape and not ref.is_text
+
+        numbers = {rank: _narrowed(side, is_number) for rank, side in self._ranks.items()}
+        yield self._pair(self._key, _narrowed(self._whole, is_number), numbers)
+        rest = [_narrowed(side, lambda ref: not is_number(ref)) for side in self._ranks.values()]
+        whole = _narrowed(self._whole, lambda ref: not is_number(ref))
+        for number, side in enumerate(rest):
+            alone = whole if not number else Side()
+            a, b = (side, alone) if self._many == "a" else (alone, side)
+            key = RecordKey(self._key.step, self._key.micro, side.records[0].key.rank, self._key.role)
+            pair = MicroBatchPair(key, a, b)
+            pair.of_ranks = len(self._ranks)
+            yield pair
+
+    def _shared(self) -> str:
+        """How the ranks share the tokens of the one process."""
+        ids, whole = [_ids(side) for side in self._ranks.values()], _ids(self._whole)
+        present = [one for one in ids if one is not None]
+        if whole is None or len(present) != len(ids):
+            return "none"
+        if all(_same(one, whole) for one in present):
+            return "all"
+        shapes = {one.shape for one in present}
+        if len(whole.shape) == 2 and len(shapes) == 1 and present[0].shape[0] == whole.shape[0]:
+            length = present[0].shape[1]
+            if length * len(present) == whole.shape[1]:
+                self._cut_tokens(present, whole)
+                return "tokens"
+        if all(_same(one, present[0]) for one in present) and present[0].shape != whole.shape:
+            number = present[0].shape[0] if len(present[0].shape) == 2 else "the same"
+            self._astray = Astray(
+                "same samples", tuple(self._ranks),
+                f"ranks {named(self._ranks)} of {self._many} were given the same {number} samples, and the other run has "
+                "more: each rank should have samples of its own",
+            )  # fmt: skip
+        return "samples"
+
+    def _cut_tokens(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
+        length, total, ranks = ids[0].shape[1], whole.shape[1], len(ids)
+        ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
+        natural = tuple(((rank * length, length),) for rank in range(ranks))
+        chunk = length // 2
+        zigzag = tuple(((rank * chunk, chunk), ((2 * ranks - 1 - rank) * chunk, chunk)) for rank in range(ranks))
+        tried = [natural] + ([zigzag] if length % 2 == 0 else [])
+
+        def fits(stretches: tuple[Stretch, ...], mine: np.ndarray[Any, Any]) -> bool:
+            return np.array_equal(np.concatenate([ids_BS[:, at : at + long] for at, long in stretches], 1), mine)
+
+        number = max(range(len(tried)), key=lambda one: sum(map(fits, tried[one], own)))
+        expected = tried[number]
+        places = list(expected)
+        wrong = [rank for rank in range(ranks) if not fits(expected[rank], own[rank])]
+        if wrong:
+            known = [(rank, other) for rank in wrong for other in range(ranks) if fits(expected[other], own[rank])]
+            if len(known) == len(wrong) and sorted(other for _, other in known) == sorted(wrong):
+                # Nothing is lost: other ranks have these tokens, in a turn of their own.
+                for rank, other in known:
+                    places[rank] = expected[other]
+            else:
+                self._astray = self._off(expected, wrong, ids_BS, own)
+        self._tokens = total, length, tuple(places)
+
+    def _off(
+        self,
+        expected: tuple[tuple[Stretch, ...], ...],
+        wrong: list[int],
+        ids_BS: np.ndarray[Any, Any],
+        own: list[np.ndarray[Any, Any]],
+    ) -> Astray:
+        numbers = list(self._ranks)
+        said = []
+        for rank in wrong:
+            before = 0
+            for at, long in expected[rank]:
+                mine = own[rank][:, before : before + long]
+                before += long
+                found = [
+                    start for start in range(ids_BS.shape[1] - long + 1)
+                    if np.array_equal(ids_BS[:, start : start + long], mine)
+                ]  # fmt: skip
+                if at in found:
+                    continue
+                nearest = min(found, key=lambda start: abs(start - at)) if found else None
+                held = f"tokens {nearest} to {nearest + long - 1}" if nearest is not None else "tokens of no one place"
+                off = "" if nearest is None else f" ({abs(nearest - at)} too {'early' if nearest < at else 'late'})"
+                said.append(f"rank {numbers[rank]} holds {held} where {at} to {at + long - 1} are left for it{off}")
+        return Astray(
+            "boundary", tuple(numbers[rank] for rank in wrong),
+            f"the sequence is cut at other places than its {len(numbers)} ranks make of it in {self._many}: {'; '.join(said)}",
+        )  # fmt: skip
+
+    def _pair(self, key: RecordKey, whole: Side, ranks: dict[int, Side]) -> MicroBatchPair:
+        together = Together(self._many, tuple(ranks), self._shares, {}, self._astray)
+        side = self._side(whole, ranks, together)
+        ids = [_ids(one) for one in ranks.values()]
+        if all(one is not None for one in ids):
+            together.ids = tuple(one for one in ids if one is not None)
+            together.other_ids = _ids(whole)
+        pair = MicroBatchPair(key, *((side, whole) if self._many == "a" else (whole, side)))
+        pair.together, pair.of_ranks = together, len(ranks)
+        return pair
+
+    def _side(self, whole: Side, ranks: dict[int, Side], together: Together) -> Side:
+        """One side of all the ranks' tensors, in the turn of the first rank that has each."""
+        by_name: dict[tuple[str, str], dict[int, tuple[Record, TensorRef]]] = {}
+        for rank, side in ranks.items():
+            for name, (record, ref) in side.tensors.items():
+                by_name.setdefault(name, {})[rank] = (record, ref)
+        made: dict[tuple[str, str], list[TensorRef]] = defaultdict(list)
+        first: dict[tuple[str, str], Record] = {}
+        for (name, stage), by_rank in by_name.items():
+            record = next(iter(by_rank.values()))[0]
+            facing = whole.tensors.get((name, stage)) or next(iter(whole.named(name)), None)
+            held = self._held({rank: ref for rank, (_, ref) in by_rank.items()}, facing and facing[1])
+            ref = self._standing_for(held)
+            together.held[id(ref)] = held
+            place = stage, str(record.key.role)
+            first.setdefault(place, record)
+            made[place].append(ref)
+        records = []
+        for place, refs in made.items():
+            one = first[place]
+            records.append(Record(one.key, one.path, lambda refs=refs: refs))  # type: ignore[misc]
+        found = Side(records)
+        found.load()
+        for side in ranks.values():
+            found.problems += [problem for problem in side.problems if problem not in found.problems]
+            found.unreadable += side.unreadable
+        return found
+
+    def _held(self, refs: dict[int, TensorRef], whole: TensorRef | None) -> Held:
+        """What each rank has of a tensor, by its shape beside the other run's."""
+        ranks, parts = tuple(refs), tuple(refs.values())
+        alike = Held(ranks, parts)
+        if whole is None or len(parts) < 2 or whole.is_text or any(ref.rows is not None or ref.is_text for ref in parts):
+            return alike
+        shapes = {ref.shape for ref in parts}
+        if shapes == {whole.shape} or any(len(shape) != len(whole.shape) for shape in shapes):
+            return alike
+        axes = [
+            axis for axis in range(len(whole.shape))
+            if all(shape[:axis] + shape[axis + 1 :] == whole.shape[:axis] + whole.shape[axis + 1 :] for shape in shapes)
+        ]  # fmt: skip
+        if len(axes) != 1:
+            return alike
+        (axis,) = axes
+        total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
+        if self._tokens is not None and axis == 1 and (total, lengths) == (self._tokens[0], [self._tokens[1]] * len(parts)):
+            return Held(ranks, parts, axis, self._tokens[2])
+        if sum(lengths) == total or (len(shapes) == 1 and total % lengths[0] == 0 and sum(lengths) % total == 0):
+            # More ranks than slices: those of one copy follow each other, as tensor-parallel ranks do.
+            starts, at = [], 0
+            for length in lengths:
+                starts.append(((at % total, length),))
+                at += length
+            return Held(ranks, parts, axis, tuple(starts))
+        return alike
+
+    @staticmethod
+    def _standing_for(held: Held) -> TensorRef:
+        """The tensor of all ranks: the slices laid together, or the first rank's."""
+        first = held.parts[0]
+        whole = first.with_(digest=first.digest if len({ref.digest for ref in held.parts}) == 1 else None)
+        if held.axis is None or not all(ref.is_readable for ref in held.parts):
+            return whole
+        pieces: dict[int, TensorRef] = {}
+        for ref, stretches in zip(held.parts, held.stretches, strict=True):
+            own = 0
+            for start, length in stretches:
+                pieces.setdefault(start, ref if length == ref.shape[held.axis] else narrowed(ref, held.axis, own, length))
+                own += length
+        ordered = tuple(pieces[start] for start in sorted(pieces) if pieces[start].numel)
+        length = sum(piece.shape[held.axis] for piece in ordered)
+        shape = (*first.shape[: held.axis], length, *first.shape[held.axis + 1 :])
+        laid: FileBytes | Inline | Parts = Parts(ordered, held.axis)
+        if held.axis and not prod(first.shape[: held.axis]) > 1:
+            # Nothing stands before the axis but ones: the pieces follow each other.
+            laid = Parts(tuple(piece.with_(shape=(piece.numel,)) for piece in ordered))
+        return whole.with_(shape=shape, source=laid, digest=None)
+
+
+def narrowed(ref: TensorRef, axis: int, start: int, length: int) -> TensorRef:
+    """A stretch of one axis of a tensor, where it lies."""
+    shape = (*ref.shape[:axis], length, *ref.shape[axis + 1 :])
+    where = ref.source
+    if not isinstance(where, FileBytes):
+        here = (slice(None),) * axis + (slice(start, start + length),)
+        return ref.with_(shape=shape, source=Inline(np.ascontiguousarray(pages.array(ref)[here]).tobytes()), digest=None)
+    strides = where.strides or tuple(prod(ref.shape[number + 1 :]) for number in range(len(ref.shape)))
+    size = ITEMSIZE[ref.dtype]
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if all(shape) else 0
+    lies = FileBytes(where.path, where.offset + start * strides[axis] * size, extent * size, strides, where.big_endian)
+    return ref.with_(shape=shape, source=lies, digest=None)
+
+
+def named(ranks: Any) -> str:
+    """`0, 1 and 3`."""
+    words = [str(rank) for rank in ranks]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _ids(side: Side) -> TensorRef | None:
+    return side.main.held.ids if side.main is not None else None
+
+
+def _same(one: TensorRef, other: TensorRef) -> bool:
+    if one.shape != other.shape:
+        return False
+    try:
+        return bool(pages.same_bytes(one, other)) or bool(np.array_equal(pages.array(one), pages.array(other)))
+    except DumpError:
+        return False
+
+
+def _narrowed(side: Side, wanted: Any) -> Side:
+    """The side with only those tensors that are wanted."""
+    records = []
+    for record in side.records:
+        refs = [ref for held, ref in side.tensors.values() if held is record and wanted(ref)]
+        if refs:
+            made = Record(record.key, record.path, lambda refs=refs: refs)  # type: ignore[misc]
+            records.append(made)
+    found = Side(records)
+    found.load()
+    found.problems, found.unreadable = list(side.problems), side.unreadable
+    return found
