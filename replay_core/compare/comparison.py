@@ -176,6 +176,10 @@ def compare_runs(
         if row is None:
             repeated += 1
             continue
+        if row.restates is not None:
+            result.notes_not_compared += 1
+            result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {row.restates}")
+            continue
         updates.settle(row)
         on_row(row)
         if result.summary is not None:

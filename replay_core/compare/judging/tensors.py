@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from replay_core.compare.judging import copies, digests, limits
 from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.locating import locate
 from replay_core.compare.judging.measuring import LookAhead, Measured
+from replay_core.compare.judging.of_ranks import OfRanks
 from replay_core.compare.judging.rules import keep
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Context, Decision, Judgement, Verdict
@@ -23,6 +24,9 @@ from replay_core.dtypes import FAMILIES, coarsest, family, finest, named
 from replay_core.errors import DumpError
 from replay_core.measure.figures import PairFigures, equal_figures
 from replay_core.records import Record, RecordKey, Run, TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.compare.judging.algebra import Ranked
 
 #: Projections that a block's norm feeds, in models that norm first.
 _FED_BY_A_NORM = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
@@ -66,6 +70,10 @@ class TensorVerdict:
     damaged: str | None = None
     #: A side kept a digest and no values: what is said of the pair rests on that alone.
     by_digest: bool = False
+    #: What the ranks of one side hold of it, where they face one process of the other.
+    ranks: Ranked | None = None
+    #: Why it is no value of its own, where what it says is compared elsewhere.
+    restates: str | None = None
 
     def take(self, found: Judgement) -> None:
         """Be what was judged."""
@@ -108,6 +116,7 @@ class Judge:
         #: How far what was CLOSE in a micro-batch is off.
         self._noise: dict[Place, float] = defaultdict(float)
         self._mean_error: dict[Place, float] = defaultdict(float)
+        self._ranks = OfRanks()
         #: Micro-batches whose log probabilities are CLOSE and off by more than fp32 leaves them.
         self._past_fp32: set[Place] = set()
 
@@ -120,11 +129,19 @@ class Judge:
         assert pair.a is not None
         assert pair.b is not None
         row = self._both(pair, micro_pair, pair.a[1], pair.b[1])
+        if micro_pair.together is not None:
+            self._ranks.look(row, pair, micro_pair, self._copy)
         if row.name.endswith("norm.output"):
             self._norm_same[row.place, _parent(naming.module_of(row.name))] = row.verdict is Verdict.SAME
         if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
             self._note_input(row)
         return row
+
+    def _copy(self, pair: TensorPair, micro_pair: MicroBatchPair) -> TensorVerdict:
+        """The row of what another rank holds."""
+        assert pair.a is not None
+        assert pair.b is not None
+        return self._both(pair, micro_pair, pair.a[1], pair.b[1])
 
     def equal(self, pair: TensorPair, figures: PairFigures) -> TensorVerdict:
         """The row of a pair of numbers that are known to be the same, and that nothing is computed from."""

@@ -65,9 +65,8 @@ class Together:
     shares: str
     held: dict[int, Held]
     astray: Astray | None = None
-    #: Of every rank, the tokens of each sequence it has; None where that is not known.
+    #: Of every rank, its token ids; None where they are not known.
     ids: tuple[TensorRef, ...] | None = None
-    other_ids: TensorRef | None = None
 
 
 def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
@@ -104,12 +103,12 @@ class _Group:
     def __init__(self, key: RecordKey, many: str, whole: Side, ranks: dict[int, Side]) -> None:
         self._key, self._many, self._whole, self._ranks = key, many, whole, ranks
         self._astray: Astray | None = None
-        #: Of a token axis that is cut: the lengths of the whole, of a rank, and every rank's stretches.
-        self._tokens: tuple[int, int, tuple[tuple[Stretch, ...], ...]] | None = None
+        #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it.
+        self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
         self._shares = self._shared()
 
     def pairs(self) -> Iterator[MicroBatchPair]:
-        if self._shares != "samples":
+        if self._shares != "samples" or self._cut is not None:
             yield self._pair(self._key, self._whole, self._ranks)
             return
         # Samples face samples wherever they are; a number that is said of a whole micro-batch faces them all.
@@ -142,6 +141,8 @@ class _Group:
             if length * len(present) == whole.shape[1]:
                 self._cut_tokens(present, whole)
                 return "tokens"
+        if len(whole.shape) == 2 and {shape[1:] for shape in shapes} == {whole.shape[1:]}:
+            self._cut_samples(present, whole)
         if all(_same(one, present[0]) for one in present) and present[0].shape != whole.shape:
             number = present[0].shape[0] if len(present[0].shape) == 2 else "the same"
             self._astray = Astray(
@@ -152,7 +153,7 @@ class _Group:
         return "samples"
 
     def _cut_tokens(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
-        length, total, ranks = ids[0].shape[1], whole.shape[1], len(ids)
+        length, ranks = ids[0].shape[1], len(ids)
         ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
         natural = tuple(((rank * length, length),) for rank in range(ranks))
         chunk = length // 2
@@ -174,7 +175,17 @@ class _Group:
                     places[rank] = expected[other]
             else:
                 self._astray = self._off(expected, wrong, ids_BS, own)
-        self._tokens = total, length, tuple(places)
+        self._cut = 1, tuple(places)
+
+    def _cut_samples(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
+        """Where every sample of the one process is on one rank: which rows are whose."""
+        rows: dict[bytes, list[int]] = defaultdict(list)
+        for number, row in enumerate(pages.array(whole)):
+            rows[row.tobytes()].append(number)
+        found = [[rows[row.tobytes()].pop(0) if rows[row.tobytes()] else -1 for row in pages.array(one)] for one in ids]
+        if any(-1 in mine for mine in found) or any(rows.values()):
+            return
+        self._cut = 0, tuple(tuple(_runs(mine)) for mine in found)
 
     def _off(
         self,
@@ -208,10 +219,9 @@ class _Group:
     def _pair(self, key: RecordKey, whole: Side, ranks: dict[int, Side]) -> MicroBatchPair:
         together = Together(self._many, tuple(ranks), self._shares, {}, self._astray)
         side = self._side(whole, ranks, together)
-        ids = [_ids(one) for one in ranks.values()]
+        ids = [_ids(one) for one in self._ranks.values()]
         if all(one is not None for one in ids):
             together.ids = tuple(one for one in ids if one is not None)
-            together.other_ids = _ids(whole)
         pair = MicroBatchPair(key, *((side, whole) if self._many == "a" else (whole, side)))
         pair.together, pair.of_ranks = together, len(ranks)
         return pair
@@ -261,8 +271,10 @@ class _Group:
             return alike
         (axis,) = axes
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
-        if self._tokens is not None and axis == 1 and (total, lengths) == (self._tokens[0], [self._tokens[1]] * len(parts)):
-            return Held(ranks, parts, axis, self._tokens[2])
+        if self._cut is not None and axis == self._cut[0]:
+            own = [sum(long for _, long in stretches) for stretches in self._cut[1]]
+            if lengths == own and total == sum(own):
+                return Held(ranks, parts, axis, self._cut[1])
         if sum(lengths) == total or (len(shapes) == 1 and total % lengths[0] == 0 and sum(lengths) % total == 0):
             # More ranks than slices: those of one copy follow each other, as tensor-parallel ranks do.
             starts, at = [], 0
@@ -293,6 +305,15 @@ class _Group:
             # Nothing stands before the axis but ones: the pieces follow each other.
             laid = Parts(tuple(piece.with_(shape=(piece.numel,)) for piece in ordered))
         return whole.with_(shape=shape, source=laid, digest=None)
+
+
+def _runs(numbers: list[int]) -> Iterator[Stretch]:
+    """Stretches of numbers that follow each other."""
+    begun = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield numbers[begun], place - begun
+            begun = place
 
 
 def narrowed(ref: TensorRef, axis: int, start: int, length: int) -> TensorRef:

@@ -1,0 +1,251 @@
+"""The verdict of a tensor of several ranks: every rank's copy is judged, and where the runs part the ranks' values are asked why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay_core import naming, pages
+from replay_core.compare.judging import algebra
+from replay_core.compare.judging.algebra import Fault, Ranked
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
+from replay_core.compare.pairing.ranks import Held, Together, named
+from replay_core.errors import DumpError
+from replay_core.records import Inline, TensorRef
+
+if TYPE_CHECKING:
+    from replay_core.compare.judging.tensors import TensorVerdict
+
+JudgeCopy = Callable[[TensorPair, MicroBatchPair], "TensorVerdict"]
+
+#: Kinds of which ranks may hold parts: a module's output before its sum, a loss over some of the tokens.
+_MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
+#: Tensors of a micro-batch that an explanation may lean on: those just before.
+_KEPT = 6
+_WORST = (Verdict.SAME, Verdict.PADDING, Verdict.CLOSE, Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
+#: Elements that are added up in memory.
+_MOST = 1 << 26
+_NORMS = ("grad_norm", "clipped_grad_norm")
+#: What is said of a norm that each rank took of what it holds alone.
+OWN_NORM = "each rank's is the norm of its own slices, as recorded; the gradients themselves are compared"
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+
+
+class OfRanks:
+    """Looks at the rows of steps that are spread over ranks, in order of computation."""
+
+    def __init__(self) -> None:
+        #: Of a micro-batch, tensors that all ranks hold alike and right, and those they hold parts of.
+        self._whole: dict[Any, list[tuple[str, TensorRef]]] = defaultdict(list)
+        self._parts: dict[Any, list[tuple[str, Held]]] = defaultdict(list)
+        #: Of a step: the token ids that each rank was given; the ranks whose loss is a mean over their own samples.
+        self._tokens: dict[int | None, dict[int, list[TensorRef]]] = defaultdict(lambda: defaultdict(list))
+        self._seen: set[int] = set()
+        self._mean: set[int | None] = set()
+
+    def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
+        """Say of a judged row what its ranks hold; its verdict becomes that of the rank that is furthest off."""
+        together = micro_pair.together
+        assert together is not None
+        assert pair.a is not None
+        assert pair.b is not None
+        ours, theirs = (pair.a, pair.b) if together.which == "a" else (pair.b, pair.a)
+        held = together.held.get(id(ours[1]))
+        self._note_tokens(together, row)
+        if held is None:
+            return
+        row.ranks = algebra.ranked(together, held)
+        if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest or ours[1].is_text:
+            return
+        try:
+            if row.name in _NORMS and row.verdict.diverges and _is_own_norm(together, held):
+                row.restates = OWN_NORM
+                return
+            if not held.is_cut:
+                _judge_copies(row, pair, micro_pair, held, together, judge)
+            if row.verdict in (Verdict.DIFF, Verdict.NAN):
+                self._explain(row, pair, micro_pair, held, judge)
+        except DumpError as error:
+            row.skipped, row.damaged = error.message, error.file
+            return
+        self._keep(row, theirs[1], held)
+
+    def _explain(
+        self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, held: Held, judge: JudgeCopy
+    ) -> None:
+        together = micro_pair.together
+        assert together is not None
+        assert pair.a is not None
+        assert pair.b is not None
+        laid, whole = (pair.a[1], pair.b[1]) if together.which == "a" else (pair.b[1], pair.a[1])
+        found = row.ranks = algebra.explain(row.name, whole, together, held)
+        kind = naming.meaning(row.name).kind
+        if found.relation in ("parts", "mean") and kind in _MAY_BE_PARTS:
+            found.fault = None
+            is_mean = found.relation == "mean"
+            if is_mean:
+                self._mean.add(row.key.step)
+            said = f"the {'mean' if is_mean else 'sum'} of what ranks {named(found.ranks)} of {found.which} hold"
+            self._judge_as(row, held.parts, 1 / len(held.parts) if is_mean else 1.0, said, pair, micro_pair, judge)
+            return
+        if self._is_of_own_mean(row, found, together):
+            found.fault, found.parted = None, ()
+            count = len(together.ranks)
+            said = f"divided by the {count} ranks, for each one's loss is the mean over its own samples"
+            self._judge_as(row, (laid,), 1 / count, said, pair, micro_pair, judge)
+            return
+        fault = found.fault
+        place = row.place[:2]
+        if fault is None or fault.kind == "apart":
+            fault = self._from_before(row, whole, laid, held, place) or fault
+        if fault is None and row.name.startswith("grad.") and row.name.endswith(_EMBEDDINGS):
+            tokens = {rank: np.unique(np.concatenate([pages.array(ref).reshape(-1) for ref in refs]))
+                      for rank, refs in self._tokens[row.key.step].items()}  # fmt: skip
+            if len(tokens) > 1:
+                fault = algebra.without_rows(f"{row.name.removeprefix('grad.')}'s gradient", whole, held, tokens)
+        if kind == "logprob" or row.name.endswith("logprobs"):
+            fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
+        if together.astray is not None and row.name == "input_ids":
+            fault = Fault(together.astray.kind, together.astray.ranks, together.astray.sentence)
+        found.fault = fault
+        if fault is not None:
+            row.reason = f"{fault.sentence}; {row.reason}"
+
+    @staticmethod
+    def _judge_as(
+        row: TensorVerdict, parts: Sequence[TensorRef], times: float, said: str, pair: TensorPair, micro_pair: MicroBatchPair,
+        judge: JudgeCopy,
+    ) -> None:  # fmt: skip
+        """Judge the ranks' sum, times a number, in the place of what each holds."""
+        if parts[0].numel > _MOST:
+            row.skipped = f"{said} would be judged, and it is too large to be made: {parts[0].numel:,} elements"
+            return
+        made = np.sum([pages.array(ref).astype(np.float64) for ref in parts], axis=0) * times
+        dtype = parts[0].dtype if parts[0].dtype in ("float32", "float64") else "float32"
+        whole = parts[0].with_(dtype=dtype, source=Inline(made.astype(dtype).tobytes()), digest=None)
+        assert pair.a is not None
+        assert pair.b is not None
+        mine = ((pair.a if micro_pair.together and micro_pair.together.which == "a" else pair.b)[0], whole)
+        is_a = micro_pair.together is not None and micro_pair.together.which == "a"
+        other = judge(TensorPair(pair.name, *((mine, pair.b) if is_a else (pair.a, mine))), micro_pair)
+        _take(row, other)
+        row.reason = f"{said}: {row.reason}"
+
+    def _is_of_own_mean(self, row: TensorVerdict, found: Ranked, together: Together) -> bool:
+        """Whether a gradient at a module's output is larger by the number of ranks, whose losses are means of their own."""
+        if together.shares != "samples" or row.key.step not in self._mean or naming.meaning(row.name).region == "all":
+            return False
+        count = len(together.ranks)
+        every = list(found.factors.values())
+        return len(every) == len(found.ranks) and all(abs(factor - count) <= 1e-3 * count for factor in every)
+
+    def _from_before(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: Held, place: Any) -> Fault | None:
+        if row.name.startswith(("grad.", "param.")) or whole.numel < 8:
+            return None
+        for called, before in reversed(self._whole[place]):
+            if not held.is_cut and (fault := algebra.not_summed_into(row.name, whole, held, before, called)) is not None:
+                return fault
+        for called, parts in reversed(self._parts[place]):
+            if (fault := algebra.missing_from(row.name, whole, laid, parts, called)) is not None:
+                return fault
+        return None
+
+    @staticmethod
+    def _of_vocabulary(
+        row: TensorVerdict, whole: TensorRef, held: Held, micro_pair: MicroBatchPair, together: Together
+    ) -> Fault | None:
+        side, other = (micro_pair.a, micro_pair.b) if together.which == "a" else (micro_pair.b, micro_pair.a)
+        if held.is_cut or len(whole.shape) != 2:
+            return None
+        for (name, stage), (_, ref) in side.tensors.items():
+            cut = together.held.get(id(ref))
+            facing = other.tensors.get((name, stage))
+            if not name.endswith("logits") or name.startswith("grad.") or cut is None or facing is None:
+                continue
+            if cut.axis != len(whole.shape) or facing[1].shape[:-1] != whole.shape or facing[1].numel > 1 << 27:
+                continue
+            targets = next((one for _, name in (("", "target_ids"), ("", "labels")) if (one := other.find(name))), None)
+            if targets is None or targets.shape != whole.shape:
+                continue
+            logits = pages.array(facing[1]).astype(np.float64).reshape(-1, facing[1].shape[-1])
+            said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
+            return algebra.own_vocabulary(said[0], said[1:], logits, cut, pages.array(targets).reshape(-1))
+        return None
+
+    def _note_tokens(self, together: Together, row: TensorVerdict) -> None:
+        if together.ids is not None and together.shares != "all" and id(together) not in self._seen:
+            self._seen.add(id(together))
+            for rank, ref in zip(together.ranks, together.ids, strict=True):
+                self._tokens[row.key.step][rank].append(ref)
+
+    def _keep(self, row: TensorVerdict, whole: TensorRef, held: Held) -> None:
+        if held.is_cut or row.ranks is None or not naming.is_module_tensor(row.name) or not whole.shape:
+            return
+        place = row.place[:2]
+        if row.ranks.relation == "parts":
+            self._parts[place] = [*self._parts[place][1 - _KEPT :], (row.name, held)]
+        elif not row.verdict.diverges:
+            self._whole[place] = [*self._whole[place][1 - _KEPT :], (row.name, whole)]
+
+
+def _judge_copies(
+    row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, held: Held, together: Together, judge: JudgeCopy
+) -> None:
+    """Let the row be what the rank that is furthest off comes to, where ranks hold different bytes."""
+    assert pair.a is not None
+    assert pair.b is not None
+    first = held.parts[0]
+    parted: list[int] = []
+    for rank, ref in zip(held.ranks[1:], held.parts[1:], strict=True):
+        if ref.dtype == first.dtype and ref.shape == first.shape and _same(first, ref):
+            continue
+        ours = pair.a if together.which == "a" else pair.b
+        mine = (ours[0], ref.with_(name=ours[1].name, canonical=ours[1].canonical))
+        sides = (mine, pair.b) if together.which == "a" else (pair.a, mine)
+        other = judge(TensorPair(pair.name, *sides), micro_pair)
+        if other.skipped is not None:
+            row.skipped, row.damaged = other.skipped, other.damaged
+            return
+        if other.verdict.diverges:
+            parted.append(rank)
+        if _WORST.index(other.verdict) > _WORST.index(row.verdict):
+            before = row.verdict
+            _take(row, other)
+            row.note = f"as rank {rank} holds it; rank {held.ranks[0]}'s is {before.value}"
+    if row.ranks is not None:
+        row.ranks.parted = tuple(parted)
+
+
+def _same(one: TensorRef, other: TensorRef) -> bool:
+    known = pages.same_bytes(one, other)
+    if known is None:
+        return bool(np.array_equal(pages.array(one), pages.array(other), equal_nan=one.dtype.startswith("float")))
+    return known
+
+
+def _take(row: TensorVerdict, other: TensorVerdict) -> None:
+    """Let a row say what another said of the same pair."""
+    row.verdict, row.reason, row.rule, row.suspect, row.context = other.verdict, other.reason, other.rule, other.suspect, None
+    row.figures, row.unmasked, row.worst_token = other.figures, other.unmasked, other.worst_token
+    row.raw_a, row.raw_b, row.value_a, row.value_b = other.raw_a, other.raw_b, other.value_a, other.value_b
+    row.token, row.skipped, row.damaged = other.token, other.skipped, other.damaged
+
+
+def _is_own_norm(together: Together, held: Held) -> bool:
+    """Whether the norm that each rank recorded is that of its own gradients, some of which are slices, and not the whole's."""
+    gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
+    if not any(one.is_cut for one in gradients):
+        return False
+    squares = dict.fromkeys(held.ranks, 0.0)
+    for one in gradients:
+        for rank, ref in zip(one.ranks, one.parts, strict=True):
+            squares[rank] += sum(float(np.square(chunk.astype(np.float64)).sum()) for _, chunk in pages.flat_chunks(ref))
+    for rank, ref in zip(held.ranks, held.parts, strict=True):
+        said = pages.number_of(ref)
+        if said is None or abs(said - squares[rank] ** 0.5) > 1e-3 * abs(said):
+            return False
+    return True
