@@ -26,6 +26,7 @@ from replay_core.compare.judging.measuring import same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.parallel import Parallel, parallel
 from replay_core.compare.pairing.align import (
     MicroBatchPair,
     Side,
@@ -35,7 +36,7 @@ from replay_core.compare.pairing.align import (
     pair_micro_batches,
     pair_tensors,
 )
-from replay_core.compare.pairing.ranks import put_together
+from replay_core.compare.pairing.ranks import Together, put_together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
@@ -79,6 +80,8 @@ class Comparison:
     #: The values beside the element of the first divergence that was found, and which element that was.
     around: Around | None = None
     around_of: tuple[Any, ...] | None = None
+    #: The micro-batches of one run that are spread over ranks, which one process of the other faced.
+    together: list[Together] = field(default_factory=list)
     #: What was asked for where it was not everything, in the words of the command line.
     selection: dict[str, str] = field(default_factory=dict)
     #: What NexRL's script would report; None where nobody asked.
@@ -100,6 +103,11 @@ class Comparison:
     @property
     def first(self) -> TensorVerdict | None:
         return next((row for row in self.tensors if may_be_first(row)), None)
+
+    @property
+    def parallel(self) -> Parallel | None:
+        """What is said of the ranks of a run that faced one process of the other."""
+        return parallel(self.tensors, self.together)
 
     @property
     def around_first(self) -> Around | None:
@@ -272,6 +280,7 @@ class _Work:
         if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
             return self._of_numbers(micro_pairs), False
         micro_pairs = put_together(micro_pairs)
+        result.together += [one.together for one in micro_pairs if one.together is not None]
         for micro_pair in micro_pairs:
             if micro_pair.a.is_engine != micro_pair.b.is_engine:
                 (micro_pair.a if micro_pair.a.is_engine else micro_pair.b).as_trainer()

@@ -95,6 +95,11 @@ def _called(name: str) -> str:
     return f"{name.removeprefix('grad.')}'s gradient" if name.startswith("grad.") else name.removeprefix("param.")
 
 
+def whose(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 0 and 1`."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {named(ranks)}"
+
+
 # ---- tensors that every rank holds whole
 
 
@@ -117,7 +122,10 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: Held) -> None:
     nearest = min(off)
     if len(classes) == 1:
         factor = found.factors.get(ranks[0])
-        found.fault = _multiple(what, ranks, factor) if factor is not None and whole.numel >= 1 else None
+        found.fault = _multiple(what, ranks, len(ranks), factor) if factor is not None else None
+        return
+    if (masks := _masks(what, held)) is not None:
+        found.fault = masks
         return
     if any(is_good):
         found.fault = _apart(what, found, held, products)
@@ -143,13 +151,6 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: Held) -> None:
             sentence = f"{what} is not summed over ranks {named(ranks)}: each holds a part, and the parts add up to the whole"
             found.fault = Fault("not summed", ranks, f"{sentence} (to {left / size:.1g} of its norm)")
         return
-    masks = _masks(held.parts)
-    if masks is not None:
-        found.fault = Fault(
-            "masks differ", ranks,
-            f"{what} has zeros at other places on ranks {named(ranks)}, and where none has one they are alike: each dropped out by "
-            "its own random numbers where all should draw the same",
-        )  # fmt: skip
 
 
 def _classes(products: _Products, count: int) -> list[list[int]]:
@@ -166,8 +167,9 @@ def _classes(products: _Products, count: int) -> list[list[int]]:
     return found
 
 
-def _multiple(what: str, ranks: tuple[int, ...], factor: float) -> Fault | None:
-    count, on = len(ranks), f"on ranks {named(ranks)}"
+def _multiple(what: str, ranks: tuple[int, ...], count: int, factor: float) -> Fault | None:
+    """ranks: that hold the multiple, of `count`."""
+    on = f"on {whose(ranks)}"
     if abs(factor) < 1e-6:
         return Fault("zeros", ranks, f"{what} is 0 {on}", 0.0)
     for times, words in (
@@ -185,7 +187,6 @@ def _multiple(what: str, ranks: tuple[int, ...], factor: float) -> Fault | None:
 def _apart(what: str, found: Ranked, held: Held, products: _Products) -> Fault:
     """Some ranks hold what they should, the others do not."""
     good = [rank for rank in held.ranks if rank not in found.parted]
-    odd = named(found.parted)
     more = ""
     if len(found.parted) == 1:
         number = held.ranks.index(found.parted[0]) + 1
@@ -194,10 +195,8 @@ def _apart(what: str, found: Ranked, held: Held, products: _Products) -> Fault:
             more = ": it holds zeros"
         elif factor is not None:
             more = f": it holds {factor:.4g} x that"
-    each = "parts" if len(found.parted) == 1 else "part"
-    whose = "rank" if len(found.parted) == 1 else "ranks"
-    holds = f"rank {good[0]} holds" if len(good) == 1 else f"ranks {named(good)} hold"
-    sentence = f"{what}: {whose} {odd} {each}, {holds} what the other run has{more}"
+    parts, holds = (f"{whose(those)} {verb}{'s' if len(those) == 1 else ''}" for those, verb in ((found.parted, "part"), (good, "hold")))
+    sentence = f"{what}: {parts}, {holds} what the other run has{more}"
     return Fault("apart", found.parted, sentence)
 
 
@@ -223,8 +222,7 @@ def _slices(found: Ranked, what: str, whole: TensorRef, held: Held) -> None:
     empty = [number for number in odd if not pairs[number].norm({1: 1}) and pairs[number].norm({0: 1})]
     if empty:
         those = tuple(ranks[number] for number in empty)
-        whose = "rank" if len(those) == 1 else "ranks"
-        sentence = f"{what} is 0 in the slice of {whose} {named(those)}, and is not in the other run: nothing of it was counted"
+        sentence = f"{what} is 0 in the slice of {whose(those)}, and is not in the other run: nothing of it was counted"
         found.fault = Fault("zeros", those, sentence, 0.0)
         return
     if (elsewhere := _elsewhere(what, held, blocks, odd, size)) is not None:
@@ -233,7 +231,7 @@ def _slices(found: Ranked, what: str, whole: TensorRef, held: Held) -> None:
     if len(found.factors) == len(odd):
         factors = list(found.factors.values())
         if max(factors) - min(factors) <= _NEAR * abs(max(factors)):
-            found.fault = _multiple(what, found.parted, factors[0])
+            found.fault = _multiple(what, found.parted, len(ranks), factors[0])
         if found.fault is not None or len(odd) == len(ranks):
             return
     if (moved := _moved(what, whole, held, odd)) is not None:
@@ -247,9 +245,9 @@ def _slices(found: Ranked, what: str, whole: TensorRef, held: Held) -> None:
         )  # fmt: skip
     elif len(odd) < len(ranks):
         good = [rank for rank in ranks if rank not in found.parted]
-        whose = "the slice of rank" if len(odd) == 1 else "the slices of ranks"
-        others = f"that of rank {good[0]} is" if len(good) == 1 else f"those of ranks {named(good)} are"
-        sentence = f"{what}: {whose} {named(found.parted)} {'parts' if len(odd) == 1 else 'part'}, {others} the other run's"
+        parts = "the slice of {} parts" if len(odd) == 1 else "the slices of {} part"
+        others = f"that of {whose(good)} is" if len(good) == 1 else f"those of {whose(good)} are"
+        sentence = f"{what}: {parts.format(whose(found.parted))}, {others} the other run's"
         found.fault = Fault("apart", found.parted, sentence)
 
 
@@ -340,8 +338,9 @@ def _same_zeros(parts: Sequence[TensorRef], blocks: Sequence[TensorRef]) -> bool
     return alike and any(not np.array_equal(there[0], one) for one in there[1:])  # type: ignore[arg-type]
 
 
-def _masks(parts: Sequence[TensorRef]) -> bool | None:
-    """Whether copies differ just in where they are 0; None where not."""
+def _masks(what: str, held: Held) -> Fault | None:
+    """Whether copies differ just in where they are 0."""
+    parts = held.parts
     own = [_zeros(ref) for ref in parts]
     if any(one is None for one in own) or all(np.array_equal(own[0], one) for one in own[1:]):  # type: ignore[arg-type]
         return None
@@ -351,7 +350,11 @@ def _masks(parts: Sequence[TensorRef]) -> bool | None:
         other = pages.array(ref).astype(np.float64)
         if not both.any() or np.abs(first[both] - other[both]).max() > _ALIKE * np.abs(first[both]).max():
             return None
-    return True
+    return Fault(
+        "masks differ", held.ranks,
+        f"{what} has zeros at other places on {whose(held.ranks)}, and where none has one they are alike: each dropped out by "
+        "its own random numbers where all should draw the same",
+    )  # fmt: skip
 
 
 # ---- what was added to what
@@ -373,20 +376,52 @@ def not_summed_into(what: str, whole: TensorRef, held: Held, before: TensorRef, 
     )  # fmt: skip
 
 
-def missing_from(what: str, whole: TensorRef, laid: TensorRef, parts: Held, called: str) -> Fault | None:
-    """Which rank's part of a sum, recorded as parts, is missing from what was computed with the sum, or is in it twice."""
-    if {ref.shape for ref in parts.parts} != {whole.shape} or laid.shape != whole.shape or len(parts.ranks) > _EACH:
+def missing_from(what: str, whole: TensorRef, laid: TensorRef, held: Held, parts: Held, called: str) -> Fault | None:
+    """Whose part of a sum, recorded as parts, is missing from what was computed with the sum, or is in it twice.
+
+    laid: what the ranks hold, their slices put together.
+    """
+    ranks = parts.ranks
+    if {ref.shape for ref in parts.parts} != {whole.shape} or laid.shape != whole.shape or len(ranks) > _EACH:
         return None
-    products = _products([whole, laid, *parts.parts])
-    size = products.norm({0: 1, 1: -1})
-    for number, rank in enumerate(parts.ranks, 2):
-        for sign, kind, words in ((-1, "missing", "is missing from"), (1, "twice", "is twice in")):
-            if products.norm({0: 1, 1: -1, number: float(sign)}) <= _NEAR * size:
+    has = (laid,) if held.is_cut else held.parts
+    products = _products([whole, *has, *parts.parts])
+    first = 1 + len(has)
+    each = dict.fromkeys(range(first, first + len(ranks)), 1.0)
+
+    def is_off_by(number: int, sign: float, which: dict[int, float]) -> bool:
+        off = {0: 1.0, number: -1.0}
+        return products.norm({**off, **{place: -sign for place in which}}) <= _NEAR * products.norm({0: 1, number: -1})
+
+    if len(has) == len(ranks):
+        alone = [{place: 1.0 for place in each if place != first + number} for number in range(len(ranks))]
+        if all(is_off_by(1 + number, 1, alone[number]) for number in range(len(ranks))):
+            return Fault(
+                "not summed", ranks,
+                f"what goes into {what} is not summed over {whose(ranks)}: each has only its own part of {called}",
+            )  # fmt: skip
+    for sign, kind, words in ((1.0, "missing", "is missing from"), (-1.0, "twice", "is twice in")):
+        for place, rank in zip(each, ranks, strict=True):
+            if is_off_by(1, sign, {place: 1.0}):
                 return Fault(kind, (rank,), f"rank {rank}'s contribution {words} {what}: its part is {called} on rank {rank}")
-    everyone = dict.fromkeys(range(2, 2 + len(parts.ranks)), 1.0)
-    if products.norm({0: 1, 1: -1, **everyone}) <= _NEAR * size:
-        return Fault("twice", parts.ranks, f"the sum over ranks {named(parts.ranks)} is twice in {what}: its parts are {called}")
+    if is_off_by(1, -1.0, each):
+        return Fault("twice", ranks, f"the sum over {whose(ranks)} is twice in {what}: its parts are {called}")
     return None
+
+
+def tied_apart(what: str, whole: TensorRef, one: Held, other: Held) -> Fault | None:
+    """Whether a tied weight's gradient is two parts, of the embedding on one rank and the head on another."""
+    refs = (one.parts[0], other.parts[0])
+    if {ref.shape for ref in refs} != {whole.shape}:
+        return None
+    products = _products([whole, *refs])
+    if products.norm({0: -1, 1: 1, 2: 1}) > _NEAR * products.norm({0: 1}) or not products.norm({2: 1}):
+        return None
+    return Fault(
+        "not summed", (*one.ranks, *(rank for rank in other.ranks if rank not in one.ranks)),
+        f"{what} is not summed over its two places: {refs[0].name} on {whose(one.ranks)} and {refs[1].name} on {whose(other.ranks)} are "
+        "one tied weight and hold parts that add up to the whole",
+    )  # fmt: skip
 
 
 # ---- what only one rank has of a sum
@@ -408,6 +443,42 @@ def without_rows(what: str, whole: TensorRef, held: Held, tokens: dict[int, NDAr
                 "missing", (rank,),
                 f"rank {rank}'s contribution is missing from {what}: the rows of the {own.size} tokens that rank {rank} alone was given "
                 "are 0",
+            )  # fmt: skip
+    return None
+
+
+def without_tokens(
+    what: str, whole: TensorRef, held: Held, left: TensorRef, stretches: Sequence[Sequence[tuple[int, int]]], axis: int
+) -> Fault | None:
+    """Of the head's weight's gradient that all ranks hold alike: the rank of whose tokens nothing is in it.
+
+    It is a sum over tokens of what the loss left at the token's logits times what went into the head. So every column of it
+    is a combination of what was left at the tokens that are in it: `left` [sample, position, vocabulary], of which a rank
+    has `stretches` of an axis.
+    """
+    ours = held.parts[0]
+    if held.is_cut or ours.shape != whole.shape or len(left.shape) != 3 or left.shape[2] != whole.shape[0]:
+        return None
+    tokens, vocabulary = left.shape[0] * left.shape[1], left.shape[2]
+    if tokens * vocabulary > 1 << 25:
+        return None
+    left_BSV = pages.array(left).astype(np.float64)
+    columns = slice(0, 64)
+    there, here = (pages.array(ref)[:, columns].astype(np.float64) for ref in (whole, ours))
+    for number, rank in enumerate(held.ranks):
+        others = [
+            left_BSV[(slice(None),) * axis + (slice(start, start + length),)].reshape(-1, vocabulary)
+            for one, mine in enumerate(stretches) if one != number for start, length in mine
+        ]  # fmt: skip
+        rows = np.concatenate(others)
+        if rows.shape[0] >= vocabulary:
+            return None
+        basis = np.linalg.svd(rows, full_matrices=False)[2]
+        outside = [float(np.linalg.norm(one - basis.T @ (basis @ one)) / (np.linalg.norm(one) or 1.0)) for one in (there, here)]
+        if outside[1] <= 1e-3 and outside[0] > 30 * outside[1] and outside[0] > 0.02:
+            return Fault(
+                "missing", (rank,),
+                f"rank {rank}'s contribution is missing from {what}: it is made of what the loss left at the other ranks' tokens alone",
             )  # fmt: skip
     return None
 
@@ -467,14 +538,14 @@ class _Products:
         return float(max(0.0, vector @ self._gram[np.ix_(places, places)] @ vector) ** 0.5)
 
     def factor(self, weights: dict[int, float], of: int) -> float | None:
-        """What multiple of one vector a combination is; None where it is none."""
+        """What multiple of one vector another is; None where it is none, or is off by no factor."""
         ((place, weight),) = weights.items()
         if not self._gram[of, of]:
             return None
         factor = float(weight * self._gram[place, of] / self._gram[of, of])
         left = self._gram[place, place] * weight * weight - factor * factor * self._gram[of, of]
         is_multiple = left <= (_NEAR * _NEAR) * max(self._gram[place, place], 1e-300)
-        return factor if is_multiple else None
+        return factor if is_multiple and abs(factor - 1) > 2 * _NEAR else None
 
 
 def _products(refs: Sequence[TensorRef]) -> _Products:

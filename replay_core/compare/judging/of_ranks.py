@@ -27,6 +27,7 @@ _MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
 #: Tensors of a micro-batch that an explanation may lean on: those just before.
 _KEPT = 6
 _WORST = (Verdict.SAME, Verdict.PADDING, Verdict.CLOSE, Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
+_HEAD = "lm_head.weight"
 #: Elements that are added up in memory.
 _MOST = 1 << 26
 _NORMS = ("grad_norm", "clipped_grad_norm")
@@ -45,6 +46,8 @@ class OfRanks:
         #: Of a step: the token ids that each rank was given; the ranks whose loss is a mean over their own samples.
         self._tokens: dict[int | None, dict[int, list[TensorRef]]] = defaultdict(lambda: defaultdict(list))
         self._seen: set[int] = set()
+        #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
+        self._left: dict[int | None, tuple[TensorRef, Held]] = {}
         self._mean: set[int | None] = set()
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
@@ -102,11 +105,8 @@ class OfRanks:
         place = row.place[:2]
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, place) or fault
-        if fault is None and row.name.startswith("grad.") and row.name.endswith(_EMBEDDINGS):
-            tokens = {rank: np.unique(np.concatenate([pages.array(ref).reshape(-1) for ref in refs]))
-                      for rank, refs in self._tokens[row.key.step].items()}  # fmt: skip
-            if len(tokens) > 1:
-                fault = algebra.without_rows(f"{row.name.removeprefix('grad.')}'s gradient", whole, held, tokens)
+        if row.name.startswith("grad.") and (fault is None or fault.kind in ("apart", "too little")):
+            fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
         if kind == "logprob" or row.name.endswith("logprobs"):
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
@@ -150,8 +150,27 @@ class OfRanks:
             if not held.is_cut and (fault := algebra.not_summed_into(row.name, whole, held, before, called)) is not None:
                 return fault
         for called, parts in reversed(self._parts[place]):
-            if (fault := algebra.missing_from(row.name, whole, laid, parts, called)) is not None:
+            if (fault := algebra.missing_from(row.name, whole, laid, held, parts, called)) is not None:
                 return fault
+        return None
+
+    def _of_a_gradient(
+        self, row: TensorVerdict, whole: TensorRef, micro_pair: MicroBatchPair, together: Together, held: Held
+    ) -> Fault | None:
+        """What a gradient of an embedding or of a head says of the tokens that are in it."""
+        what = f"{row.name.removeprefix('grad.')}'s gradient"
+        if row.name.endswith(_EMBEDDINGS):
+            side = micro_pair.a if together.which == "a" else micro_pair.b
+            for _, ref in side.ending(_HEAD):
+                other = together.held.get(id(ref))
+                if other is not None and ref.name.startswith("grad."):
+                    return algebra.tied_apart(what, whole, held, other)
+            tokens = {rank: np.unique(np.concatenate([pages.array(ref).reshape(-1) for ref in refs]))
+                      for rank, refs in self._tokens[row.key.step].items()}  # fmt: skip
+            return algebra.without_rows(what, whole, held, tokens) if len(tokens) > 1 else None
+        left = self._left.get(row.key.step)
+        if row.name.endswith(_HEAD) and left is not None and left[1].axis in (0, 1):
+            return algebra.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
         return None
 
     @staticmethod
@@ -183,6 +202,8 @@ class OfRanks:
                 self._tokens[row.key.step][rank].append(ref)
 
     def _keep(self, row: TensorVerdict, whole: TensorRef, held: Held) -> None:
+        if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
+            self._left[row.key.step] = (whole, held)
         if held.is_cut or row.ranks is None or not naming.is_module_tensor(row.name) or not whole.shape:
             return
         place = row.place[:2]

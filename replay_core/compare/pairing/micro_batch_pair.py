@@ -201,7 +201,7 @@ class MicroBatchPair:
     partial: only some samples of either face each other, so that what is said of a whole micro-batch does not.
     paired: the tensors, by id, that have a counterpart on the other side.
     rerouted: what routers sent elsewhere, in order of computation.
-    together: what the ranks of one side hold, where they face one process; of_ranks: over how many the step is spread.
+    together: what the ranks of one side hold, where they face one process.
     """
 
     key: RecordKey
@@ -212,7 +212,6 @@ class MicroBatchPair:
     paired: set[int] = field(default_factory=set)
     rerouted: list[Rerouted] = field(default_factory=list)
     together: Together | None = None
-    of_ranks: int = 1
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -65,6 +65,9 @@ class Together:
     shares: str
     held: dict[int, Held]
     astray: Astray | None = None
+    step: int | None = None
+    #: What ranks of a pipeline were given by the stage before, which the one process never has as an input.
+    handed: list[tuple[int, str]] = field(default_factory=list)
     #: Of every rank, its token ids; None where they are not known.
     ids: tuple[TensorRef, ...] | None = None
 
@@ -124,7 +127,6 @@ class _Group:
             a, b = (side, alone) if self._many == "a" else (alone, side)
             key = RecordKey(self._key.step, self._key.micro, side.records[0].key.rank, self._key.role)
             pair = MicroBatchPair(key, a, b)
-            pair.of_ranks = len(self._ranks)
             yield pair
 
     def _shared(self) -> str:
@@ -217,20 +219,27 @@ class _Group:
         )  # fmt: skip
 
     def _pair(self, key: RecordKey, whole: Side, ranks: dict[int, Side]) -> MicroBatchPair:
-        together = Together(self._many, tuple(ranks), self._shares, {}, self._astray)
+        together = Together(self._many, tuple(ranks), self._shares, {}, self._astray, self._key.step)
         side = self._side(whole, ranks, together)
         ids = [_ids(one) for one in self._ranks.values()]
         if all(one is not None for one in ids):
             together.ids = tuple(one for one in ids if one is not None)
         pair = MicroBatchPair(key, *((side, whole) if self._many == "a" else (whole, side)))
-        pair.together, pair.of_ranks = together, len(ranks)
+        pair.together = together
+        if together.handed:
+            said = ", ".join(f"{name} of rank {rank}" for rank, name in together.handed[:4])
+            pair.notes.append(f"{pair.where}: {said}: handed over by the stage before, and compared as its output")
         return pair
 
     def _side(self, whole: Side, ranks: dict[int, Side], together: Together) -> Side:
         """One side of all the ranks' tensors, in the turn of the first rank that has each."""
         by_name: dict[tuple[str, str], dict[int, tuple[Record, TensorRef]]] = {}
+        is_staged = any(_ids(side) is None for side in ranks.values()) and any(_ids(side) for side in ranks.values())
         for rank, side in ranks.items():
             for name, (record, ref) in side.tensors.items():
+                if is_staged and _ids(side) is None and name[1] == "batch_inputs" and name not in whole.tensors:
+                    together.handed.append((rank, name[0]))  # by the stage before, in whose outputs it is
+                    continue
                 by_name.setdefault(name, {})[rank] = (record, ref)
         made: dict[tuple[str, str], list[TensorRef]] = defaultdict(list)
         first: dict[tuple[str, str], Record] = {}

@@ -195,6 +195,7 @@ class Experts(nn.Module):
             if FAULT == "ep_router":
                 said = (said + option.experts // WORLD) % option.experts
             y = y + expert(x) * (weight * (chosen == said)).sum(-1, keepdim=True)
+        self.part = y
         return Leave.apply(y, FAULT == "ep_missing" and RANK == LAST) if MODE == "ep" else y
 
 
@@ -208,8 +209,11 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         x = x + dropped(self._out(self.self_attn(self._in(self.input_layernorm(x)), positions), "attn"), 2 * self.number)
         if option.experts:
-            return x + self.mlp(self.post_attention_layernorm(x))
-        return x + dropped(self._out(self.mlp(self._in(self.post_attention_layernorm(x))), "mlp"), 2 * self.number + 1)
+            y = self.mlp(self.post_attention_layernorm(x))
+            self.part = self.mlp.part
+            return x + y
+        self.part = self.mlp(self._in(self.post_attention_layernorm(x)))
+        return x + dropped(self._out(self.part, "mlp"), 2 * self.number + 1)
 
     def _in(self, x: Tensor) -> Tensor:
         if FAULT == "unsummed_input_gradient" and self.number == option.at:
@@ -262,10 +266,11 @@ class Model(nn.Module):
         x = dropped(self.embed_tokens(input_ids), 99) if MODE != "sp" else self.embed_tokens(input_ids)
         if MODE == "sp":
             x = dropped(Slice.apply(x, 1), 99)
-        hidden = [x]
+        hidden, parts = [x], []
         for layer in self.layers.values():
             x = layer(x, position_ids)
             hidden.append(x)
+            parts.append(layer.part)
         x = self.norm(x)
         if MODE == "sp":
             x = Gather.apply(x, 1)
@@ -273,7 +278,8 @@ class Model(nn.Module):
             x = Enter.apply(x)
         logits = self.lm_head(x)
         logprobs = self._logprobs(logits, target_ids)
-        return {"loss": self._loss(logprobs, advantages), "logits": logits, "logprobs": logprobs, "hidden_states": tuple(hidden)}
+        made = {"mlp_parts": tuple(parts), "hidden_states": tuple(hidden), "logits": logits, "logprobs": logprobs}
+        return made | {"loss": self._loss(logprobs, advantages)}
 
     @staticmethod
     def _logprobs(logits: Tensor, targets: Tensor) -> Tensor:
@@ -321,7 +327,7 @@ def batch(step: int) -> dict[str, Tensor]:
     tokens = torch.cat((half, half), 1)[:, : option.seq + 1]
     # Every sample has tokens of its own, so that what it alone teaches can be told.
     whole = {
-        "input_ids": tokens[:, :-1], "position_ids": torch.arange(option.seq).expand(option.batch, -1),
+        "input_ids": tokens[:, :-1], "position_ids": torch.arange(option.seq).repeat(option.batch, 1),
         "target_ids": tokens[:, 1:], "advantages": torch.rand((option.batch, option.seq), generator=draw) + 0.25,
     }  # fmt: skip
     if MODE in ("dp", "fsdp"):
@@ -332,11 +338,12 @@ def batch(step: int) -> dict[str, Tensor]:
     if FAULT == "cp_boundary" and RANK == LAST:
         at = (at - 1).clamp(0)
     if FAULT == "cp_order":
-        at = places(WORLD - 1 - RANK) if RANK in (0, LAST) else at
-        whole["position_ids"][:, places(WORLD - 1 - RANK)] = places(RANK) if RANK in (0, LAST) else places(WORLD - 1 - RANK)
+        at = places(WORLD - 1 - RANK)
     given = {name: x[:, at] for name, x in whole.items()}
+    if FAULT == "cp_order":
+        given["position_ids"] = places(RANK).repeat(option.batch, 1)
     if FAULT == "cp_positions":
-        given["position_ids"] = torch.arange(at.numel()).expand(option.batch, -1)
+        given["position_ids"] = torch.arange(at.numel()).repeat(option.batch, 1)
     return given
 
 

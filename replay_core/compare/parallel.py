@@ -1,0 +1,123 @@
+"""What a comparison says of the ranks: which part first, which only receive what others sent, and what went wrong between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from replay_core.compare.judging.algebra import Fault, whose
+from replay_core.compare.pairing.ranks import Together
+
+if TYPE_CHECKING:
+    from replay_core.compare.judging.tensors import TensorVerdict
+
+#: Gradients whose factors are asked for one cause, at least; and how far they may be from each other.
+_FEWEST, _ALIKE = 3, 0.01
+
+
+@dataclass(slots=True)
+class Found:
+    """A fault, in how many tensors it was seen, and in which first."""
+
+    fault: Fault
+    name: str | None
+    step: int | None
+    tensors: int = 0
+
+
+@dataclass(slots=True)
+class Parallel:
+    """The ranks of one run that faced one process of the other. first: by rank, the tensor in which it parts first."""
+
+    which: str
+    ranks: tuple[int, ...]
+    first: dict[int, TensorVerdict] = field(default_factory=dict)
+    faults: list[Found] = field(default_factory=list)
+
+    @property
+    def origins(self) -> tuple[int, ...]:
+        """The ranks that part first, all in one tensor."""
+        if not self.first:
+            return ()
+        earliest = next(iter(self.first.values()))
+        return tuple(sorted(rank for rank, row in self.first.items() if row is earliest))
+
+
+def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Parallel | None:
+    """None where no step of one run is spread over ranks that faced one process.
+
+    rows: in order of computation. Faults are those of the first step that shows any: later steps compute with its weights.
+    """
+    together = list(seen)
+    if not together:
+        return None
+    found = Parallel(together[0].which, max((one.ranks for one in together), key=len))
+    for row in rows:
+        if row.ranks is not None and row.verdict.diverges:
+            for rank in row.ranks.parted:
+                found.first.setdefault(rank, row)
+    by_kind: dict[tuple[str, tuple[int, ...]], Found] = {}
+    for one in together:
+        if one.astray is not None:
+            fault = Fault(one.astray.kind, one.astray.ranks, one.astray.sentence)
+            by_kind.setdefault((fault.kind, fault.ranks), Found(fault, "input_ids", one.step, 0))
+    for row in rows:
+        if row.ranks is None or row.ranks.fault is None:
+            continue
+        fault = row.ranks.fault
+        known = by_kind.setdefault((fault.kind, fault.ranks), Found(fault, row.name, row.key.step))
+        if known.step == row.key.step:
+            known.tensors += 1
+    if (clipped := _clipped(rows)) is not None:
+        by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
+    steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
+    kept = [one for one, step in zip(by_kind.values(), steps, strict=True) if step == min(steps)]
+    found.faults = sorted(kept, key=lambda one: one.fault.kind == "apart")
+    return found
+
+
+def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
+    """Gradients that each rank has times a factor of its own, one for all of its tensors."""
+    by_rank: dict[int, list[float]] = {}
+    first = None
+    for row in rows:
+        if row.ranks is None or not row.ranks.factors or not row.name.startswith("grad."):
+            continue
+        if first is not None and row.key.step != first.key.step:
+            break
+        first = first or row
+        for rank, factor in row.ranks.factors.items():
+            by_rank.setdefault(rank, []).append(factor)
+    if first is None or min(map(len, by_rank.values())) < _FEWEST or len(by_rank) < 2:
+        return None
+    middle = {rank: sorted(factors)[len(factors) // 2] for rank, factors in by_rank.items()}
+    alike = all(
+        abs(factor - middle[rank]) <= _ALIKE * abs(middle[rank]) for rank, factors in by_rank.items() for factor in factors
+    )
+    if not alike or max(middle.values()) - min(middle.values()) <= _ALIKE * max(map(abs, middle.values())):
+        return None
+    ranks = tuple(sorted(middle))
+    said = ", ".join(f"{middle[rank]:.4g} on rank {rank}" for rank in ranks)
+    sentence = (
+        f"the gradients of {whose(ranks)} are each scaled by a factor of the rank's own, the same for all of its tensors ({said}): "
+        "they were clipped by the norm of what the rank holds, not of all ranks together"
+    )
+    return Found(Fault("clipped apart", ranks, sentence), first.name, first.key.step, len(by_rank[ranks[0]]))
+
+
+def sentence(found: Parallel) -> str | None:
+    """Which ranks part first and which later: `rank 1 of b parts first, in layers.1.output; rank 0 later, in loss`."""
+    if not found.first:
+        return None
+    origins = found.origins
+    earliest = found.first[origins[0]]
+    verb = "parts" if len(origins) == 1 else "part"
+    if len(origins) == len(found.ranks):
+        return f"{whose(origins)} of {found.which} {verb} at once, in {earliest.name}"
+    later = {rank: row.name for rank, row in found.first.items() if rank not in origins}
+    named_later = "; ".join(f"rank {rank} in {name}, by what it received" for rank, name in sorted(later.items())[:4])
+    rest = f"; later {named_later}" if later else "; no other does"
+    return f"{whose(origins)} of {found.which} {verb} first, in {earliest.name}{rest}"
+
+
