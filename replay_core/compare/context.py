@@ -75,13 +75,13 @@ def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
         return False
     head = pair.one[1]
     here, there = (micro_pair.a, micro_pair.b) if pair.b is None else (micro_pair.b, micro_pair.a)
-    for _, ref in here.ending(*_EMBEDDINGS):
-        if (ref.shape, ref.dtype) == (head.shape, head.dtype):
-            try:
-                return bool(there.ending(*_EMBEDDINGS)) and bool(pages.same_bytes(head, ref))
-            except DumpError:
-                return False
-    return False
+    prefix = pair.name.removesuffix("lm_head.weight")
+    own = [ref for _, ref in here.ending(*_EMBEDDINGS) if (ref.canonical or ref.name).startswith(prefix)]
+    alike = [ref for ref in own if (ref.shape, ref.dtype) == (head.shape, head.dtype)]
+    try:
+        return bool(there.ending(*_EMBEDDINGS)) and any(pages.same_bytes(head, ref) for ref in alike)
+    except DumpError:
+        return False
 
 
 def why_missing(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:

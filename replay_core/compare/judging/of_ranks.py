@@ -16,6 +16,7 @@ from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import Held, Together, named
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef
+from replay_core.regexes import regex
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
@@ -28,11 +29,12 @@ _MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
 _KEPT = 6
 _WORST = (Verdict.SAME, Verdict.PADDING, Verdict.CLOSE, Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
 _HEAD = "lm_head.weight"
+_NUMBER = regex(r"\d{1,9}")
 #: Elements that are added up in memory.
 _MOST = 1 << 26
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
-OWN_NORM = "each rank's is the norm of its own slices, as recorded; the gradients themselves are compared"
+OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
 
@@ -65,7 +67,7 @@ class OfRanks:
         if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest or ours[1].is_text:
             return
         try:
-            if row.name in _NORMS and row.verdict.diverges and _is_own_norm(together, held):
+            if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(together, held):
                 row.restates = OWN_NORM
                 return
             if not held.is_cut:
@@ -107,6 +109,8 @@ class OfRanks:
             fault = self._from_before(row, whole, laid, held, place) or fault
         if row.name.startswith("grad.") and (fault is None or fault.kind in ("apart", "too little")):
             fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
+        if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
+            fault = self._of_another(row, laid, micro_pair, together, held) or fault
         if kind == "logprob" or row.name.endswith("logprobs"):
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
@@ -171,6 +175,24 @@ class OfRanks:
         left = self._left.get(row.key.step)
         if row.name.endswith(_HEAD) and left is not None and left[1].axis in (0, 1):
             return algebra.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
+        return None
+
+    @staticmethod
+    def _of_another(
+        row: TensorVerdict, laid: TensorRef, micro_pair: MicroBatchPair, together: Together, held: Held
+    ) -> Fault | None:
+        """Whether a weight is the other run's weight of another number: an expert that belongs to another rank."""
+        other = micro_pair.b if together.which == "a" else micro_pair.a
+        pattern = _NUMBER.sub("#", row.name)
+        for (name, _), (_, ref) in other.tensors.items():
+            if name != row.name and ref.shape == laid.shape and _NUMBER.sub("#", name) == pattern and _same(laid, ref):
+                what, whole = row.name.removeprefix("param."), name.removeprefix("param.")
+                theirs = f"{what} on {algebra.whose(held.ranks)} is the other run's {whole}"
+                side = micro_pair.a if together.which == "a" else micro_pair.b
+                own = next((together.held.get(id(ref)) for _, ref in side.named(name)), None)
+                ranks = tuple(sorted({*held.ranks, *(own.ranks if own else ())}))
+                more = f", which is {algebra.whose(own.ranks)}'s" if own is not None and own.ranks != held.ranks else ""
+                return Fault("another's", ranks, theirs + more)
         return None
 
     @staticmethod
@@ -257,9 +279,9 @@ def _take(row: TensorVerdict, other: TensorVerdict) -> None:
 
 
 def _is_own_norm(together: Together, held: Held) -> bool:
-    """Whether the norm that each rank recorded is that of its own gradients, some of which are slices, and not the whole's."""
+    """Whether the norm that each rank recorded is that of its own gradients, which are not all of them whole."""
     gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
-    if not any(one.is_cut for one in gradients):
+    if not any(one.is_cut or len(one.ranks) < len(held.ranks) for one in gradients):
         return False
     squares = dict.fromkeys(held.ranks, 0.0)
     for one in gradients:

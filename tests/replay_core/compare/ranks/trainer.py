@@ -254,32 +254,40 @@ def places(rank: int) -> Tensor:
 
 
 class Model(nn.Module):
+    """A pipeline's first rank has the embedding and the first layers, the second the others and the head."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(option.vocab, option.hidden)
-        self.layers = nn.ModuleDict({str(number): Layer(number) for number in range(option.layers)})
-        self.norm, self.lm_head = Norm(), nn.Linear(option.hidden, option.vocab, bias=False)
-        if option.tied:
+        half = option.layers // 2
+        mine = range(option.layers) if MODE != "pp" else range(half) if RANK == 0 else range(half, option.layers)
+        self.layers = nn.ModuleDict({str(number): Layer(number) for number in mine})
+        if MODE != "pp" or RANK == 0:
+            self.embed_tokens = nn.Embedding(option.vocab, option.hidden)
+        if MODE != "pp" or RANK == 1:
+            self.norm, self.lm_head = Norm(), nn.Linear(option.hidden, option.vocab, bias=False)
+        if option.tied and MODE != "pp":
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, target_ids: Tensor, advantages: Tensor) -> dict[str, Any]:
-        x = dropped(self.embed_tokens(input_ids), 99) if MODE != "sp" else self.embed_tokens(input_ids)
-        if MODE == "sp":
-            x = dropped(Slice.apply(x, 1), 99)
-        hidden, parts = [x], []
-        for layer in self.layers.values():
-            x = layer(x, position_ids)
-            hidden.append(x)
-            parts.append(layer.part)
+    def forward(
+        self, position_ids: Tensor, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,
+        target_ids: Tensor | None = None, advantages: Tensor | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        x = inputs_embeds if input_ids is None else self.embed_tokens(input_ids)
+        x = Slice.apply(x, 1) if MODE == "sp" else x
+        hidden, parts = {}, {}
+        if input_ids is not None:
+            x = hidden["embedded"] = dropped(x, 99)
+        for number, layer in self.layers.items():
+            x = hidden[number] = layer(x, position_ids)
+            parts[number] = layer.part
+        made: dict[str, Any] = {"mlp_parts": parts, "hidden_states": hidden}
+        if target_ids is None or advantages is None:
+            return made
         x = self.norm(x)
-        if MODE == "sp":
-            x = Gather.apply(x, 1)
-        elif MODE == "tp":
-            x = Enter.apply(x)
+        x = Gather.apply(x, 1) if MODE == "sp" else Enter.apply(x) if MODE == "tp" else x
         logits = self.lm_head(x)
         logprobs = self._logprobs(logits, target_ids)
-        made = {"mlp_parts": tuple(parts), "hidden_states": tuple(hidden), "logits": logits, "logprobs": logprobs}
-        return made | {"loss": self._loss(logprobs, advantages)}
+        return made | {"logits": logits, "logprobs": logprobs, "loss": self._loss(logprobs, advantages)}
 
     @staticmethod
     def _logprobs(logits: Tensor, targets: Tensor) -> Tensor:
@@ -309,7 +317,7 @@ def loaded(model: Model) -> None:
     state = torch.load(option.weights)
     for name, weight in dict(model.named_parameters()).items():
         kind = name.split(".")[-2]
-        value = state[name]
+        value = state["embed_tokens.weight" if option.tied and name == "lm_head.weight" else name]
         if FAULT == "ep_experts" and MODE == "ep" and ".experts." in name:
             parts = name.split(".")
             number = parts.index("experts") + 1
@@ -391,6 +399,30 @@ def clip(model: Model) -> None:
         weight.grad = weight.grad * factor
 
 
+def backward(model: Any, given: dict[str, Tensor]) -> None:
+    if MODE != "pp":
+        model(**given)["loss"].backward()
+        return
+    shape = (option.batch, option.seq, option.hidden)
+    if RANK == 0:
+        last = list(model(given["position_ids"], given["input_ids"])["hidden_states"].values())[-1]
+        dist.send(last.detach().contiguous(), 1)
+        grad = torch.empty(shape)
+        dist.recv(grad, 1)
+        last.backward(grad)
+        weight = model.embed_tokens.weight
+    else:
+        handed = torch.empty(shape)
+        dist.recv(handed, 0)
+        handed.requires_grad_()
+        rest = {name: given[name] for name in ("position_ids", "target_ids", "advantages")}
+        model(inputs_embeds=handed, **rest)["loss"].backward()
+        dist.send(handed.grad, 0)
+        weight = model.lm_head.weight
+    if option.tied and FAULT != "tied_unsummed":
+        weight.grad = summed(weight.grad)
+
+
 def main() -> None:
     torch.manual_seed(option.seed)
     model: Any = Model()
@@ -413,7 +445,7 @@ def main() -> None:
         model = by_torch(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(2):
-        model(**batch(step))["loss"].backward()
+        backward(model, batch(step))
         reduce_gradients(model, step)
         clip(model)
         if FAULT == "no_update" and RANK == LAST and step == 0:
