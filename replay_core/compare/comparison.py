@@ -26,7 +26,6 @@ from replay_core.compare.judging.measuring import same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
-from replay_core.compare.parallel import Parallel, parallel
 from replay_core.compare.pairing.align import (
     MicroBatchPair,
     Side,
@@ -105,11 +104,6 @@ class Comparison:
         return next((row for row in self.tensors if may_be_first(row)), None)
 
     @property
-    def parallel(self) -> Parallel | None:
-        """What is said of the ranks of a run that faced one process of the other."""
-        return parallel(self.tensors, self.together)
-
-    @property
     def around_first(self) -> Around | None:
         """The values beside the first divergence; None where other tolerances made another one the first."""
         first = self.first
@@ -184,9 +178,9 @@ def compare_runs(
         if row is None:
             repeated += 1
             continue
-        if row.restates is not None:
+        if row.ranks is not None and row.ranks.restates is not None:
             result.notes_not_compared += 1
-            result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {row.restates}")
+            result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {row.ranks.restates}")
             continue
         updates.settle(row)
         on_row(row)
@@ -222,7 +216,8 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
     if micro_pair.partial and not faces(pair.a[1], pair.b[1], micro_pair) and not lays_out(pair.name, micro_pair):
         why = "said of a whole micro-batch, and the samples of a's stand in several of b's or the other way round"
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
-    if pair.a[0].key.stage in _LOGGED and (figures := same_numbers(pair.a[1], pair.b[1])) is not None:
+    is_logged = pair.a[0].key.stage in _LOGGED and micro_pair.together is None
+    if is_logged and (figures := same_numbers(pair.a[1], pair.b[1])) is not None:
         return judge.equal(pair, figures)  # nearly all of two logs: what follows takes twenty times as long
     ordered = texts_in_order(pair, micro_pair)
     row = judge.judge(ordered, micro_pair)
@@ -277,10 +272,10 @@ class _Work:
                 side.load()
                 result.problems += side.problems
                 result.records_unreadable += side.unreadable
-        if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
-            return self._of_numbers(micro_pairs), False
         micro_pairs = put_together(micro_pairs)
         result.together += [one.together for one in micro_pairs if one.together is not None]
+        if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
+            return self._of_numbers(micro_pairs), False
         for micro_pair in micro_pairs:
             if micro_pair.a.is_engine != micro_pair.b.is_engine:
                 (micro_pair.a if micro_pair.a.is_engine else micro_pair.b).as_trainer()

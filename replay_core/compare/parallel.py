@@ -1,4 +1,4 @@
-"""What a comparison says of the ranks: which part first, which only receive what others sent, and what went wrong between them."""
+"""What a comparison says of the ranks: which part first, which only receive what others sent, what went wrong."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from replay_core.compare.judging.algebra import Fault, whose
-from replay_core.compare.pairing.ranks import Together
+from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.pairing.ranks import Together, Which
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
@@ -30,7 +30,7 @@ class Found:
 class Parallel:
     """The ranks of one run that faced one process of the other. first: by rank, the tensor in which it parts first."""
 
-    which: str
+    which: Which
     ranks: tuple[int, ...]
     first: dict[int, TensorVerdict] = field(default_factory=dict)
     faults: list[Found] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Parallel:
 def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Parallel | None:
     """None where no step of one run is spread over ranks that faced one process.
 
-    rows: in order of computation. Faults are those of the first step that shows any: later steps compute with its weights.
+    rows: in order of computation. Faults are those of the first step that shows any: later ones use its weights.
     """
     together = list(seen)
     if not together:
@@ -93,14 +93,17 @@ def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
         return None
     middle = {rank: sorted(factors)[len(factors) // 2] for rank, factors in by_rank.items()}
     alike = all(
-        abs(factor - middle[rank]) <= _ALIKE * abs(middle[rank]) for rank, factors in by_rank.items() for factor in factors
+        abs(factor - middle[rank]) <= _ALIKE * abs(middle[rank])
+        for rank, factors in by_rank.items()
+        for factor in factors
     )
     if not alike or max(middle.values()) - min(middle.values()) <= _ALIKE * max(map(abs, middle.values())):
         return None
     ranks = tuple(sorted(middle))
     said = ", ".join(f"{middle[rank]:.4g} on rank {rank}" for rank in ranks)
     sentence = (
-        f"the gradients of {whose(ranks)} are each scaled by a factor of the rank's own, the same for all of its tensors ({said}): "
+        f"the gradients of {whose(ranks)} are each scaled by a factor of the rank's own, the same for all of its "
+        f"tensors ({said}): "
         "they were clipped by the norm of what the rank holds, not of all ranks together"
     )
     return Found(Fault("clipped apart", ranks, sentence), first.name, first.key.step, len(by_rank[ranks[0]]))
@@ -119,5 +122,3 @@ def sentence(found: Parallel) -> str | None:
     named_later = "; ".join(f"rank {rank} in {name}, by what it received" for rank, name in sorted(later.items())[:4])
     rest = f"; later {named_later}" if later else "; no other does"
     return f"{whose(origins)} of {found.which} {verb} first, in {earliest.name}{rest}"
-
-

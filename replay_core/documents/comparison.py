@@ -125,7 +125,37 @@ class _Ruled(TypedDict, total=False):
     """Every rule that was asked, where --explain named the tensor."""
 
 
-class PairEntry(ElementEntry, RecordPair, _Ruled):
+class RankFault(TypedDict):
+    """What went wrong between ranks, as the values tell."""
+
+    kind: str
+    """missing, zeros, not summed, summed in groups, not averaged, twice, too much, too little, order, held twice,
+    boundary, another's, apart, clipped apart, masks alike, masks differ, own vocabulary, own maximum, same samples."""
+    ranks: list[int]
+    factor: Number | None
+    """Where what is held is a multiple of what it should be."""
+    sentence: str
+
+
+class RanksEntry(TypedDict):
+    """What the ranks of one run hold of a tensor, of which the other run's one process holds all."""
+
+    of: Literal["a", "b"]
+    relation: Literal["all", "slices", "parts", "mean", "one"]
+    """Each has all of it, or a slice along `axis`; their sum is it, or their mean; one rank alone has it."""
+    ranks: list[int]
+    axis: int | None
+    parted: list[int]
+    """Ranks whose values are not the other run's."""
+    fault: RankFault | None
+
+
+class _Ranked(TypedDict, total=False):
+    ranks: RanksEntry
+    """Where several ranks faced one process."""
+
+
+class PairEntry(ElementEntry, RecordPair, _Ruled, _Ranked):
     """A pair of tensors, judged."""
 
     name: str
@@ -318,7 +348,41 @@ class _Steps(TypedDict, total=False):
     of the document is about the step that `selection` names."""
 
 
-class ComparisonDocument(Versioned, _Tolerance, _Steps):
+class RankParted(TypedDict):
+    """Where a rank parts first, in order of computation."""
+
+    rank: int
+    name: str
+    step: int | None
+    origin: bool
+    """No rank parts in an earlier tensor; those that do later had what these sent."""
+
+
+class ParallelFault(RankFault):
+    """A fault of the first step that shows any: in how many tensors, and in which first."""
+
+    name: str | None
+    step: int | None
+    tensors: Count
+
+
+class ParallelBlock(TypedDict):
+    """What is said of the ranks of a run that faced one process of the other."""
+
+    of: Literal["a", "b"]
+    ranks: list[int]
+    parted: list[RankParted]
+    sentence: str | None
+    """Which ranks part first, and which later; null where none does."""
+    faults: list[ParallelFault]
+
+
+class _Parallel(TypedDict, total=False):
+    parallel: ParallelBlock
+    """Where a step of one run is spread over ranks and the other computed it in one process."""
+
+
+class ComparisonDocument(Versioned, _Tolerance, _Steps, _Parallel):
     """Two runs, tensor by tensor."""
 
     kind: Literal["comparison"]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from replay_core.compare import Comparison, TensorVerdict
     from replay_core.compare.context import Around
     from replay_core.compare.divergence import Origin
+    from replay_core.compare.judging.algebra import Ranked
+    from replay_core.compare.judging.faults import Fault
     from replay_core.documents.comparison import (
         AroundEntry,
         ComparisonDocument,
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
         IndexEntry,
         MetricsEntry,
         PairEntry,
+        ParallelBlock,
+        RankFault,
+        RanksEntry,
         RecordPair,
         RunSide,
         ToleranceEntry,
@@ -218,10 +223,52 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
         "segments": None,
         "ruling": None,
     }
+    if (block := _parallel(comparison)) is not None:
+        doc["parallel"] = block
     doc = clean(doc)
     keys: dict[int, KeyEntry] = {}
     doc["tensors"] = [tensor_row(row, keys) for row in [*comparison.tensors, *comparison.skipped]]
     return doc
+
+
+def _parallel(comparison: Comparison) -> ParallelBlock | None:
+    from replay_core.compare.parallel import parallel, sentence
+
+    found = parallel(comparison.tensors, comparison.together)
+    if found is None:
+        return None
+    return {
+        "of": found.which,
+        "ranks": list(found.ranks),
+        "parted": [
+            {"rank": rank, "name": row.name, "step": row.key.step, "origin": rank in found.origins}
+            for rank, row in sorted(found.first.items())
+        ],
+        "sentence": sentence(found),
+        "faults": [
+            {**_fault(one.fault), "name": one.name, "step": one.step, "tensors": one.tensors} for one in found.faults
+        ],
+    }
+
+
+def _fault(fault: Fault) -> RankFault:
+    return {
+        "kind": fault.kind,
+        "ranks": list(fault.ranks),
+        "factor": fault.factor,
+        "sentence": fault.sentence,
+    }
+
+
+def _ranks(ranked: Ranked) -> RanksEntry:
+    return {
+        "of": ranked.which,
+        "relation": ranked.relation,
+        "ranks": list(ranked.ranks),
+        "axis": ranked.axis,
+        "parted": list(ranked.parted),
+        "fault": None if ranked.fault is None else clean(_fault(ranked.fault)),
+    }
 
 
 def _side(run: Run) -> RunSide:
@@ -257,7 +304,7 @@ def tensor_row(row: TensorVerdict, known: dict[int, KeyEntry] | None = None) -> 
     """
     a, b = None if row.a is None else row.a[1], None if row.b is None else row.b[1]
     keys, place = _keys(row, {} if known is None else known), _place(row)
-    return {
+    entry: PairEntry = {
         "name": row.name,
         "a_key": keys["a_key"],
         "b_key": keys["b_key"],
@@ -275,6 +322,9 @@ def tensor_row(row: TensorVerdict, known: dict[int, KeyEntry] | None = None) -> 
         "rule": None if row.rule is None else clean(row.rule.to_mapping()),
         "note": row.note,
     }
+    if row.ranks is not None:
+        entry["ranks"] = _ranks(row.ranks)
+    return entry
 
 
 #: Of digests no element is known, of equal numbers none is shown; the one entry stands in every such row.

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
         CoverageEntry,
         DivergenceEntry,
         PairEntry,
+        ParallelFault,
     )
 
 #: Rows printed of each list; what is left out is counted.
 ROWS = 30
+
+#: Faults between ranks that are printed.
+FAULTS = 5
 
 #: Worst first.
 _WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CLOSE", "SAME")
@@ -43,7 +47,7 @@ def _ruled(doc: ComparisonDocument) -> list[str]:
 
 def comparison_report(doc: ComparisonDocument, *, show_all: bool = False, width: int | None = None) -> str:
     """`width`: cells of the terminal that tables are to fit; None where none reads it."""
-    lines = [*_together(doc), *_ruled(doc), headline(doc, width), words.counts(doc["counts"])]
+    lines = [*_together(doc), *_ruled(doc), headline(doc, width), *parallel_lines(doc), words.counts(doc["counts"])]
     lines += [f"a  {words.safe(doc['a']['path'])}", f"b  {words.safe(doc['b']['path'])}"]
     if doc["selection"]:
         lines.append("only  " + ", ".join(f"{part} {value}" for part, value in doc["selection"].items()))
@@ -70,6 +74,22 @@ def comparison_report(doc: ComparisonDocument, *, show_all: bool = False, width:
     for other in doc["others"]:
         lines += ["", "=" * 20, comparison_report(other, show_all=show_all, width=width)]
     return "\n".join(lines)
+
+
+def parallel_lines(doc: ComparisonDocument) -> list[str]:
+    """What went wrong between ranks, each with its ranks, and which ranks part first."""
+    block = doc.get("parallel")
+    if block is None:
+        return []
+    faults = block["faults"]
+    said = [f"  ranks   {words.safe(one['sentence'])}{_seen_in(one)}" for one in faults[:FAULTS]]
+    if len(faults) > FAULTS:
+        said.append(f"  ranks   ... and {len(faults) - FAULTS} more in the document (--json)")
+    return said + ([f"  ranks   {words.safe(block['sentence'])}"] if block["sentence"] else [])
+
+
+def _seen_in(fault: ParallelFault) -> str:
+    return f" (and {fault['tensors'] - 1} tensors more)" if fault["tensors"] > 1 else ""
 
 
 def _steps(steps: StepsCompared) -> list[str]:

@@ -1,4 +1,4 @@
-"""The verdict of a tensor of several ranks: every rank's copy is judged, and where the runs part the ranks' values are asked why."""
+"""The verdict of a tensor of several ranks: every copy is judged, and where they part, why is asked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.judging import algebra
-from replay_core.compare.judging.algebra import Fault, Ranked
+from replay_core.compare.judging import algebra, contributions
+from replay_core.compare.judging.algebra import Ranked
+from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import Held, Together, named
@@ -68,7 +69,7 @@ class OfRanks:
             return
         try:
             if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(together, held):
-                row.restates = OWN_NORM
+                row.ranks.restates = OWN_NORM
                 return
             if not held.is_cut:
                 _judge_copies(row, pair, micro_pair, held, together, judge)
@@ -121,8 +122,8 @@ class OfRanks:
 
     @staticmethod
     def _judge_as(
-        row: TensorVerdict, parts: Sequence[TensorRef], times: float, said: str, pair: TensorPair, micro_pair: MicroBatchPair,
-        judge: JudgeCopy,
+        row: TensorVerdict, parts: Sequence[TensorRef], times: float, said: str, pair: TensorPair,
+        micro_pair: MicroBatchPair, judge: JudgeCopy,
     ) -> None:  # fmt: skip
         """Judge the ranks' sum, times a number, in the place of what each holds."""
         if parts[0].numel > _MOST:
@@ -140,21 +141,27 @@ class OfRanks:
         row.reason = f"{said}: {row.reason}"
 
     def _is_of_own_mean(self, row: TensorVerdict, found: Ranked, together: Together) -> bool:
-        """Whether a gradient at a module's output is larger by the number of ranks, whose losses are means of their own."""
+        """Whether a gradient at a module's output is larger by the number of ranks, whose losses are means of "
+        "their own."""
         if together.shares != "samples" or row.key.step not in self._mean or naming.meaning(row.name).region == "all":
             return False
         count = len(together.ranks)
         every = list(found.factors.values())
         return len(every) == len(found.ranks) and all(abs(factor - count) <= 1e-3 * count for factor in every)
 
-    def _from_before(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: Held, place: Any) -> Fault | None:
+    def _from_before(
+        self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: Held, place: Any
+    ) -> Fault | None:
         if row.name.startswith(("grad.", "param.")) or whole.numel < 8:
             return None
         for called, before in reversed(self._whole[place]):
-            if not held.is_cut and (fault := algebra.not_summed_into(row.name, whole, held, before, called)) is not None:
+            if (
+                not held.is_cut
+                and (fault := contributions.not_summed_into(row.name, whole, held, before, called)) is not None
+            ):
                 return fault
         for called, parts in reversed(self._parts[place]):
-            if (fault := algebra.missing_from(row.name, whole, laid, held, parts, called)) is not None:
+            if (fault := contributions.missing_from(row.name, whole, laid, held, parts, called)) is not None:
                 return fault
         return None
 
@@ -168,13 +175,13 @@ class OfRanks:
             for _, ref in side.ending(_HEAD):
                 other = together.held.get(id(ref))
                 if other is not None and ref.name.startswith("grad."):
-                    return algebra.tied_apart(what, whole, held, other)
+                    return contributions.tied_apart(what, whole, held, other)
             tokens = {rank: np.unique(np.concatenate([pages.array(ref).reshape(-1) for ref in refs]))
                       for rank, refs in self._tokens[row.key.step].items()}  # fmt: skip
-            return algebra.without_rows(what, whole, held, tokens) if len(tokens) > 1 else None
+            return contributions.without_rows(what, whole, held, tokens) if len(tokens) > 1 else None
         left = self._left.get(row.key.step)
         if row.name.endswith(_HEAD) and left is not None and left[1].axis in (0, 1):
-            return algebra.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
+            return contributions.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
         return None
 
     @staticmethod
@@ -187,11 +194,11 @@ class OfRanks:
         for (name, _), (_, ref) in other.tensors.items():
             if name != row.name and ref.shape == laid.shape and _NUMBER.sub("#", name) == pattern and _same(laid, ref):
                 what, whole = row.name.removeprefix("param."), name.removeprefix("param.")
-                theirs = f"{what} on {algebra.whose(held.ranks)} is the other run's {whole}"
+                theirs = f"{what} on {whose(held.ranks)} is the other run's {whole}"
                 side = micro_pair.a if together.which == "a" else micro_pair.b
                 own = next((together.held.get(id(ref)) for _, ref in side.named(name)), None)
                 ranks = tuple(sorted({*held.ranks, *(own.ranks if own else ())}))
-                more = f", which is {algebra.whose(own.ranks)}'s" if own is not None and own.ranks != held.ranks else ""
+                more = f", which is {whose(own.ranks)}'s" if own is not None and own.ranks != held.ranks else ""
                 return Fault("another's", ranks, theirs + more)
         return None
 
@@ -214,7 +221,7 @@ class OfRanks:
                 continue
             logits = pages.array(facing[1]).astype(np.float64).reshape(-1, facing[1].shape[-1])
             said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
-            return algebra.own_vocabulary(said[0], said[1:], logits, cut, pages.array(targets).reshape(-1))
+            return contributions.own_vocabulary(said[0], said[1:], logits, cut, pages.array(targets).reshape(-1))
         return None
 
     def _note_tokens(self, together: Together, row: TensorVerdict) -> None:
@@ -272,7 +279,13 @@ def _same(one: TensorRef, other: TensorRef) -> bool:
 
 def _take(row: TensorVerdict, other: TensorVerdict) -> None:
     """Let a row say what another said of the same pair."""
-    row.verdict, row.reason, row.rule, row.suspect, row.context = other.verdict, other.reason, other.rule, other.suspect, None
+    row.verdict, row.reason, row.rule, row.suspect, row.context = (
+        other.verdict,
+        other.reason,
+        other.rule,
+        other.suspect,
+        None,
+    )
     row.figures, row.unmasked, row.worst_token = other.figures, other.unmasked, other.worst_token
     row.raw_a, row.raw_b, row.value_a, row.value_b = other.raw_a, other.raw_b, other.value_a, other.value_b
     row.token, row.skipped, row.damaged = other.token, other.skipped, other.damaged
@@ -286,7 +299,9 @@ def _is_own_norm(together: Together, held: Held) -> bool:
     squares = dict.fromkeys(held.ranks, 0.0)
     for one in gradients:
         for rank, ref in zip(one.ranks, one.parts, strict=True):
-            squares[rank] += sum(float(np.square(chunk.astype(np.float64)).sum()) for _, chunk in pages.flat_chunks(ref))
+            squares[rank] += sum(
+                float(np.square(chunk.astype(np.float64)).sum()) for _, chunk in pages.flat_chunks(ref)
+            )
     for rank, ref in zip(held.ranks, held.parts, strict=True):
         said = pages.number_of(ref)
         if said is None or abs(said - squares[rank] ** 0.5) > 1e-3 * abs(said):

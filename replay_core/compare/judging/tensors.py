@@ -72,8 +72,6 @@ class TensorVerdict:
     by_digest: bool = False
     #: What the ranks of one side hold of it, where they face one process of the other.
     ranks: Ranked | None = None
-    #: Why it is no value of its own, where what it says is compared elsewhere.
-    restates: str | None = None
 
     def take(self, found: Judgement) -> None:
         """Be what was judged."""

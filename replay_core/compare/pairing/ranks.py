@@ -1,8 +1,8 @@
-"""Several ranks of one run that together hold what one process of the other holds: a step under tensor, sequence, context,
-expert, pipeline or data parallelism, against the same step alone.
+"""Several ranks of one run that together hold what one process of the other holds: a step under tensor, sequence,
+context, expert, pipeline or data parallelism, against the same step alone.
 
-What a rank holds of a tensor is told by shapes: all of it, where it is as large as the other run's; a stretch of one axis,
-where the ranks' lengths add up to the other's. Only token ids are read here, which say who has which tokens.
+What a rank holds of a tensor is told by shapes: all of it, where it is as large as the other run's; a stretch of one
+axis, where the ranks' lengths add up to the other's. Only token ids are read here, which say who has which tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.records import FileBytes, Inline, Parts, Record, RecordKey, TensorRef
 
+#: Which run: a is the baseline.
+Which = Literal["a", "b"]
 #: (where it begins in the whole, how long it is), along the axis that is cut.
 Stretch = tuple[int, int]
 
@@ -56,11 +58,11 @@ class Astray:
 class Together:
     """What the ranks of one micro-batch hold, by the id of the tensor that stands for them.
 
-    which: the run ("a", "b") whose ranks they are. shares: "all" where each rank has every token, "tokens" where each has
-    some tokens of every sample, "samples" where each has samples of its own, "none" where no samples are known.
+    which: the run whose ranks they are. shares: "all" where each rank has every token, "tokens" where each has some
+    tokens of every sample, "samples" where each has samples of its own, "none" where no samples are known.
     """
 
-    which: str
+    which: Which
     ranks: tuple[int, ...]
     shares: str
     held: dict[int, Held]
@@ -84,9 +86,12 @@ def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
 
 
 def _of_group(group: list[MicroBatchPair]) -> Iterator[MicroBatchPair]:
-    sides = {"a": [one.a for one in group if one.a.records], "b": [one.b for one in group if one.b.records]}
+    sides: dict[Which, list[Side]] = {
+        "a": [one.a for one in group if one.a.records],
+        "b": [one.b for one in group if one.b.records],
+    }
     many = next((which for which, own in sides.items() if len(own) > 1), None)
-    one = "b" if many == "a" else "a"
+    one: Which = "b" if many == "a" else "a"
     if many is None or len(sides[one]) != 1:
         yield from group
         return
@@ -103,7 +108,7 @@ def _of_group(group: list[MicroBatchPair]) -> Iterator[MicroBatchPair]:
 class _Group:
     """The ranks of one micro-batch, and the one process they face."""
 
-    def __init__(self, key: RecordKey, many: str, whole: Side, ranks: dict[int, Side]) -> None:
+    def __init__(self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side]) -> None:
         self._key, self._many, self._whole, self._ranks = key, many, whole, ranks
         self._astray: Astray | None = None
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it.
@@ -114,6 +119,7 @@ class _Group:
         if self._shares != "samples" or self._cut is not None:
             yield self._pair(self._key, self._whole, self._ranks)
             return
+
         # Samples face samples wherever they are; a number that is said of a whole micro-batch faces them all.
         def is_number(ref: TensorRef) -> bool:
             return not ref.shape and not ref.is_text
@@ -149,7 +155,8 @@ class _Group:
             number = present[0].shape[0] if len(present[0].shape) == 2 else "the same"
             self._astray = Astray(
                 "same samples", tuple(self._ranks),
-                f"ranks {named(self._ranks)} of {self._many} were given the same {number} samples, and the other run has "
+                f"ranks {named(self._ranks)} of {self._many} were given the same {number} samples, and the other "
+                "run has "
                 "more: each rank should have samples of its own",
             )  # fmt: skip
         return "samples"
@@ -215,7 +222,8 @@ class _Group:
                 said.append(f"rank {numbers[rank]} holds {held} where {at} to {at + long - 1} are left for it{off}")
         return Astray(
             "boundary", tuple(numbers[rank] for rank in wrong),
-            f"the sequence is cut at other places than its {len(numbers)} ranks make of it in {self._many}: {'; '.join(said)}",
+            f"the sequence is cut at other places than its {len(numbers)} ranks make of it in {self._many}: "
+            f"{'; '.join(said)}",
         )  # fmt: skip
 
     def _pair(self, key: RecordKey, whole: Side, ranks: dict[int, Side]) -> MicroBatchPair:
@@ -267,7 +275,12 @@ class _Group:
         """What each rank has of a tensor, by its shape beside the other run's."""
         ranks, parts = tuple(refs), tuple(refs.values())
         alike = Held(ranks, parts)
-        if whole is None or len(parts) < 2 or whole.is_text or any(ref.rows is not None or ref.is_text for ref in parts):
+        if (
+            whole is None
+            or len(parts) < 2
+            or whole.is_text
+            or any(ref.rows is not None or ref.is_text for ref in parts)
+        ):
             return alike
         shapes = {ref.shape for ref in parts}
         if shapes == {whole.shape} or any(len(shape) != len(whole.shape) for shape in shapes):
@@ -304,7 +317,9 @@ class _Group:
         for ref, stretches in zip(held.parts, held.stretches, strict=True):
             own = 0
             for start, length in stretches:
-                pieces.setdefault(start, ref if length == ref.shape[held.axis] else narrowed(ref, held.axis, own, length))
+                pieces.setdefault(
+                    start, ref if length == ref.shape[held.axis] else narrowed(ref, held.axis, own, length)
+                )
                 own += length
         ordered = tuple(pieces[start] for start in sorted(pieces) if pieces[start].numel)
         length = sum(piece.shape[held.axis] for piece in ordered)
@@ -331,7 +346,9 @@ def narrowed(ref: TensorRef, axis: int, start: int, length: int) -> TensorRef:
     where = ref.source
     if not isinstance(where, FileBytes):
         here = (slice(None),) * axis + (slice(start, start + length),)
-        return ref.with_(shape=shape, source=Inline(np.ascontiguousarray(pages.array(ref)[here]).tobytes()), digest=None)
+        return ref.with_(
+            shape=shape, source=Inline(np.ascontiguousarray(pages.array(ref)[here]).tobytes()), digest=None
+        )
     strides = where.strides or tuple(prod(ref.shape[number + 1 :]) for number in range(len(ref.shape)))
     size = ITEMSIZE[ref.dtype]
     extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if all(shape) else 0

@@ -1,9 +1,10 @@
-"""A tiny language model trained in parallel with plain torch.distributed, and faults planted in how it is. Run by torchrun, or alone.
+"""A tiny language model trained in parallel with plain torch.distributed, and faults planted in how it is.
 
     trainer.py MODE WEIGHTS [--fault NAME] [--key value ...]
 
-It knows nothing of rldbg. Modes: one, tp, sp, cp (chunks of the sequence, keys and values gathered), dp, ep, pp (two stages, a tied
-head), fsdp (fully_shard), dtensor (torch's own tensor parallelism). `pretrain` makes WEIGHTS.
+Run by torchrun, or alone. Modes: one, tp, sp, cp (chunks of the sequence, keys and values
+gathered), dp, ep, pp (two stages, a tied head), fsdp (fully_shard), dtensor (torch's own tensor parallelism). `pretrain`
+makes WEIGHTS.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ parser.add_argument("mode")
 parser.add_argument("weights")
 parser.add_argument("--fault", default="")
 parser.add_argument("--family", default="gated", choices=["gated", "plain"])
-for name, value in {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "batch": 4, "experts": 0, "at": 1, "seed": 0}.items():
+for name, value in {
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "vocab": 64,
+    "seq": 16,
+    "batch": 4,
+    "experts": 0,
+    "at": 1,
+    "seed": 0,
+}.items():
     parser.add_argument(f"--{name}", type=int, default=value)
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--clip", type=float, default=0.0)
@@ -167,10 +178,15 @@ class MLP(nn.Module):
         wide = 2 * option.hidden
         if option.family == "gated":
             self.gate_proj = nn.Linear(option.hidden, wide, bias=False)
-        self.up_proj, self.down_proj = nn.Linear(option.hidden, wide, bias=False), nn.Linear(wide, option.hidden, bias=False)
+        self.up_proj, self.down_proj = (
+            nn.Linear(option.hidden, wide, bias=False),
+            nn.Linear(wide, option.hidden, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x) if option.family == "gated" else gelu(self.up_proj(x)))
+        return self.down_proj(
+            silu(self.gate_proj(x)) * self.up_proj(x) if option.family == "gated" else gelu(self.up_proj(x))
+        )
 
 
 class Experts(nn.Module):
@@ -207,7 +223,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm, self.mlp = Norm(), Experts() if option.experts else MLP()
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        x = x + dropped(self._out(self.self_attn(self._in(self.input_layernorm(x)), positions), "attn"), 2 * self.number)
+        x = x + dropped(
+            self._out(self.self_attn(self._in(self.input_layernorm(x)), positions), "attn"), 2 * self.number
+        )
         if option.experts:
             y = self.mlp(self.post_attention_layernorm(x))
             self.part = self.mlp.part
@@ -235,7 +253,10 @@ def dropped(x: Tensor, site: int) -> Tensor:
     wanted = 1000 + site
     if FAULT == "dropout_differs":
         wanted += 77 * RANK
-    whole = torch.rand((option.batch, option.seq, option.hidden), generator=torch.Generator().manual_seed(wanted)) >= option.dropout
+    whole = (
+        torch.rand((option.batch, option.seq, option.hidden), generator=torch.Generator().manual_seed(wanted))
+        >= option.dropout
+    )
     mine = 0 if FAULT == "dropout_equal" else RANK
     if MODE in ("dp", "fsdp"):
         whole = cut(whole, 0, mine)

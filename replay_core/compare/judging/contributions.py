@@ -1,0 +1,185 @@
+"""What each rank adds to a sum: whose part is missing, there twice, or never added; told by tensors beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_core import pages
+from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.products import NEAR, Array, products_of
+from replay_core.compare.pairing.ranks import Held, named
+from replay_core.records import TensorRef
+
+#: More ranks than this are not held each against each.
+_EACH = 16
+
+
+def not_summed_into(what: str, whole: TensorRef, held: Held, before: TensorRef, called: str) -> Fault | None:
+    """Whether each rank added its own part to what all hold alike (a residual stream), where the sum of the "
+    "parts was due."""
+    count = len(held.parts)
+    if {ref.shape for ref in held.parts} != {whole.shape} or before.shape != whole.shape:
+        return None
+    products = products_of([whole, *held.parts, before])
+    left = products.norm({0: -1, **dict.fromkeys(range(1, count + 1), 1.0), count + 1: 1.0 - count})
+    if left > NEAR * products.norm({0: 1, count + 1: -1}):
+        return None
+    return Fault(
+        "not summed", held.ranks,
+        f"what goes into {what} is not summed over ranks {named(held.ranks)}: each adds a part to {called}, and "
+        "the parts add up to what "
+        "the other run adds",
+    )  # fmt: skip
+
+
+def missing_from(what: str, whole: TensorRef, laid: TensorRef, held: Held, parts: Held, called: str) -> Fault | None:
+    """Whose part of a sum, recorded as parts, is missing from what was computed with the sum, or is in it twice.
+
+    laid: what the ranks hold, their slices put together.
+    """
+    ranks = parts.ranks
+    if {ref.shape for ref in parts.parts} != {whole.shape} or laid.shape != whole.shape or len(ranks) > _EACH:
+        return None
+    has = (laid,) if held.is_cut else held.parts
+    products = products_of([whole, *has, *parts.parts])
+    first = 1 + len(has)
+    each = dict.fromkeys(range(first, first + len(ranks)), 1.0)
+
+    def is_off_by(number: int, sign: float, which: dict[int, float]) -> bool:
+        off = {0: 1.0, number: -1.0}
+        return products.norm({**off, **dict.fromkeys(which, -sign)}) <= NEAR * products.norm({0: 1, number: -1})
+
+    if len(has) == len(ranks):
+        alone = [{place: 1.0 for place in each if place != first + number} for number in range(len(ranks))]
+        if all(is_off_by(1 + number, 1, alone[number]) for number in range(len(ranks))):
+            return Fault(
+                "not summed", ranks,
+                f"what goes into {what} is not summed over {whose(ranks)}: each has only its own part of {called}",
+            )  # fmt: skip
+    for sign, kind, words in ((1.0, "missing", "is missing from"), (-1.0, "twice", "is twice in")):
+        for place, rank in zip(each, ranks, strict=True):
+            if is_off_by(1, sign, {place: 1.0}):
+                return Fault(
+                    kind, (rank,), f"rank {rank}'s contribution {words} {what}: its part is {called} on rank {rank}"
+                )
+    if is_off_by(1, -1.0, each):
+        return Fault("twice", ranks, f"the sum over {whose(ranks)} is twice in {what}: its parts are {called}")
+    return None
+
+
+def tied_apart(what: str, whole: TensorRef, one: Held, other: Held) -> Fault | None:
+    """Whether a tied weight's gradient is two parts, of the embedding on one rank and the head on another."""
+    refs = (one.parts[0], other.parts[0])
+    if {ref.shape for ref in refs} != {whole.shape}:
+        return None
+    products = products_of([whole, *refs])
+    if products.norm({0: -1, 1: 1, 2: 1}) > NEAR * products.norm({0: 1}) or not products.norm({2: 1}):
+        return None
+    return Fault(
+        "not summed", (*one.ranks, *(rank for rank in other.ranks if rank not in one.ranks)),
+        f"{what} is not summed over its two places: {refs[0].name} on {whose(one.ranks)} and {refs[1].name} on "
+        f"{whose(other.ranks)} are "
+        "one tied weight and hold parts that add up to the whole",
+    )  # fmt: skip
+
+
+def without_rows(what: str, whole: TensorRef, held: Held, tokens: dict[int, NDArray[np.int64]]) -> Fault | None:
+    """Of an embedding's gradient that all ranks hold alike: the rank whose own tokens have no part in it."""
+    if len(whole.shape) != 2 or held.is_cut or held.parts[0].shape != whole.shape or whole.numel > 1 << 28:
+        return None
+    there, here = (np.abs(pages.array(ref).astype(np.float64)).sum(1) for ref in (whole, held.parts[0]))
+    for rank, mine in tokens.items():
+        others = np.concatenate([ids for one, ids in tokens.items() if one != rank])
+        own = np.setdiff1d(mine, others)
+        own = own[(own >= 0) & (own < whole.shape[0])]
+        own = own[there[own] > 0]
+        others = others[(others >= 0) & (others < whole.shape[0])]
+        if own.size >= 3 and not here[own].any() and here[others].any():
+            return Fault(
+                "missing", (rank,),
+                f"rank {rank}'s contribution is missing from {what}: the rows of the {own.size} tokens that rank "
+                f"{rank} alone was given "
+                "are 0",
+            )  # fmt: skip
+    return None
+
+
+def without_tokens(
+    what: str, whole: TensorRef, held: Held, left: TensorRef, stretches: Sequence[Sequence[tuple[int, int]]], axis: int
+) -> Fault | None:
+    """Of the head's weight's gradient that all ranks hold alike: the rank of whose tokens nothing is in it.
+
+    It is a sum over tokens of what the loss left at the token's logits times what went into the head. So every column
+    of it is a combination of what was left at the tokens that are in it: `left` [sample, position, vocabulary], of
+    which a rank has `stretches` of an axis.
+    """
+    ours = held.parts[0]
+    if held.is_cut or ours.shape != whole.shape or len(left.shape) != 3 or left.shape[2] != whole.shape[0]:
+        return None
+    tokens, vocabulary = left.shape[0] * left.shape[1], left.shape[2]
+    if tokens * vocabulary > 1 << 25:
+        return None
+    left_BSV = pages.array(left).astype(np.float64)
+    columns = slice(0, 64)
+    there, here = (pages.array(ref)[:, columns].astype(np.float64) for ref in (whole, ours))
+    for number, rank in enumerate(held.ranks):
+        others = [
+            left_BSV[(slice(None),) * axis + (slice(start, start + length),)].reshape(-1, vocabulary)
+            for one, mine in enumerate(stretches) if one != number for start, length in mine
+        ]  # fmt: skip
+        rows = np.concatenate(others)
+        if rows.shape[0] >= vocabulary:
+            return None
+        basis = np.linalg.svd(rows, full_matrices=False)[2]
+        outside = [
+            float(np.linalg.norm(one - basis.T @ (basis @ one)) / (np.linalg.norm(one) or 1.0)) for one in (there, here)
+        ]
+        if outside[1] <= 1e-3 and outside[0] > 30 * outside[1] and outside[0] > 0.02:
+            return Fault(
+                "missing", (rank,),
+                f"rank {rank}'s contribution is missing from {what}: it is made of what the loss left at the "
+                "other ranks' tokens alone",
+            )  # fmt: skip
+    return None
+
+
+def own_vocabulary(
+    a: Array, parts: Sequence[Array], logits: Array, held: Held, targets: NDArray[np.int64]
+) -> Fault | None:
+    """Of log-probabilities over a cut vocabulary: whether each rank divided by the sum over its own slice, or the
+    slices were added up each relative to its own largest logit.
+
+    a: [N]; parts: each rank's [N]; logits: [N, V] of the whole; targets: [N].
+    """
+    cuts = [slice(start, start + length) for ((start, length),) in held.stretches]
+    most = np.stack([logits[:, cut].max(1) for cut in cuts])
+    sums = np.stack([np.exp(logits[:, cut] - top[:, None]).sum(1) for cut, top in zip(cuts, most, strict=True)])
+    by_rank = most + np.log(sums)
+    whole = np.logaddexp.reduce(by_rank, 0)
+    size = np.abs(parts[0] - a).max()
+
+    def fits(made: Array, said: Array) -> bool:
+        return bool(np.abs(made - said).max() <= NEAR * size)
+
+    if all(fits(a + whole - of_rank, said) for of_rank, said in zip(by_rank, parts, strict=True)):
+        return Fault(
+            "own vocabulary", held.ranks,
+            f"the log-probabilities of ranks {named(held.ranks)} are each normalised over the rank's own slice of "
+            "the vocabulary: the sum "
+            "of exponentials was not made over all ranks",
+        )  # fmt: skip
+    owner = np.zeros(targets.size, np.int64)
+    for number, cut in enumerate(cuts):
+        owner[(targets >= cut.start) & (targets < cut.stop)] = number
+    made = a + whole - most[owner, np.arange(targets.size)] - np.log(sums.sum(0))
+    if all(fits(made, said) for said in parts):
+        return Fault(
+            "own maximum", held.ranks,
+            f"the log-probabilities add up exponentials that ranks {named(held.ranks)} took each relative to its "
+            "own largest logit: the "
+            "maximum over all ranks is missing",
+        )  # fmt: skip
+    return None

@@ -1,0 +1,23 @@
+"""A fault between ranks: what it is, whose, and the sentence that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from replay_core.compare.pairing.ranks import named
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What went wrong between ranks. factor: of a value that is a multiple of what it should be."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    sentence: str
+    factor: float | None = None
+
+
+def whose(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 0 and 1`."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {named(ranks)}"

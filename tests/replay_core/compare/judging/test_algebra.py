@@ -1,0 +1,132 @@
+"""What ranks hold of a tensor, told from its values: whole, cut, a part of a sum; and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import compared, gradients, random
+
+WHOLE = random(12, 8)
+OTHER = random(12, 8, seed=1)
+THIRD = random(12, 8, seed=2)
+ROWS, COLUMNS = WHOLE.chunk(2), WHOLE.chunk(2, 1)
+THREE = WHOLE.chunk(3)
+
+HEALTHY: dict[str, Sequence[torch.Tensor]] = {
+    "alike on every rank": [WHOLE, WHOLE, WHOLE],
+    "alike but for rounding": [WHOLE, WHOLE * (1 + 1e-7)],
+    "cut by rows": ROWS,
+    "cut by columns": COLUMNS,
+    "cut unevenly": [WHOLE[:5], WHOLE[5:]],
+    "cut in two, each slice on two ranks": [*ROWS, *ROWS],
+}
+FAULTY: dict[str, tuple[Sequence[torch.Tensor], str, list[int], str]] = {
+    "not summed": (
+        [OTHER, WHOLE - OTHER], "not summed", [0, 1],
+        "norm.weight's gradient is not summed over ranks 0 and 1: each holds a part, and the parts add up to the whole",
+    ),
+    "not summed, by three": ([OTHER, THIRD, WHOLE - OTHER - THIRD], "not summed", [0, 1, 2], "over ranks 0, 1 and 2"),
+    "not averaged": ([OTHER, 2 * WHOLE - OTHER], "not averaged", [0, 1], "their mean is the whole"),
+    "summed in two groups": (
+        [OTHER, OTHER, WHOLE - OTHER, WHOLE - OTHER], "summed in groups", [0, 1, 2, 3], "(0 and 1; 2 and 3)",
+    ),
+    "summed twice": ([WHOLE * 3] * 3, "too much", [0, 1, 2], "is 3 x the whole on ranks 0, 1 and 2: summed over"),
+    "a mean for a sum": ([WHOLE / 2] * 2, "too little", [0, 1], "is 0.5 x the whole on ranks 0 and 1: a mean over"),
+    "zeros": ([WHOLE * 0] * 2, "zeros", [0, 1], "is 0 on ranks 0 and 1"),
+    "one rank apart": ([WHOLE, OTHER, WHOLE], "apart", [1], "rank 1 parts, ranks 0 and 2 hold what the other run has"),
+    "slices in another order": (THREE[::-1], "order", [0, 2], "rank 0 holds rank 2's, rank 2 holds rank 0's"),
+    "a slice twice": ([ROWS[0], ROWS[0]], "held twice", [0, 1], "what is rank 1's is on no rank"),
+    "a slice of zeros": ([ROWS[0], ROWS[1] * 0], "zeros", [1], "is 0 in the slice of rank 1"),
+    "a slice apart": ([THREE[0], THIRD[:4], THREE[2]], "apart", [1], "slice of rank 1 parts, those of ranks 0 and 2 are"),
+    "NaN on one rank": ([WHOLE, WHOLE * float("nan")], "apart", [1], "rank 1 holds NaN or infinities"),
+    "slices times the ranks": ([part * 2 for part in ROWS], "too much", [0, 1], "is 2 x the whole"),
+    "a slice one late": ([WHOLE[:6], torch.cat([WHOLE[7:], OTHER[:1]])], "boundary", [1], "rank 1's begins 1 too late"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_what_ranks_hold_of_a_right_gradient_is_no_fault(case: str, tmp_path: Path) -> None:
+    found = gradients(tmp_path, WHOLE, HEALTHY[case])
+    assert found.agrees, found.first
+    (row,) = found.tensors
+    assert there(row.ranks).fault is None
+    assert there(row.figures).compared >= WHOLE.numel() or row.verdict.value == "SAME"
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_a_fault_between_ranks_is_named_with_its_ranks(case: str, tmp_path: Path) -> None:
+    parts, kind, ranks, sentence = FAULTY[case]
+    found = gradients(tmp_path, WHOLE, parts)
+    row = there(found.first)
+    assert row.verdict.value == ("NAN" if "NaN" in case else "DIFF")
+    fault = there(there(row.ranks).fault)
+    assert (fault.kind, list(fault.ranks)) == (kind, ranks)
+    assert sentence in fault.sentence
+    assert row.reason.startswith(fault.sentence)
+
+
+@pytest.mark.parametrize("parts", [[OTHER, THIRD], [WHOLE + OTHER / 8, WHOLE + OTHER / 8], [OTHER[:6], THIRD[:6]]])
+def test_what_no_arithmetic_explains_is_a_divergence_without_a_name(parts: list[torch.Tensor], tmp_path: Path) -> None:
+    row = there(gradients(tmp_path, WHOLE, parts).first)
+    assert there(row.ranks).fault is None
+    assert there(row.ranks).parted == (0, 1)
+
+
+def test_parts_of_a_sum_are_legal_where_a_modules_output_is_summed_later(tmp_path: Path) -> None:
+    """A row-parallel projection's own output, before the sum."""
+    name, base = "layers.0.mlp.down_proj.output", {"input_ids": torch.arange(12)[None] + 3}
+    whole, part = random(1, 12, 8), random(1, 12, 8, seed=1)
+    one = {"batch_inputs": base, "modules": {name: whole}}
+    ranks = [{"batch_inputs": base, "modules": {name: held}} for held in (part, whole - part)]
+    found = compared(tmp_path, one, *ranks)
+    assert found.agrees, found.first
+    (row,) = (row for row in found.tensors if row.name == name)
+    assert there(row.ranks).relation == "parts"
+    assert row.reason.startswith("the sum of what ranks 0 and 1 of b hold")
+
+
+@pytest.mark.parametrize(("off", "agrees"), [(0.0, True), (0.02, False)])
+def test_a_sum_of_losses_is_judged_as_a_loss_is(off: float, agrees: bool, tmp_path: Path) -> None:
+    found = compared(tmp_path, {"loss": {"loss": 3.0}}, {"loss": {"loss": 1.0}}, {"loss": {"loss": 2.0 + off * 3}})
+    assert found.agrees is agrees
+
+
+def test_a_number_of_one_rank_is_looked_at_where_the_first_ranks_is_the_same(tmp_path: Path) -> None:
+    found = compared(tmp_path, {"loss": {"loss": 3.0}}, {"loss": {"loss": 3.0}}, {"loss": {"loss": 4.0}})
+    assert there(there(found.first).ranks).parted == (1,)
+
+
+def masked(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda values: values * (random(*values.shape, seed=seed) > 0)
+
+
+def test_dropout_by_other_random_numbers_where_all_should_draw_the_same(tmp_path: Path) -> None:
+    values = random(4, 16, 8)
+    name, drop, other = "layers.0.output", masked(5), masked(6)
+    found = compared(
+        tmp_path,
+        {"modules": {name: drop(values)}},
+        {"modules": {name: drop(values)}},
+        {"modules": {name: other(values)}},
+    )
+    fault = there(there(there(found.first).ranks).fault)
+    assert (fault.kind, fault.ranks) == ("masks differ", (0, 1))
+
+
+def test_dropout_by_the_same_random_numbers_where_each_should_draw_its_own(tmp_path: Path) -> None:
+    ids = torch.arange(64).reshape(4, 16) + 2
+    values = random(4, 16, 8)
+    name, drop = "layers.0.output", masked(5)
+    halves = [drop(half) for half in values.chunk(2)]
+    one = {"batch_inputs": {"input_ids": ids}, "modules": {name: torch.cat([halves[0], masked(6)(values[2:])])}}
+    ranks = [
+        {"batch_inputs": {"input_ids": part}, "modules": {name: half}}
+        for part, half in zip(ids.chunk(2), halves, strict=True)
+    ]
+    fault = there(there(there(compared(tmp_path, one, *ranks).first).ranks).fault)
+    assert (fault.kind, fault.ranks) == ("masks alike", (0, 1))

@@ -1,0 +1,103 @@
+"""Ranks of one run put together to what one process of the other holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replay_core.compare import compare_runs
+from replay_core.dumps import open_run
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import compared, gradients, random, write
+
+IDS = torch.randint(2, 99, (4, 16), generator=torch.Generator().manual_seed(3))
+HIDDEN = random(4, 16, 8)
+
+
+def given(ids: torch.Tensor, hidden: torch.Tensor) -> dict[str, Any]:
+    return {"batch_inputs": {"input_ids": ids.contiguous()}, "modules": {"layers.0.output": hidden.contiguous()}}
+
+
+def taken(at: list[int], axis: int = 1) -> dict[str, Any]:
+    places = torch.tensor(at)
+    return given(IDS.index_select(axis, places), HIDDEN.index_select(axis, places))
+
+
+CUTS = {
+    "tokens in their order": [taken(list(range(8))), taken(list(range(8, 16)))],
+    "tokens in zigzag": [taken([0, 1, 2, 3, 12, 13, 14, 15]), taken([4, 5, 6, 7, 8, 9, 10, 11])],
+    "samples in their order": [taken([0, 1], 0), taken([2, 3], 0)],
+    "samples in turn": [taken([0, 2], 0), taken([1, 3], 0)],
+    "samples unevenly": [taken([0, 1, 2], 0), taken([3], 0)],
+    "four ranks of tokens": [taken(list(range(at, at + 4))) for at in range(0, 16, 4)],
+}
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_tokens_and_samples_are_put_together_as_the_ids_say(case: str, tmp_path: Path) -> None:
+    found = compared(tmp_path, given(IDS, HIDDEN), *CUTS[case])
+    assert {row.name: row.verdict.value for row in found.tensors} == {"input_ids": "SAME", "layers.0.output": "SAME"}
+    assert found.elements == IDS.numel() + HIDDEN.numel()
+    assert found.records_paired == 1
+    assert not found.records_b_only
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_a_rank_that_computed_something_else_is_found_whatever_the_cut(case: str, tmp_path: Path) -> None:
+    ranks = CUTS[case]
+    last = ranks[-1]
+    wrong = {**last, "modules": {"layers.0.output": last["modules"]["layers.0.output"] + 1}}
+    found = compared(tmp_path, given(IDS, HIDDEN), *ranks[:-1], wrong)
+    row = there(found.first)
+    assert there(row.ranks).parted == (len(ranks) - 1,)
+    assert there(there(row.ranks).fault).kind == "apart"
+
+
+def test_a_sequence_that_is_cut_one_token_early_is_said_to_be(tmp_path: Path) -> None:
+    found = compared(tmp_path, given(IDS, HIDDEN), taken(list(range(8))), taken(list(range(7, 15))))
+    row = there(found.first)
+    assert row.name == "input_ids"
+    said = "rank 1 holds tokens 7 to 14 where 8 to 15 are left for it (1 too early)"
+    assert said in there(there(row.ranks).fault).sentence
+
+
+def test_ranks_that_were_given_the_same_samples_are_said_to_be(tmp_path: Path) -> None:
+    found = compared(tmp_path, given(IDS, HIDDEN), taken([0, 1], 0), taken([0, 1], 0))
+    (together,) = found.together
+    assert there(together.astray).sentence.startswith("ranks 0 and 1 of b were given the same 2 samples")
+    assert not found.agrees or found.counts["MISSING"]
+
+
+def test_the_ranks_may_be_the_first_run(tmp_path: Path) -> None:
+    whole = random(6, 4)
+    a, b = (
+        write(tmp_path / "a", *({"gradient": {"grad.w": half}} for half in whole.chunk(2))),
+        write(tmp_path / "b", {"gradient": {"grad.w": whole}}),
+    )
+    found = compare_runs(open_run(a), open_run(b))
+    assert found.agrees
+    assert there(found.tensors[0].ranks).which == "a"
+
+
+def test_shapes_that_do_not_add_up_are_a_difference_of_shapes(tmp_path: Path) -> None:
+    found = gradients(tmp_path, random(12, 8), [random(5, 8), random(5, 8)])
+    assert there(found.first).verdict.value == "SHAPE"
+
+
+def test_runs_of_as_many_ranks_are_compared_rank_by_rank(tmp_path: Path) -> None:
+    step = [{"gradient": {"grad.w": half}} for half in random(6, 4).chunk(2)]
+    found = compare_runs(open_run(write(tmp_path / "a", *step)), open_run(write(tmp_path / "b", *step)))
+    assert [row.ranks for row in found.tensors] == [None, None]
+    assert found.agrees
+
+
+def test_stages_of_a_pipeline_have_each_their_own_tensors(tmp_path: Path) -> None:
+    first, second = random(3, 4), random(4, 4)
+    one = {"gradient": {"grad.layers.0.w": first, "grad.layers.1.w": second}}
+    ranks = ({"gradient": {"grad.layers.0.w": first}}, {"gradient": {"grad.layers.1.w": second}})
+    found = compared(tmp_path, one, *ranks)
+    assert found.agrees
+    assert [there(row.ranks).ranks for row in found.tensors] == [(1,), (0,)]
