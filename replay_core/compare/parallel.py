@@ -104,7 +104,7 @@ def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
     sentence = (
         f"the gradients of {whose(ranks)} are each scaled by a factor of the rank's own, the same for all of its "
         f"tensors ({said}): "
-        "they were clipped by the norm of what the rank holds, not of all ranks together"
+        "as if each clipped by the norm of what it holds, not of all ranks together"
     )
     return Found(Fault("clipped apart", ranks, sentence), first.name, first.key.step, len(by_rank[ranks[0]]))
 

@@ -1,7 +1,7 @@
 """What ranks hold of a tensor, by its values: the whole, a slice, a part of a sum; and which fault of a parallel step
 explains what they hold instead.
 
-Held against what one process computed, the values alone tell: parts that add up were not summed, a slice that is
+HeldByRanks against what one process computed, the values alone tell: parts that add up were not summed, a slice that is
 another rank's stands in the wrong place, a factor of the number of ranks is a sum too many. One pass over a tensor that
 diverges makes the inner products of all that is held; every explanation is arithmetic on these.
 """
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
-from replay_core.compare.judging.products import NEAR, Products, products_of
-from replay_core.compare.pairing.ranks import Held, Together, Which, named, narrowed
+from replay_core.compare.judging.products import NEAR, InnerProducts, products_of
+from replay_core.compare.pairing.ranks import HeldByRanks, Together, Which, named, narrowed
 from replay_core.records import TensorRef
 
 #: What part of a difference an explanation may leave.
@@ -39,7 +39,7 @@ class Ranked:
     """What the ranks of one run hold of a tensor.
 
     relation: "all" where each holds the whole, "slices" where it is cut along `axis`, "one" where a single rank has it,
-    "parts" where the ranks' sum is the whole, "mean" where their mean is. parted: ranks whose values are not the other's.
+    "parts" where the ranks' sum is the whole, "mean" where their mean is. parted: whose values are not the other run's.
     factors: of ranks that hold a multiple of what they should, which.
     """
 
@@ -54,13 +54,13 @@ class Ranked:
     restates: str | None = None
 
 
-def ranked(together: Together, held: Held) -> Ranked:
+def ranked(together: Together, held: HeldByRanks) -> Ranked:
     """What the shapes tell."""
     relation: Literal["one", "slices", "all"] = "one" if len(held.ranks) == 1 else "slices" if held.is_cut else "all"
     return Ranked(together.which, relation, held.ranks, held.axis)
 
 
-def explain(name: str, whole: TensorRef, together: Together, held: Held) -> Ranked:
+def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) -> Ranked:
     """What the ranks' values are to the whole's, of a tensor in which the two runs part.
 
     Raises:
@@ -86,7 +86,7 @@ def _called(name: str) -> str:
 # ---- tensors that every rank holds whole
 
 
-def _wholes(found: Ranked, what: str, whole: TensorRef, held: Held) -> None:
+def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> None:
     ranks, count = held.ranks, len(held.ranks)
     products = products_of([whole, *held.parts])
     if not all(products.finite):
@@ -156,7 +156,7 @@ def _not_finite(found: Ranked, what: str, whole: Sequence[bool], parts: Sequence
         )
 
 
-def _classes(products: Products, count: int) -> list[list[int]]:
+def _classes(products: InnerProducts, count: int) -> list[list[int]]:
     """Ranks that hold one value, as numbers from 1."""
     found: list[list[int]] = []
     for number in range(1, count + 1):
@@ -187,7 +187,7 @@ def _multiple(what: str, ranks: tuple[int, ...], count: int, factor: float) -> F
     return None
 
 
-def _apart(what: str, found: Ranked, held: Held, products: Products) -> Fault:
+def _apart(what: str, found: Ranked, held: HeldByRanks, products: InnerProducts) -> Fault:
     """Some ranks hold what they should, the others do not."""
     good = [rank for rank in held.ranks if rank not in found.parted]
     more = ""
@@ -209,7 +209,7 @@ def _apart(what: str, found: Ranked, held: Held, products: Products) -> Fault:
 # ---- tensors that are cut among the ranks
 
 
-def _slices(found: Ranked, what: str, whole: TensorRef, held: Held) -> None:
+def _slices(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> None:
     assert held.axis is not None
     ranks = held.ranks
     blocks = [_block(whole, held.axis, stretches) for stretches in held.stretches]
@@ -270,7 +270,7 @@ def _block(whole: TensorRef, axis: int, stretches: Sequence[tuple[int, int]]) ->
     return whole.with_(shape=made.shape, source=Inline(np.ascontiguousarray(made).tobytes()), digest=None)
 
 
-def _elsewhere(what: str, held: Held, blocks: list[TensorRef], odd: list[int], size: float) -> Fault | None:
+def _elsewhere(what: str, held: HeldByRanks, blocks: list[TensorRef], odd: list[int], size: float) -> Fault | None:
     """Slices that are another rank's: in another order, or one of them twice."""
     ranks = held.ranks
     if len(ranks) > _EACH or not size:
@@ -300,7 +300,7 @@ def _elsewhere(what: str, held: Held, blocks: list[TensorRef], odd: list[int], s
     return Fault("held twice", tuple(twice), sentence)
 
 
-def _moved(what: str, whole: TensorRef, held: Held, odd: list[int]) -> Fault | None:
+def _moved(what: str, whole: TensorRef, held: HeldByRanks, odd: list[int]) -> Fault | None:
     """Slices that begin a place or two too early or too late."""
     assert held.axis is not None
     said = []
@@ -354,7 +354,7 @@ def _same_zeros(parts: Sequence[TensorRef], blocks: Sequence[TensorRef]) -> bool
     return alike and any(not np.array_equal(there[0], one) for one in there[1:])  # type: ignore[arg-type]
 
 
-def _masks(what: str, held: Held) -> Fault | None:
+def _masks(what: str, held: HeldByRanks) -> Fault | None:
     """Whether copies differ just in where they are 0."""
     parts = held.parts
     own = [_zeros(ref) for ref in parts]

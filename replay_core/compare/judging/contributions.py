@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import NEAR, Array, products_of
-from replay_core.compare.pairing.ranks import Held, named
+from replay_core.compare.pairing.ranks import HeldByRanks, named
 from replay_core.records import TensorRef
 
 #: More ranks than this are not held each against each.
 _EACH = 16
 
 
-def not_summed_into(what: str, whole: TensorRef, held: Held, before: TensorRef, called: str) -> Fault | None:
+def not_summed_into(what: str, whole: TensorRef, held: HeldByRanks, before: TensorRef, called: str) -> Fault | None:
     """Whether each rank added its own part to what all hold alike (a residual stream), where the sum of the "
     "parts was due."""
     count = len(held.parts)
@@ -35,7 +35,9 @@ def not_summed_into(what: str, whole: TensorRef, held: Held, before: TensorRef, 
     )  # fmt: skip
 
 
-def missing_from(what: str, whole: TensorRef, laid: TensorRef, held: Held, parts: Held, called: str) -> Fault | None:
+def missing_from(
+    what: str, whole: TensorRef, laid: TensorRef, held: HeldByRanks, parts: HeldByRanks, called: str
+) -> Fault | None:
     """Whose part of a sum, recorded as parts, is missing from what was computed with the sum, or is in it twice.
 
     laid: what the ranks hold, their slices put together.
@@ -70,7 +72,7 @@ def missing_from(what: str, whole: TensorRef, laid: TensorRef, held: Held, parts
     return None
 
 
-def tied_apart(what: str, whole: TensorRef, one: Held, other: Held) -> Fault | None:
+def tied_apart(what: str, whole: TensorRef, one: HeldByRanks, other: HeldByRanks) -> Fault | None:
     """Whether a tied weight's gradient is two parts, of the embedding on one rank and the head on another."""
     refs = (one.parts[0], other.parts[0])
     if {ref.shape for ref in refs} != {whole.shape}:
@@ -86,7 +88,7 @@ def tied_apart(what: str, whole: TensorRef, one: Held, other: Held) -> Fault | N
     )  # fmt: skip
 
 
-def without_rows(what: str, whole: TensorRef, held: Held, tokens: dict[int, NDArray[np.int64]]) -> Fault | None:
+def without_rows(what: str, whole: TensorRef, held: HeldByRanks, tokens: dict[int, NDArray[np.int64]]) -> Fault | None:
     """Of an embedding's gradient that all ranks hold alike: the rank whose own tokens have no part in it."""
     if len(whole.shape) != 2 or held.is_cut or held.parts[0].shape != whole.shape or whole.numel > 1 << 28:
         return None
@@ -108,7 +110,12 @@ def without_rows(what: str, whole: TensorRef, held: Held, tokens: dict[int, NDAr
 
 
 def without_tokens(
-    what: str, whole: TensorRef, held: Held, left: TensorRef, stretches: Sequence[Sequence[tuple[int, int]]], axis: int
+    what: str,
+    whole: TensorRef,
+    held: HeldByRanks,
+    left: TensorRef,
+    stretches: Sequence[Sequence[tuple[int, int]]],
+    axis: int,
 ) -> Fault | None:
     """Of the head's weight's gradient that all ranks hold alike: the rank of whose tokens nothing is in it.
 
@@ -147,7 +154,7 @@ def without_tokens(
 
 
 def own_vocabulary(
-    a: Array, parts: Sequence[Array], logits: Array, held: Held, targets: NDArray[np.int64]
+    a: Array, parts: Sequence[Array], logits: Array, held: HeldByRanks, targets: NDArray[np.int64]
 ) -> Fault | None:
     """Of log-probabilities over a cut vocabulary: whether each rank divided by the sum over its own slice, or the
     slices were added up each relative to its own largest logit.

@@ -14,7 +14,7 @@ from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
-from replay_core.compare.pairing.ranks import Held, Together, named
+from replay_core.compare.pairing.ranks import HeldByRanks, Together, named
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef
 from replay_core.regexes import regex
@@ -45,12 +45,12 @@ class OfRanks:
     def __init__(self) -> None:
         #: Of a micro-batch, tensors that all ranks hold alike and right, and those they hold parts of.
         self._whole: dict[Any, list[tuple[str, TensorRef]]] = defaultdict(list)
-        self._parts: dict[Any, list[tuple[str, Held]]] = defaultdict(list)
+        self._parts: dict[Any, list[tuple[str, HeldByRanks]]] = defaultdict(list)
         #: Of a step: the token ids that each rank was given; the ranks whose loss is a mean over their own samples.
         self._tokens: dict[int | None, dict[int, list[TensorRef]]] = defaultdict(lambda: defaultdict(list))
         self._seen: set[int] = set()
         #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
-        self._left: dict[int | None, tuple[TensorRef, Held]] = {}
+        self._left: dict[int | None, tuple[TensorRef, HeldByRanks]] = {}
         self._mean: set[int | None] = set()
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
@@ -81,7 +81,7 @@ class OfRanks:
         self._keep(row, theirs[1], held)
 
     def _explain(
-        self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, held: Held, judge: JudgeCopy
+        self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks, judge: JudgeCopy
     ) -> None:
         together = micro_pair.together
         assert together is not None
@@ -150,7 +150,7 @@ class OfRanks:
         return len(every) == len(found.ranks) and all(abs(factor - count) <= 1e-3 * count for factor in every)
 
     def _from_before(
-        self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: Held, place: Any
+        self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks, place: Any
     ) -> Fault | None:
         if row.name.startswith(("grad.", "param.")) or whole.numel < 8:
             return None
@@ -166,7 +166,7 @@ class OfRanks:
         return None
 
     def _of_a_gradient(
-        self, row: TensorVerdict, whole: TensorRef, micro_pair: MicroBatchPair, together: Together, held: Held
+        self, row: TensorVerdict, whole: TensorRef, micro_pair: MicroBatchPair, together: Together, held: HeldByRanks
     ) -> Fault | None:
         """What a gradient of an embedding or of a head says of the tokens that are in it."""
         what = f"{row.name.removeprefix('grad.')}'s gradient"
@@ -186,7 +186,7 @@ class OfRanks:
 
     @staticmethod
     def _of_another(
-        row: TensorVerdict, laid: TensorRef, micro_pair: MicroBatchPair, together: Together, held: Held
+        row: TensorVerdict, laid: TensorRef, micro_pair: MicroBatchPair, together: Together, held: HeldByRanks
     ) -> Fault | None:
         """Whether a weight is the other run's weight of another number: an expert that belongs to another rank."""
         other = micro_pair.b if together.which == "a" else micro_pair.a
@@ -204,7 +204,7 @@ class OfRanks:
 
     @staticmethod
     def _of_vocabulary(
-        row: TensorVerdict, whole: TensorRef, held: Held, micro_pair: MicroBatchPair, together: Together
+        row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair, together: Together
     ) -> Fault | None:
         side, other = (micro_pair.a, micro_pair.b) if together.which == "a" else (micro_pair.b, micro_pair.a)
         if held.is_cut or len(whole.shape) != 2:
@@ -230,7 +230,7 @@ class OfRanks:
             for rank, ref in zip(together.ranks, together.ids, strict=True):
                 self._tokens[row.key.step][rank].append(ref)
 
-    def _keep(self, row: TensorVerdict, whole: TensorRef, held: Held) -> None:
+    def _keep(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> None:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         if held.is_cut or row.ranks is None or not naming.is_module_tensor(row.name) or not whole.shape:
@@ -243,7 +243,12 @@ class OfRanks:
 
 
 def _judge_copies(
-    row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, held: Held, together: Together, judge: JudgeCopy
+    row: TensorVerdict,
+    pair: TensorPair,
+    micro_pair: MicroBatchPair,
+    held: HeldByRanks,
+    together: Together,
+    judge: JudgeCopy,
 ) -> None:
     """Let the row be what the rank that is furthest off comes to, where ranks hold different bytes."""
     assert pair.a is not None
@@ -291,7 +296,7 @@ def _take(row: TensorVerdict, other: TensorVerdict) -> None:
     row.token, row.skipped, row.damaged = other.token, other.skipped, other.damaged
 
 
-def _is_own_norm(together: Together, held: Held) -> bool:
+def _is_own_norm(together: Together, held: HeldByRanks) -> bool:
     """Whether the norm that each rank recorded is that of its own gradients, which are not all of them whole."""
     gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
     if not any(one.is_cut or len(one.ranks) < len(held.ranks) for one in gradients):

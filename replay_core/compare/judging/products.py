@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 NEAR = 0.01
 
 
-class Products:
+class InnerProducts:
     """Inner products of some vectors, from which the norm of every combination of them follows."""
 
     def __init__(self, gram: Array, off: dict[tuple[int, int], float], finite: tuple[bool, ...]) -> None:
@@ -43,7 +43,7 @@ class Products:
         return factor if is_multiple and abs(factor - 1) > 2 * NEAR else None
 
 
-def products_of(refs: Sequence[TensorRef]) -> Products:
+def products_of(refs: Sequence[TensorRef]) -> InnerProducts:
     count = len(refs)
     gram = np.zeros((count, count))
     off = {(i, j): 0.0 for i in range(count) for j in range(i + 1, count)}
@@ -56,7 +56,7 @@ def products_of(refs: Sequence[TensorRef]) -> Products:
         gram += chunk @ chunk.T
         for i, j in off:
             off[i, j] += float(np.square(chunk[i] - chunk[j]).sum())
-    return Products(gram, off, tuple(finite.tolist()))
+    return InnerProducts(gram, off, tuple(finite.tolist()))
 
 
 def _chunks(refs: Sequence[TensorRef]) -> Iterator[Array]:

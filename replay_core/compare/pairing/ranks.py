@@ -28,7 +28,7 @@ Stretch = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldByRanks:
     """What each rank holds of one tensor.
 
     axis: the one that is cut among the ranks; None where each holds all of it. stretches: of a cut one, which parts of
@@ -65,7 +65,7 @@ class Together:
     which: Which
     ranks: tuple[int, ...]
     shares: str
-    held: dict[int, Held]
+    held: dict[int, HeldByRanks]
     astray: Astray | None = None
     step: int | None = None
     #: What ranks of a pipeline were given by the stage before, which the one process never has as an input.
@@ -244,11 +244,11 @@ class _Group:
         by_name: dict[tuple[str, str], dict[int, tuple[Record, TensorRef]]] = {}
         is_staged = any(_ids(side) is None for side in ranks.values()) and any(_ids(side) for side in ranks.values())
         for rank, side in ranks.items():
-            for name, (record, ref) in side.tensors.items():
-                if is_staged and _ids(side) is None and name[1] == "batch_inputs" and name not in whole.tensors:
-                    together.handed.append((rank, name[0]))  # by the stage before, in whose outputs it is
+            for key, (record, ref) in side.tensors.items():
+                if is_staged and _ids(side) is None and key[1] == "batch_inputs" and key not in whole.tensors:
+                    together.handed.append((rank, key[0]))  # by the stage before, in whose outputs it is
                     continue
-                by_name.setdefault(name, {})[rank] = (record, ref)
+                by_name.setdefault(key, {})[rank] = (record, ref)
         made: dict[tuple[str, str], list[TensorRef]] = defaultdict(list)
         first: dict[tuple[str, str], Record] = {}
         for (name, stage), by_rank in by_name.items():
@@ -271,10 +271,10 @@ class _Group:
             found.unreadable += side.unreadable
         return found
 
-    def _held(self, refs: dict[int, TensorRef], whole: TensorRef | None) -> Held:
+    def _held(self, refs: dict[int, TensorRef], whole: TensorRef | None) -> HeldByRanks:
         """What each rank has of a tensor, by its shape beside the other run's."""
         ranks, parts = tuple(refs), tuple(refs.values())
-        alike = Held(ranks, parts)
+        alike = HeldByRanks(ranks, parts)
         if (
             whole is None
             or len(parts) < 2
@@ -296,18 +296,18 @@ class _Group:
         if self._cut is not None and axis == self._cut[0]:
             own = [sum(long for _, long in stretches) for stretches in self._cut[1]]
             if lengths == own and total == sum(own):
-                return Held(ranks, parts, axis, self._cut[1])
+                return HeldByRanks(ranks, parts, axis, self._cut[1])
         if sum(lengths) == total or (len(shapes) == 1 and total % lengths[0] == 0 and sum(lengths) % total == 0):
             # More ranks than slices: those of one copy follow each other, as tensor-parallel ranks do.
             starts, at = [], 0
             for length in lengths:
                 starts.append(((at % total, length),))
                 at += length
-            return Held(ranks, parts, axis, tuple(starts))
+            return HeldByRanks(ranks, parts, axis, tuple(starts))
         return alike
 
     @staticmethod
-    def _standing_for(held: Held) -> TensorRef:
+    def _standing_for(held: HeldByRanks) -> TensorRef:
         """The tensor of all ranks: the slices laid together, or the first rank's."""
         first = held.parts[0]
         whole = first.with_(digest=first.digest if len({ref.digest for ref in held.parts}) == 1 else None)

@@ -2,9 +2,8 @@
 
     trainer.py MODE WEIGHTS [--fault NAME] [--key value ...]
 
-Run by torchrun, or alone. Modes: one, tp, sp, cp (chunks of the sequence, keys and values
-gathered), dp, ep, pp (two stages, a tied head), fsdp (fully_shard), dtensor (torch's own tensor parallelism). `pretrain`
-makes WEIGHTS.
+Run by torchrun, or alone. Modes: one, tp, sp, cp (chunks of the sequence, keys and values gathered), dp, ep, pp (two
+stages, a tied head), fsdp (fully_shard), dtensor (torch's own tensor parallelism). `pretrain` makes WEIGHTS.
 """
 
 from __future__ import annotations

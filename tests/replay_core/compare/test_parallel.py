@@ -1,0 +1,141 @@
+"""Steps that were really trained in parallel (gloo, on processors), recorded under torchrun, against one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from replay_core.documents.schema import schema
+from tests.replay_core.compare.ranks.recorded import gradients, random
+from tui_debugger.cli import run as run_rldbg
+from tui_debugger.reports.comparison import comparison_report
+
+ROOT = Path(__file__).resolve().parents[3]
+TRAINER = Path(__file__).with_name("ranks") / "trainer.py"
+RECORD = ("-m", "tui_debugger", "record", "--gradients", "*", "--params", "*", "--outputs", "--no-checkpoints", "--dir")
+
+
+def run(folder: Path, *words: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words], cwd=folder, env=environment, check=True, capture_output=True, timeout=240)
+
+
+def pretrained(folder: Path, *options: str) -> str:
+    run(folder, str(TRAINER), "pretrain", str(folder / "weights.pt"), *options)
+    return str(folder / "weights.pt")
+
+
+def record(folder: Path, name: str, mode: str, weights: str, ranks: int, *options: str) -> Path:
+    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    run(folder, *RECORD, name, "--", sys.executable, *launcher, str(TRAINER), mode, weights, *options)
+    return folder / name
+
+
+def compared(a: Path, b: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    capfd.readouterr()
+    code = run_rldbg(["compare", str(a), str(b), "--json"])
+    return code, json.loads(capfd.readouterr().out)
+
+
+def kinds(doc: dict[str, Any]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(fault["kind"], tuple(fault["ranks"])) for fault in doc["parallel"]["faults"]}
+
+
+@pytest.mark.long
+def test_a_norm_whose_gradient_was_not_summed_is_named_and_the_same_step_done_right_agrees(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    weights = pretrained(tmp_path)
+    one = record(tmp_path, "one", "one", weights, 1)
+    code, doc = compared(one, record(tmp_path, "right", "sp", weights, 2), capfd)
+    assert code == 0
+    assert doc["counts"]["total"] == doc["counts"]["SAME"] + doc["counts"]["CLOSE"]
+    assert not doc["parallel"]["faults"]
+    held = {row["name"]: row["ranks"]["relation"] for row in doc["tensors"]}
+    assert held["grad.layers.1.mlp.down_proj.weight"] == held["param.lm_head.weight"] == "slices"
+    assert held["grad.norm.weight"] == held["forward.output.logprobs"] == "all"
+    compared_stages = {row["a_key"]["stage"] for row in doc["tensors"]}
+    assert {"batch_inputs", "modules", "loss", "gradient", "param"} <= compared_stages
+    code, doc = compared(one, record(tmp_path, "wrong", "sp", weights, 2, "--fault", "norm_unsummed"), capfd)
+    assert code == 1
+    assert kinds(doc) == {("not summed", (0, 1))}
+    jsonschema.Draft202012Validator(schema()).validate(doc)
+    said = comparison_report(doc)  # type: ignore[arg-type]
+    assert "norm.weight's gradient is not summed over ranks 0 and 1: each holds a part" in said
+
+
+#: Fault -> (mode, options of both runs, what is to be named).
+FAULTS: dict[str, tuple[str, tuple[str, ...], tuple[str, tuple[int, ...]]]] = {
+    "double_sum": ("dp", (), ("too much", (0, 1))),
+    "one_missing": ("cp", (), ("missing", (1,))),
+    "one_apart": ("dp", (), ("not averaged", (0, 1))),
+    "mean_for_sum": ("cp", (), ("too little", (0, 1))),
+    "shard_order": ("tp", (), ("order", (0, 1))),
+    "unreduced": ("tp", (), ("not summed", (0, 1))),
+    "forward_missing": ("tp", (), ("missing", (1,))),
+    "vocab_without_max": ("tp", (), ("own maximum", (0, 1))),
+    "vocab_local_sum": ("tp", (), ("own vocabulary", (0, 1))),
+    "cp_boundary": ("cp", (), ("boundary", (1,))),
+    "cp_order": ("cp", ("--zigzag",), ("order", (0, 1))),
+    "dp_same_data": ("dp", (), ("same samples", (0, 1))),
+    "clip_local": ("tp", ("--clip", "0.3"), ("clipped apart", (0, 1))),
+    "no_update": ("tp", (), ("zeros", (1,))),
+    "dropout_differs": ("tp", ("--dropout", "0.2"), ("masks differ", (0, 1))),
+    "dropout_equal": ("cp", ("--dropout", "0.2"), ("masks alike", (0, 1))),
+    "tied_unsummed": ("pp", ("--tied",), ("not summed", (0, 1))),
+    "ep_experts": ("ep", ("--experts", "4"), ("another's", (0, 1))),
+}
+
+
+@pytest.mark.slow
+def test_planted_faults_are_named_with_their_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bases: dict[tuple[str, ...], tuple[str, Path]] = {}
+    missed = {}
+    for fault, (mode, options, wanted) in FAULTS.items():
+        shaped = tuple(word for word in options if word != "--zigzag")
+        if shaped not in bases:
+            folder = tmp_path / f"base{len(bases)}"
+            folder.mkdir()
+            weights = pretrained(folder, *shaped)
+            bases[shaped] = weights, record(folder, "one", "one", weights, 1, *shaped)
+        weights, one = bases[shaped]
+        code, doc = compared(one, record(tmp_path, fault, mode, weights, 2, *options, "--fault", fault), capfd)
+        if code != 1 or wanted not in kinds(doc):
+            missed[fault] = code, kinds(doc)
+    assert not missed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["tp", "dtensor", "cp", "cp --zigzag", "dp", "fsdp", "pp --tied", "ep --experts 4"])
+def test_steps_that_were_trained_right_in_parallel_agree_with_one_process(
+    mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mode, *options = mode.split()
+    shaped = [word for word in options if word != "--zigzag"]
+    weights = pretrained(tmp_path, *shaped)
+    one = record(tmp_path, "one", "one", weights, 1, *shaped)
+    code, doc = compared(one, record(tmp_path, "two", mode, weights, 2, *options), capfd)
+    assert code == 0, doc["first_divergence"]
+    assert doc["counts"]["total"] == doc["counts"]["SAME"] + doc["counts"]["CLOSE"]
+    stages = {row["a_key"]["stage"] for row in doc["tensors"]}
+    assert {"batch_inputs", "modules", "gradient", "param"} <= stages
+    assert doc["coverage"]["records_only_in_a"] == doc["coverage"]["records_only_in_b"] == 0
+
+
+def test_the_rank_that_parts_first_is_the_origin_and_the_others_receive(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = random(12, 8)
+    gradients(tmp_path, whole, [whole, random(12, 8, seed=1)])
+    code, doc = compared(tmp_path / "a", tmp_path / "b", capfd)
+    assert code == 1
+    assert doc["parallel"]["parted"] == [{"rank": 1, "name": "grad.norm.weight", "step": 0, "origin": True}]
+    assert doc["parallel"]["sentence"] == "rank 1 of b parts first, in grad.norm.weight; no other does"
+    assert "  ranks   norm.weight's gradient: rank 1 parts" in comparison_report(doc)  # type: ignore[arg-type]
