@@ -130,7 +130,8 @@ class RankFault(TypedDict):
 
     kind: str
     """missing, zeros, not summed, summed in groups, not averaged, twice, too much, too little, order, held twice,
-    boundary, another's, apart, clipped apart, masks alike, masks differ, own vocabulary, own maximum, same samples."""
+    boundary, another's, apart, clipped apart, masks alike, masks differ, own positions, own vocabulary, own maximum,
+    same samples."""
     ranks: list[int]
     factor: Number | None
     """Where what is held is a multiple of what it should be."""

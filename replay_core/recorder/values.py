@@ -99,6 +99,8 @@ class Snapshots:
                 "coordinate": list(mesh.get_coordinate() or ()),
             }
             value = value.to_local()
+        if hasattr(value, "trigger_wait"):  # what a collective has not yet delivered: torch's AsyncCollectiveTensor
+            value = value.trigger_wait()
         if not is_storable(value):
             kind = (
                 "meta" if value.is_meta else "quantized" if value.is_quantized else "nested" if value.is_nested else ""

@@ -78,6 +78,12 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
     return found
 
 
+def is_near(whole: TensorRef, made: TensorRef) -> bool:
+    """Whether what was made of ranks' values is the whole, but for noise."""
+    products = products_of([whole, made])
+    return all(products.finite) and products.norm({0: -1, 1: 1}) <= NEAR * products.norm({0: 1})
+
+
 def _called(name: str) -> str:
     """A tensor in words: `layers.0.norm.weight's gradient`."""
     return f"{name.removeprefix('grad.')}'s gradient" if name.startswith("grad.") else name.removeprefix("param.")
@@ -95,11 +101,12 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
     size = products.norm({0: 1})
     off = [products.norm({0: -1, number: 1}) for number in range(1, count + 1)]
     worst = max(off)
-    is_good = [one <= max(_ALIKE * size, _AGREES * worst) for one in off]
+    enough = whole.numel >= _FEWEST
+    is_good = [one <= max(_ALIKE * size, _AGREES * worst if enough else 0.0) for one in off]
     found.parted = tuple(rank for rank, good in zip(ranks, is_good, strict=True) if not good)
     found.factors = {
         rank: factor for number, rank in enumerate(ranks, 1)
-        if not is_good[number - 1] and (factor := products.factor({number: 1}, 0)) is not None
+        if enough and not is_good[number - 1] and (factor := products.factor({number: 1}, 0)) is not None
     }  # fmt: skip
     if not size:
         return
@@ -114,10 +121,11 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
         found.fault = masks
         return
     if any(is_good):
+        if not enough and len(classes) == count:
+            return  # each its own number, one of which is near by chance
         found.fault = _apart(what, found, held, products)
         return
     first_of = {members[0]: 1.0 for members in classes}
-    enough = whole.numel >= _FEWEST
     for weights, times in ((everyone, 1), (everyone, count), (first_of, 1)):
         wanted = {**weights, 0: -float(times)}
         left = products.norm(wanted) / times
@@ -141,6 +149,25 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
             )
             found.fault = Fault("not summed", ranks, f"{sentence} (to {left / size:.1g} of its norm)")
         return
+    if enough and len(classes) == 2:
+        found.fault = _kept_own(what, found, classes, products)
+
+
+def _kept_own(what: str, found: Ranked, classes: list[list[int]], products: InnerProducts) -> Fault | None:
+    """Whether a rank holds its own part, which is missing from the sum or mean that all others hold."""
+    count = len(found.ranks)
+    odd = [members[0] for members in classes if len(members) == 1]
+    for one in odd:
+        others = next(members for members in classes if members[0] != one)
+        for share in (1.0, 1 / count):
+            left = products.norm({0: -1, others[0]: 1, one: share})
+            if left <= NEAR * products.norm({0: 1}) and left <= _LEFT * products.norm({0: -1, others[0]: 1}):
+                rank, rest = found.ranks[one - 1], tuple(found.ranks[number - 1] for number in others)
+                sentence = (
+                    f"rank {rank}'s contribution is missing from {what} on {whose(rest)}: rank {rank} holds it itself"
+                )
+                return Fault("missing", (rank,), sentence)
+    return None
 
 
 def _not_finite(found: Ranked, what: str, whole: Sequence[bool], parts: Sequence[bool]) -> None:
@@ -175,12 +202,16 @@ def _multiple(what: str, ranks: tuple[int, ...], count: int, factor: float) -> F
     on = f"on {whose(ranks)}"
     if abs(factor) < 1e-6:
         return Fault("zeros", ranks, f"{what} is 0 {on}", 0.0)
-    for times, words in (
-        (count, f"summed over the {count} ranks once too often, or a sum where their mean is due"),
+    made = [
         (count * count, f"summed over the {count} ranks twice too often"),
-        (1 / count, f"a mean over the {count} ranks where their sum is due, or the share of one rank alone"),
         (1 / count / count, f"divided by the {count} ranks twice too often"),
-    ):
+    ]
+    for some in range(count, 1, -1):
+        if count % some == 0:
+            whom = f"the {count} ranks" if some == count else f"{some} of the {count} ranks"
+            made.append((some, f"summed over {whom} once too often, or a sum where their mean is due"))
+            made.append((1 / some, f"a mean over {whom} where their sum is due, or the share of one rank alone"))
+    for times, words in made:
         if abs(factor - times) <= NEAR * times:
             kind = "too much" if times > 1 else "too little"
             return Fault(kind, ranks, f"{what} is {factor:.4g} x the whole {on}: {words}", factor)
@@ -329,6 +360,19 @@ def _moved(what: str, whole: TensorRef, held: HeldByRanks, odd: list[int]) -> Fa
         "boundary",
         tuple(rank for rank, _ in said),
         f"{what} is cut at other places: {', '.join(one for _, one in said)}",
+    )
+
+
+def own_positions(what: str, held: HeldByRanks) -> Fault | None:
+    """Whether positions of a cut sequence begin at 0 on every rank."""
+    if not held.is_cut or held.axis != 1 or len(held.parts[0].shape) != 2:
+        return None
+    if not all(np.array_equal(row, np.arange(row.size)) for ref in held.parts for row in pages.array(ref)):
+        return None
+    return Fault(
+        "own positions",
+        held.ranks,
+        f"{what} begin at 0 on each of {whose(held.ranks)}: each rank counts its own tokens, not those of the sequence",
     )
 
 

@@ -88,8 +88,16 @@ class OfRanks:
         assert pair.a is not None
         assert pair.b is not None
         laid, whole = (pair.a[1], pair.b[1]) if together.which == "a" else (pair.b[1], pair.a[1])
-        found = row.ranks = algebra.explain(row.name, whole, together, held)
         kind = naming.meaning(row.name).kind
+        if kind in _MAY_BE_PARTS and held.is_cut and len(set(held.stretches)) < len(held.stretches):
+            made = _summed_in_groups(held, laid)
+            if made is not None and algebra.is_near(whole, made):
+                row.ranks = algebra.ranked(together, held)
+                row.ranks.relation = "parts"
+                said = f"the sum of what ranks {named(held.ranks)} of {together.which} hold, slice by slice"
+                self._judge_as(row, (made,), 1.0, said, pair, micro_pair, judge)
+                return
+        found = row.ranks = algebra.explain(row.name, whole, together, held)
         if found.relation in ("parts", "mean") and kind in _MAY_BE_PARTS:
             found.fault = None
             is_mean = found.relation == "mean"
@@ -100,11 +108,15 @@ class OfRanks:
             return
         if self._is_of_own_mean(row, found, together):
             found.fault, found.parted = None, ()
-            count = len(together.ranks)
-            said = f"divided by the {count} ranks, for each one's loss is the mean over its own samples"
+            count = together.groups
+            said = (
+                f"divided by {count}, for the loss of each of so many ranks or groups is the mean over its own samples"
+            )
             self._judge_as(row, (laid,), 1 / count, said, pair, micro_pair, judge)
             return
         fault = found.fault
+        if kind == "positions" and (own := algebra.own_positions(row.name, held)) is not None:
+            fault = own
         place = row.place[:2]
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, place) or fault
@@ -130,7 +142,7 @@ class OfRanks:
             row.skipped = f"{said} would be judged, and it is too large to be made: {parts[0].numel:,} elements"
             return
         made = np.sum([pages.array(ref).astype(np.float64) for ref in parts], axis=0) * times
-        dtype = parts[0].dtype if parts[0].dtype in ("float32", "float64") else "float32"
+        dtype = "float32"  # as it is summed
         whole = parts[0].with_(dtype=dtype, source=Inline(made.astype(dtype).tobytes()), digest=None)
         assert pair.a is not None
         assert pair.b is not None
@@ -145,7 +157,7 @@ class OfRanks:
         "their own."""
         if together.shares != "samples" or row.key.step not in self._mean or naming.meaning(row.name).region == "all":
             return False
-        count = len(together.ranks)
+        count = together.groups
         every = list(found.factors.values())
         return len(every) == len(found.ranks) and all(abs(factor - count) <= 1e-3 * count for factor in every)
 
@@ -280,6 +292,20 @@ def _same(one: TensorRef, other: TensorRef) -> bool:
     if known is None:
         return bool(np.array_equal(pages.array(one), pages.array(other), equal_nan=one.dtype.startswith("float")))
     return known
+
+
+def _summed_in_groups(held: HeldByRanks, laid: TensorRef) -> TensorRef | None:
+    """Slices that several ranks have, each a part of them, added up; None where that is too much to be made."""
+    if held.axis is None or laid.numel > _MOST:
+        return None
+    made = np.zeros(laid.shape)
+    for ref, stretches in zip(held.parts, held.stretches, strict=True):
+        own, before = pages.array(ref).astype(np.float64), 0
+        for start, length in stretches:
+            here = (slice(None),) * held.axis
+            made[(*here, slice(start, start + length))] += own[(*here, slice(before, before + length))]
+            before += length
+    return laid.with_(dtype="float64", source=Inline(made.tobytes()), digest=None)
 
 
 def _take(row: TensorVerdict, other: TensorVerdict) -> None:

@@ -68,6 +68,8 @@ class Together:
     held: dict[int, HeldByRanks]
     astray: Astray | None = None
     step: int | None = None
+    #: How many groups of ranks have tokens of their own.
+    groups: int = 1
     #: What ranks of a pipeline were given by the stage before, which the one process never has as an input.
     handed: list[tuple[int, str]] = field(default_factory=list)
     #: Of every rank, its token ids; None where they are not known.
@@ -113,6 +115,8 @@ class _Group:
         self._astray: Astray | None = None
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it.
         self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
+        #: Numbers of ranks with the same tokens, where these are known.
+        self._groups: list[list[int]] = [[number] for number in range(len(ranks))]
         self._shares = self._shared()
 
     def pairs(self) -> Iterator[MicroBatchPair]:
@@ -138,11 +142,32 @@ class _Group:
     def _shared(self) -> str:
         """How the ranks share the tokens of the one process."""
         ids, whole = [_ids(side) for side in self._ranks.values()], _ids(self._whole)
-        present = [one for one in ids if one is not None]
-        if whole is None or len(present) != len(ids):
+        every = [one for one in ids if one is not None]
+        if whole is None or len(every) != len(ids):
             return "none"
-        if all(_same(one, whole) for one in present):
+        if all(_same(one, whole) for one in every):
             return "all"
+        self._group(every)
+        present = [every[members[0]] for members in self._groups]
+        found = self._cut_among(present, whole)
+        if self._cut is not None and len(present) < len(every):
+            axis, stretches = self._cut
+            of = {number: group for group, members in enumerate(self._groups) for number in members}
+            self._cut = axis, tuple(stretches[of[number]] for number in range(len(every)))
+        return found
+
+    def _group(self, ids: Sequence[TensorRef]) -> None:
+        """Ranks with the same tokens: a tensor-parallel group of several."""
+        self._groups = []
+        for number, one in enumerate(ids):
+            known = next((members for members in self._groups if _same(ids[members[0]], one)), None)
+            if known is None:
+                self._groups.append([number])
+            else:
+                known.append(number)
+
+    def _cut_among(self, present: Sequence[TensorRef], whole: TensorRef) -> str:
+        """How groups of ranks, each with tokens of its own, share those of the one process."""
         shapes = {one.shape for one in present}
         if len(whole.shape) == 2 and len(shapes) == 1 and present[0].shape[0] == whole.shape[0]:
             length = present[0].shape[1]
@@ -151,7 +176,7 @@ class _Group:
                 return "tokens"
         if len(whole.shape) == 2 and {shape[1:] for shape in shapes} == {whole.shape[1:]}:
             self._cut_samples(present, whole)
-        if all(_same(one, present[0]) for one in present) and present[0].shape != whole.shape:
+        if len(present) == 1 and present[0].shape != whole.shape:
             number = present[0].shape[0] if len(present[0].shape) == 2 else "the same"
             self._astray = Astray(
                 "same samples", tuple(self._ranks),
@@ -227,7 +252,7 @@ class _Group:
         )  # fmt: skip
 
     def _pair(self, key: RecordKey, whole: Side, ranks: dict[int, Side]) -> MicroBatchPair:
-        together = Together(self._many, tuple(ranks), self._shares, {}, self._astray, self._key.step)
+        together = Together(self._many, tuple(ranks), self._shares, {}, self._astray, self._key.step, len(self._groups))
         side = self._side(whole, ranks, together)
         ids = [_ids(one) for one in self._ranks.values()]
         if all(one is not None for one in ids):
@@ -290,13 +315,12 @@ class _Group:
             if all(shape[:axis] + shape[axis + 1 :] == whole.shape[:axis] + whole.shape[axis + 1 :] for shape in shapes)
         ]  # fmt: skip
         if len(axes) != 1:
-            return alike
+            return self._of_groups(refs, whole) or alike
         (axis,) = axes
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
-        if self._cut is not None and axis == self._cut[0]:
-            own = [sum(long for _, long in stretches) for stretches in self._cut[1]]
-            if lengths == own and total == sum(own):
-                return HeldByRanks(ranks, parts, axis, self._cut[1])
+        if self._is_cut_so(axis, total, lengths):
+            assert self._cut is not None
+            return HeldByRanks(ranks, parts, axis, self._cut[1])
         if sum(lengths) == total or (len(shapes) == 1 and total % lengths[0] == 0 and sum(lengths) % total == 0):
             # More ranks than slices: those of one copy follow each other, as tensor-parallel ranks do.
             starts, at = [], 0
@@ -305,6 +329,43 @@ class _Group:
                 at += length
             return HeldByRanks(ranks, parts, axis, tuple(starts))
         return alike
+
+    def _is_cut_so(self, axis: int, total: int, lengths: list[int]) -> bool:
+        """Whether an axis is that of the samples or tokens that the ranks share."""
+        if self._cut is None or axis != self._cut[0] or len(lengths) != len(self._cut[1]):
+            return False
+        own = [sum(long for _, long in stretches) for stretches in self._cut[1]]
+        return lengths == own and total == sum(own[members[0]] for members in self._groups)
+
+    def _of_groups(self, refs: dict[int, TensorRef], whole: TensorRef) -> HeldByRanks | None:
+        """Of a tensor that is cut twice, among groups by their tokens and within a group: what each group holds, under
+        the name of its first rank.
+        """
+        ranks, parts = list(refs), list(refs.values())
+        if self._cut is None or len(self._groups) < 2 or len(ranks) != len(self._cut[1]):
+            return None
+        first, joined = [], []
+        for members in self._groups:
+            mine = [parts[number] for number in members]
+            is_even = len({ref.shape for ref in mine}) == 1
+            lengths = enumerate(zip(mine[0].shape, whole.shape, strict=True))
+            inner = [axis for axis, (own, all_of) in lengths if axis != self._cut[0] and own * len(mine) == all_of]
+            if len(inner) != 1 or not is_even or not all(ref.is_readable for ref in mine):
+                return None
+            length, number = mine[0].shape[inner[0]], len(mine)
+            stretches = tuple(((at * length, length),) for at in range(number))
+            one = HeldByRanks(tuple(ranks[at] for at in members), tuple(mine), inner[0], stretches)
+            joined.append(self._standing_for(one))
+            first.append(ranks[members[0]])
+        axis = self._cut[0]
+        stretches = tuple(self._cut[1][members[0]] for members in self._groups)
+        shape = [*whole.shape]
+        shape[axis] = 0
+        if any([*ref.shape[:axis], 0, *ref.shape[axis + 1 :]] != shape for ref in joined):
+            return None
+        if sum(ref.shape[axis] for ref in joined) != whole.shape[axis]:
+            return None
+        return HeldByRanks(tuple(first), tuple(joined), axis, stretches)
 
     @staticmethod
     def _standing_for(held: HeldByRanks) -> TensorRef:

@@ -38,6 +38,10 @@ FAULTY: dict[str, tuple[Sequence[torch.Tensor], str, list[int], str]] = {
     "summed twice": ([WHOLE * 3] * 3, "too much", [0, 1, 2], "is 3 x the whole on ranks 0, 1 and 2: summed over"),
     "a mean for a sum": ([WHOLE / 2] * 2, "too little", [0, 1], "is 0.5 x the whole on ranks 0 and 1: a mean over"),
     "zeros": ([WHOLE * 0] * 2, "zeros", [0, 1], "is 0 on ranks 0 and 1"),
+    "one rank's part kept to itself": (
+        [WHOLE - OTHER, OTHER, WHOLE - OTHER], "missing", [1], "rank 1 holds it itself",
+    ),
+    "twice over two of four ranks": ([WHOLE * 2] * 4, "too much", [0, 1, 2, 3], "summed over 2 of the 4 ranks"),
     "one rank apart": ([WHOLE, OTHER, WHOLE], "apart", [1], "rank 1 parts, ranks 0 and 2 hold what the other run has"),
     "slices in another order": (THREE[::-1], "order", [0, 2], "rank 0 holds rank 2's, rank 2 holds rank 0's"),
     "a slice twice": ([ROWS[0], ROWS[0]], "held twice", [0, 1], "what is rank 1's is on no rank"),
@@ -99,6 +103,15 @@ def test_a_sum_of_losses_is_judged_as_a_loss_is(off: float, agrees: bool, tmp_pa
 def test_a_number_of_one_rank_is_looked_at_where_the_first_ranks_is_the_same(tmp_path: Path) -> None:
     found = compared(tmp_path, {"loss": {"loss": 3.0}}, {"loss": {"loss": 3.0}}, {"loss": {"loss": 4.0}})
     assert there(there(found.first).ranks).parted == (1,)
+
+
+def test_positions_that_begin_at_0_on_every_rank(tmp_path: Path) -> None:
+    ids, places = torch.arange(64).reshape(4, 16) + 2, torch.arange(16).repeat(4, 1)
+    at = [torch.tensor([0, 1, 2, 3, 12, 13, 14, 15]), torch.arange(4, 12)]
+    one = {"batch_inputs": {"input_ids": ids, "position_ids": places}}
+    ranks = [{"batch_inputs": {"input_ids": ids[:, own], "position_ids": torch.arange(8).repeat(4, 1)}} for own in at]
+    fault = there(there(there(compared(tmp_path, one, *ranks).first).ranks).fault)
+    assert (fault.kind, fault.ranks) == ("own positions", (0, 1))
 
 
 def masked(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:

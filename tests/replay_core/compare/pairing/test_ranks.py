@@ -56,6 +56,23 @@ def test_a_rank_that_computed_something_else_is_found_whatever_the_cut(case: str
     assert there(there(row.ranks).fault).kind == "apart"
 
 
+def test_groups_of_ranks_each_with_samples_of_its_own_hold_slices_within(tmp_path: Path) -> None:
+    """Tensor parallelism in data parallelism: logits are cut by samples among groups and by words within one."""
+    logits, weight = random(4, 16, 6, seed=7), random(6, 8, seed=8)
+
+    def part(group: int, rank: int) -> dict[str, Any]:
+        held = taken([2 * group, 2 * group + 1], 0)
+        held["modules"]["logits.output"] = logits[2 * group : 2 * group + 2, :, 3 * rank : 3 * rank + 3].contiguous()
+        return held | {"gradient": {"grad.lm_head.weight": weight[3 * rank : 3 * rank + 3].contiguous()}}
+
+    one = given(IDS, HIDDEN)
+    one["modules"]["logits.output"] = logits
+    one |= {"gradient": {"grad.lm_head.weight": weight}}
+    found = compared(tmp_path, one, *(part(group, rank) for group in range(2) for rank in range(2)))
+    assert {row.verdict.value for row in found.tensors} == {"SAME"}
+    assert found.elements == sum(map(torch.numel, (IDS, HIDDEN, logits, weight)))
+
+
 def test_a_sequence_that_is_cut_one_token_early_is_said_to_be(tmp_path: Path) -> None:
     found = compared(tmp_path, given(IDS, HIDDEN), taken(list(range(8))), taken(list(range(7, 15))))
     row = there(found.first)

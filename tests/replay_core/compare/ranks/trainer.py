@@ -31,6 +31,7 @@ for name, value in {
     "experts": 0,
     "at": 1,
     "seed": 0,
+    "dp": 1,
 }.items():
     parser.add_argument(f"--{name}", type=int, default=value)
 parser.add_argument("--dropout", type=float, default=0.0)
@@ -43,6 +44,14 @@ RANK, WORLD = 0, 1
 if MODE not in ("one", "pretrain"):
     dist.init_process_group("gloo")
     RANK, WORLD = dist.get_rank(), dist.get_world_size()
+#: Ranks that follow each other are a group; with --dp the groups have samples of their own.
+DP, GROUP, ACROSS = 0, None, None
+if option.dp > 1:
+    WORLD //= option.dp
+    groups = [dist.new_group([*range(number * WORLD, (number + 1) * WORLD)]) for number in range(option.dp)]
+    across = [dist.new_group([*range(number, WORLD * option.dp, WORLD)]) for number in range(WORLD)]
+    DP, RANK = divmod(RANK, WORLD)
+    GROUP, ACROSS = groups[DP], across[RANK]
 LAST = WORLD - 1
 IS_TP = MODE in ("tp", "sp")
 
@@ -50,13 +59,13 @@ IS_TP = MODE in ("tp", "sp")
 def summed(x: Tensor) -> Tensor:
     if WORLD > 1:
         x = x.contiguous().clone()
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=GROUP)
     return x
 
 
 def gathered(x: Tensor, dim: int) -> Tensor:
     parts = [torch.empty_like(x) for _ in range(WORLD)]
-    dist.all_gather(parts, x.contiguous())
+    dist.all_gather(parts, x.contiguous(), group=GROUP)
     return torch.cat(parts, dim)
 
 
@@ -318,7 +327,7 @@ class Model(nn.Module):
         own = (targets >= start) & (targets < start + logits.shape[-1])
         most = logits.detach().amax(-1)
         if FAULT != "vocab_without_max":
-            dist.all_reduce(most, dist.ReduceOp.MAX)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=GROUP)
         total = (logits - most[..., None]).exp().sum(-1)
         total = total if FAULT == "vocab_local_sum" else Leave.apply(total, False)
         chosen = torch.where(own, logits.gather(-1, local[..., None])[..., 0] - most, 0.0)
@@ -326,7 +335,9 @@ class Model(nn.Module):
 
     @staticmethod
     def _loss(logprobs: Tensor, advantages: Tensor) -> Tensor:
-        return -(logprobs * advantages).sum() / (option.batch * option.seq / (WORLD if MODE in ("dp", "fsdp") else 1))
+        return -(logprobs * advantages).sum() / (
+            option.batch * option.seq / (WORLD if MODE in ("dp", "fsdp") else option.dp)
+        )
 
 
 #: Along which dimension a tensor-parallel rank holds a slice.
@@ -358,6 +369,8 @@ def batch(step: int) -> dict[str, Tensor]:
         "input_ids": tokens[:, :-1], "position_ids": torch.arange(option.seq).repeat(option.batch, 1),
         "target_ids": tokens[:, 1:], "advantages": torch.rand((option.batch, option.seq), generator=draw) + 0.25,
     }  # fmt: skip
+    if option.dp > 1:
+        whole = {name: x.chunk(option.dp)[DP] for name, x in whole.items()}
     if MODE in ("dp", "fsdp"):
         return {name: cut(x, 0, 0 if FAULT == "dp_same_data" else RANK) for name, x in whole.items()}
     if MODE != "cp":
@@ -467,6 +480,10 @@ def main() -> None:
     for step in range(2):
         backward(model, batch(step))
         reduce_gradients(model, step)
+        if option.dp > 1 and FAULT != "dp_unreduced":
+            for weight in model.parameters():
+                dist.all_reduce(weight.grad, group=ACROSS)
+                weight.grad /= option.dp
         clip(model)
         if FAULT == "no_update" and RANK == LAST and step == 0:
             for weight in model.parameters():
