@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
-from replay_core.compare.pairing.ranks import HeldByRanks, Together, named
+from replay_core.compare.pairing.ranks import HeldByRanks, Together, named, standing_for
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef
 from replay_core.regexes import regex
@@ -71,7 +72,7 @@ class OfRanks:
             if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(together, held):
                 row.ranks.restates = OWN_NORM
                 return
-            if not held.is_cut:
+            if not row.verdict.diverges or not held.is_cut:
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
                 self._explain(row, pair, micro_pair, held, judge)
@@ -265,11 +266,8 @@ def _judge_copies(
     """Let the row be what the rank that is furthest off comes to, where ranks hold different bytes."""
     assert pair.a is not None
     assert pair.b is not None
-    first = held.parts[0]
     parted: list[int] = []
-    for rank, ref in zip(held.ranks[1:], held.parts[1:], strict=True):
-        if ref.dtype == first.dtype and ref.shape == first.shape and _same(first, ref):
-            continue
+    for rank, ref in _other_copies(held):
         ours = pair.a if together.which == "a" else pair.b
         mine = (ours[0], ref.with_(name=ours[1].name, canonical=ours[1].canonical))
         sides = (mine, pair.b) if together.which == "a" else (pair.a, mine)
@@ -285,6 +283,18 @@ def _judge_copies(
             row.note = f"as rank {rank} holds it; rank {held.ranks[0]}'s is {before.value}"
     if row.ranks is not None:
         row.ranks.parted = tuple(parted)
+
+
+def _other_copies(held: HeldByRanks) -> Iterator[tuple[int, TensorRef]]:
+    """Ranks whose copy is not, byte for byte, that of the first rank with the same; and the tensor as they have it."""
+    first: dict[object, int] = {}
+    for number, (rank, ref) in enumerate(zip(held.ranks, held.parts, strict=True)):
+        at = first.setdefault(held.stretches[number] if held.is_cut else None, number)
+        one = held.parts[at]
+        if at == number or (ref.dtype == one.dtype and ref.shape == one.shape and _same(one, ref)):
+            continue
+        parts = (*held.parts[:at], ref, *held.parts[at + 1 :])
+        yield rank, standing_for(replace(held, parts=parts)) if held.is_cut else ref
 
 
 def _same(one: TensorRef, other: TensorRef) -> bool:

@@ -280,7 +280,7 @@ class _Group:
             record = next(iter(by_rank.values()))[0]
             facing = whole.tensors.get((name, stage)) or next(iter(whole.named(name)), None)
             held = self._held({rank: ref for rank, (_, ref) in by_rank.items()}, facing and facing[1])
-            ref = self._standing_for(held)
+            ref = standing_for(held)
             together.held[id(ref)] = held
             place = stage, str(record.key.role)
             first.setdefault(place, record)
@@ -355,7 +355,7 @@ class _Group:
             length, number = mine[0].shape[inner[0]], len(mine)
             stretches = tuple(((at * length, length),) for at in range(number))
             one = HeldByRanks(tuple(ranks[at] for at in members), tuple(mine), inner[0], stretches)
-            joined.append(self._standing_for(one))
+            joined.append(standing_for(one))
             first.append(ranks[members[0]])
         axis = self._cut[0]
         stretches = tuple(self._cut[1][members[0]] for members in self._groups)
@@ -367,30 +367,6 @@ class _Group:
             return None
         return HeldByRanks(tuple(first), tuple(joined), axis, stretches)
 
-    @staticmethod
-    def _standing_for(held: HeldByRanks) -> TensorRef:
-        """The tensor of all ranks: the slices laid together, or the first rank's."""
-        first = held.parts[0]
-        whole = first.with_(digest=first.digest if len({ref.digest for ref in held.parts}) == 1 else None)
-        if held.axis is None or not all(ref.is_readable for ref in held.parts):
-            return whole
-        pieces: dict[int, TensorRef] = {}
-        for ref, stretches in zip(held.parts, held.stretches, strict=True):
-            own = 0
-            for start, length in stretches:
-                pieces.setdefault(
-                    start, ref if length == ref.shape[held.axis] else narrowed(ref, held.axis, own, length)
-                )
-                own += length
-        ordered = tuple(pieces[start] for start in sorted(pieces) if pieces[start].numel)
-        length = sum(piece.shape[held.axis] for piece in ordered)
-        shape = (*first.shape[: held.axis], length, *first.shape[held.axis + 1 :])
-        laid: FileBytes | Inline | Parts = Parts(ordered, held.axis)
-        if held.axis and not prod(first.shape[: held.axis]) > 1:
-            # Nothing stands before the axis but ones: the pieces follow each other.
-            laid = Parts(tuple(piece.with_(shape=(piece.numel,)) for piece in ordered))
-        return whole.with_(shape=shape, source=laid, digest=None)
-
 
 def _runs(numbers: list[int]) -> Iterator[Stretch]:
     """Stretches of numbers that follow each other."""
@@ -399,6 +375,28 @@ def _runs(numbers: list[int]) -> Iterator[Stretch]:
         if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
             yield numbers[begun], place - begun
             begun = place
+
+
+def standing_for(held: HeldByRanks) -> TensorRef:
+    """The tensor of all ranks: the slices laid together, or the first rank's."""
+    first = held.parts[0]
+    whole = first.with_(digest=first.digest if len({ref.digest for ref in held.parts}) == 1 else None)
+    if held.axis is None or not all(ref.is_readable for ref in held.parts):
+        return whole
+    pieces: dict[int, TensorRef] = {}
+    for ref, stretches in zip(held.parts, held.stretches, strict=True):
+        own = 0
+        for start, length in stretches:
+            pieces.setdefault(start, ref if length == ref.shape[held.axis] else narrowed(ref, held.axis, own, length))
+            own += length
+    ordered = tuple(pieces[start] for start in sorted(pieces) if pieces[start].numel)
+    length = sum(piece.shape[held.axis] for piece in ordered)
+    shape = (*first.shape[: held.axis], length, *first.shape[held.axis + 1 :])
+    laid: FileBytes | Inline | Parts = Parts(ordered, held.axis)
+    if held.axis and not prod(first.shape[: held.axis]) > 1:
+        # Nothing stands before the axis but ones: the pieces follow each other.
+        laid = Parts(tuple(piece.with_(shape=(piece.numel,)) for piece in ordered))
+    return whole.with_(shape=shape, source=laid, digest=None)
 
 
 def narrowed(ref: TensorRef, axis: int, start: int, length: int) -> TensorRef:

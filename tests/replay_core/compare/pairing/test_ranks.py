@@ -73,6 +73,59 @@ def test_groups_of_ranks_each_with_samples_of_its_own_hold_slices_within(tmp_pat
     assert found.elements == sum(map(torch.numel, (IDS, HIDDEN, logits, weight)))
 
 
+def of(tokens: int, cut: torch.Tensor, *, zigzag: bool = False) -> dict[str, Any]:
+    """A rank of two that share the sequence, and what it holds of a module's output."""
+    chunks = IDS.chunk(4, 1)
+    mine = (chunks[tokens], chunks[3 - tokens]) if zigzag else chunks[2 * tokens : 2 * tokens + 2]
+    return {"batch_inputs": {"input_ids": torch.cat(mine, 1)}, "modules": {"layers.0.output": cut.contiguous()}}
+
+
+def halves(values: torch.Tensor, axis: int, number: int) -> torch.Tensor:
+    return values.chunk(2, axis)[number]
+
+
+def every(cut: torch.Tensor) -> dict[str, Any]:
+    return given(IDS, cut)
+
+
+PART = random(4, 16, 8, seed=9)
+#: How sglang's unsharder tests lay tensors out, in its words (dims), and the ranks in the order of its axes.
+LAID_OUT = {
+    "b s h[tp], tp 4": [every(part) for part in HIDDEN.chunk(4, 2)],
+    "b s h # tp:replicated": [every(HIDDEN), every(HIDDEN)],
+    "b s h[tp:partial]": [every(PART), every(HIDDEN - PART)],
+    "b s[cp] h": [of(cp, halves(HIDDEN, 1, cp)) for cp in range(2)],
+    "b s[cp:zigzag] h": [
+        of(cp, torch.cat([HIDDEN.chunk(4, 1)[cp], HIDDEN.chunk(4, 1)[3 - cp]], 1), zigzag=True) for cp in range(2)
+    ],
+    "b s[cp] h # tp:replicated": [of(cp, halves(HIDDEN, 1, cp)) for cp in range(2) for _ in range(2)],
+    "b s[cp] h[tp]": [of(cp, halves(halves(HIDDEN, 1, cp), 2, tp)) for cp in range(2) for tp in range(2)],
+    "b s[cp] h[tp:partial]": [
+        of(cp, halves(part, 1, cp)) for cp in range(2) for part in (PART, HIDDEN - PART)
+    ],
+    "b[dp] s h[tp]": [
+        given(halves(IDS, 0, dp), halves(halves(HIDDEN, 0, dp), 2, tp)) for dp in range(2) for tp in range(2)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", LAID_OUT)
+def test_layouts_of_sglangs_unsharder_are_told_by_shapes_and_ids(dims: str, tmp_path: Path) -> None:
+    found = compared(tmp_path, given(IDS, HIDDEN), *LAID_OUT[dims])
+    assert found.agrees, there(found.first).reason
+    assert {row.name for row in found.tensors} == {"input_ids", "layers.0.output"}
+    assert found.elements == IDS.numel() + HIDDEN.numel()
+
+
+@pytest.mark.parametrize("dims", LAID_OUT)
+def test_what_is_wrong_on_the_last_rank_is_found_in_each_of_these_layouts(dims: str, tmp_path: Path) -> None:
+    ranks = LAID_OUT[dims]
+    wrong = {**ranks[-1], "modules": {"layers.0.output": ranks[-1]["modules"]["layers.0.output"] + 1}}
+    found = compared(tmp_path, given(IDS, HIDDEN), *ranks[:-1], wrong)
+    assert not found.agrees
+    assert there(found.first).name == "layers.0.output"
+
+
 def test_a_sequence_that_is_cut_one_token_early_is_said_to_be(tmp_path: Path) -> None:
     found = compared(tmp_path, given(IDS, HIDDEN), taken(list(range(8))), taken(list(range(7, 15))))
     row = there(found.first)
