@@ -126,6 +126,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
         found.fault = _apart(what, found, held, products)
         return
     first_of = {members[0]: 1.0 for members in classes}
+    # Of two ranks a part each is what is said first.
     if enough and len(classes) == 2 < count and (kept := _kept_own(what, found, classes, products)) is not None:
         found.fault = kept
         return
@@ -152,6 +153,8 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
             )
             found.fault = Fault("not summed", ranks, f"{sentence} (to {left / size:.1g} of its norm)")
         return
+    if enough and len(classes) == 2:
+        found.fault = _kept_own(what, found, classes, products)
 
 
 def _kept_own(what: str, found: Ranked, classes: list[list[int]], products: InnerProducts) -> Fault | None:

@@ -312,8 +312,9 @@ def _summed_in_groups(held: HeldByRanks, laid: TensorRef) -> TensorRef | None:
     for ref, stretches in zip(held.parts, held.stretches, strict=True):
         own, before = pages.array(ref).astype(np.float64), 0
         for start, length in stretches:
-            here = (slice(None),) * held.axis
-            made[(*here, slice(start, start + length))] += own[(*here, slice(before, before + length))]
+            before_it = (slice(None),) * held.axis
+            there, here = (*before_it, slice(start, start + length)), (*before_it, slice(before, before + length))
+            made[there] += own[here]
             before += length
     return laid.with_(dtype="float64", source=Inline(made.tobytes()), digest=None)
 

@@ -189,7 +189,7 @@ class _Group:
     def _cut_tokens(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
         length, ranks = ids[0].shape[1], len(ids)
         ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
-        natural = tuple(((rank * length, length),) for rank in range(ranks))
+        natural: tuple[tuple[Stretch, ...], ...] = tuple(((rank * length, length),) for rank in range(ranks))
         chunk = length // 2
         zigzag = tuple(((rank * chunk, chunk), ((2 * ranks - 1 - rank) * chunk, chunk)) for rank in range(ranks))
         tried = [natural] + ([zigzag] if length % 2 == 0 else [])
@@ -197,8 +197,11 @@ class _Group:
         def fits(stretches: tuple[Stretch, ...], mine: np.ndarray[Any, Any]) -> bool:
             return np.array_equal(np.concatenate([ids_BS[:, at : at + long] for at, long in stretches], 1), mine)
 
-        number = max(range(len(tried)), key=lambda one: sum(map(fits, tried[one], own)))
-        expected = tried[number]
+        def fitting(one: tuple[tuple[Stretch, ...], ...]) -> tuple[int, int]:
+            """How many ranks have a share of such a cut, and how many their own."""
+            return sum(any(fits(share, mine) for share in one) for mine in own), sum(map(fits, one, own))
+
+        expected = max(tried, key=fitting)
         places = list(expected)
         wrong = [rank for rank in range(ranks) if not fits(expected[rank], own[rank])]
         if wrong:
@@ -353,8 +356,8 @@ class _Group:
             if len(inner) != 1 or not is_even or not all(ref.is_readable for ref in mine):
                 return None
             length, number = mine[0].shape[inner[0]], len(mine)
-            stretches = tuple(((at * length, length),) for at in range(number))
-            one = HeldByRanks(tuple(ranks[at] for at in members), tuple(mine), inner[0], stretches)
+            within: tuple[tuple[Stretch, ...], ...] = tuple(((at * length, length),) for at in range(number))
+            one = HeldByRanks(tuple(ranks[at] for at in members), tuple(mine), inner[0], within)
             joined.append(standing_for(one))
             first.append(ranks[members[0]])
         axis = self._cut[0]

@@ -75,7 +75,7 @@ def test_a_norm_whose_gradient_was_not_summed_is_named_and_the_same_step_done_ri
 FAULTS: dict[str, tuple[str, tuple[str, ...], tuple[str, tuple[int, ...]]]] = {
     "double_sum": ("dp", (), ("too much", (0, 1))),
     "one_missing": ("cp", (), ("missing", (1,))),
-    "one_apart": ("dp", (), ("not averaged", (0, 1))),
+    "one_apart": ("dp", (), ("missing", (1,))),
     "mean_for_sum": ("cp", (), ("too little", (0, 1))),
     "shard_order": ("tp", (), ("order", (0, 1))),
     "unreduced": ("tp", (), ("not summed", (0, 1))),
