@@ -13,7 +13,7 @@ from replay_core import workbench
 from replay_core.dumps import open_run
 from replay_core.records import FileBytes
 
-LIMIT_S, LIMIT_BYTES = 1.0, 1.7e9
+LIMIT_S, LIMIT_BYTES = 0.35, 1.7e9
 
 
 def rows(inputs: Inputs) -> Iterator[Result]:

@@ -138,12 +138,25 @@ def massive_columns(a_RC: Rows) -> Columns:
     few = a_RC[:: max(1, rows // FEWEST_ROWS)][:FEWEST_ROWS].astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         # The third smallest of eight: one huge element does not make its column massive, nor does half a pad.
-        energy = np.square(np.sort(np.abs(few), axis=0)[2])
+        energy = np.square(_third_smallest(np.abs(few)))
     if not np.isfinite(energy).all():
         return nothing
     typical = float(np.median(energy))
     found = np.flatnonzero(energy > MASSIVE_ENERGY * typical) if typical else nothing
     return found if found.size <= max(1, MOST_MASSIVE * columns) else nothing
+
+
+def _third_smallest(few_RC: Rows) -> Rows:
+    """Of each column; NaN counts as larger than all.
+
+    By exchanges of whole rows: numpy sorts so short columns ten times as slowly.
+    """
+    rows = list(few_RC)
+    for turn in range(3):
+        for row in range(len(rows) - 1, turn, -1):
+            rows[row - 1], rows[row] = np.minimum(rows[row - 1], rows[row]), np.maximum(rows[row - 1], rows[row])
+    third = rows[2]
+    return third if np.isfinite(third).all() else np.asarray(np.sort(few_RC, axis=0)[2])
 
 
 def smooth_sums(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | None] | None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_core.measure.pair import figures
-from replay_core.measure.sums import massive_columns
+from replay_core.measure.sums import _third_smallest, massive_columns
 
 BF16 = ml_dtypes.bfloat16
 
@@ -94,3 +94,12 @@ def test_one_huge_element_or_many_large_channels_are_not_massive():
     assert massive_columns(a).size == 0
     a[5, 5] = np.nan
     assert massive_columns(a).size == 0
+
+
+def test_the_third_smallest_of_each_column_is_what_sorting_says():
+    rng = np.random.default_rng(0)
+    few = np.abs(rng.normal(size=(8, 500))).astype(np.float32)
+    few[:, ::7] = few[0, ::7]
+    assert np.array_equal(_third_smallest(few), np.sort(few, axis=0)[2])
+    few[2, 3] = few[4, 9] = np.nan
+    assert np.array_equal(_third_smallest(few), np.sort(few, axis=0)[2])
