@@ -270,8 +270,9 @@ class SightEntry(TypedDict):
     """A line of the table of visibility: what was changed in the batch, and who moved that must not see it."""
 
     by: Literal["cell", "reference", "eager"]
-    what: Literal["again", "other", "padding", "token"]
-    """Nothing (run again after other tokens), all tokens of `sample`, the padding, or token `token` of every sample."""
+    what: Literal["again", "other", "padding", "token", "seed", "fresh", "wider", "company"]
+    """Nothing (run again after other tokens), all tokens of `sample`, the padding, token `token` of every sample; the seed
+    alone; nothing, in a model loaded anew after other tokens; the number of columns of padding, of samples in the pack."""
     sample: Count | None
     token: Count | None
     moved: list[MovedTokens]
@@ -323,8 +324,8 @@ class CauseEvidence(TypedDict):
 class CellCause(TypedDict):
     """Why a cell disagrees, or seems to, in one sentence and by sample."""
 
-    kind: Literal["state", "batch", "other_samples", "future", "padding", "own_keys", "positions", "maths", "rounding",
-                  "unknown"]  # fmt: skip
+    kind: Literal["random", "state", "batch", "other_samples", "future", "padding", "own_keys", "positions", "maths",
+                  "rounding", "unknown"]  # fmt: skip
     is_noise: bool
     """It agrees: what is left is rounding of its dtype."""
     off: list[Count]

@@ -49,6 +49,11 @@ def implementation(flags: Flags) -> str | None:
     return _IMPLEMENTATIONS[flags.attention]
 
 
+def is_users_own(word: str | None) -> bool:
+    """Whether attention of this name is none of the library's: its operators may be eager's, what it makes of them not."""
+    return word is not None and word.removeprefix("paged|") not in _IMPLEMENTATIONS.values()
+
+
 def backend_of(flags: Flags) -> str | None:
     """torch's word for the one backend of its own attention that the flags pin."""
     return _BACKENDS.get(flags.attention)

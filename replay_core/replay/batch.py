@@ -109,6 +109,20 @@ class MicroBatch:
         return MicroBatch(self.ids_BS[:, :width], self.valid_BS[:, :width], response, self.temperature, positions)
 
 
+    def wider(self, columns: int) -> MicroBatch:
+        """The same rows with more padding, on the left where they have some there, else on the right."""
+        padding = (columns, 0) if not self.valid_BS[:, 0].all() else (0, columns)
+
+        def padded(values_BS: Any) -> Any:
+            return None if values_BS is None else np.pad(values_BS, ((0, 0), padding))
+
+        idle = self.ids_BS[~self.valid_BS]
+        ids_BS = np.pad(self.ids_BS, ((0, 0), padding), constant_values=int(idle[0]) if idle.size else 0)
+        return MicroBatch(
+            ids_BS, padded(self.valid_BS), padded(self.response_BS), self.temperature, padded(self.positions_BS)
+        )
+
+
 def recorded_positions(samples: Batch) -> Ints | None:
     """[N]: the recorded position id of every token, by sample; None where one is missing or is no whole number."""
     ref = samples.held.find("position_ids")

@@ -23,6 +23,8 @@ from replay_core.replay.packing import Arrangement
 
 Tensors = dict[str, torch.Tensor]
 
+#: What a module's name ends before.
+_CALLED = re.compile(r"\.(?:inputs|output)(?:\.|$)")
 #: The capture pattern that keeps no module but the one that puts out the final hidden states.
 NOTHING = "none"
 
@@ -151,17 +153,27 @@ class TraceableCapture:
     """The same hooks in a form that Dynamo traces into the compiled graph: no identities, no counters, only clones.
 
     Set before compiling, kept while the compiled callable is in use, and emptied by `take` after each forward.
-    A module called again within one forward keeps its last call only.
+    A module called again within one forward keeps its last call only, under the number of that.
+
+    Args:
+        known: names of what an uncompiled capture kept, which tell how often a module is called.
     """
 
-    def __init__(self, backbone: torch.nn.Module, modules: Iterable[str], width: int) -> None:
+    def __init__(
+        self, backbone: torch.nn.Module, modules: Iterable[str], width: int, known: Iterable[str] = ()
+    ) -> None:
         self._store: Tensors = {}
         self._width = width
         self._handles: list[Any] = []
+        calls: dict[str, int] = {}
+        for name in known:
+            module_name, _, number = _CALLED.split(name)[0].rstrip("]").partition("[")
+            calls[module_name] = max(calls.get(module_name, 1), int(number or 0) + 1)
         for name in modules:
             module = backbone.get_submodule(name)
-            self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(self._after(name)))
+            last = _numbered(name, calls.get(name, 1))
+            self._handles.append(module.register_forward_pre_hook(self._before(last), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._after(last)))
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -174,7 +186,7 @@ class TraceableCapture:
         ran: set[str] = set()
         same: dict[tuple[Any, ...], torch.Tensor] = {}
         for name, value in self._store.items():
-            ran.add(re.split(r"\.(?:inputs|output)(?:\.|$)", name)[0])
+            ran.add(_CALLED.split(name)[0].partition("[")[0])
             if _is_attention_weights(value, self._width):
                 continue
             host = value.detach().to("cpu").contiguous()

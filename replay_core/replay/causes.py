@@ -13,6 +13,7 @@ Evidence = Mapping[str, Any]
 
 #: What is wrong -> how a sentence begins to say it. In order: what explains most first.
 KINDS = {
+    "random": "is random",
     "state": "state is carried over",
     "batch": "depends on the batch",
     "other_samples": "sees other samples",
@@ -33,6 +34,9 @@ TYPICAL, MOST, WORST = 2.0, 3.0, 4.0
 SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 #: Kernels of one setting that are further apart in float64 compute different things.
 KERNELS = 1e-4
+#: What moves with more of what no token may notice, whatever stands in it.
+_MORE = {"wider": "padding", "company": "batch"}
+_ITSELF = "each row alone, to which it is held, does so itself: "
 
 
 def broken_samples(rows: Sequence[Mapping[str, Any]], limit: float) -> list[int]:
@@ -104,37 +108,61 @@ def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     """What is wrong with each row alone, to which everything else is held; None where nothing shows."""
     if evidence is None:
         return None
-    found = _violated(evidence, "reference") or _violated(evidence, "eager")
-    apart = evidence["kernels_apart"] or 0.0
-    if found is None and apart <= KERNELS:
+    found = _violated(evidence, "reference") or _violated(evidence, "eager") or _kernels(evidence)
+    if found is None:
         return None
-    kind, because = found or ("maths", f"eager computes something else: a token is {apart:.2g} of its norm off")
+    kind, because = found
     return {
         "kind": kind, "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": _told(evidence),
         "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}",
     }  # fmt: skip
 
 
+def _kernels(evidence: Evidence) -> tuple[str, str] | None:
+    """What the kernel of each row alone does that eager does not; None where the two compute the same."""
+    apart = evidence["kernels_apart"] or 0.0
+    if apart <= evidence.get("kernel_noise", KERNELS):
+        return None
+    lost = (evidence.get("kernel") or {}).get("lost")
+    if lost:
+        return "own_keys", _lost(lost, "in eager", "in this kernel")
+    first = (evidence.get("kernel") or {}).get("first")
+    where = f", first in {first['module']}" if first else ""
+    return "maths", f"eager computes something else: a token is {apart:.2g} of its norm off{where}"
+
+
+def _lost(lost: Mapping[str, Any], there: str, here: str) -> str:
+    whom = "what it is given itself" if lost.get("itself") else "later ones of its sample"
+    return f"token {lost['token']} moves {whom} {there}, not {here}: {lost['module']}"
+
+
 def _kind(evidence: Evidence) -> tuple[str, str]:
     for by in ("reference", "cell"):
         found = _violated(evidence, by)
         if found is not None:
-            whose = "each row alone, to which it is held, does so itself: " if by == "reference" else ""
-            return found[0], whose + found[1]
+            return found[0], (_ITSELF if by == "reference" else "") + found[1]
     if _is_one(evidence):
-        return "rounding", ""
+        kernel = _kernels(evidence)
+        return ("rounding", "") if kernel is None else (kernel[0], _ITSELF + kernel[1])
     lost, first = evidence.get("lost"), evidence["first"]
     if lost:
-        whom = "what it is given itself" if lost.get("itself") else "later ones of its sample"
-        return "own_keys", f"token {lost['token']} moves {whom} when alone, not here: {lost['module']}"
+        return "own_keys", _lost(lost, "when alone", "here")
     where = f", first in {first['module']}" if first else ", in the head"
     if first and first["kind"] == "position":
         return "positions", f"{first['module']} gives other positions than each row alone has"
-    if evidence["single_agrees"] and not evidence["packed"]:
+    if evidence.get("unturned_agrees"):
+        return "positions", f"where no token is rotated by its position, the two are one{where}"
+    more_of = next((one for one in evidence["visibility"] if one["what"] in _MORE and one["by"] == "cell"), None)
+    if more_of is not None:
+        return _MORE[more_of["what"]], line(more_of)
+    # What a single row shows does not need the others.
+    is_alone_right = evidence["single_agrees"] and (evidence["smallest"] or {}).get("rows") != 1
+    if is_alone_right and not evidence["packed"]:
         return "batch", f"a sample by itself is right, and no token of the others moves it{where}"
     kernels = evidence["kernels_apart"] or 0.0
-    more = f"; eager is {kernels:.2g} from the kernel of each row alone" if kernels > KERNELS else ""
-    alone = "a sample by itself is right: " if evidence["single_agrees"] else ""
+    is_off = kernels > evidence.get("kernel_noise", KERNELS)
+    more = f"; eager is {kernels:.2g} from the kernel of each row alone" if is_off else ""
+    alone = "a sample by itself is right: " if is_alone_right else ""
     return "maths", f"{alone}every token sees what it may, and computes something else{where}{more}"
 
 
@@ -144,8 +172,11 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
     """
     found: dict[str, tuple[int, str]] = {}
     whole_batch, both_ways = _is_of_the_batch(evidence), by == "cell" and _are_rows_moved_both_ways(evidence)
+    runs_on = by == "cell" and _runs_from_row_to_row(evidence)
     for sight in evidence["visibility"]:
         kind = _shown(sight, whole_batch=whole_batch, both_ways=both_ways) if sight["by"] == by else None
+        if runs_on and kind in ("batch", "other_samples") and (sight["first"] or {}).get("kind") == "other":
+            kind = "state"
         if kind is not None:
             order = -1 if sight["first"] is None else sight["first"]["order"]
             found[kind] = min(found.get(kind, (order, line(sight))), (order, line(sight)), key=lambda one: one[0])
@@ -176,7 +207,7 @@ def _is_of_the_batch(evidence: Evidence) -> bool:
     """
     others = [sight for sight in evidence["visibility"] if sight["what"] == "other"]
     if not others:
-        return True  # a batch of one sample says nothing against it
+        return _moves_all_earlier(evidence)
     if not any(sight["moved"] for sight in others) or _leaves_somebody_out(evidence):
         return False
     tokens = [one for sight in evidence["visibility"] if sight["what"] == "token" for one in sight["moved"]]
@@ -186,6 +217,24 @@ def _is_of_the_batch(evidence: Evidence) -> bool:
     last = max((sight["sample"] for sight in here), default=0)
     runs_on = len(here) > 1 and all(_moves_only_what_follows(sight, last) for sight in here)
     return not runs_on
+
+
+def _moves_all_earlier(evidence: Evidence) -> bool:
+    """Of one sample by itself: whether a token moves all that are before it, as what takes all there is together does;
+    a convolution that looks ahead moves those that it reaches. Two tokens tell nothing.
+    """
+    tokens = [one for one in evidence["visibility"] if one["what"] == "token" and one["moved"] and one["token"] > 1]
+    return all(moved["tokens"] == sight["token"] for sight in tokens for moved in sight["moved"])
+
+
+def _runs_from_row_to_row(evidence: Evidence) -> bool:
+    """Whether every row of a batch moves the next one from its first token on, and none an earlier one: what is left
+    of a row is what the next begins with. Two rows could as well be one that holds the greatest of all.
+    """
+    others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
+    last = max((one["sample"] for one in others), default=0)
+    is_run = len(others) > 2 and all(_moves_only_what_follows(one, last) for one in others)
+    return is_run and not evidence["packed"]
 
 
 def _leaves_somebody_out(evidence: Evidence) -> bool:
@@ -218,8 +267,12 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = Fal
         return "own_keys" if sight["deaf"] else None
     if not sight["moved"]:
         return None
-    if sight["what"] == "again":
+    if sight["what"] == "seed":
+        return "random"
+    if sight["what"] in ("again", "fresh"):
         return "state"
+    if sight["what"] in _MORE:
+        return None  # told only where nothing else tells: what is counted with the padding moves with it
     if where in ("other", "router") and whole_batch:
         # What works on each token by itself has nothing to see of another: it takes all there is together.
         return "batch"
@@ -236,6 +289,9 @@ def line(sight: Mapping[str, Any]) -> str:
     """A line of the table: what was changed, and who moved."""
     changed = {
         "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}", "padding": "the padding",
+        "seed": "the seed alone (dropout left on?)", "fresh": "nothing (in a model loaded anew, after other tokens)",
+        "wider": "the amount of padding, not what stands in it,",
+        "company": "the number of samples in the pack, not one of these,",
         "token": f"token {sight['token']} of every sample",
     }[sight["what"]]  # fmt: skip
     if not sight["moved"]:

@@ -280,6 +280,11 @@ class BatchReplay:
         self._decide(forecast_bytes(asked, width, self.arrangement.slots), padded)
         return head, final_hidden
 
+    def captured_names(self) -> list[str]:
+        """What a capture of every module keeps, by name."""
+        known = self.model.known.get("probe") or self._probed()
+        return list(known[2])
+
     def _decide(self, size: int, padded_size: int) -> None:
         """Full or hash, said before anything is captured. Every layout of a batch decides alike: by the padded one."""
         modules, forecast_mib = len(self.modules), size / 2**20

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from replay_core.replay.attention import is_users_own
 from replay_core.replay.flags import FLAGS, Flags
 from replay_core.replay.libraries import transformers
 from replay_core.replay.model import LoadedModel
@@ -79,6 +80,8 @@ def effective_settings(
     """The settings the cell really ran with, as JSON-able data. `attention`: the operators that were seen."""
     causal_lm = model.causal_lm
     implementation = causal_lm.config._attn_implementation
+    if attention != NO_ATTENTION and is_users_own(implementation):
+        attention = f"{implementation}: a kernel of one's own ({attention})"
     dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in causal_lm.parameters()})
     return {
         # What nothing can be read back of is what was asked for.

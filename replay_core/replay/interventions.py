@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from replay_core.regexes import regex
-from replay_core.replay import compiling
+from replay_core.replay import compiling, settings
 from replay_core.replay.capture import Capture, modules_matching
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.model import LoadedModel
@@ -30,6 +30,8 @@ MOVED, STILL = 1e-6, 1e-9
 _COARSER = {torch.float64: 1.0, torch.float32: 1e3, torch.bfloat16: 3e5, torch.float16: 1e5}
 #: How often the same is run again: what alternates is as it was every other time, or every third.
 _REPEATS = 3
+#: Two seeds in an order in which nothing that counts calls would give the same for the same seed.
+_SEEDS = (1, 1, 2, 2, 1)
 #: Samples that are changed one after the other.
 _MOST_SAMPLES = 4
 #: Random directions onto which a token's vector is laid: one number each is enough to see that it changed.
@@ -72,7 +74,9 @@ class Trace:
 
 @dataclass
 class Sight:
-    """What one intervention moved. what: other (a whole sample), padding, token (one of every sample), again (nothing).
+    """What one intervention moved. what: other (a whole sample), padding, token (one of every sample), again (nothing),
+    seed (of what is drawn), fresh (nothing, in a model loaded anew, after other tokens), wider (more columns of
+    padding), company (one more sample in the pack).
 
     moved: (sample, relation, tokens, first position, last position); relation: other, own, earlier, later.
     """
@@ -195,8 +199,13 @@ class Observer:
         module = self.cell.model.backbone.get_submodule(name) if name else self.cell.model.backbone
         return TensorPlace(tensor, name or "the model", kind_of(name, module), order)
 
-    def sights(self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True) -> list[Sight]:
-        """Every intervention, one after the other."""
+    def sights(
+        self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True, thorough: bool = False
+    ) -> list[Sight]:
+        """Every intervention, one after the other; thorough: a sample that moves nobody gets still other tokens.
+
+        Of a model that draws, only that: whatever else were changed, the draw would move as well.
+        """
         numbers = np.unique(self.sample_N).tolist()
         # What is carried over from call to call is what the call before had: after the same tokens it would not show.
         self.hidden(self._changed(self.sample_N >= 0))
@@ -204,9 +213,12 @@ class Observer:
         for _ in range(_REPEATS):
             seen = [self._seen(base, Sight("again", None, None), self.ids)]
             if seen[0].moved:
+                drawn = self._drawn()
+                if drawn is not None:
+                    return [drawn]
                 break
         chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
-        seen += [self._seen(base, Sight("other", one, None), self._changed(self.sample_N == one)) for one in chosen]
+        seen += [self._other(base, one, thorough) for one in chosen]
         padding = np.ones(self.ids.size, dtype=bool)
         padding[self.slots.numpy()] = False
         if with_padding and padding.any():
@@ -216,6 +228,81 @@ class Observer:
             mine = self.position_N == token
             seen.append(self._seen(base, Sight("token", None, token), self._changed(mine), keep=True))
         return seen
+
+    def _drawn(self) -> Sight | None:
+        """What another seed moves, where one seed is always the same: no state, which knows of no seed, would be."""
+        passes = []
+        for seed in _SEEDS:
+            with settings.seeded(seed):
+                passes.append(self.hidden())
+        for at, (seed, hidden_ND) in enumerate(zip(_SEEDS, passes, strict=True)):
+            is_as_first = not bool((relative(passes[0], hidden_ND) > MOVED * self.scale).any())
+            if is_as_first != (seed == _SEEDS[0]) and at:
+                return None
+        with settings.seeded(_SEEDS[0]):
+            base = self.trace()
+        with settings.seeded(_SEEDS[2]):
+            return self._seen(base, Sight("seed", None, None), self.ids)
+
+    def _other(self, base: Trace, sample: int, thorough: bool) -> Sight:
+        """A sample with other tokens; of several draws the one that moves most tokens of others. What takes the
+        tokens of all together (an expert of limited capacity) need not notice that they changed, but does notice that
+        all are one.
+        """
+        mine = self.sample_N == sample
+        draws = [self._changed(mine)]
+        if thorough:
+            here = np.zeros(self.ids.size, dtype=bool)
+            here[self.slots.numpy()[mine]] = True
+            for word in (self.used[0], self.used[-1], self.used[self.used.size // 2]):
+                draws.append(np.where(here, word, self.ids).astype(self.ids.dtype))
+        moved_by = [relative(base.hidden, self.hidden(ids)).numpy()[~mine] for ids in draws[1:]]
+        count = [int((~(moved <= MOVED * self.scale)).sum()) for moved in moved_by]
+        first = self._seen(base, Sight("other", sample, None), draws[0])
+        if not count or max(count) <= sum(one[2] for one in first.moved):
+            return first
+        return self._seen(base, Sight("other", sample, None), draws[1 + count.index(max(count))])
+
+    def after_others(self) -> Trace:
+        """A pass of the batch after one of other tokens: what a model keeps from its first call is then of those."""
+        self.hidden(self._changed(self.sample_N >= 0))
+        return self.trace()
+
+    def differing(self, what: str, base: Trace, other: Trace, least: float) -> Sight | None:
+        """Tokens that are not in another trace (which may hold more of them behind) what they are in this one."""
+        size = self.sample_N.size
+        cut = Trace({name: one[:size] for name, one in other.laid.items()}, other.hidden[:size])
+        moved = ~(relative(base.hidden, cut.hidden) <= least).numpy()
+        if not moved.any():
+            return None
+        sight = Sight(what, None, None)
+        for sample in np.unique(self.sample_N[moved]).tolist():
+            where = self.position_N[moved & (self.sample_N == sample)]
+            sight.moved.append((int(sample), "own", int(where.size), int(where.min()), int(where.max())))
+        sight.first = first_apart(self, base, cut, least)
+        return sight
+
+    @contextlib.contextmanager
+    def at_one_position(self) -> Iterator[None]:
+        """Every token at position 0, as far as what turns positions into angles is told: nothing is rotated."""
+
+        def zeros(value: Any) -> Any:
+            is_ids = torch.is_tensor(value) and not value.is_floating_point() and value.dtype is not torch.bool
+            return torch.zeros_like(value) if is_ids else value
+
+        def before(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return tuple(map(zeros, args)), {name: zeros(value) for name, value in kwargs.items()}
+
+        turning = [
+            module for name, module in self.cell.model.backbone.named_modules()
+            if name and not isinstance(module, torch.nn.Embedding) and kind_of(name, module) == "position"
+        ]  # fmt: skip
+        handles = [module.register_forward_pre_hook(before, with_kwargs=True) for module in turning]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def is_suspect(self, base_ND: torch.Tensor) -> bool:
         """Whether an earlier token moves with a later one, or the next one does not: told by the final states alone."""

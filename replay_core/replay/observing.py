@@ -13,7 +13,7 @@ from replay_core.replay import compiling
 from replay_core.replay.answer import observer_effect
 from replay_core.replay.capture import Capture, Tensors, TraceableCapture, join, need_all
 from replay_core.replay.effective import Operators, Profiled
-from replay_core.replay.frontier import Hashed
+from replay_core.replay.frontier import Hashed, module_of
 from replay_core.replay.hashing import HashCapture, Hashes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Observed:
 
 def observe(cell: BatchReplay, run: compiling.Call, final_hidden: str, hidden: torch.Tensor) -> Observed:
     """Run the cell's forwards once more and look inside; `hidden` is what the plain pass put out."""
-    owner = final_hidden.partition(".output")[0]
+    owner = module_of(final_hidden)
     compiled = cell.flags.compile != "off"
     level = cell.capture["level"]
     if level == "none" or (level == "hash" and compiled):
@@ -115,7 +115,7 @@ def _compiled_capture(cell: BatchReplay, hooked: list[str], final_hidden: str) -
     parts: list[Tensors] = []
     ran: set[str] = set()
     # The hooks' own store is part of the traced graph: each capture is a callable of its own.
-    traced = TraceableCapture(cell.model.backbone, hooked, widest)
+    traced = TraceableCapture(cell.model.backbone, hooked, widest, cell.captured_names())
     run = cell.model.compiled.once(cell.flags)
     try:
         for done, forward in enumerate(forwards, start=1):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from replay_core.replay.flags import Flags
@@ -34,6 +36,21 @@ def applied(flags: Flags, seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = benchmark
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw under a seed, whoever draws (torch, numpy, Python), and go on afterwards as if nothing had been drawn."""
+    drawn, python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(drawn)
+        random.setstate(python)
 
 
 def in_words(seed: int) -> dict[str, object]:

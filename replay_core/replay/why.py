@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from replay_core.dumps import open_run
 from replay_core.errors import CellError, RldbgError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, ignore
 from replay_core.records import Run
-from replay_core.replay import attention, settings
+from replay_core.replay import attention, causes, settings
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.depth import fewest_layers
@@ -54,6 +55,14 @@ _BUDGET = 4e11
 _WATCHED, _COMPANY = 1024, (3, 32)
 #: Tokens right before the first that parts, of which each is changed by itself.
 _BEFORE = 4
+#: Tokens of its past, from the first to itself, of which each is changed if none of those before it was lost.
+_FAR = 12
+#: Columns of padding by which a batch is made wider.
+_WIDER = 8
+#: A kernel of the user's own may round to the dtype of the cell inside, by so many epsilons.
+_OWN_KERNEL = 4
+#: Share of the free memory that a second model may take, and its most bytes: what is larger takes minutes to load.
+_SECOND, _SECOND_MOST = 0.4, 4 << 30
 #: Tokens of the row by which the reference itself is checked, and the parties to that.
 _ITSELF, _PARTIES = 48, ("reference", "eager")
 #: Tokens whose log-probabilities are formed.
@@ -67,6 +76,8 @@ class ReplayBench:
     plan: ReplayPlan
     model: LoadedModel
     temperature: float
+    run: Run | None = None
+    recorded: MicroBatch | None = None
 
     def observer(self, flags: Flags, batch: MicroBatch) -> Observer:
         prepare(self.model, flags)
@@ -109,7 +120,7 @@ def explain(
     plan = replace(plan, flags=flags, capture=None)
     with settings.applied(flags, plan.seed):
         model, _ = (holder or HOLDER).model(plan, run, recorded.batch)
-        bench = ReplayBench(plan, model, temperature)
+        bench = ReplayBench(plan, model, temperature, run, recorded.batch)
         held = {name: open_run(Path(path)) for name, path in dumps.items()}
         wanted = finest(model)
         for dtype in wanted:
@@ -142,12 +153,13 @@ def _evidence(
         "logp_apart": None,
         "kernels_apart": None, "truth": {}, "smallest": None, "first": None, "single_agrees": None, "visibility": [],
         "packed": flags.packing, "mixture": is_mixture(bench.model), "shifted": False,
+        "kernel_noise": _kernel_noise(reference), "kernel": None, "unturned_agrees": None,
     }  # fmt: skip
     with contextlib.suppress(CellError):
         found["logp_apart"] = _logprobs_apart(bench, flags, reference, batch)
     eager = replace(reference, attention="eager")
     truth = alone
-    if reference.attention not in ("eager", "own"):
+    if _is_other_kernel(bench.model, reference):
         with contextlib.suppress(UnavailableError):
             truth = bench.hidden(eager, batch)
             found["kernels_apart"] = _worst(relative(truth, alone))
@@ -155,6 +167,8 @@ def _evidence(
         with contextlib.suppress(RldbgError):
             found["truth"][name] = figures(relative(truth, torch.from_numpy(tokens_of(dump, final_hidden))))
     is_one = found["apart"] <= SAME
+    if is_one and (found["kernels_apart"] or 0.0) > found["kernel_noise"]:
+        found["kernel"] = _kernel(bench, reference, eager, batch)
     if is_one and not always:
         return found
     # A row of one token has nobody to be moved by: interventions are made in a batch that still has company.
@@ -167,22 +181,24 @@ def _evidence(
                              "of_layers": of_layers}  # fmt: skip
     observer = bench.observer(flags, small)
     base = observer.trace()
-    sights = observer.sights(base)
+    sights = observer.sights(base, thorough=not is_one)
     found["visibility"] = [sight.to_mapping("cell") for sight in sights]
     own = bench.observer(reference, small)
     own_base = own.trace()
     own_sights = own.sights(own_base, 2)
     found["visibility"] += [sight.to_mapping("reference") for sight in own_sights]
+    if not is_one and not any(sight.moved for sight in (*sights, *own_sights) if sight.what in ("again", "seed")):
+        found["visibility"] += _once_more(bench, {"reference": (reference, own_base), "cell": (flags, base)}, small)
     positions = [one.cell.arrangement.position_ids.reshape(-1)[one.slots.numpy()] for one in (observer, own)]
     found["shifted"] = not np.array_equal(*positions)
     parted = first_apart(observer, own_base, base, SAME)
     found["first"] = None if parted is None else parted.to_mapping()
-    tokens = {sight.token for sight in own_sights if sight.token is not None} | _before_parting(
-        observer, own_base, base, parted
-    )
     found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted) or _lost_within(
-        bench, (flags, reference), small, sorted(tokens), parted
+        bench, (flags, reference), small, _asked_of(observer, own_sights, own_base, base, parted), parted
     )
+    if not is_one and found["lost"] is None:
+        found["unturned_agrees"] = _agree_unturned(bench, flags, reference, small)
+        found["visibility"] += _with_more(bench, flags, small, observer, base)
     worst = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
     if small.rows > 1:
         single = small.take([worst])
@@ -206,9 +222,10 @@ def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
         return None
     reference = replace(cell.flags, fault="none", compile="off")
     found: dict[str, Any] = {"kernels_apart": None, "visibility": [], "apart": 0.0, "logp_apart": None, "truth": {},
-                             "smallest": None, "first": None}  # fmt: skip
+                             "smallest": None, "first": None, "packed": False,
+                             "kernel_noise": _kernel_noise(reference), "kernel": None}  # fmt: skip
     parties = {"reference": reference}
-    if reference.attention not in ("eager", "own"):
+    if _is_other_kernel(cell.model, reference):
         parties["eager"] = replace(reference, attention="eager")
     hidden = {}
     try:
@@ -221,13 +238,103 @@ def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
                     if observer.is_suspect(hidden[name]):
                         sights = observer.sights(observer.trace(), 1)
                         found["visibility"] += [sight.to_mapping(name) for sight in sights]
+            if len(hidden) == len(_PARTIES):
+                found["kernels_apart"] = _worst(relative(hidden["eager"], hidden["reference"]))
+                if found["kernels_apart"] > found["kernel_noise"]:
+                    found["kernel"] = _kernel(bench, reference, parties["eager"], batch)
     except CellError:
         return None
     finally:
         prepare(cell.model, cell.flags)
-    if len(hidden) == len(_PARTIES):
-        found["kernels_apart"] = _worst(relative(hidden["eager"], hidden["reference"]))
     return found
+
+
+def _is_other_kernel(model: LoadedModel, reference: Flags) -> bool:
+    """Whether each row alone runs in another kernel than eager, to be held to it."""
+    return reference.attention != "eager" and not (reference.attention == "own" and model.own_attention == "eager")
+
+
+def _kernel_noise(reference: Flags) -> float:
+    if reference.attention != "own":
+        return causes.KERNELS
+    return max(causes.KERNELS, _OWN_KERNEL * torch.finfo(getattr(torch, reference.dtype)).eps)
+
+
+def _kernel(bench: ReplayBench, reference: Flags, eager: Flags, batch: MicroBatch) -> dict[str, Any]:
+    """Where the kernel of each row alone parts from eager, and which token it loses there."""
+    batch = batch if batch.ids_BS.size <= _WATCHED else smallest(bench, reference, eager, batch)
+    own = bench.observer(reference, batch)
+    base, sights = (traced := own.trace()), own.sights(traced, 1)
+    other = bench.observer(eager, batch)
+    other_base = other.trace()
+    other_sights = other.sights(other_base, 1)
+    parted = first_apart(own, other_base, base, SAME)
+    lost_there = _lost(own, base, sights, other, other_base, other_sights, parted) or _lost_within(
+        bench, (reference, eager), batch, _asked_of(own, other_sights, other_base, base, parted), parted
+    )
+    return {"first": None if parted is None else parted.to_mapping(), "lost": lost_there}
+
+
+def _once_more(
+    bench: ReplayBench, parties: Mapping[str, tuple[Flags, Trace]], batch: MicroBatch
+) -> list[dict[str, Any]]:
+    """What is not what it was in a model loaded anew, whose first call was of other tokens: a cache that is never
+    dropped moves nothing within one model, whose every call it serves. Empty where a second model is too large or is
+    drawn with other weights.
+    """
+    causal_lm = bench.model.causal_lm
+    size = sum(one.numel() * one.itemsize for one in causal_lm.parameters())
+    free = torch.cuda.mem_get_info()[0] if bench.plan.flags.device == "cuda" else psutil.virtual_memory().available
+    if bench.run is None or bench.recorded is None or size > min(_SECOND_MOST, _SECOND * free):
+        return []
+    found = []
+    for name, (flags, base) in parties.items():
+        holder = Holder()
+        with contextlib.suppress(RldbgError):
+            model, _ = holder.model(bench.plan, bench.run, bench.recorded)
+            if not _is_same_model(causal_lm, model.causal_lm):
+                return []
+            model.known.update(bench.model.known)
+            anew = replace(bench, model=model)
+            with in_dtype(model, next(causal_lm.parameters()).dtype):
+                observer = anew.observer(flags, batch)
+                sight = observer.differing("fresh", base, observer.after_others(), SAME)
+            found += [] if sight is None else [sight.to_mapping(name)]
+        holder.drop()
+    return found
+
+
+def _is_same_model(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    mine, fresh = dict(a.named_parameters()), dict(b.named_parameters())
+    if a is b or mine.keys() != fresh.keys():
+        return False
+    return all(torch.equal(one.to(fresh[name].dtype), fresh[name]) for name, one in mine.items())
+
+
+def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> bool:
+    """Whether the two are one as soon as nothing is rotated by its position, in either."""
+    hidden = []
+    for one in (reference, flags):
+        observer = bench.observer(one, batch)
+        with observer.at_one_position():
+            hidden.append(observer.hidden())
+    return _worst(relative(*hidden)) <= SAME
+
+
+def _with_more(
+    bench: ReplayBench, flags: Flags, batch: MicroBatch, observer: Observer, base: Trace
+) -> list[dict[str, Any]]:
+    """What moves when there is more of what no token may notice: columns of padding, in a pack one more sample."""
+    if flags.packing:
+        what, more = "company", batch.take([*range(batch.rows), 0])
+    elif batch.valid_BS.all():
+        return []
+    else:
+        what, more = "wider", batch.wider(_WIDER)
+    with contextlib.suppress(CellError):
+        sight = observer.differing(what, base, bench.observer(flags, more).trace(), SAME)
+        return [] if sight is None else [sight.to_mapping("cell")]
+    return []
 
 
 def _lost(
@@ -249,15 +356,23 @@ def _lost(
     return None
 
 
-def _before_parting(observer: Observer, own: Trace, cell: Trace, parted: TensorPlace | None) -> set[int]:
-    """The first token of any sample that is not what it is alone, and those right before it: of these it lost one."""
+def _asked_of(
+    observer: Observer, sights: Sequence[Sight], own: Trace, cell: Trace, parted: TensorPlace | None
+) -> list[int]:
+    """Tokens of which the first token of any sample that is not what it is alone may have lost one: those right before
+    it, then those that were changed, then some of all of its past.
+    """
     if parted is None:
-        return set()
+        return []
     apart_N = relative(own.laid[parted.tensor], cell.laid[parted.tensor]).numpy() > SAME
-    if not apart_N.any():
-        return set()
-    first = int(observer.position_N[apart_N].min())
-    return set(range(max(0, first - _BEFORE), first + 1))
+    near: list[int] = []
+    far: list[int] = []
+    if apart_N.any():
+        first = int(observer.position_N[apart_N].min())
+        near = list(range(max(0, first - _BEFORE), first + 1))
+        far = [int(one) for one in np.linspace(0, first, min(_FAR, first + 1))]
+    changed = sorted({sight.token for sight in sights if sight.token is not None} | set(near))
+    return list(dict.fromkeys([*changed, *far]))
 
 
 def _lost_within(
