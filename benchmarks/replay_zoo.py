@@ -35,7 +35,7 @@ LAYOUTS = {"left": LEFT, "both": BOTH, "right": RIGHT, "long": LONG}
 VOCABULARY = 128
 
 OTHERS, PADDING, FUTURE, OWN = "other_samples", "padding", "future", "own_keys"
-POSITIONS, STATE, BATCH, MATHS = "positions", "state", "batch", "maths"
+POSITIONS, STATE, BATCH, MATHS, RANDOM = "positions", "state", "batch", "maths", "random"
 
 
 def configurations() -> dict[str, Callable[[], Any]]:
@@ -89,6 +89,8 @@ def configurations() -> dict[str, Callable[[], Any]]:
 DENSE = ("llama", "qwen3", "gemma2", "gpt2", "gpt_neox", "mistral")
 MIXTURES = ("mixtral", "qwen3_moe")
 ATTENDING = (*DENSE, *MIXTURES)
+#: Whose queries come from a projection of their own, and are not normed.
+PROJECTING = ("llama", "gemma2", "mistral", "mixtral")
 ROTATING = tuple(name for name in ATTENDING if name != "gpt2")
 HYBRID = ("falcon_h1", "lfm2", "qwen3_next")
 #: Replayed as they are alone: no fault is planted in them.
@@ -219,16 +221,18 @@ class Fault:
     plant: Callable[[Patient], None]
     architectures: tuple[str, ...] = ATTENDING
     layout: str = "both"
+    #: The kernel that shows it; None: any.
+    attention: str | None = None
 
 
 FAULTS: list[Fault] = []
 
 
 def fault(
-    *called: str, flags: str, among: tuple[str, ...] = ATTENDING, layout: str = "both"
+    *called: str, flags: str, among: tuple[str, ...] = ATTENDING, layout: str = "both", attention: str | None = None
 ) -> Callable[[Callable[[Patient], None]], Callable[[Patient], None]]:
     def keep(plant: Callable[[Patient], None]) -> Callable[[Patient], None]:
-        FAULTS.append(Fault(plant.__name__, called, flags, plant, among, layout))
+        FAULTS.append(Fault(plant.__name__, called, flags, plant, among, layout, attention))
         return plant
 
     return keep
@@ -687,6 +691,163 @@ def _without_itself(seen: Tensor) -> Tensor:
     return others | (itself & ~others.any(-1, keepdim=True))
 
 
+# ── draws, what is kept from the first call, how much there is of what is not seen, kernels of one's own ──
+
+
+@fault(RANDOM, flags=PAD)
+def dropout_on_when_padded(patient: Patient) -> None:
+    changed_output(patient.mlps[-1], lambda _given, put: put if patient.call.is_alone else F.dropout(put, 0.2))
+
+
+@fault(RANDOM, flags=PACK)
+def noise_in_the_pack(patient: Patient) -> None:
+    changed_output(
+        patient.norms[1], lambda _given, put: put if patient.call.is_alone else put + 0.1 * torch.randn_like(put)
+    )
+
+
+@fault(BATCH, flags=PACK, among=MIXTURES)
+def places_taken_in_order_of_arrival(patient: Patient) -> None:
+    def change(given: Tensor, put: Tensor) -> Tensor:
+        if patient.call.is_alone:
+            return put
+        flat = put.reshape(-1, put.shape[-1])
+        chosen = F.one_hot(given.reshape(flat.shape)[:, :4].argmax(-1), 4)
+        kept = (chosen.cumsum(0) * chosen).sum(-1) <= 6
+        return (flat * kept[:, None]).reshape(put.shape)
+
+    for one in patient.mlps[-1:]:
+        changed_output(one, change)
+
+
+@fault(BATCH, flags=PACK)
+def mlp_scaled_by_the_number_of_samples(patient: Patient) -> None:
+    def change(_given: Tensor, put: Tensor) -> Tensor:
+        count = int(patient.call.sample_T[-1]) + 1 if patient.call.is_packed else 1
+        return put * (1 + 0.2 * (count - 1))
+
+    changed_output(patient.mlps[0], change)
+
+
+@fault(STATE, OTHERS, flags=PAD)
+def first_tokens_of_rows_alone_kept_for_ever(patient: Patient) -> None:
+    held: list[Tensor] = []
+
+    def change(_given: Tensor, put: Tensor) -> Tensor:
+        if not patient.call.is_alone or put.ndim != 3:
+            return put
+        if not held:
+            held.append(put[:, :2].detach().clone())
+        size = min(put.shape[1], held[0].shape[1])
+        return torch.cat([held[0][:, :size].to(put.dtype), put[:, size:]], dim=1)
+
+    changed_output(patient.mlps[-1], change)
+
+
+@fault(STATE, OTHERS, flags=PAD)
+def running_sum_over_all_rows(patient: Patient) -> None:
+    def change(given: Tensor, put: Tensor) -> Tensor:
+        if patient.call.is_alone:
+            return put
+        held, ran = torch.zeros(given.shape[-1], dtype=given.dtype), []
+        for token in given.reshape(-1, given.shape[-1]):
+            held = 0.97 * held + token
+            ran.append(held)
+        rows = torch.stack(ran).reshape(given.shape)
+        # Of a row itself nothing: only what the rows before it left.
+        before = rows[:-1, -1:] if rows.shape[0] > 1 else rows[:0, :1]
+        decay = 0.97 ** torch.arange(1, given.shape[1] + 1, dtype=given.dtype)[None, :, None]
+        return put + 0.1 * F.pad(before, (0, 0, 0, 0, 1, 0)) * decay
+
+    changed_output(patient.norms[-1], change)
+
+
+@fault(PADDING, BATCH, flags=PAD, among=PROJECTING)
+def queries_scaled_by_the_padded_width(patient: Patient) -> None:
+    last = patient.modules(".q_proj")[-1]
+    changed_output(last, lambda _given, put: put * (patient.call.width / 16 if patient.call.mask_BS is not None else 1))
+
+
+@fault(MATHS, flags=PAD, among=PROJECTING)
+def values_rounded_to_eighths_when_padded(patient: Patient) -> None:
+    for one in patient.modules(".v_proj"):
+        changed_output(one, lambda _given, put: put if patient.call.is_alone else (put * 8).round() / 8)
+
+
+def _turned(patient: Patient, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+    """Let the last attention rotate by what `change` makes of its cosines and sines."""
+
+    def before(_module: Any, args: Any, kwargs: Any) -> Any:
+        if patient.call.is_alone:
+            return args, kwargs
+        return args, {**kwargs, "position_embeddings": change(*kwargs["position_embeddings"])}
+
+    patient.attentions[-1].register_forward_pre_hook(before, with_kwargs=True)
+
+
+@fault(POSITIONS, flags=PAD, among=ROTATING)
+def last_layer_turns_by_twice_the_positions(patient: Patient) -> None:
+    _turned(patient, lambda cos, sin: (cos * cos - sin * sin, 2 * sin * cos))
+
+
+@fault(POSITIONS, flags=PACK, among=ROTATING)
+def last_layer_turns_the_other_way(patient: Patient) -> None:
+    _turned(patient, lambda cos, sin: (cos, -sin))
+
+
+@fault(FUTURE, flags=PAD)
+def mlp_looks_one_ahead_everywhere(patient: Patient) -> None:
+    changed_output(patient.mlps[0], lambda given, put: put + 0.5 * F.pad(given.reshape(put.shape), (0, 0, 0, 1))[:, 1:]
+                   if put.ndim == 3 else put)  # fmt: skip
+
+
+def _own_kernel(patient: Patient, name: str, change: Callable[[Tensor], Tensor], scale: float = 1.0) -> None:
+    """Let the model attend by a kernel of its own that sees what `change` makes of [T, T] what it may see."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    def kernel(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None,
+        **_more: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        width = query.shape[2]
+        allowed = _causal(width)[None, None].expand(query.shape[0], query.shape[1], -1, -1)
+        if mask is not None:
+            allowed = (mask[..., :width] > -1.0).expand_as(allowed)
+        seen = allowed & change(allowed)
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling) * scale
+        held = torch.softmax(scores.masked_fill(~seen, torch.finfo(scores.dtype).min).float(), -1).to(query.dtype)
+        return (held @ value).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(name, kernel)
+    AttentionMaskInterface.register(name, eager_mask)
+    patient.model.set_attn_implementation(name)
+
+
+@fault(OWN, flags=PAD, among=("llama", "qwen3", "mixtral", "gpt_neox", "gpt2"), attention="own", layout="right")
+def own_kernel_skips_a_tile(patient: Patient) -> None:
+    def change(seen: Tensor) -> Tensor:
+        kept = torch.ones_like(seen)
+        kept[:, -2:, 12:, 4:8] = False
+        return kept
+
+    _own_kernel(patient, "zoo_skips_a_tile", change)
+
+
+@fault(OWN, flags=PACK, among=("llama", "qwen3", "mixtral", "gpt_neox", "gpt2"), attention="own")
+def own_kernel_forgets_what_is_far(patient: Patient) -> None:
+    _own_kernel(
+        patient, "zoo_forgets", lambda seen: ~torch.ones(seen.shape[-2:], dtype=torch.bool).tril(-10).expand_as(seen)
+    )
+
+
+@fault(MATHS, flags=PAD, among=("llama", "qwen3", "mixtral", "gpt_neox", "gpt2"), attention="own")
+def own_kernel_doubles_the_scores(patient: Patient) -> None:
+    _own_kernel(patient, "zoo_doubles", torch.ones_like, 2.0)
+
+
 #: Faults that the rules were not made with.
 HELD_BACK = tuple(one.name for one in FAULTS[1::2])
 
@@ -786,7 +947,7 @@ def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]], most_s: float
             break
         chance = random.Random(zlib.crc32(f"{one.name}{architecture}{dtype}".encode()))
         std, trained = chance.choice((0.05, 0.1, 0.2)), chance.random() < 0.4
-        attention = chance.choice(("sdpa", "eager"))
+        attention = one.attention or chance.choice(("sdpa", "eager"))
         flags = f"{one.flags} dtype={dtype} attention={attention}"
         doc = replayed(folder, one.layout, flags, architecture, std, trained, one.plant)
         cells = [doc["cells"][doc["baseline"]], *(cell for cell in doc["cells"] if cell["part"] != "reference")]

@@ -271,8 +271,8 @@ class SightEntry(TypedDict):
 
     by: Literal["cell", "reference", "eager"]
     what: Literal["again", "other", "padding", "token", "seed", "fresh", "wider", "company"]
-    """Nothing (run again after other tokens), all tokens of `sample`, the padding, token `token` of every sample; the seed
-    alone; nothing, in a model loaded anew after other tokens; the number of columns of padding, of samples in the pack."""
+    """Nothing (run again after other tokens), all tokens of `sample`, the padding, token `token` of every sample; the
+    seed; nothing, in a model loaded anew after other tokens; how many columns of padding, or samples of a pack, are."""
     sample: Count | None
     token: Count | None
     moved: list[MovedTokens]

@@ -50,7 +50,7 @@ def implementation(flags: Flags) -> str | None:
 
 
 def is_users_own(word: str | None) -> bool:
-    """Whether attention of this name is none of the library's: its operators may be eager's, what it makes of them not."""
+    """Whether attention of this name is none of the library's, whosever operators it computes with."""
     return word is not None and word.removeprefix("paged|") not in _IMPLEMENTATIONS.values()
 
 

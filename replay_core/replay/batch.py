@@ -108,7 +108,6 @@ class MicroBatch:
         positions = None if self.positions_BS is None else self.positions_BS[:, :width]
         return MicroBatch(self.ids_BS[:, :width], self.valid_BS[:, :width], response, self.temperature, positions)
 
-
     def wider(self, columns: int) -> MicroBatch:
         """The same rows with more padding, on the left where they have some there, else on the right."""
         padding = (columns, 0) if not self.valid_BS[:, 0].all() else (0, columns)

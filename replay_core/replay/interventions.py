@@ -254,8 +254,8 @@ class Observer:
         if thorough:
             here = np.zeros(self.ids.size, dtype=bool)
             here[self.slots.numpy()[mine]] = True
-            for word in (self.used[0], self.used[-1], self.used[self.used.size // 2]):
-                draws.append(np.where(here, word, self.ids).astype(self.ids.dtype))
+            words = self.used[[0, -1, self.used.size // 2]]
+            draws += [np.where(here, word, self.ids).astype(self.ids.dtype) for word in words]
         moved_by = [relative(base.hidden, self.hidden(ids)).numpy()[~mine] for ids in draws[1:]]
         count = [int((~(moved <= MOVED * self.scale)).sum()) for moved in moved_by]
         first = self._seen(base, Sight("other", sample, None), draws[0])

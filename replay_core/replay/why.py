@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import torch
 
+from replay_core.dtypes import DTYPES
 from replay_core.dumps import open_run
 from replay_core.errors import CellError, RldbgError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, ignore
@@ -257,14 +258,15 @@ def _is_other_kernel(model: LoadedModel, reference: Flags) -> bool:
 def _kernel_noise(reference: Flags) -> float:
     if reference.attention != "own":
         return causes.KERNELS
-    return max(causes.KERNELS, _OWN_KERNEL * torch.finfo(getattr(torch, reference.dtype)).eps)
+    return max(causes.KERNELS, _OWN_KERNEL * (DTYPES[reference.dtype].eps or 0.0))
 
 
 def _kernel(bench: ReplayBench, reference: Flags, eager: Flags, batch: MicroBatch) -> dict[str, Any]:
     """Where the kernel of each row alone parts from eager, and which token it loses there."""
     batch = batch if batch.ids_BS.size <= _WATCHED else smallest(bench, reference, eager, batch)
     own = bench.observer(reference, batch)
-    base, sights = (traced := own.trace()), own.sights(traced, 1)
+    base = own.trace()
+    sights = own.sights(base, 1)
     other = bench.observer(eager, batch)
     other_base = other.trace()
     other_sights = other.sights(other_base, 1)

@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from replay_core.errors import CellError, RequestError
-from replay_core.replay.capture import Capture, forecast_bytes, join, modules_matching, need_all, need_room
+from replay_core.replay.capture import (
+    Capture,
+    TraceableCapture,
+    forecast_bytes,
+    join,
+    modules_matching,
+    need_all,
+    need_room,
+)
 from replay_core.replay.flags import Flags
 from replay_core.replay.packing import arrange
 from tests.builders import padded_batch
@@ -67,6 +75,20 @@ def test_a_module_called_twice_keeps_its_calls_apart():
         shared(torch.ones(1, 3, 4))
         shared(torch.zeros(1, 3, 4))
     assert list(capture.tensors) == ["0.inputs.0", "0.output", "0[1].inputs.0", "0[1].output"]
+
+
+def test_the_last_call_that_a_compiled_graph_keeps_is_named_as_the_last_call():
+    net = torch.nn.Sequential(shared := torch.nn.Linear(4, 4), torch.nn.ReLU())
+    known = ["0.inputs.0", "0.output", "0[1].inputs.0", "0[1].output", "1.output"]
+    traced = TraceableCapture(net, ["0", "1"], 3, known)
+    with torch.no_grad():
+        shared(torch.ones(1, 3, 4))
+        net(torch.zeros(1, 3, 4))
+    tensors, ran = traced.take()
+    traced.remove()
+    assert list(tensors) == ["0[1].inputs.0", "0[1].output", "1.inputs.0", "1.output"]
+    assert ran == {"0", "1"}
+    assert torch.equal(tensors["0[1].output"], shared(torch.zeros(1, 3, 4)).detach())
 
 
 def test_attention_weights_are_left_out():

@@ -72,13 +72,64 @@ def test_rows_that_attention_mixes_both_ways_depend_on_the_batch():
     assert kind(moves(0, 1, where="mixer"), moves(1, 2, where="mixer"), packed=False) == "other_samples"
 
 
+def test_what_every_row_hands_to_the_next_is_state_and_what_takes_all_is_not():
+    scan = [moves(0, 1, 2), moves(1, 2), moves(2)]
+    assert kind(*scan, packed=False) == "state", "each row begins with what the row before it left"
+    assert kind(moves(0, 1, 2), moves(1), moves(2), packed=False) == "batch", "the greatest of all is in sample 0"
+    assert kind(moves(0, 1), moves(1), packed=False) == "batch", "with two rows that cannot be told apart"
+    arriving = [moves(0, 1, 2, where="router"), moves(1, 2, where="router"), moves(2, where="router")]
+    assert kind(*arriving, packed=False) == "batch", "experts that are full by the time a row comes"
+
+
+def test_what_moves_with_the_seed_alone_is_random_and_no_state():
+    told = cause_of(evidence(sight("seed", "other")), rows(1.0), 1e-3)
+    assert told["kind"] == "random"
+    assert "is random: changing the seed alone (dropout left on?) moves 3 tokens of sample 1" in told["sentence"]
+
+
+def test_what_differs_in_a_model_loaded_anew_is_state():
+    told = cause_of(evidence(sight("fresh", "other", by="reference")), rows(1.0), 1e-3)
+    assert told["kind"] == "state"
+    assert "each row alone, to which it is held, does so itself" in told["sentence"]
+
+
+def test_how_much_padding_or_company_there_is_tells_only_where_nothing_else_does():
+    turned = {"tensor": "rotary_emb.output.0", "module": "rotary_emb", "kind": "position", "order": 0}
+    wider, company = sight("wider"), sight("company")
+    assert kind(wider, packed=False) == "padding"
+    assert kind(company) == "batch"
+    assert kind(wider, first=turned, packed=False) == "positions", "positions that count the padding"
+    assert kind(wider, sight("other", by="cell", order=9), packed=False) == "other_samples"
+
+
+def test_what_is_one_where_nothing_is_rotated_is_positions():
+    attention = {"tensor": "layers.1.self_attn.output.0", "module": "layers.1.self_attn", "kind": "mixer", "order": 9}
+    assert kind(first=attention, unturned_agrees=True) == "positions"
+    assert kind(first=attention, unturned_agrees=False) == "maths"
+
+
+def test_what_a_single_row_shows_does_not_depend_on_the_others():
+    small = {"rows": 1, "tokens": [3], "layers": None, "of_layers": None}
+    told = cause_of(evidence(single_agrees=True, packed=False, smallest=small), rows(1.0), 1e-3)
+    assert told["kind"] == "maths"
+    assert "a sample by itself is right" not in told["sentence"]
+
+
+def test_a_kernel_that_all_share_is_held_to_eager():
+    lost = {"first": None, "lost": {"module": "layers.0.self_attn", "token": 4, "itself": False}}
+    told = cause_of(evidence(apart=0.0, kernels_apart=0.6, kernel=lost), rows(0.0), 1e-3)
+    assert (told["kind"], told["is_noise"]) == ("own_keys", False)
+    assert "token 4 moves later ones of its sample in eager, not in this kernel" in told["sentence"]
+    assert cause_of_reference(evidence(kernels_apart=0.6, kernel=lost))["kind"] == "own_keys"
+    assert cause_of_reference(evidence(kernels_apart=0.01, kernel_noise=0.03)) is None, "it rounds to bfloat16 inside"
+
+
 def test_what_runs_from_sample_to_sample_is_no_work_on_the_whole_batch():
     assert kind(moves(0, 1), moves(1, 2), moves(2)) == "other_samples"
     assert kind(moves(0, 1), moves(1, 2), moves(2, 0)) == "batch", "a later sample moves an earlier one"
     assert kind(moves(0, 1, 2), moves(1), moves(2)) == "batch", "the greatest of all is in sample 0"
     last_token = sight("token", "other", relation="earlier", order=9)
     assert kind(moves(0, 1), moves(1, 2), moves(2), last_token) == "other_samples", "sample 1 comes after sample 0"
-    assert kind(moves(0, 1), moves(1, 2), moves(2), packed=False) == "batch", "rows do not follow one another"
 
 
 def test_what_leaves_a_sample_out_is_no_work_on_the_whole_batch():
@@ -144,6 +195,15 @@ def test_the_reference_is_asked_itself():
     assert wrong["kind"] == "future"
     assert wrong["sentence"].startswith("each row alone is wrong itself: sees the future")
     assert cause_of_reference(evidence(kernels_apart=0.7))["kind"] == "maths"
+
+
+def test_one_row_that_looks_ahead_a_little_sees_the_future_and_one_that_takes_all_depends_on_all():
+    def earlier(token, tokens):
+        moved = [{"sample": 0, "relation": "earlier", "tokens": tokens, "first": 0, "last": tokens - 1}]
+        return {**sight("token", "other", by="reference"), "token": token, "moved": moved}
+
+    assert cause_of_reference(evidence(earlier(1, 1), earlier(10, 1), earlier(19, 1)))["kind"] == "future"
+    assert cause_of_reference(evidence(earlier(1, 1), earlier(10, 10), earlier(19, 19)))["kind"] == "batch"
 
 
 def test_how_many_tokens_of_a_mixture_are_routed_elsewhere_varies_more_than_their_typical_noise():

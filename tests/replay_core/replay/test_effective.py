@@ -5,8 +5,16 @@ from collections import Counter
 import pytest
 import torch
 
-from replay_core.replay.effective import NO_ATTENTION, Operators, Profiled, attention_in, notes_on
+from replay_core.replay.effective import (
+    NO_ATTENTION,
+    Operators,
+    Profiled,
+    attention_in,
+    effective_settings,
+    notes_on,
+)
 from replay_core.replay.flags import Flags
+from replay_core.replay.model import LoadedModel
 
 
 @pytest.mark.parametrize(
@@ -24,6 +32,23 @@ from replay_core.replay.flags import Flags
 )  # fmt: skip
 def test_the_kernel_is_named_by_its_operators(counts, words):
     assert attention_in(Counter(counts)) == words
+
+
+def test_a_kernel_that_a_user_registered_is_named_as_theirs_whatever_it_computes_with():
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    AttentionInterface.register("mine", eager_attention_forward)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    said = {}
+    for name in ("mine", "eager"):
+        config = LlamaConfig(**sizes, num_attention_heads=2, attn_implementation=name)
+        model = LoadedModel(LlamaForCausalLM(config), "factory:tests")
+        settings = effective_settings(Flags.parse("attention=own"), model, "eager (bmm + softmax)", 1.0, "arange")
+        said[name] = settings["attention"]
+    assert said == {
+        "mine": "mine: a kernel of one's own (eager (bmm + softmax))", "eager": "eager (bmm + softmax)"
+    }  # fmt: skip
 
 
 def test_a_product_without_a_softmax_is_no_attention_where_nothing_was_fused():

@@ -18,9 +18,23 @@ CHOSEN = (
     ("two_tokens_change_places", "llama", "float32"),
     ("past_lost_in_the_second_layer", "llama", "bfloat16"),
     ("attention_put_out_as_nothing_when_padded", "gpt_neox", "float32"),
+    ("dropout_on_when_padded", "llama", "float32"),
+    ("first_tokens_of_rows_alone_kept_for_ever", "llama", "float32"),
+    ("queries_scaled_by_the_padded_width", "llama", "float32"),
+    ("last_layer_turns_by_twice_the_positions", "llama", "float32"),
+    ("own_kernel_skips_a_tile", "llama", "float32"),
 )
 #: Further faults of these kinds.
 MORE = (
+    ("noise_in_the_pack", "gpt2", "bfloat16"),
+    ("places_taken_in_order_of_arrival", "qwen3_moe", "float32"),
+    ("running_sum_over_all_rows", "gpt_neox", "bfloat16"),
+    ("mlp_scaled_by_the_number_of_samples", "mistral", "float32"),
+    ("values_rounded_to_eighths_when_padded", "llama", "float32"),
+    ("last_layer_turns_the_other_way", "qwen3", "float32"),
+    ("own_kernel_forgets_what_is_far", "gpt2", "bfloat16"),
+    ("own_kernel_doubles_the_scores", "llama", "float32"),
+    ("mlp_looks_one_ahead_everywhere", "mistral", "float32"),
     ("every_other_call_goes_without_the_last_mlp", "llama", "float32"),
     ("every_third_call_is_louder", "llama", "float32"),
     ("own_key_masked", "gpt_neox", "float32"),
@@ -44,7 +58,8 @@ def folder(tmp_path_factory):
 )
 def test_a_fault_is_named_by_what_it_lets_tokens_see(folder, name, architecture, dtype):
     one = BY_NAME[name]
-    doc = zoo.replayed(folder, one.layout, f"{one.flags} dtype={dtype}", architecture, 0.1, False, one.plant)
+    flags = f"{one.flags} dtype={dtype} attention={one.attention or 'sdpa'}"
+    doc = zoo.replayed(folder, one.layout, flags, architecture, 0.1, False, one.plant)
     wrong = [cell for cell in doc["cells"] if cell["agreement"]["agrees"] is False]
     assert {cell["cause"]["kind"] for cell in wrong} <= set(one.called)
     assert wrong
