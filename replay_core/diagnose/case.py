@@ -20,6 +20,8 @@ class Case:
         self.run = run
         self.signals = signals
         self.step = step
+        for log in () if signals is None else signals.logs:
+            log.samples = self.batches
         #: Records that could not be read, found on the way.
         self.unreadable: list[str] = []
         #: Records whose samples another record already holds, and were counted once.

@@ -10,7 +10,7 @@ for log in signals.logs:                      one per run that the path holds: t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,8 @@ class RunLog:
     """Steps are counted, not read: the first logged step need not be the first step."""
     told: list[Told] = field(default_factory=list)
     algorithm: Algorithm = field(default_factory=lambda: Algorithm({}))
+    samples: Callable[[], Iterator[Any]] = lambda: iter(())
+    """The samples (`StepBatch`) that the run recorded beside what it logged; none of a log alone."""
     _points: dict[tuple[str, str], dict[tuple[Any, Any, Any], Point]] = field(default_factory=dict)
     _names: dict[tuple[str, str], signal_names.Name] = field(default_factory=dict)
     _series: dict[str, list[Series]] | None = None

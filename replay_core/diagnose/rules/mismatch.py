@@ -6,7 +6,7 @@ The size of the mismatch names no cause: a stale engine and a leaking pack show 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from replay_core.diagnose.gap import (
     unsampled,
 )
 from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import first_update_B
 from replay_core.diagnose.rules.staleness import versions
@@ -430,10 +431,10 @@ def turned_around(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
-@rule("D09", "engine and trainer disagree", link="logprobs", scope="batch", needs=_BOTH,
+@rule("D09", "engine and trainer disagree", link="logprobs", scope="case",
       explains=("L10", "D14", "D15", "D24"),
       source="NeMo-RL docs (mean e^|d| > 1.05, KL error 1e-3); miles CI 0.03; slime CI 0.1")  # fmt: skip
-def disagree(batch: StepBatch) -> Iterator[Finding]:
+def disagree(case: Case) -> Iterator[Finding]:
     """mean |d| > 0.03 is a warning, > 0.1 an error; mean e^|d| > 1.05 or k3 > 1e-3 alone is worth saying: few tokens do
     it, as where a mixture of experts routes them differently. bf16 engines beside fp32 trainers are at about 0.005, MoE
     ones near 0.06: up to 0.07 it is info where both sides rise and fall together (correlation above 0.95) and nothing
@@ -444,8 +445,34 @@ def disagree(batch: StepBatch) -> Iterator[Finding]:
     recorded padded the longest prompts have none), between samples that share a token and all before it (one forward
     gives them one number: else dropout, or neighbours are seen), at the first response tokens (another prompt: chat
     template), in few samples, or evenly (precision, kernels, parallelism); and by which side the reference agrees with.
+
+    Info, too, over the steps of a run whose first has none of it, whose second has all, and where it does not grow: it
+    is what weights one update old make, as every asynchronous run has it.
     """
-    between = gap(batch)
+    found: list[Finding] = []
+    means: list[float] = []
+    whys: list[str] = []
+    for batch in case.batches():
+        missing = [need for need in _BOTH if not any(batch.has(name) for name in need.split("|"))]
+        try:
+            if missing:
+                raise Skip("needs " + ", ".join(missing).replace("|", " or "))
+            between = gap(batch)
+        except Skip as skip:
+            whys.append(str(skip))
+            continue
+        means.append(between.mean)
+        steps = () if batch.step is None else (batch.step,)
+        found += [replace(one, steps=steps) for one in _disagreement(batch, between)]
+    if not means:
+        raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
+    every = [*merged(found)]
+    if _is_one_update(means, 0.01) and all(": " not in one.claim for one in found if one.severity != "info"):
+        every = [replace(one, severity="info", claim=one.claim + _LATE, cause=_LATE_CAUSE) for one in every]
+    yield from (weighed(one, len(means), varies=False) for one in every)
+
+
+def _disagreement(batch: StepBatch, between: Gap) -> Iterator[Finding]:
     multiplier, k3 = LIMITS["mult_prob_error"].warning, LIMITS["rollout_k3"].warning
     bad = between.mean > DISAGREE or between.multiplier > multiplier or between.k3 > k3
     named = between.is_shifted or between.is_tempered or between.is_truncated
@@ -704,6 +731,26 @@ def _side(between: Gap) -> str | None:
     return "engine" if own < 0.2 * between.mean else None
 
 
+#: Where a mismatch is rounding: what the first step has, whose weights the engine was started with.
+_NONE_AT_FIRST = {"logprob_diff": 0.01, "prob_diff": 0.003, "rollout_k3": 5e-4}
+_LATE = " after the first step, which has none, and does not grow: samples are an update old, or more"
+_LATE_CAUSE = (
+    "right of an asynchronous run, whose samples are of weights before the last update; of a synchronous one the "
+    "weights reach the engine a step late. Importance weights (truncated, TIS) set it right"
+)
+
+
+def _is_one_update(values: Sequence[float], rounding: float) -> bool:
+    """Whether a mismatch by step is that of weights one update old: the first step has none, the second all of it, and
+    what comes later is no larger. Weights that never arrive leave ever more of it.
+    """
+    if len(values) < 4 or values[0] > min(rounding, 0.1 * values[1]):
+        return False
+    later = values[1:]
+    half = len(later) // 2
+    return bool(np.median(later[half:]) <= 1.2 * np.median(later[: max(half, 2)])) and not trends.rises(later)
+
+
 @rule("D09", "engine and trainer disagree", link="rollout_logprobs", scope="signals", needs=("|".join(LIMITS),),
       source="NeMo-RL docs; slime and miles CI; verl-omni#637")  # fmt: skip
 def mismatch(log: RunLog) -> Iterator[Finding]:
@@ -712,7 +759,8 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     mean|d| over 0.03 (0.1 an error), mean e^|d| over 1.05 (1.2), k3 over 1e-3 (0.1), mean difference of the
     probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9). One number does not name a cause: a shift, a
     temperature, stale weights and packing all look like this. A healthy bf16 mixture of experts has mean|d| of 0.064:
-    up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it does not rise.
+    up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it does not rise. It is info, too, where the first step has
+    none, the second all of it, and it does not grow: weights one update old, as of every asynchronous run.
     """
     bad = [
         (limit, series, now)
@@ -722,18 +770,21 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     ]
     if not bad:
         return
-    if log.algorithm.is_off_policy:
+    if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
     limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
     past = [point for point in series.points if limit.is_past(point.value, limit.warning)]
-    usual = now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z
+    late = series.signal in _NONE_AT_FIRST and _is_one_update(series.finite, _NONE_AT_FIRST[series.signal])
+    usual = late or (now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z)
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     yield finding(
-        "error" if limit.is_past(now, limit.error) else "info" if usual else "warning",
-        f"engine and trainer disagree: {series.name} is {now:.3g}",
+        "info" if usual else "error" if limit.is_past(now, limit.error) else "warning",
+        f"engine and trainer disagree: {series.name} is {now:.3g}" + (_LATE if late else ""),
         past[0].where(series.name),
         evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
-        cause="so far apart from the first step on that both hardly speak of the same tokens: log-probabilities that "
+        cause=_LATE_CAUSE
+        if late
+        else "so far apart from the first step on that both hardly speak of the same tokens: log-probabilities that "
         "are shifted by one token, tokens that were re-tokenised or belong to other samples, tokens in the loss mask "
         "that no engine sampled such as padding, prompt or tool output, or another model"
         if other

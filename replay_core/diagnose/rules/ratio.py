@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
@@ -233,7 +234,10 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning, over 0.5 an error.
 
     Where the policy hardly moves, GSPO or a clip range is all it can be: a warning, info where no range is stated and
-    ratios are within 5 % of 1, as a sequence's are; silent where the run states so small a range.
+    ratios are within 5 % of 1, as a sequence's are; silent where the run states so small a range. Info, too, where none
+    is stated, the fraction stands from the first step on, and the policy's KL to the one that sampled (logged, else of
+    the recorded ratios) is .03 and less: a range of .2 leaves .02 times the clipped share at the least, and a batch
+    that tears the policy away far more.
     The largest ratio over 10 is a warning, and so is an effective sample size of the importance weights,
     1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count.
     """
@@ -246,13 +250,15 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             if stated is not None and max(stated) < NO_RANGE:
                 continue
             hardly = reach is not None and reach < NO_RANGE
-            narrow = hardly and reach is not None and reach < OF_SEQUENCES and stated is None
+            narrow = stated is None and (_is_of_sequences(log, series) or (hardly and given(reach) < OF_SEQUENCES))
             yield finding(
                 "info" if narrow else "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
                 f"{now:.0%} of the tokens are clipped"
                 + (
                     f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range"
                     if hardly
+                    else " from the first step on, and the policy moves as little as an update should"
+                    if narrow
                     else ""
                 ),
                 series.first(over=CLIPPED),
@@ -263,7 +269,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                 cause="the clip range (eps) is far too small; or old and new log-probabilities differ by noise that is "
                 "no move of the policy: dropout left on, two forwards with other kernels or another order. GSPO alone "
                 "has so small a range on purpose"
-                if hardly
+                if hardly or narrow
                 else "learning rate too high, too many updates per batch, stale samples, or an engine that samples "
                 "from other probabilities than the trainer's",
                 next_step="compare old and new log-probabilities of the first mini-batch: rldbg record -- YOUR "
@@ -314,6 +320,31 @@ def _reach(log: RunLog, clipped: Series) -> float | None:
         return None
     share = sum(clipped.finite) / len(clipped.finite)
     return math.sqrt(2 * abs(sum(moved.finite) / len(moved.finite)) / share) if share else None
+
+
+#: The policy's KL over a batch that adaptive rates and early stops aim at (.01 to .03).
+USUAL_KL = 0.03
+
+
+def _is_of_sequences(log: RunLog, clipped: Series) -> bool:
+    """Whether a clip fraction looks like that of a range made for whole responses: it stands from the first step on, as
+    every token after a batch's first update is past it, and the policy moves no more than recipes let it.
+    """
+    values = clipped.finite
+    if len(values) < STEPS or min(values[:STEPS]) < 0.8 * trends.level(values) or trends.rises(values):
+        return False
+    moved = log.get("policy_kl")
+    if moved is not None:
+        return bool(moved.finite) and abs(sum(moved.finite) / len(moved.finite)) <= USUAL_KL
+    found = []
+    for batch in log.samples():
+        try:
+            ratio_N, known_N, _ = ratios(batch)
+        except Skip:
+            continue
+        logs = np.log(np.maximum(ratio_N[known_N], 1e-30))
+        found.append(float((logs * logs).mean()) / 2)
+    return bool(found) and float(np.median(found)) <= USUAL_KL
 
 
 #: A mean |log ratio| that a range of .2 cannot leave alone, in so many steps.
