@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.surrogates import FLOOR, logged_of
 from replay_core.records import Record, TensorRef
 
 #: Micro-batches that tell; a KL loss below this is nothing to weigh; and what one coefficient may leave.
 FEWEST, LEAST, LEFT = 4, 1e-6, 0.02
+#: How far a coefficient may lie from the stated one before it is another: token weights differ by micro-batch.
+WEIGHED = 1.5
 _BETAS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+_BONUSES = ("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef")
 
 
 @rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="case",
       explains=("L10", "L08", "D15"), lasts=True,
       source="loss = pg_loss + beta KL: the KL holds the policy near its reference")  # fmt: skip
-def kl_in_recorded_losses(case: Case) -> Iterator[Finding]:
+def added_up(case: Case) -> Iterator[Finding]:
     """Solves loss - pg_loss = beta KL over micro-batches that record all three (4 and more, KL over 1e-6), and must
-    leave less than a fiftieth of it: a negative beta is an error; so is none at all where the run states one. The
-    KL loss may be recorded with its coefficient or without.
+    leave less than a fiftieth of it: a negative beta is an error; so is none at all where the run states one, and one
+    1.5 times the stated or below two thirds of it. The KL loss may be recorded with its coefficient or without.
+
+    Where no KL is recorded, loss - pg_loss is held against the entropy of the tokens (any reduction, to 2e-4): an error
+    where it is added, which presses the entropy down, and where its weight is off the stated one by as much. And
+    against pg_loss itself: one factor of 1.5 and more in all micro-batches that are no count of ranks is an error (a
+    world size, an accumulation that is not divided), a warning where it is the count of micro-batches, which Megatron's
+    schedule divides by afterwards.
     """
-    rows: list[tuple[float, float, Record]] = []
-    for record in case.records():
-        if record.key.stage in ("training_metrics", "param", "gradient"):
-            continue
-        loss, pg, kl = _numbers(record, "loss", "pg_loss", "kl_loss")
-        if loss is not None and pg is not None and kl is not None and abs(kl) > LEAST:
-            rows.append((loss - pg, kl, record))
+    rows = [
+        (loss, pg, kl or 0.0, record)
+        for record in case.records() if record.key.stage not in ("training_metrics", "param", "gradient")
+        for loss, pg, kl in [(*_numbers(record, "loss", "pg_loss"), _numbers(record, "kl_loss")[0])]
+        if loss is not None and pg is not None
+    ]  # fmt: skip
     if len(rows) < FEWEST:
-        raise Skip(f"needs loss, pg_loss and kl_loss of {FEWEST} micro-batches")
+        raise Skip(f"needs loss and pg_loss of {FEWEST} micro-batches, and kl_loss for the weight of the KL")
+    weighed = [(loss - pg, kl, record) for loss, pg, kl, record in rows if abs(kl) > LEAST]
+    if len(weighed) >= FEWEST:
+        yield from _kl(case, weighed)
+    elif not any(kl for _, _, kl, _ in rows):
+        yield from _factor(case, [(loss, pg, record) for loss, pg, _, record in rows])
+        yield from _entropy(case)
+
+
+def _kl(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Finding]:
     rest, weighed = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     beta = float(rest @ weighed / (weighed @ weighed))
     stated = stated_number(case.run.flags or {}, *_BETAS) or stated_number(case.run.facts, *_BETAS)
@@ -49,7 +69,7 @@ def kl_in_recorded_losses(case: Case) -> Iterator[Finding]:
     ]
     if np.abs(rest - beta * weighed).max() > LEFT * max(abs(beta), 1e-6) * scale + 1e-7:
         if np.abs(rest).max() > 1e-7:
-            raise Skip("the KL loss does not make the difference of loss and pg_loss: other terms are in it")
+            return
         beta = 0.0
     key = record.key
     where = Where(key.step, key.micro, key.rank, key.role, key.stage, "kl_loss", path=str(record.path))
@@ -62,6 +82,16 @@ def kl_in_recorded_losses(case: Case) -> Iterator[Finding]:
             cause="the sign of the term is turned where the loss is summed up: distance from the reference is rewarded",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
+    elif stated and beta > 1e-9 and not 1 / WEIGHED < beta / stated < WEIGHED and abs(beta - 1) > LEFT:
+        yield finding(
+            "error",
+            f"the KL term weighs {beta:.3g} in the loss, and the run states a coefficient of {stated:g}",
+            where,
+            evidence=evidence,
+            cause="the coefficient that is configured does not reach the loss, is scaled on its way (a percentage, a "
+            "world size), or is overwritten by a controller",
+            next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
+        )
     elif np.abs(rest).max() <= 1e-3 * (stated or math.nan) * scale:
         yield finding(
             "error",
@@ -71,6 +101,84 @@ def kl_in_recorded_losses(case: Case) -> Iterator[Finding]:
             cause="the KL loss is computed, logged, and left out where the loss is summed up",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
+
+
+def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Finding]:
+    """A loss that is its only term times one factor, in every micro-batch."""
+    rows = [row for row in rows if abs(row[1]) > LEAST]
+    if len(rows) < FEWEST:
+        return
+    found = [loss / pg for loss, pg, _ in rows]
+    factor = sorted(found)[len(found) // 2]
+    ranks = len({record.key.rank for _, _, record in rows})
+    if factor < WEIGHED or max(abs(one - factor) for one in found) > 1e-3 * factor or round(factor, 2) == ranks:
+        return
+    of_update = Counter(
+        (record.key.step, record.key.rank, record.key.epoch, record.key.minibatch) for _, _, record in rows
+    )
+    micros = max(of_update.values())
+    record = max(rows, key=lambda row: abs(row[1]))[2]
+    key = record.key
+    accumulated = micros > 1 and round(factor, 2) == micros
+    yield finding(
+        "warning" if accumulated else "error",
+        f"the loss is {factor:.4g} times its terms: pg_loss is all that is recorded of it",
+        Where(key.step, key.micro, key.rank, key.role, key.stage, "loss", path=str(record.path)),
+        evidence=[shown("loss / pg_loss", factor, "1, or the ranks", record.path.name),
+                  shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)],
+        cause="it is multiplied by the micro-batches of an update, and its gradient is summed over them: accumulation "
+        "is not divided (right where the schedule divides afterwards, as Megatron's does)"
+        if accumulated
+        else "a factor that should cancel does not: a world size where gradients are summed or one rank runs, gradient "
+        "accumulation that is not divided, a loss scale; or a term that is not recorded",
+        next_step="rldbg diagnose --explain D49   # then look at the line that scales the loss",
+    )  # fmt: skip
+
+
+def _entropy(case: Case) -> Iterator[Finding]:
+    """The entropy term, where it alone is added to the policy's loss."""
+    weights: list[float] = []
+    steps: list[int] = []
+    place: Where | None = None
+    for batch in case.batches():
+        loss, pg = (logged_of(batch, name, fewest=2) for name in ("loss", "pg_loss"))
+        entropy = batch.columns.of("entropy")
+        if loss is None or pg is None or entropy is None or loss.values_M.shape != pg.values_M.shape:
+            continue
+        rest = replace(loss, values_M=loss.values_M - pg.values_M)
+        if np.abs(rest.values_M).max() < 10 * FLOOR:
+            continue
+        values_N = np.where(entropy.said_N, np.nan_to_num(entropy.values_N), 0.0)
+        added, subtracted = rest.factor(values_N), replace(rest, values_M=-rest.values_M).factor(values_N)
+        if added is None and subtracted is None:
+            continue
+        weights.append(added if added is not None else -given(subtracted))
+        steps += [] if batch.step is None else [batch.step]
+        place = place or batch.laid.where("entropy", sample=0)
+    weight = float(np.median(weights)) if weights else 0.0
+    # Micro-batches of equal tokens fit another reduction, too, by another factor.
+    alike = sum(abs(one - weight) <= LEFT * abs(weight) for one in weights)
+    if place is None or alike < 2 or 2 * alike < len(weights):
+        return
+    stated = stated_number(case.run.flags or {}, *_BONUSES) or stated_number(case.run.facts, *_BONUSES)
+    evidence = [shown("coefficient of the entropy in the loss", weight, "< 0"), shown("steps that tell", len(weights)),
+                *([] if stated is None else [shown("coefficient that is stated", stated)])]  # fmt: skip
+    next_step = "rldbg diagnose --explain D49   # then look at the line that adds up the loss"
+    if weight > 0:
+        yield finding(
+            "error",
+            f"the entropy term has the wrong sign: added to the loss, it presses the entropy down (coefficient "
+            f"{weight:.3g})",
+            place, evidence=evidence, next_step=next_step, steps=steps,
+            cause="the sign of the term is turned where the loss is summed up: a bonus is subtracted from the loss",
+        )  # fmt: skip
+    elif stated and not 1 / WEIGHED < -weight / stated < WEIGHED:
+        yield finding(
+            "error",
+            f"the entropy term weighs {-weight:.3g} in the loss, and the run states a coefficient of {stated:g}",
+            place, evidence=evidence, next_step=next_step, steps=steps,
+            cause="the coefficient that is configured does not reach the loss, or is scaled on its way",
+        )  # fmt: skip
 
 
 def _numbers(record: Record, *names: str) -> list[float | None]:

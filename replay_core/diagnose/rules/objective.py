@@ -360,7 +360,7 @@ def kl_term(case: Case) -> Iterator[Finding]:
     first: StepBatch | None = None
     stated, steps = "", []
     for batch in case.batches():
-        logged = logged_of(batch, "kl_loss")
+        logged = logged_of(batch, "kl_loss", fewest=2)
         policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
         if logged is None or policy is None or ref is None:
             continue
@@ -376,7 +376,7 @@ def kl_term(case: Case) -> Iterator[Finding]:
             elif logged.fits(estimate(r_N, p_N)):
                 fits[f"{name} with policy and reference swapped"] += 1
     if not looked or first is None:
-        raise Skip("needs the KL loss of 3 micro-batches, and a policy that has moved from its reference")
+        raise Skip("needs the KL loss of 2 micro-batches of a step, and a policy that has moved from its reference")
     if not fits:
         raise Skip("no estimator makes the logged KL losses: other tokens, or a cut-off")
     name, count = fits.most_common(1)[0]

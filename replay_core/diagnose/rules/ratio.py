@@ -236,7 +236,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     Where the policy hardly moves, GSPO or a clip range is all it can be: a warning, info where no range is stated and
     ratios are within 5 % of 1, as a sequence's are; silent where the run states so small a range. Info, too, where none
     is stated, the fraction stands from the first step on, and the policy's KL to the one that sampled (logged, else of
-    the recorded ratios) is .03 and less: a range of .2 leaves .02 times the clipped share at the least, and a batch
+    the recorded ratios) is .03 and less, or where neither is known, the reward does not fall and the entropy stays
+    within half and twice its beginning: a range of .2 leaves .02 times the clipped share at the least, and a batch
     that tears the policy away far more.
     The largest ratio over 10 is a warning, and so is an effective sample size of the importance weights,
     1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count.
@@ -331,7 +332,7 @@ def _is_of_sequences(log: RunLog, clipped: Series) -> bool:
     every token after a batch's first update is past it, and the policy moves no more than recipes let it.
     """
     values = clipped.finite
-    if len(values) < STEPS or min(values[:STEPS]) < 0.8 * trends.level(values) or trends.rises(values):
+    if len(values) < trends.MIN_STEPS or min(values[:STEPS]) < 0.8 * trends.level(values) or trends.rises(values):
         return False
     moved = log.get("policy_kl")
     if moved is not None:
@@ -344,7 +345,14 @@ def _is_of_sequences(log: RunLog, clipped: Series) -> bool:
             continue
         logs = np.log(np.maximum(ratio_N[known_N], 1e-30))
         found.append(float((logs * logs).mean()) / 2)
-    return bool(found) and float(np.median(found)) <= USUAL_KL
+    if found:
+        return float(np.median(found)) <= USUAL_KL
+    # Neither is known: a policy that is torn away loses its reward, its entropy or its gradient.
+    reward, entropy = log.get("reward"), log.get("entropy")
+    if reward is None or entropy is None or trends.rises([-value for value in reward.finite]):
+        return False
+    begun = trends.level(entropy.finite[:STEPS])
+    return 0.5 * begun < trends.level(entropy.finite, STEPS) < 2 * begun
 
 
 #: A mean |log ratio| that a range of .2 cannot leave alone, in so many steps.

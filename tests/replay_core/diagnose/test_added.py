@@ -40,3 +40,63 @@ def test_too_few_micro_batches_are_not_judged(tmp_path: Path) -> None:
     told = look(recorded(tmp_path / "run", -0.2, count=3), "D49")
     assert of(told, "D49") is None
     assert "4 micro-batches" in why_skipped(told, "D49")
+
+
+def trained_terms(path: Path, *, bonus: float = 0.0, times: float = 1.0, stated: float = 0.01, steps: int = 4) -> Path:
+    """A policy of one linear layer that is trained by two micro-batches a step, and what each of them adds up."""
+    recorder = Recorder(path, flags={"entropy_coeff": stated})
+    torch.manual_seed(3)
+    layer = torch.nn.Linear(6, 9)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.5)
+    for step in range(steps):
+        inputs_BTD, ids_BT = torch.randn(6, 8, 6), torch.randint(0, 9, (6, 8))
+        mask_BT = (torch.arange(8) < torch.tensor([8, 5, 6, 4, 3, 7])[:, None]).long()
+        mask_BT[:, :2] = 0
+        advantages_B = torch.randn(6)
+        with recorder.step(step) as write:
+            for micro, rows in enumerate((slice(0, 2), slice(2, 6))):
+                logs_BTV = layer(inputs_BTD[rows, :-1]).log_softmax(-1)
+                logp_BT = logs_BTV.gather(-1, ids_BT[rows, 1:, None]).squeeze(-1)
+                entropy_BT = -(logs_BTV.exp() * logs_BTV).sum(-1)
+                keep_BT = mask_BT[rows, 1:].float()
+                total = mask_BT.sum()
+                pg = -(advantages_B[rows, None] * (logp_BT - logp_BT.detach()).exp() * keep_BT).sum() / total
+                loss = times * (pg - bonus * (entropy_BT * keep_BT).sum() / total)
+                loss.backward()
+                attended_BT = (torch.arange(8) < torch.tensor([8, 5, 6, 4, 3, 7])[rows, None]).long()
+                write(
+                    "forward_data", input_ids=ids_BT[rows], attention_mask=attended_BT,
+                    response_mask=mask_BT[rows], log_probs=logp_BT.detach(), entropy=entropy_BT.detach(),
+                    advantages=advantages_B[rows, None] * keep_BT, micro=micro,
+                )  # fmt: skip
+                write("loss", loss=loss.detach(), pg_loss=pg.detach(), micro=micro)
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("made", "severity", "words"),
+    [
+        ({"bonus": -0.3}, "error", "added to the loss, it presses the entropy down (coefficient 0.3)"),
+        ({"bonus": 0.3}, "error", "weighs 0.3 in the loss, and the run states a coefficient of 0.01"),
+        ({"bonus": 0.01}, "", ""),
+        ({"times": 8.0}, "error", "the loss is 8 times its terms"),
+        ({"times": 2.0}, "warning", "the loss is 2 times its terms"),
+        ({"times": 0.5}, "", ""),
+    ],
+    ids=["entropy minimised", "thirty times", "as stated", "world size", "accumulation", "divided by accumulation"],
+)
+def test_what_a_trained_step_adds_up_is_held_against_what_is_stated(
+    made: dict[str, float], severity: str, words: str, tmp_path: Path
+) -> None:
+    found = of(look(trained_terms(tmp_path / "run", **made), "D49"), "D49")
+    assert (found.severity if found else "") == severity
+    assert found is None or words in found.claim
+
+
+def test_a_weight_of_the_kl_that_is_not_the_stated_one_is_an_error(tmp_path: Path) -> None:
+    found = of(look(recorded(tmp_path / "run", 2.0, 0.02), "D49"), "D49")
+    assert found is not None and found.severity == "error"
+    assert "weighs 2 in the loss, and the run states a coefficient of 0.02" in found.claim
