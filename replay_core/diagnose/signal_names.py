@@ -253,7 +253,7 @@ _PLAIN: dict[str, str] = {
     "logprobs_diff "
     "train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
     "prob_diff": "rollout_probs_diff rollout_prob_diff probs_diff",
-    "step_seconds": "dt step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step",
+    "step_seconds": "dt step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step sec secs seconds step_sec",
     "tokens_per_second": "tokens_per_second tokens_per_sec tok_per_sec tok_per_s toks_per_s",
     "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb vram_gb",
 }  # fmt: skip
@@ -367,6 +367,9 @@ def _by_its_words(words: frozenset[str]) -> str | None:
     if words & _ENGINE and words & _APART and (words & _LOGPROBS or words & {"prob", "probs"}):
         return "logprob_diff" if words & _LOGPROBS else "prob_diff"
     own = words - _ROOMS - {"", "mean", "avg", "average"}
+    # Between an engine and its trainer nothing else is measured in steps than log-probabilities.
+    if words & _ENGINE and words & _APART and words <= _ENGINE | _APART | {"trainer", "train", "", "mean", "avg"}:
+        return "logprob_diff"
     if own & _RIGHT and own <= _RIGHT | {"rate", "ok", "answer", "answers", "reward", "rewards"}:
         return "reward_function"
     if words & _OF_CRITIC:

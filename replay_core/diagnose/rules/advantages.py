@@ -140,6 +140,9 @@ def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
     bad_B = batch.flat.count(column.said_N & ~np.isfinite(column.values_N)) > 0
     if not bad_B.any():
         return
+    values = batch.columns.of("values")
+    if values is not None and not np.isfinite(values.values_N[values.said_N]).all():
+        raise Skip("values are not finite (D21), and advantages are made of them: no group's std is in it")
     sizes_G = np.bincount(group_B)
     flat_G = sizes_G == 1
     if reward_B is not None and np.isfinite(reward_B).all():

@@ -746,3 +746,25 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
         next_step="lower the critic's learning rate ten times; look at its loss and gradient norm",
         steps=[point.step for point, _ in bad if point.step is not None],
     )  # fmt: skip
+
+
+@rule("D84", "the critic's loss is negative", link="loss", scope="signals", needs=("value_loss",), lasts=True,
+      explains=("D45", "D63", "L02", "L08", "L09", "L10", "L16", "D24", "D25", "D20"),
+      source="arXiv 1707.06347 equation 9: a mean of squares")  # fmt: skip
+def negative(log: RunLog) -> Iterator[Finding]:
+    """The value loss below -1e-4 in 3 steps and more and half of all: an error. A mean of squares cannot be."""
+    series = given(log.get("value_loss"))
+    below = [point for point in series.points if point.value < -1e-4]
+    if len(below) < 3 or 2 * len(below) < len(series.points):
+        return
+    worst = min(below, key=lambda point: point.value)
+    yield finding(
+        "error",
+        f"the value loss has the wrong sign: {series.name} is {below[0].value:.3g} at first and comes to "
+        f"{worst.value:.3g}, and a mean of squares is never negative",
+        worst.where(series.name),
+        evidence=[series.shown_at(worst, ">= 0"), shown("steps below 0", share(len(below), len(series.points)))],
+        cause="the critic's loss is negated: an optimizer drives its values away from their returns",
+        next_step="look at the line that makes the value loss",
+        steps=[point.step for point in below if point.step is not None],
+    )

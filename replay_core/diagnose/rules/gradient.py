@@ -90,11 +90,34 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _largest(batch: StepBatch) -> float:
+    """The largest |advantage| of a token that counts."""
+    column, trained_N = batch.columns.of("advantages"), batch.trained_N
+    if column is None or trained_N is None:
+        return 0.0
+    heard = np.abs(column.values_N[trained_N & column.said_N])
+    return float(heard[np.isfinite(heard)].max(initial=0.0))
+
+
 def _never_any(log: RunLog) -> Iterator[Finding]:
     """A norm of exactly 0 in all of 5 steps and more, where the log tells no spread of rewards but their mean
     changes.
     """
     norms, reward = log.get("grad_norm"), log.get("reward")
+    if norms is not None and len(norms.finite) >= 3 and not any(norms.finite):
+        largest = max((_largest(batch) for batch in log.samples()), default=0.0)
+        if largest > 1e-6:
+            yield finding(
+                "error",
+                f"the gradient is exactly 0 in all {len(norms.finite)} steps although advantages are not",
+                norms.points[0].where(norms.name),
+                evidence=[norms.shown(0.0, "> 0"), shown("largest |advantage| on counted tokens", largest)],
+                cause="no parameter takes part: all are frozen (requires_grad is off, an adapter that is not marked "
+                "trainable), logits are detached, or the mask cuts the graph",
+                next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
+                steps=norms.steps(),
+            )
+            return
     if norms is None or len(norms.finite) < 5 or any(norms.finite) or reward is None or len(set(reward.finite)) < 3:
         raise Skip("no step has both a grad_norm and the spread of its rewards")
     yield finding(

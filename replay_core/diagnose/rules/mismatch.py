@@ -32,6 +32,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import first_update_B
+from replay_core.diagnose.rules.rows import whose
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
@@ -385,6 +386,8 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     alien_N = unsampled(rollout, trainer, both_N)
     if not alien_N.any():
         return
+    if whose(batch, rollout, trainer) is not None:
+        raise Skip("rollout log-probabilities are another sample's (D79): what is 0 is where that one has ended")
     if gap(batch).is_shifted:
         raise Skip("log-probabilities are shifted (D08): what is filled in with 0 lies beside its place")
     at = int(np.flatnonzero(alien_N)[0])
@@ -595,6 +598,15 @@ def _cause(batch: StepBatch, between: Gap) -> tuple[str, str, list[Evidence]]:
             "it samples, its replicas hold different ones, or its cache is not emptied after an update",
             ranges,
         )
+    never_below, alike = float((between.d < -0.02).mean()), float((np.abs(between.d) < 0.02).mean())
+    if between.mean > BADLY and never_below <= 0.01 and alike > 0.3:
+        return (
+            "the trainer gives no token less than the engine",
+            "the trainer's values are those of the best token of each position (argmax, max over the vocabulary), not "
+            "of the sampled one: a gather by other ids, or logits that are made colder",
+            [*told, shown("share of tokens that it gives less", never_below, "about 0.5"),
+             shown("share of tokens that agree", alike)],
+        )  # fmt: skip
     if between.mean > BADLY and side == "trainer":
         padding = "" if between.by_padding is not None else ", its positions or mask of padding differ"
         dropout = ", or dropout is on" if not twins.known else ""

@@ -9,7 +9,8 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
@@ -91,6 +92,48 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
         next_step=batch.laid.mismatch_command()
         if batch.has("rollout_logprobs") and batch.trainer is not None
         else None,
+    )
+
+
+@rule("D31", "samples of old weights", link="rollout_logprobs", scope="case", lasts=True,
+      explains=("D09", "D12", "D14", "D24"),
+      source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
+def behind(case: Case) -> Iterator[Finding]:
+    """How far the newest weight version of a step's samples lies behind the step, less what the nearest step has (one
+    trainer counts versions from 0, another from 1): more than the limit that is stated, else 8, is a warning.
+    """
+    found: list[tuple[float, Where, int]] = []
+    limit: float | None = None
+    for batch in case.batches():
+        known = versions(batch)
+        if known is None or batch.step is None or np.isnan(known[1]).all():
+            continue
+        limit = limit if limit is not None else batch.laid.algorithm.number(*_LIMITS)
+        sample = int(np.nanargmin(known[0]))
+        place = batch.laid.where("weight_version", sample=sample)
+        found.append((batch.step - float(np.nanmin(known[0])), place, batch.step))
+    if len(found) < 2:
+        raise Skip("needs weight versions of two steps")
+    nearest = max(0.0, min(one[0] for one in found))
+    worst = max(found, key=lambda one: one[0])
+    lag = worst[0] - nearest
+    allowed = LAG if limit is None else limit
+    if lag <= allowed:
+        return
+    past = [step for behind_by, _, step in found if behind_by - nearest > allowed]
+    yield finding(
+        "warning",
+        f"samples are up to {lag:g} weight versions behind the step that trains on them"
+        + (f", and the run allows {limit:g}" if limit is not None else ""),
+        worst[1],
+        evidence=[
+            shown("versions behind", lag, f"<= {allowed:g}"),
+            shown("steps past it", share(len(past), len(found))),
+        ],
+        cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, or new "
+        "weights do not reach the engine",
+        next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
+        steps=past,
     )
 
 

@@ -1,0 +1,207 @@
+"""What of a batch belongs to another sample, to none, or to one and the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import DISAGREE
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.stating import finding, share, shown
+
+#: Tokens of a response that tell it from another, samples that tell rows exchanged from one that is odd, and the most
+#: samples that each is held against each other.
+FEWEST, SAMPLES, MOST = 3, 4, 512
+#: How near another's values are, in shares of what its own are apart.
+NEARER = 0.2
+
+
+def whose(batch: StepBatch, rollout: Column, trainer: Column) -> Array | None:
+    """The sample [B] whose trainer log-probabilities each sample's rollout's are, where four fifths of those that can
+    be told (4 and more) are another's; -1 where it cannot be told. None where rows are not exchanged.
+    """
+    inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
+    if inside_N is None or not SAMPLES <= len(batch) <= MOST:
+        return None
+    spans = [slice(start, start + length) for start, length in zip(
+        batch.flat.starts_B, batch.flat.lengths_B, strict=True)]  # fmt: skip
+    theirs = [np.nan_to_num(rollout.values_N[at][inside_N[at]]) for at in spans]
+    ours = [np.nan_to_num(trainer.values_N[at][inside_N[at]]) for at in spans]
+    found_B = np.full(len(batch), -1)
+    told = 0
+    for sample, values in enumerate(theirs):
+        if len(values) < FEWEST or len(ours[sample]) < FEWEST:
+            continue
+        apart = np.full(len(batch), np.inf)
+        for other, mine in enumerate(ours):
+            # A row that is longer than the sample it stands for is filled up with zeros.
+            held = min(len(values), len(mine))
+            if held >= FEWEST and values[:held].all():
+                apart[other] = np.abs(values[:held] - mine[:held]).mean()
+        own = np.abs(values - ours[sample]).mean()
+        if own <= DISAGREE:
+            told += 1
+            continue
+        best = int(apart.argmin())
+        told += 1
+        if best != sample and apart[best] < min(NEARER * own, DISAGREE):
+            found_B[sample] = best
+    moved = int((found_B >= 0).sum())
+    return found_B if moved >= SAMPLES and moved >= 0.6 * told else None
+
+
+@rule("D79", "rollout log-probabilities are another sample's", link="rollout_logprobs", scope="batch",
+      needs=("rollout_logprobs", "trainer_logprobs", "mask|response"), lasts=True,
+      explains=("L10", "D08", "D09", "D10", "D11", "D12", "D14", "D15", "D16", "D24"),
+      source="rows of a batch that is sorted, balanced or rolled, and one tensor of it that is not")  # fmt: skip
+def another_row(batch: StepBatch) -> Iterator[Finding]:
+    """Every sample's rollout log-probabilities beside the trainer's of every sample (of 512 and fewer, over the tokens
+    that both have, 3 and more): an error where most of the samples, 4 and more, have another's, a fifth as far away as
+    their own and within .03 nats.
+    """
+    rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
+    found_B = whose(batch, rollout, trainer)
+    if found_B is None:
+        return
+    moved = np.flatnonzero(found_B >= 0)
+    by, counts = np.unique((moved - found_B[moved]) % len(batch), return_counts=True)
+    most = int(by[counts.argmax()])
+    rolled = counts.max() >= 0.8 * len(moved)
+    first = int(moved[0])
+    yield finding(
+        "error",
+        f"rollout log-probabilities are in the wrong rows: those of {share(len(moved), len(batch))} samples are "
+        f"another sample's"
+        + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
+        batch.laid.where("rollout_logprobs", sample=first),
+        evidence=[
+            shown("samples with another's", len(moved), "0", rollout.source),
+            shown(f"sample {first} has those of", int(found_B[first]), str(first), trainer.source),
+        ],
+        cause="rows were permuted (sorted by length, balanced over ranks, shuffled or rolled) and this tensor was not "
+        "permuted with them",
+    )
+
+
+@rule("D80", "log-probabilities are all 0", link="logprobs", scope="batch", lasts=True,
+      needs=("old_logprobs|policy_logprobs", "mask|response"),
+      explains=("D09", "D14", "D15", "D24", "D28", "D50", "D60", "L08", "L10", "L16"),
+      source="a tensor of zeros that is allocated and never filled, or log_probs - log_probs.detach()")  # fmt: skip
+def all_zero(batch: StepBatch) -> Iterator[Finding]:
+    """Old or policy log-probabilities exactly 0 on all counted tokens (8 and more), which is a probability of 1: an
+    error. (Of a policy that is sure of everything some are a little below 0.) Not where the rollout's are, too.
+    """
+    counted_N = batch.trained_N if batch.trained_N is not None else given(batch.response_N)
+    rollout = batch.columns.of("rollout_logprobs")
+    for name in ("old_logprobs", "policy_logprobs"):
+        column = batch.columns.of(name)
+        if column is None:
+            continue
+        known_N = counted_N & column.said_N
+        if known_N.sum() < 8 or column.values_N[known_N].any():
+            continue
+        if rollout is not None and not rollout.values_N[known_N & rollout.said_N].any():
+            continue
+        word = "old" if name == "old_logprobs" else "policy"
+        yield finding(
+            "error",
+            f"{word} log-probabilities are exactly 0 on all {int(known_N.sum())} tokens that count: a probability of 1",
+            batch.laid.where(name, at=int(np.flatnonzero(known_N)[0])),
+            evidence=[shown("tokens with exactly 0", int(known_N.sum()), "0", column.source)],
+            cause="the tensor was allocated and never filled, or holds a difference (log_probs - log_probs.detach()) "
+            "or a masked copy; the ratio is then the probability itself",
+        )
+        return
+
+
+@rule("D81", "the mask ends at one place in every longer response", link="masks", scope="batch",
+      needs=("rollout_logprobs", "mask"), lasts=True, explains=("D19", "D20", "D28", "L09"),
+      source="a mask that is cut to a length of its own, or covers a part of the response")  # fmt: skip
+def ends_early(batch: StepBatch) -> Iterator[Finding]:
+    """Tokens the engine sampled after the last that counts, in 4 samples and more and a quarter of all: an error where
+    each of these samples counts its first k tokens and no sample counts more than k. (Turns of an agent end anywhere.)
+    """
+    rollout, trained_N = given(batch.columns.of("rollout_logprobs")), given(batch.trained_N)
+    sampled_N = rollout.said_N & (np.nan_to_num(rollout.values_N) != 0)
+    counts_B, sampled_B = batch.flat.count(trained_N), batch.flat.count(sampled_N)
+    if batch.response_N is not None:
+        sampled_B = batch.flat.count(sampled_N & batch.response_N)
+    heard_B = counts_B > 0
+    cut_B = heard_B & (sampled_B > counts_B)
+    if cut_B.sum() < SAMPLES or 4 * cut_B.sum() < len(batch):
+        return
+    ends = np.unique(counts_B[cut_B])
+    whole_N = trained_N & sampled_N
+    if ends.size > 1 or counts_B.max() > ends[0] or (batch.flat.count(whole_N) != counts_B).any():
+        return
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    yield finding(
+        "error",
+        f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
+        f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
+        batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
+        evidence=[
+            shown("tokens that count, at most", int(ends[0]), f"{int(sampled_B.max())}, as sampled", rollout.source),
+            shown("sampled tokens that do not count", int((sampled_B - counts_B)[cut_B].sum()), "0"),
+        ],
+        cause="the mask covers only the first part (half) of the responses: it is cut to a length of its own, to the "
+        "shortest, or to the prompt's",
+    )
+
+
+@rule("D82", "all prompts of a batch are one", link="groups", scope="batch", needs=("tokens", "group", "response"),
+      lasts=True, explains=("D42", "D43", "D64", "D75", "L17"),
+      source="a data loader that is built anew for every row, or an index that is never moved")  # fmt: skip
+def one_prompt(batch: StepBatch) -> Iterator[Finding]:
+    """Groups that are named (3 and more) whose prompts are one and the same, to the last token: a warning."""
+    prompt_B, group_B = batch.prompt_B, given(batch.group_B)
+    if prompt_B is None or not batch.group_is_named:
+        raise Skip("needs named groups, and where prompts end")
+    groups = np.unique(group_B).size
+    if groups < 3 or np.unique(prompt_B).size > 1:
+        return
+    yield finding(
+        "warning",
+        f"all {groups} groups of the batch have the same prompt",
+        batch.laid.where("input_ids", sample=0),
+        evidence=[shown("distinct prompts", 1, str(groups), f"token ids of {batch.name}"), shown("groups", groups)],
+        cause="the data loader gives one row over and over (built anew in the loop, an index that is not moved, one "
+        "seed for all workers), or a prompt was repeated over the batch instead of within its group",
+    )
+
+
+@rule("D83", "a sequence's ratio differs within a response", link="ratio", scope="batch",
+      needs=("is_ratio",), lasts=True, explains=("D24", "D28", "D50", "L16"),
+      source="GSPO (arXiv 2507.18071): one ratio stands for a response")  # fmt: skip
+def by_token(batch: StepBatch) -> Iterator[Finding]:
+    """The run states GSPO or ratios by sequence, and in half of the responses whose recorded ratio is not 1 it differs
+    from token to token by 1e-3 and more: an error.
+    """
+    if not batch.laid.algorithm.is_by_sequence:
+        raise Skip("the run states no ratio by sequence")
+    ratio = given(batch.columns.of("is_ratio"))
+    known_N = ratio.said_N & np.isfinite(ratio.values_N)
+    known_N = known_N if batch.trained_N is None else known_N & batch.trained_N
+    moved_B = batch.flat.count(known_N & (np.abs(ratio.values_N - 1) > 1e-3)) > 0
+    moved_B &= batch.flat.count(known_N) > 1
+    if moved_B.sum() < SAMPLES:
+        raise Skip("the ratio has not moved from 1")
+    low_B, high_B = batch.flat.extremes(ratio.values_N, known_N)
+    differ_B = moved_B & (high_B - low_B > 1e-3)
+    if 2 * differ_B.sum() < moved_B.sum():
+        return
+    worst = int(np.where(differ_B, high_B - low_B, 0.0).argmax())
+    yield finding(
+        "error",
+        f"the run states ratios by sequence, and they are token ratios: they differ within "
+        f"{share(int(differ_B.sum()), int(moved_B.sum()))} responses",
+        batch.laid.where("is_ratio", sample=worst),
+        evidence=[shown("ratios of one response differ by", float((high_B - low_B)[worst]), "0", ratio.source)],
+        cause="the importance ratio is taken per token as in GRPO: the mean over the response's log ratios is missing, "
+        "and GSPO's narrow clip range cuts nearly every token off",
+    )
