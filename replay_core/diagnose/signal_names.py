@@ -253,7 +253,8 @@ _PLAIN: dict[str, str] = {
     "logprobs_diff "
     "train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
     "prob_diff": "rollout_probs_diff rollout_prob_diff probs_diff",
-    "step_seconds": "dt step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step sec secs seconds step_sec",
+    "step_seconds": "dt step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step "
+    "sec secs seconds step_sec",
     "tokens_per_second": "tokens_per_second tokens_per_sec tok_per_sec tok_per_s toks_per_s",
     "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb vram_gb",
 }  # fmt: skip

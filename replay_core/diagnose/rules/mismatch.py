@@ -6,7 +6,7 @@ The size of the mismatch names no cause: a stale engine and a leaking pack show 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -753,7 +753,7 @@ _LATE_CAUSE = (
 )
 
 
-def _is_one_update(values: Sequence[float], rounding: float) -> bool:
+def _is_one_update(values: list[float], rounding: float) -> bool:
     """Whether a mismatch by step is that of weights one update old: the first step has none, the second all of it, and
     what comes later is no larger. Weights that never arrive leave ever more of it.
     """

@@ -98,5 +98,6 @@ def test_what_a_trained_step_adds_up_is_held_against_what_is_stated(
 
 def test_a_weight_of_the_kl_that_is_not_the_stated_one_is_an_error(tmp_path: Path) -> None:
     found = of(look(recorded(tmp_path / "run", 2.0, 0.02), "D49"), "D49")
-    assert found is not None and found.severity == "error"
+    assert found is not None
+    assert found.severity == "error"
     assert "weighs 2 in the loss, and the run states a coefficient of 0.02" in found.claim
