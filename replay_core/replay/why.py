@@ -243,6 +243,7 @@ def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
                 found["kernels_apart"] = _worst(relative(hidden["eager"], hidden["reference"]))
                 if found["kernels_apart"] > found["kernel_noise"]:
                     found["kernel"] = _kernel(bench, reference, parties["eager"], batch)
+                    found["visibility"] = found["visibility"] or found["kernel"]["visibility"]
     except CellError:
         return None
     finally:
@@ -274,7 +275,11 @@ def _kernel(bench: ReplayBench, reference: Flags, eager: Flags, batch: MicroBatc
     lost_there = _lost(own, base, sights, other, other_base, other_sights, parted) or _lost_within(
         bench, (reference, eager), batch, _asked_of(own, other_sights, other_base, base, parted), parted
     )
-    return {"first": None if parted is None else parted.to_mapping(), "lost": lost_there}
+    seen = {"reference": sights, "eager": other_sights}
+    return {
+        "first": None if parted is None else parted.to_mapping(), "lost": lost_there,
+        "visibility": [sight.to_mapping(by) for by, listed in seen.items() for sight in listed],
+    }  # fmt: skip
 
 
 def _once_more(

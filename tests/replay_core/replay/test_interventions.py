@@ -69,6 +69,7 @@ def test_a_fault_is_named_by_what_it_lets_tokens_see(folder, name, architecture,
 @pytest.mark.long
 @pytest.mark.parametrize(("architecture", "layout", "flags"), [
     ("gemma2", "left", "packing=off attention=eager"),
+    ("nanochat", "both", "packing=on"),  # calls one norm several times
     pytest.param("mixtral", "left", "packing=off attention=eager", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_healthy_model_with_wide_weights_agrees_in_bfloat16(folder, architecture, layout, flags):
