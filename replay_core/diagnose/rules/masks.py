@@ -26,7 +26,7 @@ LEFT_OUT = 0.5
 
 
 @rule("D07", "the loss has no tokens, or a part of them", link="masks", scope="batch", needs=("mask",),
-      explains=("D01", "D02", "D03", "D19", "D23", "D28", "L01"),
+      explains=("D01", "D02", "D03", "D19", "D23", "D28", "D81", "L01"),
       source="trl#3248, TTRL#33; docs/evidence.md#loss-of-zero")  # fmt: skip
 def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     """Tokens the mask keeps: none in the whole batch is an error; none in some samples is a warning (info where just

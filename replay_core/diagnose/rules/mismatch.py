@@ -450,7 +450,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     template), in few samples, or evenly (precision, kernels, parallelism); and by which side the reference agrees with.
 
     Info, too, over the steps of a run whose first has none of it, whose second has all, and where it does not grow: it
-    is what weights one update old make, as every asynchronous run has it.
+    is what weights one update old make, as every asynchronous run has it (half a nat at the most).
     """
     found: list[Finding] = []
     means: list[float] = []
@@ -471,7 +471,7 @@ def disagree(case: Case) -> Iterator[Finding]:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     every = [*merged(found)]
     loud = [one for one in found if one.severity != "info"]
-    if _is_one_update(means, 0.01) and 2 * sum(": " in one.claim for one in loud) < len(loud):
+    if _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]) and 2 * sum(": " in one.claim for one in loud) < len(loud):
         every = [replace(one, severity="info", claim=one.claim + _LATE, cause=_LATE_CAUSE) for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
 
@@ -744,8 +744,9 @@ def _side(between: Gap) -> str | None:
     return "engine" if own < 0.2 * between.mean else None
 
 
-#: Where a mismatch is rounding: what the first step has, whose weights the engine was started with.
-_NONE_AT_FIRST = {"logprob_diff": 0.01, "prob_diff": 0.003, "rollout_k3": 5e-4}
+#: Where a mismatch is rounding, what the first step has, whose weights the engine was started with; and what one update
+#: does not come to (nats, probability, k3).
+_OF_AN_UPDATE = {"logprob_diff": (0.01, 0.5), "prob_diff": (0.003, 0.1), "rollout_k3": (5e-4, 0.1)}
 _LATE = " after the first step, which has none, and does not grow: samples are an update old, or more"
 _LATE_CAUSE = (
     "right of an asynchronous run, whose samples are of weights before the last update; of a synchronous one the "
@@ -753,13 +754,15 @@ _LATE_CAUSE = (
 )
 
 
-def _is_one_update(values: list[float], rounding: float) -> bool:
+def _is_one_update(values: list[float], rounding: float, most: float) -> bool:
     """Whether a mismatch by step is that of weights one update old: the first step has none, the second all of it, and
     what comes later is no larger. Weights that never arrive leave ever more of it.
     """
     if len(values) < 4 or values[0] > min(rounding, 0.1 * values[1]):
         return False
     later = values[1:]
+    if np.median(later) > most:
+        return False
     half = len(later) // 2
     return bool(np.median(later[half:]) <= 1.2 * np.median(later[: max(half, 2)])) and not trends.rises(later)
 
@@ -773,7 +776,8 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9). One number does not name a cause: a shift, a
     temperature, stale weights and packing all look like this. A healthy bf16 mixture of experts has mean|d| of 0.064:
     up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it does not rise. It is info, too, where the first step has
-    none, the second all of it, and it does not grow: weights one update old, as of every asynchronous run.
+    none, the second all of it, and it does not grow, within .5 nats, .1 of probability and .1 of k3: weights one update
+    old, as of every asynchronous run.
     """
     bad = [
         (limit, series, now)
@@ -787,7 +791,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
     limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
     past = [point for point in series.points if limit.is_past(point.value, limit.warning)]
-    late = series.signal in _NONE_AT_FIRST and _is_one_update(series.finite, _NONE_AT_FIRST[series.signal])
+    late = series.signal in _OF_AN_UPDATE and _is_one_update(series.finite, *_OF_AN_UPDATE[series.signal])
     usual = late or (now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z)
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     yield finding(

@@ -130,8 +130,8 @@ def behind(case: Case) -> Iterator[Finding]:
             shown("versions behind", lag, f"<= {allowed:g}"),
             shown("steps past it", share(len(past), len(found))),
         ],
-        cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, or new "
-        "weights do not reach the engine",
+        cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, or "
+        "new weights do not reach the engine",
         next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
         steps=past,
     )
