@@ -180,3 +180,38 @@ def test_a_sampler_diff_is_the_distance_of_log_probabilities_and_sec_a_steps_tim
     found = [one.id for one in worrying(diagnosed(tmp_path, "\n".join(lines) + "\n"))]
     assert found[:1] == ["D09"]
     assert "D37" in found
+
+
+def test_a_gap_of_old_weights_that_no_update_comes_to_is_an_error(tmp_path: Path) -> None:
+    steps = [{"training/rollout_probs_diff_mean": each} for each in (1.5e-4, *[0.341] * 9)]
+    assert ("D09", "error") in [(one.id, one.severity) for one in worrying(diagnosed(tmp_path, verl(steps)))]
+
+
+@pytest.mark.parametrize(("gaps", "severity"), [([0.0, 0.4, 0.4, 0.4, 0.4], "info"), ([0.4] * 5, "error")])
+def test_samples_an_update_old_are_told_from_an_engine_that_is_off_from_the_first_step(
+    gaps: list[float], severity: str, tmp_path: Path
+) -> None:
+    recorder = Recorder(tmp_path / "run")
+    draw = np.random.default_rng(2)
+    for step, gap in enumerate(gaps):
+        batch = {name: value for name, value in healthy().items() if name not in ("uid", "ref_log_prob")}
+        # Other weights say the same of one token after one prefix.
+        noise = draw.normal(0, gap, batch["responses"].max() + 1)[batch["responses"]] * masks(batch)
+        batch["rollout_log_probs"] = (batch["old_log_probs"] + noise).astype(np.float32)
+        with recorder.step(step) as write:
+            write("trajectory", **batch)
+    recorder.close()
+    found = of(look(tmp_path / "run", "D09"), "D09")
+    assert found is not None
+    assert found.severity == severity, found.claim
+    assert ("an update old" in found.claim) == (severity == "info")
+
+
+def test_values_of_the_best_token_are_told_from_those_of_the_sampled_one(tmp_path: Path) -> None:
+    batch = healthy()
+    best = np.random.default_rng(4).random(batch["old_log_probs"].shape) < 0.6
+    batch["old_log_probs"] = np.where(best, batch["rollout_log_probs"], 0.1 * batch["rollout_log_probs"])
+    found = of(seen(tmp_path, batch, "D09"), "D09")
+    assert found is not None
+    assert "gives no token less" in found.claim
+    assert "argmax" in found.cause
