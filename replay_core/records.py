@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import SelectionError
@@ -160,6 +160,15 @@ class Marks:
     of: TensorRef
 
 
+class Stated(NamedTuple):
+    """What a file says of a tensor's dimensions (`b s h[tp]`), as it stands there, and of its rank: each axis of ranks,
+    where on it the rank stands, among how many.
+    """
+
+    dims: str
+    axes: tuple[tuple[str, int, int], ...]
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class TensorRef:
     """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`. Not frozen: a listing makes thousands.
@@ -171,6 +180,7 @@ class TensorRef:
     `sentinel` says which stored values mean "there is none": "null", "1.0", "0.0 on the prompt".
     `line` is where a text file says it, counted from 1; None in every other container.
     `copies` are what other ranks hold of it, where the file says that all hold the same.
+    `stated` is what the file says of its dimensions and of where its rank stands.
     """
 
     name: str
@@ -186,6 +196,7 @@ class TensorRef:
     sentinel: str | None = None
     line: int | None = None
     copies: tuple[TensorRef, ...] = ()
+    stated: Stated | None = None
 
     @property
     def numel(self) -> int:
@@ -208,7 +219,7 @@ class TensorRef:
         """The same tensor with some parts said otherwise."""
         changed = TensorRef(
             self.name, self.dtype, self.shape, self.source, self.canonical, self.alignment, self.pad, self.rows,
-            self.order, self.digest, self.sentinel, self.line, self.copies,
+            self.order, self.digest, self.sentinel, self.line, self.copies, self.stated,
         )  # fmt: skip
         for part, value in changes.items():
             setattr(changed, part, value)

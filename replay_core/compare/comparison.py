@@ -274,6 +274,7 @@ class _Work:
                 result.records_unreadable += side.unreadable
         micro_pairs = put_together(micro_pairs)
         result.together += [one.together for one in micro_pairs if one.together is not None]
+        result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]
         if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
             return self._of_numbers(micro_pairs), False
         for micro_pair in micro_pairs:

@@ -7,9 +7,9 @@ file; the rest lie beside it. Steps count forwards, so a training step may be se
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container
@@ -18,7 +18,7 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.listing import Folder, is_file, listing
 from replay_core.dumps.peeking import has
 from replay_core.errors import DumpError, RldbgError
-from replay_core.records import Fields, Problem, RecordKey, TensorRef, Unreadable
+from replay_core.records import Fields, Problem, RecordKey, Stated, TensorRef, Unreadable
 from replay_core.regexes import regex
 
 _SEPARATOR = "___"
@@ -27,6 +27,7 @@ _PREFIX = regex(r"(?:non_intrusive__)?(grad|param)__(?:non_intrusive__)?")
 #: Parallel ranks beside `rank`: they tell apart files that agree in everything else.
 _PHASES = ("fwd_only", "fwd_bwd")
 _ENGINE, _ROLLOUT = regex(r"engine_(\d{1,6})"), regex(r"(.*?)rollout_(\d{1,18})")
+_PARALLEL = ("sglang_parallel_info", "megatron_parallel_info")
 _AXES = ("tp_rank", "pp_rank", "cp_rank", "ep_rank", "etp_rank", "dp_rank")
 
 
@@ -193,7 +194,8 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
 
 def _one(file: Path, field: str, order: int) -> list[TensorRef]:
     tree = read_container(file).tree
-    value = tree["value"] if has(tree, ("value", "meta")) else tree
+    is_told = has(tree, ("value", "meta"))
+    value, stated = (tree["value"], _stated(tree["meta"])) if is_told else (tree, None)
     found = [ref for ref in flatten({field: value}) if ref.name]
     if not found:
         return [TensorRef(field, "none", (), Unreadable("the dumper stored nothing"), canonical=field, order=order)]
@@ -204,9 +206,24 @@ def _one(file: Path, field: str, order: int) -> list[TensorRef]:
             canonical=field if single else ref.name,
             alignment="full" if naming.meaning(bare).alignment == "full" and len(ref.shape) >= 2 else None,
             order=order,
+            stated=stated if single else None,
         )
         for ref in found
     ]
+
+
+def _stated(meta: Any) -> Stated | None:
+    """What a dumper's `dims` say, and where the rank stands: tp_rank of tp_size in sglang's words or Megatron's."""
+    dims = meta.get("dims") if isinstance(meta, Mapping) else None
+    if not isinstance(dims, str):
+        return None
+    axes: dict[str, tuple[int, int]] = {}
+    for said in (meta, *(meta[key] for key in _PARALLEL if isinstance(meta.get(key), Mapping))):
+        for key, rank in said.items():
+            size = said.get(f"{key.removesuffix('_rank')}_size") if isinstance(key, str) else None
+            if str(key).endswith("_rank") and type(rank) is int and type(size) is int and 0 <= rank < size > 1:
+                axes[key.removesuffix("_rank")] = rank, size
+    return Stated(dims, tuple((axis, *place) for axis, place in axes.items()))
 
 
 DIALECT = Dialect("sglang_dumper", "names", detect, index, read)

@@ -2,29 +2,29 @@
 context, expert, pipeline or data parallelism, against the same step alone.
 
 What a rank holds of a tensor is told by shapes: all of it, where it is as large as the other run's; a stretch of one
-axis, where the ranks' lengths add up to the other's. Only token ids are read here, which say who has which tokens.
+axis, where the ranks' lengths add up to the other's. Where the dump itself says how its dimensions are cut, it counts.
+Only token ids are read here, which say who has which tokens.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
 from replay_core import pages
+from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
-from replay_core.records import FileBytes, Inline, Parts, Record, RecordKey, TensorRef
+from replay_core.records import FileBytes, Inline, Parts, Problem, Record, RecordKey, TensorRef
 
 #: Which run: a is the baseline.
 Which = Literal["a", "b"]
-#: (where it begins in the whole, how long it is), along the axis that is cut.
-Stretch = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ class Together:
     handed: list[tuple[int, str]] = field(default_factory=list)
     #: Of every rank, its token ids; None where they are not known.
     ids: tuple[TensorRef, ...] | None = None
+    #: What a dump says of its tensors' dimensions, and the tensors do not bear out.
+    problems: list[Problem] = field(default_factory=list)
 
 
 def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
@@ -282,7 +284,12 @@ class _Group:
         for (name, stage), by_rank in by_name.items():
             record = next(iter(by_rank.values()))[0]
             facing = whole.tensors.get((name, stage)) or next(iter(whole.named(name)), None)
-            held = self._held({rank: ref for rank, (_, ref) in by_rank.items()}, facing and facing[1])
+            by_ranks = {rank: ref for rank, (_, ref) in by_rank.items()}
+            try:
+                held = self._as_stated(by_ranks, facing and facing[1]) or self._held(by_ranks, facing and facing[1])
+            except DumpError as error:
+                together.problems.append(_contradicted(error, name, record, by_ranks))
+                held = self._held(by_ranks, facing and facing[1])
             ref = standing_for(held)
             together.held[id(ref)] = held
             place = stage, str(record.key.role)
@@ -298,6 +305,31 @@ class _Group:
             found.problems += [problem for problem in side.problems if problem not in found.problems]
             found.unreadable += side.unreadable
         return found
+
+    def _as_stated(self, refs: dict[int, TensorRef], whole: TensorRef | None) -> HeldByRanks | None:
+        """What each rank has of a tensor, by what the dump says of its dimensions; None where it says nothing of them.
+
+        Raises:
+            DumpError: what it says cannot be, or is not so.
+        """
+        said = [ref.stated for ref in refs.values() if ref.stated is not None]
+        if whole is None or len(refs) < 2 or len(said) < len(refs):
+            return None
+        if len({one.dims for one in said}) > 1:
+            texts = " and ".join(sorted({repr(one.dims) for one in said})[:2])
+            raise DumpError(f"ranks say different dims: {texts}", expected="one statement of all ranks", found=texts)
+        places = [{axis: (number, many) for axis, number, many in one.axes} for one in said]
+        held = laid_as_stated(refs, whole.shape, parsed(said[0].dims), places)
+        if self._cut is None or len(self._cut[1]) != len(held.ranks):
+            return held
+        if held.axis != self._cut[0]:
+            return None  # which samples or tokens are whose the ids say; the rest is told by shapes
+        if held.stretches != self._cut[1]:
+            raise DumpError(
+                f"dims {said[0].dims!r} say another turn of tokens or samples than the ranks' token ids",
+                expected=f"{held.stretches[0]} (from, how many) on rank {held.ranks[0]}", found=f"{self._cut[1][0]}",
+            )  # fmt: skip
+        return held
 
     def _held(self, refs: dict[int, TensorRef], whole: TensorRef | None) -> HeldByRanks:
         """What each rank has of a tensor, by its shape beside the other run's."""
@@ -369,6 +401,127 @@ class _Group:
         if sum(ref.shape[axis] for ref in joined) != whole.shape[axis]:
             return None
         return HeldByRanks(tuple(first), tuple(joined), axis, stretches)
+
+
+def laid_as_stated(
+    refs: dict[int, TensorRef], shape: tuple[int, ...], dims: Dims, places: list[dict[str, tuple[int, int]]]
+) -> HeldByRanks:
+    """The ranks' parts of a tensor as `dims` say they lie, beside the other run's shape. `places`: each rank's, on each
+    axis of ranks.
+
+    Raises:
+        DumpError: the parts are not as large as that, or some are not there.
+    """
+    for ref in refs.values():
+        if len(ref.shape) != len(dims.dims):
+            raise DumpError(
+                "dims name another number of dimensions than the tensor has",
+                expected=f"{len(dims.dims)} dimensions", found=f"shape {list(ref.shape)}",
+            )  # fmt: skip
+        if wrong := [at for at, dim in enumerate(dims.dims) if dim.names == ("1",) and ref.shape[at] != 1]:
+            raise DumpError(f"dims say that dimension {wrong[0]} is 1", expected="1", found=f"shape {list(ref.shape)}")
+    kept = [at for at, dim in enumerate(dims.dims) if dim.names != ("1",)]
+    if len(shape) == len(kept) < len(dims.dims):
+        refs = {rank: _only(ref, kept) for rank, ref in refs.items()}
+        dims = dims._replace(dims=tuple(dims.dims[at] for at in kept))
+    known = set(places[0]).union(*places)
+    cut_dims = []
+    for at, dim in enumerate(dims.dims):
+        cuts = [cut for cut in dim.cuts if cut.axis in known and not cut.is_partial]
+        if any(cut.order == "zigzag" for cut in cuts) and dim.name != "s":
+            why = (
+                "needs the lengths of its sequences, which a dump does not say" if dim.name == "t" else "is for s only"
+            )
+            raise DumpError(
+                f"dims: zigzag of {dim.name} {why}", expected="s[cp:zigzag]", found=f"{dim.name}[...:zigzag]"
+            )
+        if cuts:
+            cut_dims.append((at, cuts))
+    named_axes = dims.replicated | {cut.axis for dim in dims.dims for cut in dim.cuts}
+    parts = list(zip(refs, refs.values(), places, strict=True))
+    while len(cut_dims) > 1:
+        at, cuts = cut_dims.pop()
+        named_axes -= {cut.axis for cut in cuts}
+        groups: dict[tuple[Any, ...], list[tuple[int, TensorRef, dict[str, tuple[int, int]]]]] = defaultdict(list)
+        seen: dict[tuple[Any, ...], int] = defaultdict(int)
+        for part in parts:
+            others = tuple((axis, part[2].get(axis)) for axis in sorted(named_axes))
+            own = others, tuple(part[2].get(cut.axis) for cut in cuts)
+            groups[others, seen[own]].append(part)  # copies beyond those that are named face each other
+            seen[own] += 1
+        parts = [(group[0][0], standing_for(_cut_along(at, cuts, group)), group[0][2]) for group in groups.values()]
+    held = HeldByRanks(tuple(part[0] for part in parts), tuple(part[1] for part in parts))
+    if cut_dims:
+        held = _cut_along(*cut_dims[0], parts)
+    if len(held.parts[0].shape) == len(shape):
+        found = standing_for(held).shape
+        if found != shape:
+            raise DumpError(
+                "dims do not make the other run's shape of the ranks' parts",
+                expected=f"shape {list(shape)} of all {len(refs)} ranks",
+                found=f"shape {list(found)} of parts of {list(next(iter(refs.values())).shape)}",
+            )
+    return held
+
+
+def _cut_along(
+    axis: int, cuts: Sequence[Cut], parts: Sequence[tuple[int, TensorRef, dict[str, tuple[int, int]]]]
+) -> HeldByRanks:
+    """Parts that lie along one axis, each where its rank stands."""
+    lengths: dict[tuple[tuple[int, int], ...], int] = {}
+    for rank, ref, place in parts:
+        if lost := [cut.axis for cut in cuts if cut.axis not in place]:
+            raise DumpError(
+                f"rank {rank} does not say where it stands on {lost[0]}",
+                expected=f"{lost[0]}_rank and {lost[0]}_size", found="none",
+            )  # fmt: skip
+        at = tuple(place[cut.axis] for cut in cuts)
+        if lengths.setdefault(at, ref.shape[axis]) != ref.shape[axis]:
+            raise DumpError(
+                "ranks that stand at one place hold parts of different lengths",
+                expected=f"{lengths[at]} along dimension {axis}", found=f"{ref.shape[axis]} on rank {rank}",
+            )  # fmt: skip
+    sizes = [{at[number][1] for at in lengths} for number in range(len(cuts))]
+    expected = prod(max(size) for size in sizes)
+    if any(len(size) > 1 for size in sizes) or len(lengths) != expected:
+        raise DumpError(
+            f"not every rank of {', '.join(cut.axis for cut in cuts)} holds a part of the tensor",
+            expected=f"{expected} parts along dimension {axis}", found=f"{len(lengths)}",
+        )  # fmt: skip
+    total = sum(lengths.values())
+    if len(set(lengths.values())) == 1:
+        places = [share(total, cuts, place) for _, _, place in parts]
+    elif len(cuts) == 1 and cuts[0].order != "zigzag":
+        starts, before = {}, 0
+        for at in sorted(lengths):
+            starts[at], before = ((before, lengths[at]),), before + lengths[at]
+        places = [starts[(place[cuts[0].axis],)] for _, _, place in parts]
+    else:
+        places = [None]
+    if None in places:
+        raise DumpError(
+            "parts are of lengths that such a cut does not make",
+            expected="as many of each rank, even in zigzag", found=f"{sorted(lengths.values())} along dimension {axis}",
+        )  # fmt: skip
+    ranks, refs = tuple(part[0] for part in parts), tuple(part[1] for part in parts)
+    return HeldByRanks(ranks, refs, axis, tuple(one for one in places if one is not None))
+
+
+def _only(ref: TensorRef, kept: Sequence[int]) -> TensorRef:
+    """A tensor without those of its dimensions that are 1."""
+    source = ref.source
+    if isinstance(source, FileBytes) and source.strides is not None:
+        source = replace(source, strides=tuple(source.strides[at] for at in kept))
+    return ref.with_(shape=tuple(ref.shape[at] for at in kept), source=source)
+
+
+def _contradicted(error: DumpError, name: str, record: Record, refs: dict[int, TensorRef]) -> Problem:
+    """What a dump says wrongly of its tensors, told with the file that says it."""
+    source = next(iter(refs.values())).source
+    said = [error.message]
+    said += [f"{word} {what}" for word, what in (("expected", error.expected), ("found", error.found)) if what]
+    file = source.path if isinstance(source, FileBytes) else record.path
+    return Problem(str(file), f"{name}: {'; '.join(said)}; its ranks are put together by shapes and token ids instead")
 
 
 def _runs(numbers: list[int]) -> Iterator[Stretch]:
