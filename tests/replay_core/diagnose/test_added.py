@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def trained_terms(path: Path, *, bonus: float = 0.0, times: float = 1.0, stated:
     ids=["entropy minimised", "thirty times", "as stated", "world size", "accumulation", "divided by accumulation"],
 )
 def test_what_a_trained_step_adds_up_is_held_against_what_is_stated(
-    made: dict[str, float], severity: str, words: str, tmp_path: Path
+    made: dict[str, Any], severity: str, words: str, tmp_path: Path
 ) -> None:
     found = of(look(trained_terms(tmp_path / "run", **made), "D49"), "D49")
     assert (found.severity if found else "") == severity
