@@ -12,6 +12,7 @@ must name nothing, at most 2 x the floor; another dtype is no cause, but must be
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import tempfile
 import time
@@ -278,9 +279,11 @@ def written(
         each = []
         for which, one in enumerate((model, old)):
             if one is not None:
+                # transformers 5.24 calls it by another name.
+                name = "cache" if "cache" in inspect.signature(one.forward).parameters else "past_key_values"
                 out = one(input_ids=fed, attention_mask=seen, position_ids=places[:, -fed.shape[1] :],
-                          past_key_values=caches[which], use_cache=True)  # fmt: skip
-                caches[which] = out.past_key_values
+                          use_cache=True, **{name: caches[which]})  # fmt: skip
+                caches[which] = out[name]
                 each.append(out.logits[:, -1].float())
         logits = each[0] if old is None else torch.where((step < switch)[:, None], each[1], each[0])
         logprobs = cut((logits / given.get("temperature", 1.0)).log_softmax(-1), given)

@@ -222,7 +222,7 @@ def tensors_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            if key != "past_key_values":
+            if key not in ("past_key_values", "cache"):  # the latter since transformers 5.24
                 yield from tensors_of(f"{name}.{key}", inner)
     elif isinstance(value, (list, tuple)):
         for position, inner in enumerate(value):

@@ -1,3 +1,5 @@
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -53,8 +55,10 @@ def test_the_explicit_block_mask_is_what_the_library_builds_from_positions():
     positions = torch.from_numpy(forward.position_ids)
     config = LlamaConfig(attn_implementation="eager")
     embeds = torch.zeros(1, positions.shape[1], 4)
+    # transformers 5.24 calls it by another name.
+    cache = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
     library = create_causal_mask(
-        config=config, inputs_embeds=embeds, attention_mask=None, past_key_values=None, position_ids=positions
+        config=config, inputs_embeds=embeds, attention_mask=None, position_ids=positions, **{cache: None}
     )
     assert attention.masks_by_positions()
     assert torch.equal(attention.additive_block_mask(positions, torch.float32), library)
