@@ -196,7 +196,10 @@ async def test_one_sample_off_is_listed_by_both(
     document, code = commanded(dump, "--model", "factory:model_that_slips:build", "--packing", "--dtype", "bf16")
     cell = document["cells"][-1]
     first, counts = cell["agreement"]["first_divergence"], cell["agreement"]["counts"]
-    assert (cell["agreement"]["off"], counts["DIFF"], code) == ([1], 1, 1)
+    # With the roundings of transformers 5.24 the log-probability after that token is past its limit, too.
+    assert (cell["agreement"]["off"], code) == ([1], 1)
+    assert counts["DIFF"] in (1, 2)
+    assert first["name"] == "norm.output"
     assert first["metrics"]["worst_token"]["rel_l2"] == pytest.approx(0.30, abs=0.01)
     assert first["metrics"]["rel_l2"] < 0.05, "the tensor as a whole would pass"
     async with opened(dump, engine=here) as (app, pilot):
