@@ -223,7 +223,8 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
     row = judge.judge(ordered, micro_pair)
     if row.skipped is not None:
         return row
-    row.a, row.b = pair.a, pair.b
+    if ordered is not pair:  # texts in a's order; else what was judged may be of another rank
+        row.a, row.b = pair.a, pair.b
     if row.verdict is Verdict.SHAPE:
         look_at_the_overlap(row, micro_pair)
     name_samples(row, ordered, micro_pair)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -302,9 +303,15 @@ def told(key: RecordKey, path: Path) -> list[TensorRef] | None:
 
 def _with_rest(key: RecordKey, path: Path, named: list[TensorRef]) -> list[TensorRef]:
     """The fields of a file with those whose figures alone were recorded: the index has them."""
-    own = f"index_rank{key.rank or 0}.jsonl"
-    root = next((folder for folder in list(path.parents)[1:3] if (folder / own).is_file()), None)
-    rest = None if root is None else _rest(root / own).get(str(path.relative_to(root)))
+    rest = None
+    # By names alone: thousands of records are listed, and few dumps have any such.
+    folder, inside = os.path.split(path)
+    for _ in range(2):
+        folder, name = os.path.split(folder)
+        inside = f"{name}/{inside}"
+        with contextlib.suppress(DumpError):
+            rest = _rest(Path(folder, f"index_rank{key.rank or 0}.jsonl")).get(inside)
+            break
     if not rest:
         return named
     held = {ref.name: ref for ref in named}
@@ -320,24 +327,19 @@ def _with_rest(key: RecordKey, path: Path, named: list[TensorRef]) -> list[Tenso
 @kept_while_unchanged(64)
 def _rest(index_file: Path) -> dict[str, list[dict[str, Any]]]:
     """File -> every field, of the records of which the file holds some."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for _, line in _lines(index_file, []):
-        if b'"whole": false' not in line:
-            continue
-        try:
-            entry = json.loads(line)
-            if isinstance(entry.get("file"), str) and all(isinstance(one, dict) for one in entry["fields"]):
-                found[entry["file"]] = entry["fields"]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-    return found
+    return _fields_in(line for _, line in _lines(index_file, []) if b'"whole": false' in line)
 
 
 @kept_while_unchanged(4)
 def _fields_of_files(index_file: Path) -> dict[str, list[dict[str, Any]]]:
-    """File -> what the index says of each field of it. The last line that names a file counts."""
+    """File -> what the index says of each field of it."""
+    return _fields_in(line for _, line in _lines(index_file, []))
+
+
+def _fields_in(lines: Iterable[bytes]) -> dict[str, list[dict[str, Any]]]:
+    """The last line that names a file counts."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for _, line in _lines(index_file, []):
+    for line in lines:
         try:
             entry = json.loads(line)
             if isinstance(entry.get("file"), str) and all(isinstance(one, dict) for one in entry["fields"]):

@@ -75,7 +75,8 @@ def keep(path: Path, run: Run, listing: Listing, before: _Stamp) -> None:
 
 
 def _key(path: Path) -> tuple[str, Path]:
-    return os.getcwd(), path
+    # Of a whole path the folder that one stands in says nothing, and it may be gone.
+    return "" if path.is_absolute() else os.getcwd(), path
 
 
 def _stamp(places: tuple[str, ...]) -> _Stamp:

@@ -135,6 +135,6 @@ def _store(endpoint: str, token: str | None) -> Any:
 
 
 def _said(error: BaseException) -> str:
-    """The last line of what the library says, which is in the server's words, without secrets."""
+    """The first line of what the library says, which is in the server's words, without secrets."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return redacted(lines[0] if lines else type(error).__name__)[:300]

@@ -320,7 +320,8 @@ def _summed_in_groups(held: HeldByRanks, laid: TensorRef) -> TensorRef | None:
 
 
 def _take(row: TensorVerdict, other: TensorVerdict) -> None:
-    """Let a row say what another said of the same pair."""
+    """Let a row say what another said of the same pair, and of which values: those around them are read of these."""
+    row.a, row.b = other.a, other.b
     row.verdict, row.reason, row.rule, row.suspect, row.context = (
         other.verdict,
         other.reason,

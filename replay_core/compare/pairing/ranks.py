@@ -25,6 +25,8 @@ from replay_core.records import FileBytes, Inline, Parts, Problem, Record, Recor
 
 #: Which run: a is the baseline.
 Which = Literal["a", "b"]
+#: Stages of what is the same on every replica, whatever its samples.
+_OF_ALL_SAMPLES = ("gradient", "param", "optimizer", "training_metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,17 @@ def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
     groups: dict[tuple[Any, ...], list[MicroBatchPair]] = defaultdict(list)
     for micro_pair in micro_pairs:
         groups[micro_pair.key.step, micro_pair.key.micro, micro_pair.key.role].append(micro_pair)
+    tried = [(group, _ranks_of(group)) for group in groups.values()]
+    sliced = {(ranks.key.step, ranks.key.role) for _, ranks in tried if ranks is not None and ranks.holds_slices}
     found: list[MicroBatchPair] = []
-    for group in groups.values():
-        found += list(_of_group(group))
+    for group, ranks in tried:
+        is_one = ranks is not None and ranks.are_of_one_batch(sliced=(ranks.key.step, ranks.key.role) in sliced)
+        found += ranks.made if ranks is not None and is_one else group
     return found
 
 
-def _of_group(group: list[MicroBatchPair]) -> Iterator[MicroBatchPair]:
+def _ranks_of(group: list[MicroBatchPair]) -> _Group | None:
+    """The ranks of one run that face one process of the other; None where none do."""
     sides: dict[Which, list[Side]] = {
         "a": [one.a for one in group if one.a.records],
         "b": [one.b for one in group if one.b.records],
@@ -97,33 +103,61 @@ def _of_group(group: list[MicroBatchPair]) -> Iterator[MicroBatchPair]:
     many = next((which for which, own in sides.items() if len(own) > 1), None)
     one: Which = "b" if many == "a" else "a"
     if many is None or len(sides[one]) != 1:
-        yield from group
-        return
+        return None
     whole = sides[one][0]
     ranked = {side.records[0].key.rank: side for side in sides[many]}
     if None in ranked or len(ranked) < 2:
-        yield from group
-        return
+        return None
     ranks = {rank: ranked[rank] for rank in sorted(rank for rank in ranked if rank is not None)}
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b) is whole)
-    yield from _Group(key, many, whole, ranks).pairs()
+    return _Group(key, many, whole, ranks)
 
 
 class _Group:
     """The ranks of one micro-batch, and the one process they face."""
 
     def __init__(self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side]) -> None:
-        self._key, self._many, self._whole, self._ranks = key, many, whole, ranks
+        self.key, self._many, self._whole, self._ranks = key, many, whole, ranks
         self._astray: Astray | None = None
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it.
         self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
         #: Numbers of ranks with the same tokens, where these are known.
         self._groups: list[list[int]] = [[number] for number in range(len(ranks))]
         self._shares = self._shared()
+        self.made = list(self._pairs())
 
-    def pairs(self) -> Iterator[MicroBatchPair]:
+    @property
+    def holds_slices(self) -> bool:
+        """Whether some tensor is cut among the ranks."""
+        together = [pair.together for pair in self.made if pair.together is not None]
+        return any(held.is_cut for one in together for held in one.held.values())
+
+    def are_of_one_batch(self, *, sliced: bool) -> bool:
+        """Whether what the ranks hold is of the samples of the one process: of others it had never heard.
+
+        sliced: some tensor of this step is cut among the ranks, so that none of them computes it alone.
+        """
+        if self._shares == "samples":
+            mains = [list(self._ranks.values())[members[0]].main for members in self._groups]
+            whole = self._whole.main
+            has_more = whole is not None and sum(main.count for main in mains if main is not None) > whole.count
+            return self._cut is not None or not has_more
+        if self._shares != "none":
+            return True
+        computed = [key for key in self._whole.tensors if key[1] not in _OF_ALL_SAMPLES]
+        held = [[side.tensors[key][1] for side in self._ranks.values() if key in side.tensors] for key in computed]
+        given = [
+            (self._whole.tensors[key][1], refs)
+            for key, refs in zip(computed, held, strict=True) if key[1] == "batch_inputs" and len(refs) > 1
+        ]  # fmt: skip
+        if given:
+            return all(_same(whole, ref) for whole, refs in given for ref in refs) or self.holds_slices
+        # A stage of a pipeline has some of the modules; each of several replicas has them all.
+        return sliced or any(0 < len(refs) < len(self._ranks) for refs in held) or not any(held)
+
+    def _pairs(self) -> Iterator[MicroBatchPair]:
         if self._shares != "samples" or self._cut is not None:
-            yield self._pair(self._key, self._whole, self._ranks)
+            yield self._pair(self.key, self._whole, self._ranks)
             return
 
         # Samples face samples wherever they are; a number that is said of a whole micro-batch faces them all.
@@ -131,13 +165,13 @@ class _Group:
             return not ref.shape and not ref.is_text
 
         numbers = {rank: _narrowed(side, is_number) for rank, side in self._ranks.items()}
-        yield self._pair(self._key, _narrowed(self._whole, is_number), numbers)
+        yield self._pair(self.key, _narrowed(self._whole, is_number), numbers)
         rest = [_narrowed(side, lambda ref: not is_number(ref)) for side in self._ranks.values()]
         whole = _narrowed(self._whole, lambda ref: not is_number(ref))
         for number, side in enumerate(rest):
             alone = whole if not number else Side()
             a, b = (side, alone) if self._many == "a" else (alone, side)
-            key = RecordKey(self._key.step, self._key.micro, side.records[0].key.rank, self._key.role)
+            key = RecordKey(self.key.step, self.key.micro, side.records[0].key.rank, self.key.role)
             pair = MicroBatchPair(key, a, b)
             yield pair
 
@@ -257,7 +291,7 @@ class _Group:
         )  # fmt: skip
 
     def _pair(self, key: RecordKey, whole: Side, ranks: dict[int, Side]) -> MicroBatchPair:
-        together = Together(self._many, tuple(ranks), self._shares, {}, self._astray, self._key.step, len(self._groups))
+        together = Together(self._many, tuple(ranks), self._shares, {}, self._astray, self.key.step, len(self._groups))
         side = self._side(whole, ranks, together)
         ids = [_ids(one) for one in self._ranks.values()]
         if all(one is not None for one in ids):

@@ -104,3 +104,11 @@ def test_a_folder_that_was_emptied_or_replaced_is_another_run(tmp_path: Path, li
     (tmp_path / "a").rename(tmp_path / "old")
     settle(write(tmp_path / "a", 5))
     assert micros(tmp_path / "a") == [5]
+
+
+def test_a_whole_path_opens_where_the_folder_one_stands_in_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = write(tmp_path / "dump", 0)
+    monkeypatch.setattr(os, "getcwd", lambda: (_ for _ in ()).throw(FileNotFoundError(2, "no such folder")))
+    assert micros(dump) == [0]

@@ -17,6 +17,9 @@ THIRD = random(12, 8, seed=2)
 ROWS, COLUMNS = WHOLE.chunk(2), WHOLE.chunk(2, 1)
 THREE = WHOLE.chunk(3)
 
+#: The same tokens on every rank.
+GIVEN = {"batch_inputs": {"input_ids": torch.arange(64).reshape(4, 16) + 2}}
+
 HEALTHY: dict[str, Sequence[torch.Tensor]] = {
     "alike on every rank": [WHOLE, WHOLE, WHOLE],
     "alike but for rounding": [WHOLE, WHOLE * (1 + 1e-7)],
@@ -96,13 +99,41 @@ def test_parts_of_a_sum_are_legal_where_a_modules_output_is_summed_later(tmp_pat
 
 @pytest.mark.parametrize(("off", "agrees"), [(0.0, True), (0.02, False)])
 def test_a_sum_of_losses_is_judged_as_a_loss_is(off: float, agrees: bool, tmp_path: Path) -> None:
-    found = compared(tmp_path, {"loss": {"loss": 3.0}}, {"loss": {"loss": 1.0}}, {"loss": {"loss": 2.0 + off * 3}})
+    found = compared(tmp_path, *({**GIVEN, "loss": {"loss": loss}} for loss in (3.0, 1.0, 2.0 + off * 3)))
     assert found.agrees is agrees
 
 
 def test_a_number_of_one_rank_is_looked_at_where_the_first_ranks_is_the_same(tmp_path: Path) -> None:
-    found = compared(tmp_path, {"loss": {"loss": 3.0}}, {"loss": {"loss": 3.0}}, {"loss": {"loss": 4.0}})
+    found = compared(tmp_path, *({**GIVEN, "loss": {"loss": loss}} for loss in (3.0, 3.0, 4.0)))
     assert there(there(found.first).ranks).parted == (1,)
+
+
+@pytest.mark.parametrize("stage", ["batch_inputs", "nothing"])
+@pytest.mark.parametrize("called", ["input_ids", "x"])
+def test_ranks_with_samples_that_the_one_process_never_had_are_not_held_against_it(
+    stage: str, called: str, tmp_path: Path
+) -> None:
+    ids = (torch.arange(64) + 2).reshape(2, 2, 16)
+    own = [
+        {"modules": {"layers.0.output": random(2, 16, 8, seed=rank)}, "loss": {"loss": 1.0 + rank}} for rank in (0, 1)
+    ]
+    if stage == "batch_inputs":
+        own = [{stage: {called: ids[rank].clone()}, **one} for rank, one in enumerate(own)]
+    found = compared(tmp_path, own[0], *own)
+    assert found.first is None
+    assert {row.verdict.value for row in found.tensors} == {"SAME", "MISSING"}
+
+
+def test_what_is_shown_beside_an_element_is_of_the_rank_that_holds_it(tmp_path: Path) -> None:
+    values = random(4, 16, 8)
+    wrong = values.clone()
+    wrong[2, 3, 4] += 5
+    found = compared(tmp_path, *({**GIVEN, "modules": {"layers.0.output": one}} for one in (values, values, wrong)))
+    first, beside = there(found.first), there(found.around_first)
+    assert there(first.ranks).parted == (1,)
+    assert there(first.raw_b) == (2, 3, 4)
+    assert first.value_b in beside.b
+    assert first.value_a in beside.a
 
 
 def test_positions_that_begin_at_0_on_every_rank(tmp_path: Path) -> None:
@@ -121,12 +152,8 @@ def masked(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
 def test_dropout_by_other_random_numbers_where_all_should_draw_the_same(tmp_path: Path) -> None:
     values = random(4, 16, 8)
     name, drop, other = "layers.0.output", masked(5), masked(6)
-    found = compared(
-        tmp_path,
-        {"modules": {name: drop(values)}},
-        {"modules": {name: drop(values)}},
-        {"modules": {name: other(values)}},
-    )
+    made = (drop(values), drop(values), other(values))
+    found = compared(tmp_path, *({**GIVEN, "modules": {name: one}} for one in made))
     fault = there(there(there(found.first).ranks).fault)
     assert (fault.kind, fault.ranks) == ("masks differ", (0, 1))
 
