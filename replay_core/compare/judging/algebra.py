@@ -19,7 +19,7 @@ from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import NEAR, InnerProducts, products_of
 from replay_core.compare.pairing.ranks import HeldByRanks, Together, Which, named, narrowed
-from replay_core.records import TensorRef
+from replay_core.records import Inline, TensorRef
 
 #: What part of a difference an explanation may leave.
 _LEFT = 0.1
@@ -296,8 +296,6 @@ def _slices(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
 
 def _block(whole: TensorRef, axis: int, stretches: Sequence[tuple[int, int]]) -> TensorRef:
     """A rank's slice of the whole."""
-    from replay_core.records import Inline
-
     if len(stretches) == 1:
         return narrowed(whole, axis, *stretches[0])
     pieces = [pages.array(narrowed(whole, axis, *stretch)) for stretch in stretches]
