@@ -92,7 +92,7 @@ bench-ui: $(STAMP)  ## the screen: first paint, idle cost, key to paint under lo
 
 install: $(STAMP)  ## only make .venv and install into it
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py replay_core/measure/native.c
+$(STAMP): pyproject.toml constraints.txt hatch_build.py replay_core/native.c
 	@command -v $(PYTHON) >/dev/null || { echo "make: there is no $(PYTHON); name one with make PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "rldbg needs Python 3.10 or newer; $(PYTHON) is " + sys.version.split()[0] + "\nhint: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: $(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 2; }

@@ -69,6 +69,11 @@ class Stream:
         if isinstance(error, OSError):
             raise DumpError(f"cannot read the file: {error.strerror}", file=str(self.path)) from None
 
+    @property
+    def descriptor(self) -> int | None:
+        """What others may read it by; None of a remote file, which is read by `into` alone."""
+        return None if self._fd in _mirrored else self._fd
+
     def into(self, buffer: memoryview, offset: int) -> None:
         """Fill the buffer from `offset`.
 

@@ -6,11 +6,12 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from math import copysign, prod
 from typing import TYPE_CHECKING, Any
 
+from replay_core import kernel
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.file_spans import Stream
@@ -30,6 +31,8 @@ _PAGE = 1 << 12
 _LINE = 64
 #: Rows further apart than this are read one by one: a call costs as much as copying so many bytes.
 _FAR = 1 << 16
+#: So many rows that lie far apart are read one by one.
+_FEW = 16
 #: What a number of a log is, whose bytes are those of an array of it.
 _PYTHONS = {"bool": bool, "int64": int, "float64": float}
 
@@ -125,6 +128,16 @@ class _Rooms(threading.local):
 
 
 _rooms = _Rooms()
+
+
+@contextmanager
+def room(nbytes: int, offset: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Memory of a thread's for bytes from `offset` of a file, lying in its pages as they do (uint8 [nbytes])."""
+    whole = _rooms.take(nbytes + _PAGE)
+    try:
+        yield _placed(whole, nbytes, offset)
+    finally:
+        _rooms.give(whole)
 
 
 def _inline(ref: TensorRef, value: Any) -> np.ndarray[Any, Any]:
@@ -291,23 +304,18 @@ def _read_chunks(
 ) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """Chunks that lie in one piece, each in the buffer of the one before."""
     dtype = _stored(ref, where)
-    most = min(elements, ref.numel) * dtype.itemsize
-    room = _rooms.take(most + _PAGE)
-    try:
-        buffer = _placed(room, most, where.offset)
-        with Stream(where.path) as file:
-            for start in starts:
-                part = buffer[: min(elements, ref.numel - start) * dtype.itemsize]
-                file.into(part.data, where.offset + start * dtype.itemsize)
-                yield start, part.view(dtype)
-    finally:
-        _rooms.give(room)
+    with room(min(elements, ref.numel) * dtype.itemsize, where.offset) as buffer, Stream(where.path) as file:
+        for start in starts:
+            part = buffer[: min(elements, ref.numel - start) * dtype.itemsize]
+            file.into(part.data, where.offset + start * dtype.itemsize)
+            yield start, part.view(dtype)
 
 
-def row_reader(ref: TensorRef, width: int) -> Callable[[Any], np.ndarray[Any, Any]]:
+def row_reader(ref: TensorRef, width: int, file: Stream | None = None) -> Callable[[Any], np.ndarray[Any, Any]]:
     """Reads rows of the tensor seen as [-1, width], by their numbers: [len(numbers), width].
 
     Rows that lie near each other in a file are read as one span; nothing else of the tensor is.
+    file: the tensor's, where it is open.
     """
     import numpy as np
 
@@ -322,12 +330,26 @@ def row_reader(ref: TensorRef, width: int) -> Callable[[Any], np.ndarray[Any, An
     def read(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if not len(numbers):
             return np.empty((0, width), dtype=dtype)
+        if file is not None:
+            return near(file, numbers)
+        with Stream(path) as opened:
+            return near(opened, numbers)
+
+    def near(file: Stream, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         low, high = int(numbers.min()), int(numbers.max()) + 1
         if high - low > 4 * len(numbers) + 64:
-            return np.concatenate([read(part) for part in np.array_split(numbers, 2)])
+            if len(numbers) > _FEW:
+                return np.concatenate([near(file, part) for part in np.array_split(numbers, 2)])
+            each = np.empty((len(numbers), width), dtype=dtype)
+            by = np.ascontiguousarray(numbers, dtype=np.int64)
+            where = file.descriptor
+            if where is not None and kernel.read_rows((where, offset), row, by.ctypes.data, by.size, each.ctypes.data):
+                return each
+            for number, into in zip(numbers.tolist(), each, strict=True):
+                file.into(into.view(np.uint8).data, offset + number * row)
+            return each
         span = _landing((high - low) * row, offset + low * row)
-        with Stream(path) as file:
-            file.into(span.data, offset + low * row)
+        file.into(span.data, offset + low * row)
         rows = span.view(dtype).reshape(-1, width)
         return rows if high - low == len(numbers) and bool((np.diff(numbers) == 1).all()) else rows[numbers - low]
 
@@ -419,11 +441,17 @@ def same_bytes(a: TensorRef, b: TensorRef, block: int = _Blocks.SIZE) -> bool | 
         return None
     if a.dtype != b.dtype or a.shape != b.shape or a.source.big_endian != b.source.big_endian:
         return None
-    compare = _memcmp()
     (room_a, at_a), (room_b, at_b) = _blocks.landing(a.source.offset, b.source.offset)
     # Most tensors that differ do so at once.
     start, count = 0, min(_Blocks.FIRST, block)
     with Stream(a.source.path) as file_a, Stream(b.source.path) as file_b:
+        fd_a, fd_b = file_a.descriptor, file_b.descriptor
+        if fd_a is not None and fd_b is not None:
+            spans = (fd_a, a.source.offset), (fd_b, b.source.offset)
+            known = kernel.same_bytes(*spans, a.nbytes, (at_a, at_b), count, block)
+            if known is not None:
+                return known
+        compare = _memcmp()
         while start < a.nbytes:
             count = min(count, a.nbytes - start)
             file_a.into(room_a[:count], a.source.offset + start)

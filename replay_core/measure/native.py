@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.measure.kernel import loaded, moments_at
+from replay_core.kernel import loaded, moments_at
 
 Rows = NDArray[Any]
 F64 = NDArray[np.float64]
@@ -34,10 +33,43 @@ def pair_lines(a_RC: Rows, b_RC: Rows, spans: NDArray[np.int64]) -> tuple[F64, F
         return None
     rows, columns = a_RC.shape
     lines, found = np.empty((_LINES, rows)), np.zeros((2, columns), real)
-    pointers = [ctypes.c_void_p(one.ctypes.data) for one in (a_RC, b_RC, spans, lines, *found)]
-    size = [ctypes.c_int64(one) for one in (rows, columns, len(spans))]
-    differ = getattr(kernel, f"pair_{name}")(*pointers[:2], *size[:2], pointers[2], size[2], *pointers[3:])
+    at = [one.ctypes.data for one in (a_RC, b_RC, spans, lines, *found)]
+    differ = getattr(kernel, f"pair_{name}")(*at[:2], rows, columns, at[2], len(spans), at[3], rows, *at[4:])
     return lines, found[0].astype(np.float64), found[1].astype(np.float64), int(differ)
+
+
+def lines_of_files(
+    dtype: str,
+    files: tuple[tuple[int, int], tuple[int, int]],
+    width: int,
+    runs: NDArray[np.int64],
+    step: int,
+    massive: NDArray[np.intp],
+    rooms: tuple[Rows, Rows],
+) -> tuple[tuple[F64, F64, F64, int], F64, F64] | None:
+    """The same of rows in two files, each a descriptor and an offset; massive columns are left out, and given apart.
+
+    runs: first row of a, of b, and how many follow [N, 3]. `step` rows are read at once, and fit the rooms.
+
+    Returns what `pair_lines` does, and both sides of the massive columns [R, M]; None where a file ends before.
+    """
+    library = loaded()
+    assert library is not None
+    rows = int(runs[:, 2].sum())
+    spans = spans_between(massive, width)
+    lines, columns, heavy = np.empty((_LINES, rows)), np.zeros((2, width)), np.empty((2, rows, massive.size))
+    scratch = np.empty((2, width), _REALS[dtype])
+    at = [one.ctypes.data for one in (runs, spans, lines, columns[0], columns[1], heavy, *rooms, scratch)]
+    differ = getattr(library, f"files_{dtype}")(
+        *files[0], *files[1], width, at[0], len(runs), step, at[1], len(spans), at[2], rows, *at[3:]
+    )
+    return None if differ < 0 else ((lines, columns[0], columns[1], int(differ)), heavy[0], heavy[1])
+
+
+def spans_between(massive: NDArray[np.intp], width: int) -> NDArray[np.int64]:
+    """First column and the one behind the last of each stretch between the massive ones [N, 2]."""
+    edges = np.concatenate(([-1], massive, [width]))
+    return np.stack((edges[:-1] + 1, edges[1:]), axis=1).astype(np.int64)
 
 
 def moments(values: Rows) -> list[float] | None:

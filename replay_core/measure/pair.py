@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,20 @@ def figures(
     bitwise: elements are equal when their bits are: 0 differs from -0, one NaN from another, 7 from 7.0.
     limits: (atol, rtol): also count the elements past |d| <= atol + rtol |a|.
     """
-    return _Pass(exact=exact, logprobs=logprobs, bitwise=bitwise, limits=limits).over(chunks)
+    return Pass(exact=exact, logprobs=logprobs, bitwise=bitwise, limits=limits).over(chunks)
 
 
-class _Pass:
-    """One pass over the chunks of a pair."""
+class Pass:
+    """One pass over the rows of a pair, chunk by chunk or in one."""
 
-    def __init__(self, *, exact: bool, logprobs: bool, bitwise: bool, limits: tuple[float, float] | None) -> None:
+    def __init__(
+        self,
+        *,
+        exact: bool = False,
+        logprobs: bool = False,
+        bitwise: bool = False,
+        limits: tuple[float, float] | None = None,
+    ) -> None:
         self.exact, self.logprobs, self.bitwise, self.limits = exact, logprobs, bitwise, limits
         self.pair = PairFigures(beyond=None if limits is None else 0, limits=limits)
         self.total, self.rest = Total(), Total()
@@ -51,13 +58,17 @@ class _Pass:
         self.start = 0
 
     def over(self, chunks: Iterable[tuple[Rows, Rows]]) -> PairFigures:
-        pair = self.pair
         for a_RC, b_RC in chunks:
             if not a_RC.size:
                 continue
             self._chunk(a_RC, b_RC)
-            pair.rows.width = pair.rows.width or a_RC.shape[1]
+            self.pair.rows.width = self.pair.rows.width or a_RC.shape[1]
             self.start += a_RC.shape[0]
+        return self.finished()
+
+    def finished(self) -> PairFigures:
+        """What all rows add up to."""
+        pair = self.pair
         self.total.fill(pair)
         if self.massive is not None and self.massive.size:
             pair.massive = tuple(int(column) for column in self.massive)
@@ -78,23 +89,28 @@ class _Pass:
         if plain and not (self.exact or self.logprobs or self.bitwise or self.limits):
             found = smooth_sums(a_RC, b_RC, self.massive)
             if found is not None:
-                self._smooth(a_RC, b_RC, *found)
+                self.smooth(*found, a_RC.size, lambda row: (a_RC[row], b_RC[row]))
                 return
         self._general(a_RC, b_RC)
 
-    def _smooth(self, a_RC: Rows, b_RC: Rows, total: Sums, rest: Sums | None) -> None:
-        """A chunk of finite floats: what is unequal is what has a difference."""
+    def smooth(self, total: Sums, rest: Sums | None, count: int, rows: Callable[[int], tuple[Rows, Rows]]) -> None:
+        """Take `count` finite floats into account by their sums: what is unequal is what has a difference.
+
+        rows: both sides of a row of what was added up, by its number.
+        """
         pair = self.pair
-        pair.total.count += a_RC.size
+        pair.total.count += count
+        first, row = None, int(total.row_max.argmax())
         if total.mismatched and pair.first is None:
-            row = int((total.row_max > 0).argmax())
-            column = int(unequal(a_RC[row], b_RC[row]).argmax())
-            pair.first = self._element(row, column, a_RC, b_RC)
-        row = int(total.row_max.argmax())
+            first = int((total.row_max > 0).argmax())
+            a_C, b_C = rows(first)
+            column = int(unequal(a_C, b_C).argmax())
+            pair.first = Element((self.start + first, column), float(a_C[column]), float(b_C[column]))
         if total.row_max[row] > pair.max_abs:
-            x, y = a_RC[row].astype(np.float64), b_RC[row].astype(np.float64)
-            column = int(np.abs(y - x).argmax())
-            pair.greatest = self._element(row, column, a_RC, b_RC)
+            if row != first:
+                a_C, b_C = rows(row)
+            column = int(np.abs(b_C.astype(np.float64) - a_C.astype(np.float64)).argmax())
+            pair.greatest = Element((self.start + row, column), float(a_C[column]), float(b_C[column]))
             pair.max_abs = abs(pair.greatest.b - pair.greatest.a)
         pair.mismatched += total.mismatched
         self._add(total, rest)

@@ -25,15 +25,20 @@ class Precision:
     numbers: int = 0
     used: tuple[int, ...] = (0, 0)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing shows, and nothing that follows can change that."""
+        return bool(self.ored & 0x1FFF)
+
     def look(self, chunk: NDArray[Any]) -> None:
         """Take a chunk into account; anything but native fp32 says nothing."""
-        if self.ored & 0x1FFF or chunk.dtype != np.float32 or not chunk.dtype.isnative:
+        if self.is_settled or chunk.dtype != np.float32 or not chunk.dtype.isnative:
             self.ored |= 0x1FFF
             return
         bits = np.ascontiguousarray(chunk).view(np.uint32)
         # A look at the beginning settles it for nearly every tensor.
         self.ored |= int(np.bitwise_or.reduce(bits.reshape(-1)[:1024], initial=0))
-        if self.ored & 0x1FFF:
+        if self.is_settled:
             return
         self.ored |= int(np.bitwise_or.reduce(bits, axis=None))
         self.numbers += int(np.count_nonzero(bits))

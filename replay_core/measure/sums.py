@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core.measure.native import pair_lines
+from replay_core.measure.native import pair_lines, spans_between
+from replay_core.measure.quantile import median
 
 if TYPE_CHECKING:
     from replay_core.measure.figures import PairFigures
@@ -141,7 +143,7 @@ def massive_columns(a_RC: Rows) -> Columns:
         energy = np.square(_third_smallest(np.abs(few)))
     if not np.isfinite(energy).all():
         return nothing
-    typical = float(np.median(energy))
+    typical = median(energy)
     found = np.flatnonzero(energy > MASSIVE_ENERGY * typical) if typical else nothing
     return found if found.size <= max(1, MOST_MASSIVE * columns) else nothing
 
@@ -161,14 +163,27 @@ def _third_smallest(few_RC: Rows) -> Rows:
 
 def smooth_sums(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | None] | None:
     """Sums of two chunks of floats; None when something in them is not finite or too small or large to be squared."""
+    in_single = a_RC.dtype.itemsize == b_RC.dtype.itemsize == 2
     with np.errstate(all="ignore"):
         total, rest = _natively(a_RC, b_RC, massive) or _by_numpy(a_RC, b_RC, massive)
-        if not math.isfinite(total.lines[_A4].sum() + total.lines[_D2].sum()):
-            return None
-    in_single = a_RC.dtype.itemsize == b_RC.dtype.itemsize == 2
-    if in_single and _vanishes((total if rest is None else rest).lines, a_RC, massive):
-        return None
-    return total, rest
+        are_right = are_held(total, rest, massive, a_RC.__getitem__ if in_single else None)
+    return (total, rest) if are_right else None
+
+
+def are_held(
+    total: Sums,
+    rest: Sums | None,
+    massive: Columns,
+    rows: Callable[[NDArray[np.intp]], Rows] | None,
+    step: int = 1 << 20,
+) -> bool:
+    """Whether everything was finite, and nothing was lost to what float32 cannot hold.
+
+    rows: rows of a by their numbers, where sums ran in float32; `step` are looked at together.
+    """
+    if not math.isfinite(total.lines[_A4].sum() + total.lines[_D2].sum()):
+        return False
+    return rows is None or not _vanishes((total if rest is None else rest).lines, rows, massive, step)
 
 
 def _by_numpy(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | None]:
@@ -182,15 +197,17 @@ def _by_numpy(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | No
 
 def _natively(a_RC: Rows, b_RC: Rows, massive: Columns) -> tuple[Sums, Sums | None] | None:
     """The same by the kernel, four times as fast; None where there is none for these."""
-    edges = np.concatenate(([-1], massive, [a_RC.shape[1]]))
-    found = pair_lines(a_RC, b_RC, np.stack((edges[:-1] + 1, edges[1:]), axis=1).astype(np.int64))
+    found = pair_lines(a_RC, b_RC, spans_between(massive, a_RC.shape[1]))
     if found is None:
         return None
-    rest = Sums(*found)
+    return with_massive(Sums(*found), *(side[:, massive].astype(np.float64) for side in (a_RC, b_RC)), massive)
+
+
+def with_massive(rest: Sums, x_RM: F64, y_RM: F64, massive: Columns) -> tuple[Sums, Sums | None]:
+    """Sums of all columns, from those of the others and both sides of the massive ones, and those of the others."""
     if not massive.size:
         return rest, None
-    x, y = (side[:, massive].astype(np.float64)[None] for side in (a_RC, b_RC))
-    d = y - x
+    x, d = x_RM[None].copy(), (y_RM - x_RM)[None]
     differ = int(np.count_nonzero(d))
     total = _joined(rest, _plain(x, d), massive)
     total.mismatched = rest.mismatched + differ
@@ -233,16 +250,17 @@ def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
     return str(dtype) == "bfloat16"
 
 
-def _vanishes(lines: F64, a_RC: Rows, massive: Columns) -> bool:
+def _vanishes(lines: F64, rows: Callable[[NDArray[np.intp]], Rows], massive: Columns, step: int) -> bool:
     """Whether squares of some row were lost below what float32 can hold."""
     if bool(((lines[_D2] < _LEAST_D2) & (lines[_MAX] > 0)).any()):
         return True
-    small = lines[_A2] < _LEAST_A2
-    if not small.any():
-        return False
-    few = a_RC[small].astype(np.float32)
-    few[:, massive] = 0
-    return bool(few.any())
+    small = np.flatnonzero(lines[_A2] < _LEAST_A2)
+    for start in range(0, small.size, step):
+        few = rows(small[start : start + step]).astype(np.float32)
+        few[:, massive] = 0
+        if few.any():
+            return True
+    return False
 
 
 def _measured(x: Rows, d: Rows, massive: Columns) -> tuple[Sums, Sums | None]:

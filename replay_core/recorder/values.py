@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay_core.errors import RequestError
-from replay_core.measure.kernel import moments_at
+from replay_core.kernel import moments_at
 from replay_core.recorder.pinned import copy_aside
 
 #: Elements looked at together where statistics are counted. They stay in the cache, and below 32,768 torch starts no

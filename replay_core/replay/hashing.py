@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
-from replay_core.measure.kernel import LEAST_SQUARES, ends_at
+from replay_core.kernel import LEAST_SQUARES, ends_at
 from replay_core.recorder.values import raw
 from replay_core.replay.capture import Capture
 from replay_core.replay.frontier import Hashed

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
-from replay_core.compare.judging.structure import Seen, crowded, factor, listed, median
+from replay_core.compare.judging.structure import Seen, crowded, factor, listed
 from replay_core.measure.figures import ColumnGains, PairFigures
+from replay_core.measure.quantile import median
 from replay_core.measure.statistics import as_reals
 
 Rows = NDArray[Any]

@@ -16,7 +16,9 @@ from replay_core.compare.judging import columns, limits, sample
 from replay_core.compare.judging.tolerance import Tolerances
 from replay_core.compare.judging.verdict import EXACT_KINDS, SCALAR_KINDS, Rounded
 from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, TensorPair
+from replay_core.compare.pairing.chunks import rows_of_a_chunk
 from replay_core.dtypes import coarsest, family
+from replay_core.measure import from_files
 from replay_core.measure.figures import PairFigures
 from replay_core.measure.number import figures_of_numbers
 from replay_core.measure.pair import figures
@@ -73,13 +75,18 @@ def measure(pair: TensorPair, micro_pair: MicroBatchPair, tolerances: Tolerances
     dtype = coarsest(_claimed(a), _claimed(b))
     elementwise = None if exact else tolerances.elementwise_of(pair.name, dtype)
 
-    def look(chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> PairFigures:
+    def look(*, counted: bool = True) -> PairFigures:
+        facing = None if exact or logprobs or bitwise or elementwise else rows.facing(counted=counted)
+        known = from_files.figures(facing, rows_of_a_chunk(facing.width)) if facing is not None else None
+        if known is not None:
+            return known
+        chunks = rows.counted() if counted else rows.whole()
         return figures(chunks, exact=exact, logprobs=logprobs, bitwise=bitwise, limits=elementwise)
 
-    found = Measured(look(rows.counted()), rows=rows, exact=exact)
+    found = Measured(look(), rows=rows, exact=exact)
     assert found.figures is not None
     if rows.masked and rows.paddings_face:
-        found.unmasked = look(rows.whole())
+        found.unmasked = look(counted=False)
     _by_samples(rows, found.figures)
     found.dtypes, found.notes = _effective(a, b, found.figures)
     if found.figures.mismatched and not exact and not bitwise:

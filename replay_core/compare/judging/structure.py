@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from replay_core.compare.judging import limits
 from replay_core.dtypes import EPS
 from replay_core.measure.figures import F64, PairFigures
+from replay_core.measure.quantile import median, quantile
 
 Called = Callable[[float], str]
 
@@ -207,21 +208,6 @@ def _standing_out(what: str, d2: F64, a2: F64, row: str, times: float) -> Seen |
         f"their norm, the others typically by {typical:.2g}"
     )
     return Seen(value, text, times * unit if what == "rows" else None)
-
-
-def median(values: F64) -> float:
-    return quantile(values, 0.5)
-
-
-def quantile(values: F64, share: float) -> float:
-    """The number below which a share of them lies, between two of them in proportion; none may be NaN.
-
-    numpy's own looks for NaN and takes six times as long.
-    """
-    below, between = divmod((values.size - 1) * share, 1)
-    parted = np.partition(values, int(below))
-    least = float(parted[int(below)])
-    return least if not between else least * (1 - between) + float(parted[int(below) + 1 :].min()) * between
 
 
 def crowded(size: F64, times: float) -> float | None:

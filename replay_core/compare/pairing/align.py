@@ -11,6 +11,7 @@ from replay_core import naming, pages
 from replay_core.compare.pairing.chunks import row_width, rows_of_a_chunk
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Pairing, Side, pair_micro_batches
 from replay_core.compare.pairing.shapes import explain_shapes, padding_between
+from replay_core.measure.from_files import Facing
 from replay_core.measure.pair import Rows
 from replay_core.records import Record, TensorRef
 from replay_core.samples.batch import Batch, Placed
@@ -401,6 +402,15 @@ class Rowwise:
             some = slice(start, start + step)
             chunk = rows_a(self.rows_a[some]), rows_b(self.rows_b[some])
             yield chunk if self._keys is None else self._by_key(some, *chunk)
+
+    def facing(self, *, counted: bool) -> Facing | None:
+        """The same rows by their numbers; None where they are not of one width, or not as they lie."""
+        if not counted or self.rows_a is None or self.rows_b is None:
+            return None if self.a.numel % self.width else Facing(self.a, self.b, self.width)
+        width = _inner(self.a.shape, self.axes_a)
+        if self._keys is not None or width != _inner(self.b.shape, self.axes_b):
+            return None
+        return Facing(self.a, self.b, width, self.rows_a, self.rows_b)
 
     def _by_key(self, some: slice, a_RK: Rows, b_RK: Rows) -> tuple[Rows, Rows]:
         """Rows over the keys of their own sample, in its order; what lies past a sample's end is 0."""

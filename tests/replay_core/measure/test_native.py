@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hatch_build import compiled
-from replay_core.measure import kernel, native, sums
+from replay_core import kernel
+from replay_core.measure import native, sums
 from replay_core.measure.pair import figures
 from replay_core.measure.statistics import Accumulated, by_numpy
 
@@ -25,7 +26,7 @@ DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.f
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("kernel") / kernel.PLACE.name
-    if not compiled(Path(native.__file__).with_name("native.c"), made):
+    if not compiled(Path(kernel.__file__).with_name("native.c"), made):
         pytest.skip("a C compiler and Linux are needed")
     return made
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from replay_core.measure import kernel
+from replay_core import kernel
 from replay_core.recorder import values
 
 DTYPES = (

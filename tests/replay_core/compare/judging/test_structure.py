@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from replay_core.compare import TensorVerdict
-from replay_core.compare.judging.structure import median, quantile
 from replay_core.compare.judging.verdict import Verdict
+from replay_core.measure.quantile import median, quantile
 from tests.builders import compare_fields, row_of
 
 BF16, F32 = torch.bfloat16, torch.float32

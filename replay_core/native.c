@@ -1,10 +1,15 @@
 // What measure/ does with numpy, in one pass over the bytes: the figures of two chunks of rows (sums.py), four times as
 // fast, and what one chunk looks like (statistics.py), ten times as fast; and the ends of what a replay captures.
 //
+// What lies in two files in one piece is read here, too, by pread and a block at a time: a whole pair in one call, so that
+// threads do not hand Python's lock to each other around every block.
+//
 // Of a pair d = b - a. Sums of a row run in the numbers' own width over SEGMENT columns and in double beyond; sums of
 // columns run over the rows of the chunk. What is not finite makes a sum that is not: the caller looks.
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SEGMENT 512
 #define BLOCK 1024
@@ -45,11 +50,12 @@ static inline float as_it_is(float value) { return value; }
     _Pragma("omp simd reduction(+ : part_d, part_ad, part_a2, part_a4, part_d2, differ) reduction(max : most, most_relative)")
 
 // spans: `count` pairs of first column and the one behind the last; columns between them are left out.
-// lines [7, rows]: sums of d, a d, a^2, a^4, d^2; the greatest |d| and |d| / |a| (0 / 0 is passed over).
+// lines [7, rows], `apart` from line to line: sums of d, a d, a^2, a^4, d^2; the greatest |d| and |d| / |a| (0 / 0 is
+// passed over).
 // columns_d2, columns_a2 [columns]: added to. Returns the number of elements that differ.
 #define PAIR(NAME, STORED, REAL, LOAD, SIZE)                                                                           \
     WIDEST int64_t NAME(const STORED *restrict a, const STORED *restrict b, int64_t rows, int64_t columns,             \
-                        const int64_t *restrict spans, int64_t count, double *restrict lines,                          \
+                        const int64_t *restrict spans, int64_t count, double *restrict lines, int64_t apart,           \
                         REAL *restrict columns_d2, REAL *restrict columns_a2) {                                        \
         int64_t unequal = 0;                                                                                           \
         for (int64_t row = 0; row < rows; row++) {                                                                     \
@@ -79,7 +85,7 @@ static inline float as_it_is(float value) { return value; }
                     unequal += differ;                                                                                 \
                 }                                                                                                      \
             double found[7] = {sum_d, sum_ad, sum_a2, sum_a4, sum_d2, most, most_relative};                            \
-            for (int line = 0; line < 7; line++) lines[line * rows + row] = found[line];                               \
+            for (int line = 0; line < 7; line++) lines[line * apart + row] = found[line];                              \
         }                                                                                                              \
         return unequal;                                                                                                \
     }
@@ -90,6 +96,81 @@ PAIR(pair_float32, float, double, same, __builtin_fabs)
 PAIR(pair_float64, double, double, same, __builtin_fabs)
 
 static inline int8_t truth(uint8_t byte) { return byte != 0; }
+
+// Whether so many bytes of the file were there.
+static int read_all(int file, char *into, int64_t bytes, int64_t offset) {
+    while (bytes > 0) {
+        ssize_t count = pread(file, into, (size_t)bytes, (off_t)offset);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return 0;
+        into += count, offset += count, bytes -= count;
+    }
+    return 1;
+}
+
+// Rows of `width` bytes by their numbers, one behind the other. Whether all were there.
+int64_t read_rows(int32_t file, int64_t at, int64_t width, const int64_t *numbers, int64_t count, char *into) {
+    for (int64_t row = 0; row < count; row++)
+        if (!read_all(file, into + row * width, width, at + numbers[row] * width)) return 0;
+    return 1;
+}
+
+// Whether two stretches of files hold the same bytes; -1 where one could not be read whole. Most that differ do so at once.
+int64_t same_bytes(int32_t file_a, int64_t at_a, int32_t file_b, int64_t at_b, int64_t bytes, char *room_a, char *room_b,
+                   int64_t first, int64_t block) {
+    for (int64_t start = 0, size = first; start < bytes; start += size, size = block) {
+        if (size > bytes - start) size = bytes - start;
+        if (!read_all(file_a, room_a, size, at_a + start) || !read_all(file_b, room_b, size, at_b + start)) return -1;
+        if (memcmp(room_a, room_b, (size_t)size)) return 0;
+    }
+    return 1;
+}
+
+// Rows of two files, `step` of them at a time.
+// runs [count, 3]: the first row of a stretch in a, the one that faces it in b, and how many follow each other in both.
+// lines [7, total] as PAIR's, columns_d2, columns_a2 [columns], added to; heavy [2, total, left_out]: a and b of the columns
+// that no span covers. real [2, columns]: room. Returns the number of elements that differ; -1 where a file ends before.
+#define FILES(NAME, STORED, REAL, LOAD)                                                                                \
+    int64_t files_##NAME(int32_t file_a, int64_t at_a, int32_t file_b, int64_t at_b, int64_t columns,                  \
+                         const int64_t *runs, int64_t count, int64_t step, const int64_t *spans, int64_t span_count,   \
+                         double *lines, int64_t total, double *columns_d2, double *columns_a2, double *heavy,          \
+                         char *room_a, char *room_b, REAL *real) {                                                     \
+        int64_t unequal = 0, done = 0, run = 0, within = 0, width = columns * (int64_t)sizeof(STORED);                 \
+        while (done < total) {                                                                                         \
+            int64_t rows = 0;                                                                                          \
+            while (rows < step && run < count) {                                                                       \
+                const int64_t *here = runs + 3 * run;                                                                  \
+                int64_t more = here[2] - within < step - rows ? here[2] - within : step - rows;                        \
+                if (!read_all(file_a, room_a + rows * width, more * width, at_a + (here[0] + within) * width) ||       \
+                    !read_all(file_b, room_b + rows * width, more * width, at_b + (here[1] + within) * width))         \
+                    return -1;                                                                                         \
+                rows += more, within += more;                                                                          \
+                if (within == here[2]) run++, within = 0;                                                              \
+            }                                                                                                          \
+            const STORED *a = (const STORED *)room_a, *b = (const STORED *)room_b;                                     \
+            memset(real, 0, 2 * (size_t)columns * sizeof(REAL));                                                       \
+            unequal += pair_##NAME(a, b, rows, columns, spans, span_count, lines + done, total, real, real + columns); \
+            for (int64_t column = 0; column < columns; column++) {                                                     \
+                columns_d2[column] += real[column];                                                                    \
+                columns_a2[column] += real[columns + column];                                                          \
+            }                                                                                                          \
+            int64_t left_out = 0;                                                                                      \
+            for (int64_t span = 0; span + 1 < span_count; span++) left_out += spans[2 * span + 2] - spans[2 * span + 1]; \
+            for (int64_t span = 0, place = 0; span + 1 < span_count; span++)                                           \
+                for (int64_t column = spans[2 * span + 1]; column < spans[2 * span + 2]; column++, place++)            \
+                    for (int64_t row = 0; row < rows; row++) {                                                         \
+                        heavy[(done + row) * left_out + place] = LOAD(a[row * columns + column]);                      \
+                        heavy[(total + done + row) * left_out + place] = LOAD(b[row * columns + column]);              \
+                    }                                                                                                  \
+            done += rows;                                                                                              \
+        }                                                                                                              \
+        return unequal;                                                                                                \
+    }
+
+FILES(bfloat16, uint16_t, float, from_bfloat16)
+FILES(float16, uint16_t, float, from_float16)
+FILES(float32, float, double, same)
+FILES(float64, double, double, same)
 
 // What is added up over a block: a pass that takes all for finite, and one that does not, for a block whose squares say so.
 #define BLOCK_SUMS                                                                                                     \

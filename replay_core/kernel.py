@@ -18,6 +18,12 @@ PAIRS = frozenset(("bfloat16", "float16", "float32", "float64"))
 #: Dtypes of one tensor that it knows.
 MOMENTS = PAIRS | {"int64", "int32", "uint8", "bool"}
 _FIGURES = 10
+_FD, _COUNT, _AT = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_SAME_BYTES = (_FD, _COUNT, _FD, _COUNT, _COUNT, _AT, _AT, _COUNT, _COUNT)
+_PAIR = (_AT, _AT, _COUNT, _COUNT, _AT, _COUNT, _AT, _COUNT, _AT, _AT)
+_FILES = (
+    *(_FD, _COUNT, _FD, _COUNT, _COUNT), *(_AT, _COUNT, _COUNT), *(_AT, _COUNT), *(_AT, _COUNT), *(_AT,) * 6,
+)  # fmt: skip
 #: A sum of squares below this may have lost addends to underflow.
 LEAST_SQUARES = 1e-30
 
@@ -28,7 +34,12 @@ def loaded() -> ctypes.CDLL | None:
     try:
         found = ctypes.CDLL(str(PLACE))
         for name in PAIRS:
-            getattr(found, f"pair_{name}").restype = ctypes.c_int64
+            pair = getattr(found, f"pair_{name}")
+            pair.restype, pair.argtypes = ctypes.c_int64, _PAIR
+            files = getattr(found, f"files_{name}")
+            files.restype, files.argtypes = ctypes.c_int64, _FILES
+        found.read_rows.restype, found.read_rows.argtypes = ctypes.c_int64, (_FD, _COUNT, _COUNT, _AT, _COUNT, _AT)
+        found.same_bytes.restype, found.same_bytes.argtypes = ctypes.c_int64, _SAME_BYTES
         for name in MOMENTS:
             getattr(found, f"moments_{name}").restype = None
         for name in PAIRS:
@@ -36,6 +47,29 @@ def loaded() -> ctypes.CDLL | None:
     except (OSError, AttributeError):
         return None
     return found
+
+
+def read_rows(file: tuple[int, int], width: int, numbers: int, count: int, into: int) -> bool:
+    """Read rows of `width` bytes behind an offset of a file, whose `count` numbers (int64) stand at an address.
+
+    False where there is no library, or the file ends before: who reads it otherwise finds out why.
+    """
+    library = loaded()
+    return library is not None and bool(library.read_rows(*file, width, numbers, count, into))
+
+
+def same_bytes(
+    a: tuple[int, int], b: tuple[int, int], nbytes: int, rooms: tuple[int, int], first: int, block: int
+) -> bool | None:
+    """Whether two stretches of files, each a descriptor and an offset, hold the same bytes.
+
+    `first` bytes are read at once, then `block` after `block`, into rooms of that size at two addresses.
+
+    None where there is no library, or a file ends before: who reads it otherwise finds out why.
+    """
+    library = loaded()
+    found = library.same_bytes(*a, *b, nbytes, *rooms, first, block) if library is not None else -1
+    return None if found < 0 else bool(found)
 
 
 def moments_at(address: int, count: int, dtype: str) -> list[float] | None:
