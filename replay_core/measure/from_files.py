@@ -107,7 +107,7 @@ class _Files:
         few_of_a = self._of_a(few)
         of_pair = Pass()
         if self.facing.a.dtype == "float32":
-            for precision, side in zip(of_pair.pair.precision, (few_of_a, self._of_b(few[:1])), strict=True):
+            for precision, side in zip(of_pair.pair.precision, (few_of_a, self._of_b(few)), strict=True):
                 precision.look(side)
                 if not precision.is_settled:
                     return None
