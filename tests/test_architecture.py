@@ -33,7 +33,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("documents",),  # what leaves the machine, typed; the schema made of the types
     # bytes of a file without a SIGBUS; what a file may cost
     ("selection", "dtypes", "file_spans", "budget", "collecting"),
-    ("kernel",),  # the compiled loops: addresses, counts and descriptors
+    ("kernel", "hashes"),  # the compiled loops: addresses, counts and descriptors; digests of bytes
     ("remote",),  # objects behind a URL, as files that are filled while they are read
     ("mirrored",),  # which files these are
     ("errors", "regexes"),

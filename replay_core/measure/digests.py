@@ -1,40 +1,44 @@
-"""The digest the recorder keeps of a tensor: `sha256:`, the first digits of the hash of its bytes.
-
-The bytes are little-endian, in C order.
-"""
+"""The digest the recorder keeps of a tensor: of its bytes, little-endian, in C order."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core import pages
+from replay_core import hashes, pages
 from replay_core.records import TensorRef
-
-_PREFIX, _DIGITS = "sha256:", 32
 
 
 def is_digest(digest: str | None) -> bool:
     """Whether a text is a digest of a tensor that can be held against one taken here."""
-    return digest is not None and digest.startswith(_PREFIX) and len(digest) == len(_PREFIX) + _DIGITS
+    return hashes.kind_of(digest) is not None
 
 
-def digest_of(pieces: Iterable[NDArray[Any]]) -> str:
+def digest_of(pieces: Iterable[NDArray[Any]], kind: str | None = None) -> str:
     """The digest of a tensor whose elements these are, one piece after the other."""
-    found = hashlib.sha256()
-    for piece in pieces:
-        found.update(np.ascontiguousarray(piece.astype(piece.dtype.newbyteorder("<"), copy=False)).tobytes())
-    return _PREFIX + found.hexdigest()[:_DIGITS]
+    return hashes.digest_of(map(_bytes, pieces), kind or hashes.TAKEN)
 
 
-def digest(ref: TensorRef) -> str:
-    """The digest of a tensor: the recorded one where its values were not kept.
+def digest(ref: TensorRef, kind: str | None = None) -> str:
+    """The digest of a tensor: the recorded one where its values were not kept, else one of that kind.
 
     Raises:
         DumpError: the bytes cannot be read.
     """
-    return (ref.digest or "") if not ref.is_readable else digest_of(chunk for _, chunk in pages.flat_chunks(ref))
+    return (
+        (ref.digest or "") if not ref.is_readable else digest_of((chunk for _, chunk in pages.flat_chunks(ref)), kind)
+    )
+
+
+def shared_kind(a: TensorRef, b: TensorRef) -> str | None:
+    """The kind of digest that both sides have or can take; None where two were recorded that tell nothing of each other."""
+    recorded = {hashes.kind_of(ref.digest) for ref in (a, b) if not ref.is_readable}
+    return None if len(recorded) > 1 else next(iter(recorded), hashes.TAKEN)
+
+
+def _bytes(piece: NDArray[Any]) -> NDArray[np.uint8]:
+    ordered = np.ascontiguousarray(piece.astype(piece.dtype.newbyteorder("<"), copy=False))
+    return ordered.reshape(-1).view(np.uint8)

@@ -6,10 +6,10 @@ The micro-batch is run again in place, its modules caught: what comes out not fi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from replay_core.hashes import digest_of
 from replay_core.recorder.hooks import Guarded, catching
 from replay_core.recorder.values import Snapshots, digest
 
@@ -92,11 +92,9 @@ def not_finite(tensors: dict[str, Any]) -> list[str]:
 
 def weights_digest(model: Any) -> str:
     """One digest of every parameter, by name: two models with the same one hold the same bits."""
-    together = hashlib.sha256()
     snapshots = Snapshots(owned=False)
-    for name, weight in sorted(model.named_parameters()):
-        together.update(f"{name} {digest(snapshots.take(weight, name))}\n".encode())
-    return "sha256:" + together.hexdigest()[:32]
+    weights = sorted(model.named_parameters())
+    return digest_of(f"{name} {digest(snapshots.take(weight, name))}\n".encode() for name, weight in weights)
 
 
 def rng_state() -> Any:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay_core import dtypes
+from replay_core import dtypes, hashes
 from replay_core.engine_names import ENGINE_OWN, Piece, pieces
 from replay_core.errors import DumpError, NothingComparableError
 from replay_core.jobs import OnEvent, Progress, ignore
-from replay_core.measure.digests import digest, digest_of, is_digest
+from replay_core.measure.digests import digest, digest_of, is_digest, shared_kind
 from replay_core.measure.equality import unequal
 from replay_core.records import TensorRef
 from replay_core.weight_sync import fits
@@ -221,9 +221,11 @@ def _by_both_digests(
 ) -> None:
     """Where the trainer kept no values, a parameter that is one of its own may have the same digest."""
     sent = sender.tensors[made_of[0].source]
-    if len(made_of) == 1 and sent.shape == found.ref.shape and sent.dtype == found.ref.dtype and is_digest(sent.digest):
+    kind = shared_kind(found.ref, sent)
+    alike = sent.shape == found.ref.shape and sent.dtype == found.ref.dtype and is_digest(sent.digest)
+    if len(made_of) == 1 and alike and kind is not None:
         found.by_digest = True
-        same = digest(found.ref) == sent.digest
+        same = digest(found.ref, kind) == sent.digest
         found.arrival, found.what = ("arrived", "") if same else ("differs", "its digest is another")
     else:
         found.arrival, found.what = "unreadable", f"no values of the trainer's {', '.join(unread[:3])} were recorded"
@@ -334,4 +336,4 @@ def _digest_of(values: Sequence[Values], ref: TensorRef) -> str | None:
     """The recorder's digest of a parameter that holds these parts, one below the other, in its dtype."""
     if ref.dtype not in dtypes.ITEMSIZE:
         return None
-    return digest_of(cast(one, ref.dtype) for one in values)
+    return digest_of((cast(one, ref.dtype) for one in values), hashes.kind_of(ref.digest))

@@ -11,7 +11,7 @@ from replay_core.compare.pairing.shapes import explain_shapes
 from replay_core.compare.told import EQUAL_DIGESTS
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
-from replay_core.measure.digests import digest, is_digest
+from replay_core.measure.digests import digest, is_digest, shared_kind
 from replay_core.measure.statistics import statistics
 from replay_core.records import TensorRef, Unreadable
 
@@ -30,15 +30,28 @@ def are_comparable(a: TensorRef, b: TensorRef) -> bool:
         not (a.is_readable and b.is_readable)
         and _kind(a) == _kind(b)
         and all(is_digest(ref.digest) or (ref.is_readable and ref.dtype in ITEMSIZE) for ref in (a, b))
+        and shared_kind(a, b) is not None
     )
+
+
+def why_not(a: TensorRef, b: TensorRef) -> str | None:
+    """Why a pair that both recorded a digest of is not `are_comparable`; None where that is not the reason."""
+    if any(ref.is_readable or not is_digest(ref.digest) for ref in (a, b)) or shared_kind(a, b) is not None:
+        return None
+    return "a and b recorded digests of two kinds, and no values: record both with one version of rldbg"
 
 
 def are_equal(a: TensorRef, b: TensorRef) -> bool:
     """Whether two that `are_comparable` hold the same bytes, as far as digests tell; False where bytes are damaged."""
     try:
-        return (_squeezed(a), a.dtype) == (_squeezed(b), b.dtype) and digest(a) == digest(b)
+        return (_squeezed(a), a.dtype) == (_squeezed(b), b.dtype) and _is_one_digest(a, b)
     except DumpError:
         return False
+
+
+def _is_one_digest(a: TensorRef, b: TensorRef) -> bool:
+    kind = shared_kind(a, b)
+    return digest(a, kind) == digest(b, kind)
 
 
 def _kind(ref: TensorRef) -> str:
@@ -57,7 +70,7 @@ def judge(row: TensorVerdict, a: TensorRef, b: TensorRef) -> None:
     elif a.dtype != b.dtype:
         row.verdict = Verdict.DIFF
         row.reason = f"dtype {a.dtype} against {b.dtype}, and values were not recorded on both sides to cast one"
-    elif digest(a) == digest(b):
+    elif _is_one_digest(a, b):
         spared = isinstance(a.source, Unreadable) and a.source.why == EQUAL_DIGESTS
         # Of a hundred thousand pairs the sentence is one.
         row.verdict, row.reason = Verdict.SAME, _SPARED if spared else _BARE

@@ -158,7 +158,7 @@ class Judge:
         by_digest = digests.are_comparable(a, b)
         for ref in (a, b):
             if not ref.is_readable and not by_digest:
-                row.skipped = getattr(ref.source, "why", "cannot be read")
+                row.skipped = digests.why_not(a, b) or getattr(ref.source, "why", "cannot be read")
                 return row
         if a.is_text or b.is_text:
             _judge_text(row, a, b)

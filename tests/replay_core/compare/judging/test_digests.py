@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -113,8 +114,33 @@ def test_a_digest_of_another_making_is_not_taken_for_one(tmp_path: Path) -> None
     b = write_dump(tmp_path / "b", {"modules": {"x": torch.ones(3)}}, level="full")
     index = a / "index_rank0.jsonl"
     line = json.loads(index.read_text())
-    for forged in ("blake2b:0123", 7, None, "sha256:"):
+    for forged in ("blake2b:0123", 7, None, "sha256:", "xxh3:12"):
         line["fields"][0]["digest"] = forged
         index.write_text(json.dumps(line) + "\n")
         with pytest.raises(NothingComparableError):
             compare_paths(a, b)
+
+
+def as_recorded_before(dump: Path, values: dict[str, torch.Tensor]) -> None:
+    """Digests as versions before kept them."""
+    index = dump / "index_rank0.jsonl"
+    line = json.loads(index.read_text())
+    for field in line["fields"]:
+        raw = values[field["name"]].contiguous().view(torch.uint8).numpy().tobytes()
+        field["digest"] = f"sha256:{hashlib.sha256(raw).hexdigest()[:32]}"
+    index.write_text(json.dumps(line) + "\n")
+
+
+def test_digests_of_two_kinds_say_nothing_of_each_other_and_either_is_held_against_values(tmp_path: Path) -> None:
+    values = {"x": torch.arange(6.0), "y": torch.ones(3)}
+    for name, level in (("before", "hash"), ("now", "hash"), ("whole", "full")):
+        write_dump(tmp_path / name, {"modules": values}, level=level)
+    as_recorded_before(tmp_path / "before", values)
+    compared = compare_paths(tmp_path / "before", tmp_path / "whole")
+    assert [row_of(compared, name).verdict.value for name in "xy"] == ["SAME", "SAME"]
+    other = write_dump(tmp_path / "other", {"modules": {"x": torch.arange(6.0), "y": torch.zeros(3)}}, level="full")
+    assert row_of(compare_paths(tmp_path / "before", other), "y").verdict.value == "DIFF"
+    document = workbench.compare_dumps(tmp_path / "before", tmp_path / "before")
+    assert document["counts"]["SAME"] == 2
+    with pytest.raises(NothingComparableError):
+        workbench.compare_dumps(tmp_path / "before", tmp_path / "now")
