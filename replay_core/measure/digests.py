@@ -34,7 +34,7 @@ def digest(ref: TensorRef, kind: str | None = None) -> str:
 
 
 def shared_kind(a: TensorRef, b: TensorRef) -> str | None:
-    """The kind of digest that both sides have or can take; None where two were recorded that tell nothing of each other."""
+    """The kind of digest that both sides have or can take; None where two were recorded that differ in kind."""
     recorded = {hashes.kind_of(ref.digest) for ref in (a, b) if not ref.is_readable}
     return None if len(recorded) > 1 else next(iter(recorded), hashes.TAKEN)
 
