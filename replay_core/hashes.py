@@ -1,17 +1,26 @@
 """The digest of bytes: a kind, a colon, and 32 hex digits of their hash.
 
-Taken is `xxh3`, 128 bits of XXH3, at the memory's pace: nobody forges a run of their own. Dumps recorded before hold
-`sha256`, the first half of it, a tenth as fast.
+Taken is `xxh3`, 128 bits of XXH3, at the memory's pace: nobody forges a run of their own. Dumps recorded before, and
+those of a trainer without that library, hold `sha256`, the first half of it, a tenth as fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
-#: Of what is recorded now.
-TAKEN = "xxh3"
 _DIGITS = 32
+
+
+@cache
+def taken() -> str:
+    """The kind of what is recorded here."""
+    try:
+        import xxhash  # noqa: F401 - not at the top: a trainer may have none, and who takes no digest pays nothing
+    except ImportError:
+        return "sha256"
+    return "xxh3"
 
 
 def kind_of(digest: object) -> str | None:
@@ -22,8 +31,9 @@ def kind_of(digest: object) -> str | None:
     return kind if colon and kind in ("xxh3", "sha256") and len(digits) == _DIGITS else None
 
 
-def digest_of(pieces: Iterable[Any], kind: str = TAKEN) -> str:
-    """The digest of bytes, of buffers that follow each other."""
+def digest_of(pieces: Iterable[Any], kind: str | None = None) -> str:
+    """The digest of bytes, of buffers that follow each other; of the kind `taken` where none is asked for."""
+    kind = kind or taken()
     hashed = _new(kind)
     for piece in pieces:
         hashed.update(piece)

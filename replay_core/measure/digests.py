@@ -19,7 +19,7 @@ def is_digest(digest: str | None) -> bool:
 
 def digest_of(pieces: Iterable[NDArray[Any]], kind: str | None = None) -> str:
     """The digest of a tensor whose elements these are, one piece after the other."""
-    return hashes.digest_of(map(_bytes, pieces), kind or hashes.TAKEN)
+    return hashes.digest_of(map(_bytes, pieces), kind)
 
 
 def digest(ref: TensorRef, kind: str | None = None) -> str:
@@ -36,7 +36,7 @@ def digest(ref: TensorRef, kind: str | None = None) -> str:
 def shared_kind(a: TensorRef, b: TensorRef) -> str | None:
     """The kind of digest that both sides have or can take; None where two were recorded that differ in kind."""
     recorded = {hashes.kind_of(ref.digest) for ref in (a, b) if not ref.is_readable}
-    return None if len(recorded) > 1 else next(iter(recorded), hashes.TAKEN)
+    return None if len(recorded) > 1 else next(iter(recorded), hashes.taken())
 
 
 def _bytes(piece: NDArray[Any]) -> NDArray[np.uint8]:

@@ -644,7 +644,9 @@ class Recorder:
             raise
 
     def snapshots(self) -> Snapshots:
-        return Snapshots(owned=self.settings.asynchronous or self.black_box is not None)
+        is_kept = self.settings.level == "full" or self.settings.whole is not None or self.black_box is not None
+        owned = self.settings.asynchronous or self.black_box is not None
+        return Snapshots(owned=owned, told=None if is_kept else self.settings.level)
 
     def _submit(self, held: HeldRecord) -> Path | None:
         whole = self.settings.chosen(held.key, held.fields)

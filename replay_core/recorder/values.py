@@ -28,15 +28,27 @@ _CHUNK = 24_576
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What the index says of a host tensor of which nothing else is kept: taken where it stood, nothing was copied."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    stats: dict[str, Any] | None
+
+
 class Snapshots:
     """Takes the snapshots of one record. `ready` returns once every copy from a device has arrived.
 
     Args:
         owned: copy host tensors too. False where the record is written before the trainer goes on.
+        told: of host tensors nothing is kept but their digests ("hash") or those and statistics ("stats"). To read a
+            tensor once costs the trainer no more than to copy it for a thread that would.
     """
 
-    def __init__(self, *, owned: bool) -> None:
-        self._owned = owned
+    def __init__(self, *, owned: bool, told: str | None = None) -> None:
+        self._owned, self._told = owned, told
         self._arrivals: list[Callable[[], object]] = []
         self._taken: dict[int, tuple[Any, Any]] = {}
         #: Of sharded tensors: field -> what the whole looks like.
@@ -69,7 +81,7 @@ class Snapshots:
                 known = self._taken[id(value)] = self._taken[id(copy)] = (value, copy)
             return known[1]
 
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN or isinstance(value, Noted):
             return value
         if isinstance(value, Mapping):
             return {str(key): self.take(inner, f"{name}.{key}") for key, inner in value.items()}
@@ -84,7 +96,7 @@ class Snapshots:
         """
         torch = _torch()
         copy = self._tensor(torch, tensor, name)
-        if copy.data_ptr() == tensor.data_ptr():
+        if not isinstance(copy, Noted) and copy.data_ptr() == tensor.data_ptr():
             copy = copy.clone()
         self._taken[id(copy)] = (copy, copy)
         return copy
@@ -123,6 +135,8 @@ class Snapshots:
             raise RequestError(
                 "only plain tensors can be recorded", tensor=name, found=f"a {kind}", hint="record a plain copy of it"
             )
+        if self._told is not None and value.device.type == "cpu":
+            return _told(value, stats=self._told == "stats")
         try:
             host = self._to_host(torch, value)
         except RuntimeError as error:
@@ -214,6 +228,12 @@ def is_storable(tensor: Any) -> bool:
     )
 
 
+def _told(tensor: Any, *, stats: bool) -> Noted:
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Noted(dtype, tuple(tensor.shape), digest(dense), statistics(dense) if stats else None)
+
+
 def leaves(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of every tensor, number and text of a snapshot, named as a reader names them."""
     for name, value in fields.items():
@@ -230,16 +250,22 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{name}.{key}", [item.get(key) for item in value])
     elif _is_rows(value):
         yield name, value
-    elif isinstance(value, list) and any(is_tensor(item) or isinstance(item, dict) for item in value):
+    elif isinstance(value, list) and any(_is_of_tensor(item) or isinstance(item, dict) for item in value):
         for position, item in enumerate(value):
             yield from _leaves(f"{name}.{position}", item)
     else:
         yield name, value
 
 
+def _is_of_tensor(value: Any) -> bool:
+    return isinstance(value, Noted) or is_tensor(value)
+
+
 def _is_rows(value: Any) -> bool:
     """Whether a value is a vector per sample, which a reader lays together as one tensor of rows."""
-    if not isinstance(value, list) or not value or not all(is_tensor(row) and row.ndim == 1 for row in value):
+    if not isinstance(value, list) or not value:
+        return False
+    if not all(_is_of_tensor(row) and len(row.shape) == 1 for row in value):
         return False
     return len({row.dtype for row in value}) == 1
 
@@ -251,6 +277,9 @@ def describe(
 
     bare: the entry is all that is kept, so that texts and lists need a digest too.
     """
+    if isinstance(value, Noted):
+        told = {"name": name, "dtype": value.dtype, "shape": list(value.shape), "digest": value.digest, "order": order}
+        return {**told, "stats": value.stats} if stats else told
     if not is_tensor(value):
         field: dict[str, Any] = {"name": name, "dtype": type(value).__name__, "shape": None, "digest": None}
         field["order"] = order
@@ -258,7 +287,7 @@ def describe(
         if isinstance(value, (bool, int, float, type(None))) or (stats and isinstance(value, _PLAIN)):
             field["value"] = value if not isinstance(value, float) or math.isfinite(value) else str(value)
         elif _is_rows(value):
-            field["digest"] = digest_of(["".join(map(digest, value)).encode()])
+            field["digest"] = digest_of(["".join(map(_digest, value)).encode()])
         elif bare:
             said = json.dumps(value, default=str).encode()
             field["digest"] = digest_of([said])
@@ -306,6 +335,10 @@ class Digests:
 def digest(tensor: Any) -> str:
     """The digest of a contiguous host tensor's bytes."""
     return digest_of([raw(tensor)])
+
+
+def _digest(row: Any) -> str:
+    return row.digest if isinstance(row, Noted) else digest(row)
 
 
 def raw(tensor: Any) -> Any:

@@ -56,3 +56,36 @@ def test_of_nothing_and_of_nothing_finite_there_are_no_figures():
         found = values.statistics(tensor)
         assert (found["count"], found["nan"], found["zero"], found["mean"]) == (count, count, 0, None)
         assert found == values._by_torch(tensor)
+
+
+@pytest.mark.parametrize("level", ["hash", "stats"])
+def test_what_is_told_where_it_stands_is_what_a_copy_says(level: str):
+    weight = torch.randn(6, 5, dtype=torch.bfloat16)
+    fields = {
+        "transposed": weight.t(),
+        "a part": torch.arange(12.0)[3:9:2],
+        "nothing": torch.zeros(0, 4),
+        "rows": [torch.arange(3), torch.arange(5)],
+        "nested": {"x": torch.ones(2, dtype=torch.bool), "note": "a text"},
+        "conjugated": torch.tensor([1 + 2j]).conj(),
+        "again": weight,
+    }
+    said = []
+    for told in (None, level):
+        snapshots = values.Snapshots(owned=True, told=told)
+        kept = snapshots.take(fields, "all")
+        assert (snapshots.nbytes == 0) is (told is not None), "nothing waits in memory"
+        said.append([
+            values.describe(name, leaf, order, stats=level == "stats", bare=True)
+            for order, (name, leaf) in enumerate(values.leaves(kept))
+        ])  # fmt: skip
+    assert said[1] == said[0]
+
+
+def test_what_is_told_is_told_before_the_trainer_changes_it():
+    value = torch.ones(4)
+    snapshots = values.Snapshots(owned=True, told="hash")
+    told = snapshots.take_now(value, "x")
+    before = values.digest(value)
+    value.zero_()
+    assert (told.digest, snapshots.take(told, "x")) == (before, told)
