@@ -154,6 +154,7 @@ def compare_dumps(
     *,
     exact: bool = False,
     digests: bool = False,
+    digests_under: Path | None = None,
     name: Sequence[str] = (),
     map_file: Path | None = None,
     tolerance_file: Path | None = None,
@@ -172,7 +173,8 @@ def compare_dumps(
     """A comparison document of two dumps, or of the part of each that the selection leaves.
 
     Args:
-        digests: of tensors whose digests both dumps recorded, read only those that differ (`compare/told.py`).
+        digests: read only tensors whose digests differ (`compare/told.py`).
+        digests_under: the folder that keeps digests of dumps that recorded none.
         name: only tensors of these names (globs).
         map_file: the user's own names, `name in a = name in b` a line.
         tolerance_file: the user's own limits by name (`compare/tolerance.py`).
@@ -204,8 +206,15 @@ def compare_dumps(
     records_a = _chosen(run_a, chosen)
     beside = {part: chosen.get(part) for part in scope_b or {}}
     records_b = _chosen(run_b, chosen) if scope_b is None else records_of_scope(run_b, scope_b, beside)
+    notes: list[str] = []
     if digests:
-        records_a, records_b = by_digests(records_a or run_a.records, records_b or run_b.records)
+        records_a, records_b, notes = by_digests(
+            (run_a, run_b),
+            records_a or run_a.records,
+            records_b or run_b.records,
+            keep=digests_under,
+            on_event=on_event,
+        )
     if summarised is None:
         summarised = any("nexrl" in run.dialect for run in (run_a, run_b))
     compared = compare_runs(
@@ -221,6 +230,7 @@ def compare_dumps(
         on_event=on_event,
         on_row=(lambda row: on_row(documents.tensor_row(row))) if on_row else lambda row: None,
     )
+    compared.notes += notes
     compared.selection = {part: str(value) for part, value in chosen.items()} | (
         {"name": ", ".join(name)} if name else {}
     )

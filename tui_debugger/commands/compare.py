@@ -17,6 +17,7 @@ from replay_core.jobs import Event, Partial
 from replay_core.records import STAGES, Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, say, selectors
 from tui_debugger.commands.sharding import in_units, refuse, sharded, typed
+from tui_debugger.paths import cache_dir
 from tui_debugger.reports.comparison import comparison_report, explanation
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _PATH = DumpPath(remote=True)
 @click.option("--stage", type=click.Choice(STAGES), metavar="STAGE", help="Which dump point: forward_data, loss, ...")
 @click.option("--name", multiple=True, metavar="GLOB", help="Only tensors of this name: 'layers.*.output'.")
 @click.option("--exact", is_flag=True, help="Bitwise: any difference is a DIFF.")
-@click.option("--digests", is_flag=True, help="Read only tensors whose recorded digests differ; the others by digest.")
+@click.option("--digests", is_flag=True, help="Read only tensors whose digests differ; taken once of a dump without.")
 @click.option("--atol", type=float, help="With --rtol: hold every float to |b - a| <= atol + rtol |a| instead.")
 @click.option("--rtol", type=float, help="See --atol; either alone leaves the other 0.")
 @click.option("--tolerance", "tolerance_file", type=_PATH, help="Your own limits by name: TOML, a [[tolerance]] each.")
@@ -115,6 +116,7 @@ def command(
     options: dict[str, Any] = {
         "exact": exact,
         "digests": digests,
+        "digests_under": cache_dir() / "digests" if digests else None,
         "atol": atol,
         "rtol": rtol,
         "tolerance_file": tolerance_file,
@@ -165,7 +167,11 @@ def _told(path: Path | None) -> str | None:
 
 
 def _reopened(path: Path, options: dict[str, Any]) -> ComparisonDocument:
-    asked = [option for option, value in options.items() if option != "promised" and value not in (None, False, ())]
+    asked = [
+        option
+        for option, value in options.items()
+        if option not in ("promised", "digests_under") and value not in (None, False, ())
+    ]
     if asked:
         raise RequestError(
             "a written document is shown as it was",

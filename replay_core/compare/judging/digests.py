@@ -18,6 +18,8 @@ from replay_core.records import TensorRef, Unreadable
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
+#: Why a pair is not compared: of equal bytes of other samples, too, no digest tells.
+OTHER_ORDER = "the samples stand in another order, of which digests say nothing; without --digests values are read"
 _SPARED = "equal digests; values were not read"
 _BARE = "equal digests; values were not recorded on both sides"
 #: What the recorder counts of values that are no numbers, and the extremes and moments it keeps of those that are.

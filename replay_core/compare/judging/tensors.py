@@ -163,6 +163,9 @@ class Judge:
         if a.is_text or b.is_text:
             _judge_text(row, a, b)
             return row
+        if by_digest and not micro_pair.in_order(a, b):
+            row.skipped = digests.OTHER_ORDER
+            return row
         try:
             if by_digest:
                 digests.judge(row, a, b)

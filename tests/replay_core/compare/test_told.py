@@ -92,18 +92,95 @@ def test_what_is_damaged_and_recorded_alike_is_called_equal_by_digest_alone_and_
     assert doc["coverage"]["records_unreadable"] == 1, "its tokens are read, to pair samples by"
 
 
-def test_an_index_without_digests_or_that_is_torn_leaves_everything_to_be_read(tmp_path: Path) -> None:
+def test_digests_that_an_index_lacks_are_taken_of_the_files(tmp_path: Path) -> None:
     a, b = two_dumps(tmp_path, 2, 1, 4)
     for number, index in enumerate(sorted(b.glob("index_*"))):
         index.write_text(index.read_text().replace('"xxh3:', '"md5:') if number else "{not json}\n")
     doc = workbench.compare_dumps(a, b, digests=True)
-    assert doc["coverage"]["tensors_by_digest"] == 0
+    assert doc["coverage"]["tensors_by_digest"] == 2 * 4 - 1
     assert [row["name"] for row in doc["tensors"] if row["verdict"] == "DIFF"] == ["layers.2.mlp.output"]
+    assert any("digests of 8 tensors of b were taken now" in note for note in doc["notes"])
+
+
+def foreign(directory: Path, ranks: int, wrong_rank: int) -> tuple[Path, Path]:
+    """Two dumps as sglang's dumper writes them: a file for each tensor, no digest anywhere."""
+    for side in "ab":
+        for rank in range(ranks):
+            torch.manual_seed(rank)
+            folder = directory / side
+            folder.mkdir(parents=True, exist_ok=True)
+            for layer in range(6):
+                value = torch.randn(3, 64)
+                if (side, rank, layer) == ("b", wrong_rank, 2):
+                    value[1, 5] += 3
+                name = f"name=model.layers.{layer}.mlp.output___rank={rank}___step=0___dump_index={layer}.pt"
+                torch.save(
+                    {"value": value, "meta": {"name": f"model.layers.{layer}.mlp.output", "rank": rank}}, folder / name
+                )
+    return directory / "a", directory / "b"
+
+
+def test_of_foreign_dumps_digests_are_taken_once_and_kept_while_the_files_stay(
+    tmp_path: Path, bytes_read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay_core.compare.taken._is_settled", lambda _newest: True)
+    a, b = foreign(tmp_path / "dumps", 4, 3)
+    keep = tmp_path / "cache"
+    told = {"digests": True, "digests_under": keep}
+    docs, read = [], []
+    for options in ({}, told, told):
+        bytes_read[0] = 0
+        docs.append(workbench.compare_dumps(a, b, **options))  # type: ignore[arg-type]
+        read.append(bytes_read[0])
+    assert docs[0]["counts"] == docs[1]["counts"] == docs[2]["counts"]
+    first = docs[2]["first_divergence"]
+    assert first is not None
+    assert docs[0]["first_divergence"] == first
+    assert (first["name"], first["b_key"] and first["b_key"]["rank"]) == ("layers.2.mlp.output", 3)
+    assert [doc["coverage"]["tensors_by_digest"] for doc in docs] == [0, 23, 23]
+    assert read[1] >= read[0], "the first comparison reads all, to take digests"
+    assert read[2] < 0.1 * read[0], "the second only the pair that parts"
+    # A value changes, and nothing else: the size is the same.
+    file = next(one for one in b.iterdir() if "layers.4" in one.name and "rank=0" in one.name)
+    held = torch.load(file)
+    held["value"][0, 0] += 1
+    torch.save(held, file)
+    doc = workbench.compare_dumps(a, b, **told)  # type: ignore[arg-type]
+    assert {(row["name"], row["b_key"] and row["b_key"]["rank"]) for row in doc["tensors"] if row["verdict"] == "DIFF"} == {
+        ("layers.2.mlp.output", 3), ("layers.4.mlp.output", 0)
+    }  # fmt: skip
+
+
+def test_digests_of_what_was_written_a_moment_ago_are_not_kept_and_a_torn_line_is_as_none(tmp_path: Path) -> None:
+    a, b = foreign(tmp_path / "dumps", 1, 0)
+    keep = tmp_path / "cache"
+    doc = workbench.compare_dumps(a, b, digests=True, digests_under=keep)
+    assert not keep.exists()
+    assert sum("they are not kept: the files were written a moment ago" in note for note in doc["notes"]) == 2
+    keep.mkdir()
+    for name in ("x.jsonl", "y.jsonl"):
+        (keep / name).write_text('{"of": "' + "0" * 64 + '", "digests": {"a": 1}}\n{"of')
+    assert workbench.compare_dumps(a, b, digests=True, digests_under=keep)["counts"] == doc["counts"]
+
+
+def test_digests_say_nothing_of_samples_in_another_order(tmp_path: Path) -> None:
+    """The ids are exchanged and the outputs are not: equal bytes, of other samples."""
+    ids, output = torch.arange(8).reshape(2, 4), torch.randn(2, 4, 16)
+    for side, given in (("a", ids), ("b", ids.flip(0))):
+        with Recorder(tmp_path / side).step(0, rank=0) as step:
+            step(
+                "modules", micro=0, **{"input_ids": given, "layers.0.mlp.output": output, "layers.1.mlp.output": output}
+            )
+    assert workbench.compare_dumps(tmp_path / "a", tmp_path / "b")["counts"]["DIFF"] == 2
+    doc = workbench.compare_dumps(tmp_path / "a", tmp_path / "b", digests=True)
+    assert doc["counts"]["skipped"] == 2
+    assert exit_code(doc) != ExitCode.AGREES
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("digests", [True, False])
 def test_one_wrong_tensor_of_a_hundred_thousand_is_found_in_300_mb_and_under_two_percent_of_the_bytes(
-    tmp_path: Path,
+    tmp_path: Path, digests: bool
 ) -> None:
     a, b = two_dumps(tmp_path, RANKS, WRONG)
     code = f"""
@@ -117,7 +194,7 @@ def preadv(descriptor, buffers, offset):
     read[0] += count
     return count
 os.preadv = preadv
-doc = workbench.compare_dumps(Path({str(a)!r}), Path({str(b)!r}), digests=True)
+doc = workbench.compare_dumps(Path({str(a)!r}), Path({str(b)!r}), digests={digests})
 first = doc["first_divergence"]
 # Not ru_maxrss: that holds what the process weighed that this one was made of.
 peak_kb = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -126,5 +203,5 @@ print(json.dumps([doc["counts"]["total"], first["name"], first["a_key"]["rank"],
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     total, name, rank, read, peak_mb = json.loads(ran.stdout)
     assert (total, name, rank) == (RANKS * (TENSORS + 1), f"layers.{TENSORS // 2}.mlp.output", WRONG)
-    assert read < 0.02 * 2 * RANKS * TENSORS * 2 * 64 * 4, read
+    assert (read < 0.02 * 2 * RANKS * TENSORS * 2 * 64 * 4) is digests, read
     assert peak_mb <= 300, peak_mb
