@@ -184,7 +184,7 @@ def _prune(own: Path) -> None:
     with suppress(OSError):
         os.utime(own)
     with suppress(OSError):
-        held = sorted(((file.stat().st_mtime, file.stat().st_size, file) for file in own.parent.glob("*.jsonl")))
+        held = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in own.parent.glob("*.jsonl"))
         total = sum(size for _, size, _ in held)
         for _, size, file in held:
             if total > _MOST_BYTES and file != own:
