@@ -50,6 +50,8 @@ class Ranked:
     parted: tuple[int, ...] = ()
     fault: Fault | None = None
     factors: dict[int, float] = field(default_factory=dict)
+    #: Which of the ranks' parts make the sum, as numbers from 0: one of each group whose ranks hold the same.
+    summands: tuple[int, ...] = ()
     #: Why it is no value of its own, where what it says is compared elsewhere.
     restates: str | None = None
 
@@ -136,6 +138,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
         if not (left <= NEAR * size and left <= _LEFT * nearest):
             continue
         found.relation = "mean" if times > 1 else "parts"
+        found.summands = tuple(number - 1 for number in weights)
         if not enough:
             return
         if weights is first_of and len(classes) < count:

@@ -104,8 +104,10 @@ class OfRanks:
             is_mean = found.relation == "mean"
             if is_mean:
                 self._mean.add(row.key.step)
-            said = f"the {'mean' if is_mean else 'sum'} of what ranks {named(found.ranks)} of {found.which} hold"
-            self._judge_as(row, held.parts, 1 / len(held.parts) if is_mean else 1.0, said, pair, micro_pair, judge)
+            parts = [held.parts[number] for number in found.summands]
+            ranks = [held.ranks[number] for number in found.summands]
+            said = f"the {'mean' if is_mean else 'sum'} of what ranks {named(ranks)} of {found.which} hold"
+            self._judge_as(row, parts, 1 / len(parts) if is_mean else 1.0, said, pair, micro_pair, judge)
             return
         if self._is_of_own_mean(row, found, together):
             found.fault, found.parted = None, ()

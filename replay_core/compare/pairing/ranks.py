@@ -119,8 +119,10 @@ class _Group:
     def __init__(self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side]) -> None:
         self.key, self._many, self._whole, self._ranks = key, many, whole, ranks
         self._astray: Astray | None = None
-        #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it.
+        #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it. Where both are,
+        #: of samples; and of tokens beside it.
         self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
+        self._cut_too: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
         #: Numbers of ranks with the same tokens, where these are known.
         self._groups: list[list[int]] = [[number] for number in range(len(ranks))]
         self._shares = self._shared()
@@ -186,10 +188,12 @@ class _Group:
         self._group(every)
         present = [every[members[0]] for members in self._groups]
         found = self._cut_among(present, whole)
-        if self._cut is not None and len(present) < len(every):
-            axis, stretches = self._cut
-            of = {number: group for group, members in enumerate(self._groups) for number in members}
-            self._cut = axis, tuple(stretches[of[number]] for number in range(len(every)))
+        of = {number: group for group, members in enumerate(self._groups) for number in members}
+
+        def of_ranks(cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None) -> Any:
+            return cut and (cut[0], tuple(cut[1][of[number]] for number in range(len(every))))
+
+        self._cut, self._cut_too = of_ranks(self._cut), of_ranks(self._cut_too)
         return found
 
     def _group(self, ids: Sequence[TensorRef]) -> None:
@@ -212,6 +216,8 @@ class _Group:
                 return "tokens"
         if len(whole.shape) == 2 and {shape[1:] for shape in shapes} == {whole.shape[1:]}:
             self._cut_samples(present, whole)
+        elif len(whole.shape) == 2 and len(shapes) == 1:
+            self._cut_samples_and_tokens(present, whole)
         if len(present) == 1 and present[0].shape != whole.shape:
             number = present[0].shape[0] if len(present[0].shape) == 2 else "the same"
             self._astray = Astray(
@@ -225,13 +231,10 @@ class _Group:
     def _cut_tokens(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
         length, ranks = ids[0].shape[1], len(ids)
         ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
-        natural: tuple[tuple[Stretch, ...], ...] = tuple(((rank * length, length),) for rank in range(ranks))
-        chunk = length // 2
-        zigzag = tuple(((rank * chunk, chunk), ((2 * ranks - 1 - rank) * chunk, chunk)) for rank in range(ranks))
-        tried = [natural] + ([zigzag] if length % 2 == 0 else [])
+        tried = _turns(ranks, length)
 
         def fits(stretches: tuple[Stretch, ...], mine: np.ndarray[Any, Any]) -> bool:
-            return np.array_equal(np.concatenate([ids_BS[:, at : at + long] for at, long in stretches], 1), mine)
+            return np.array_equal(_taken(ids_BS, stretches), mine)
 
         def fitting(one: tuple[tuple[Stretch, ...], ...]) -> tuple[int, int]:
             """How many ranks have a share of such a cut, and how many their own."""
@@ -249,6 +252,33 @@ class _Group:
             else:
                 self._astray = self._off(expected, wrong, ids_BS, own)
         self._cut = 1, tuple(places)
+
+    def _cut_samples_and_tokens(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
+        """Where groups of ranks have samples of their own, and a rank of a group some tokens of each of these."""
+        ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
+        samples, length = own[0].shape
+        if not samples or not length or samples * length * len(own) != ids_BS.size or ids_BS.shape[1] % length:
+            return
+        for turn in _turns(ids_BS.shape[1] // length, length):
+            left: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+            for number, share_ in enumerate(turn):
+                for row, mine in enumerate(_taken(ids_BS, share_)):
+                    left[number, mine.tobytes()].append(row)
+            places = [
+                next((number for number in range(len(turn)) if all(left.get((number, row.tobytes())) for row in mine)), -1)
+                for mine in own
+            ]
+            if -1 in places:
+                continue
+            rows = [
+                [of.pop(0) if (of := left[number, row.tobytes()]) else -1 for row in mine]
+                for number, mine in zip(places, own, strict=True)
+            ]
+            if any(-1 in mine for mine in rows) or any(left.values()):
+                continue
+            self._cut = 0, tuple(tuple(_runs(mine)) for mine in rows)
+            self._cut_too = 1, tuple(turn[number] for number in places)
+            return
 
     def _cut_samples(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
         """Where every sample of the one process is on one rank: which rows are whose."""
@@ -387,9 +417,11 @@ class _Group:
             return self._of_groups(refs, whole) or alike
         (axis,) = axes
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
-        if self._is_cut_so(axis, total, lengths):
-            assert self._cut is not None
-            return HeldByRanks(ranks, parts, axis, self._cut[1])
+        for cut in (self._cut, self._cut_too):
+            if cut is not None and self._is_cut_so(cut, axis, total, lengths):
+                return HeldByRanks(ranks, parts, axis, cut[1])
+        if (within := self._within_groups(lengths, total)) is not None:
+            return HeldByRanks(ranks, parts, axis, within)
         if sum(lengths) == total or (len(shapes) == 1 and total % lengths[0] == 0 and sum(lengths) % total == 0):
             # More ranks than slices: those of one copy follow each other, as tensor-parallel ranks do.
             starts, at = [], 0
@@ -399,42 +431,68 @@ class _Group:
             return HeldByRanks(ranks, parts, axis, tuple(starts))
         return alike
 
-    def _is_cut_so(self, axis: int, total: int, lengths: list[int]) -> bool:
+    def _is_cut_so(
+        self, cut: tuple[int, tuple[tuple[Stretch, ...], ...]], axis: int, total: int, lengths: list[int]
+    ) -> bool:
         """Whether an axis is that of the samples or tokens that the ranks share."""
-        if self._cut is None or axis != self._cut[0] or len(lengths) != len(self._cut[1]):
+        if axis != cut[0] or len(lengths) != len(cut[1]):
             return False
-        own = [sum(long for _, long in stretches) for stretches in self._cut[1]]
-        return lengths == own and total == sum(own[members[0]] for members in self._groups)
+        own = [sum(long for _, long in stretches) for stretches in cut[1]]
+        return lengths == own and total == sum(sum(long for _, long in stretches) for stretches in set(cut[1]))
+
+    def _within_groups(self, lengths: list[int], total: int) -> tuple[tuple[Stretch, ...], ...] | None:
+        """Where ranks of the same tokens, wherever they stand among all, hold a slice each: which; None elsewhere."""
+        sizes = {len(members) for members in self._groups}
+        if len(set(lengths)) > 1 or sum(map(len, self._groups)) != len(lengths) or len(sizes) > 1:
+            return None
+        (size,) = sizes
+        if size < 2 or lengths[0] * size != total:
+            return None
+        place = {number: at for members in self._groups for at, number in enumerate(members)}
+        return tuple(((place[number] * lengths[0], lengths[0]),) for number in range(len(lengths)))
 
     def _of_groups(self, refs: dict[int, TensorRef], whole: TensorRef) -> HeldByRanks | None:
-        """Of a tensor that is cut twice, among groups by their tokens and within a group: what each group holds, under
-        the name of its first rank.
+        """Of a tensor that is cut along several axes (by samples, by tokens, within a group of the same tokens): what
+        each of the outermost groups holds, laid together, under the name of its first rank.
         """
-        ranks, parts = list(refs), list(refs.values())
-        if self._cut is None or len(self._groups) < 2 or len(ranks) != len(self._cut[1]):
+        shapes = [ref.shape for ref in refs.values()]
+        axes = [axis for axis in range(len(whole.shape)) if any(shape[axis] != whole.shape[axis] for shape in shapes)]
+        known: list[tuple[int, tuple[tuple[Stretch, ...], ...]]] = []
+        for cut in (self._cut, self._cut_too):
+            if cut is None or len(cut[1]) != len(refs):
+                continue
+            lengths = [sum(long for _, long in stretches) for stretches in cut[1]]
+            at = [axis for axis in axes if axis not in dict(known) and [shape[axis] for shape in shapes] == lengths]
+            if at:
+                known.append((cut[0] if cut[0] in at else at[0], cut[1]))
+        rest = [axis for axis in axes if axis not in dict(known)]
+        if not known or len(rest) > 1 or not all(ref.is_readable for ref in refs.values()):
             return None
-        first, joined = [], []
-        for members in self._groups:
-            mine = [parts[number] for number in members]
-            is_even = len({ref.shape for ref in mine}) == 1
-            lengths = enumerate(zip(mine[0].shape, whole.shape, strict=True))
-            inner = [axis for axis, (own, all_of) in lengths if axis != self._cut[0] and own * len(mine) == all_of]
-            if len(inner) != 1 or not is_even or not all(ref.is_readable for ref in mine):
+        cells: dict[tuple[tuple[Stretch, ...], ...], list[tuple[int, TensorRef]]] = defaultdict(list)
+        for number, part in enumerate(refs.items()):
+            cells[tuple(stretches[number] for _, stretches in known)].append(part)
+        if rest:
+            laid = {place: _side_by_side(members, rest[0], whole.shape[rest[0]]) for place, members in cells.items()}
+            if not all(laid.values()):
                 return None
-            length, number = mine[0].shape[inner[0]], len(mine)
-            within: tuple[tuple[Stretch, ...], ...] = tuple(((at * length, length),) for at in range(number))
-            one = HeldByRanks(tuple(ranks[at] for at in members), tuple(mine), inner[0], within)
-            joined.append(standing_for(one))
-            first.append(ranks[members[0]])
-        axis = self._cut[0]
-        stretches = tuple(self._cut[1][members[0]] for members in self._groups)
-        shape = [*whole.shape]
-        shape[axis] = 0
-        if any([*ref.shape[:axis], 0, *ref.shape[axis + 1 :]] != shape for ref in joined):
-            return None
-        if sum(ref.shape[axis] for ref in joined) != whole.shape[axis]:
-            return None
-        return HeldByRanks(tuple(first), tuple(joined), axis, stretches)
+            cells = laid  # type: ignore[assignment]
+        for axis, _ in reversed(known[1:]):
+            inner, cells = cells, defaultdict(list)
+            for place in dict.fromkeys(place[:-1] for place in inner):
+                mine = [(one[-1], members) for one, members in inner.items() if one[:-1] == place]
+                if len({len(members) for _, members in mine}) > 1:
+                    return None
+                for copies in zip(*(members for _, members in mine), strict=True):
+                    ranks, parts = zip(*copies, strict=True)
+                    held = HeldByRanks(ranks, parts, axis, tuple(stretches for stretches, _ in mine))
+                    cells[place].append((ranks[0], standing_for(held)))
+        axis = known[0][0]
+        ordered = [(place[0], part) for place, members in cells.items() for part in members]
+        held = HeldByRanks(
+            tuple(rank for _, (rank, _) in ordered), tuple(ref for _, (_, ref) in ordered), axis,
+            tuple(place for place, _ in ordered),
+        )  # fmt: skip
+        return held if standing_for(held).shape == whole.shape else None
 
 
 def laid_as_stated(
@@ -556,6 +614,36 @@ def _contradicted(error: DumpError, name: str, record: Record, refs: dict[int, T
     said += [f"{word} {what}" for word, what in (("expected", error.expected), ("found", error.found)) if what]
     file = source.path if isinstance(source, FileBytes) else record.path
     return Problem(str(file), f"{name}: {'; '.join(said)}; its ranks are put together by shapes and token ids instead")
+
+
+def _side_by_side(members: list[tuple[int, TensorRef]], axis: int, total: int) -> list[tuple[int, TensorRef]] | None:
+    """The tensor that slices of several ranks make along an axis, and copies of it; None where they make none."""
+    found: list[tuple[int, TensorRef]] = []
+    first, stretches, at = 0, list[tuple[Stretch, ...]](), 0
+    for number, (_, ref) in enumerate(members):
+        stretches.append(((at, ref.shape[axis]),))
+        at += ref.shape[axis]
+        if at == total:
+            ranks, parts = zip(*members[first : number + 1], strict=True)
+            found.append((ranks[0], standing_for(HeldByRanks(ranks, parts, axis, tuple(stretches)))))
+            first, stretches, at = number + 1, [], 0
+    return found if not at and found else None
+
+
+def _turns(ranks: int, length: int) -> list[tuple[tuple[Stretch, ...], ...]]:
+    """How so many ranks may share a sequence, `length` tokens each: in order; in zigzag, an early and a late chunk."""
+    in_order: tuple[tuple[Stretch, ...], ...] = tuple(((rank * length, length),) for rank in range(ranks))
+    if length % 2:
+        return [in_order]
+    chunk = length // 2
+    return [
+        in_order,
+        tuple(((rank * chunk, chunk), ((2 * ranks - 1 - rank) * chunk, chunk)) for rank in range(ranks)),
+    ]
+
+
+def _taken(ids_BS: np.ndarray[Any, Any], stretches: Sequence[Stretch]) -> np.ndarray[Any, Any]:
+    return np.concatenate([ids_BS[:, at : at + long] for at, long in stretches], 1)
 
 
 def _runs(numbers: list[int]) -> Iterator[Stretch]:
