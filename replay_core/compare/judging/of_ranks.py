@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +16,14 @@ from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
-from replay_core.compare.pairing.ranks import HeldByRanks, Together, named, standing_for
+from replay_core.compare.pairing.ranks import (
+    HeldByRanks,
+    Together,
+    in_sections,
+    named,
+    sections,
+    standing_for,
+)
 from replay_core.errors import DumpError
 from replay_core.records import Inline, TensorRef
 from replay_core.regexes import regex
@@ -34,6 +42,8 @@ _HEAD = "lm_head.weight"
 _NUMBER = regex(r"\d{1,9}")
 #: Elements that are added up in memory.
 _MOST = 1 << 26
+#: Names of weights that are several in one.
+_FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_proj|gate_and_up", re.IGNORECASE)
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
@@ -50,6 +60,8 @@ class OfRanks:
         #: Of a step: the token ids that each rank was given; the ranks whose loss is a mean over their own samples.
         self._tokens: dict[int | None, dict[int, list[TensorRef]]] = defaultdict(lambda: defaultdict(list))
         self._seen: set[int] = set()
+        #: Tensors with their numbers left out -> the sections of which every rank has its share.
+        self._sections: dict[str, tuple[int, ...]] = {}
         #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
         self._left: dict[int | None, tuple[TensorRef, HeldByRanks]] = {}
         self._mean: set[int | None] = set()
@@ -72,6 +84,12 @@ class OfRanks:
             if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(together, held):
                 row.ranks.restates = OWN_NORM
                 return
+            if row.verdict is Verdict.DIFF and (again := self._in_sections(row, theirs[1], held)) is not None:
+                held, laid = again, standing_for(again)
+                together.held[id(ours[1])] = again
+                pair = TensorPair(pair.name, *(((ours[0], laid), pair.b) if together.which == "a" else
+                                               (pair.a, (ours[0], laid))))  # fmt: skip
+                _take(row, judge(pair, micro_pair))
             if not row.verdict.diverges or not held.is_cut:
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
@@ -80,6 +98,21 @@ class OfRanks:
             row.skipped, row.damaged = error.message, error.file
             return
         self._keep(row, theirs[1], held)
+
+    def _in_sections(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> HeldByRanks | None:
+        """Slices of a weight that is several in one (q, k and v), of each of which a rank has its share; None where they
+        are not laid so.
+        """
+        pattern = _NUMBER.sub("#", row.name.removeprefix("grad.").removeprefix("param."))
+        if not held.is_cut or not _FUSED.search(pattern) or not all(ref.is_readable for ref in held.parts):
+            return None
+        known = self._sections.get(pattern)
+        for sizes in (known,) if known is not None else sections(held):
+            again = in_sections(held, sizes)
+            if again is not None and (known is not None or algebra.is_near(whole, standing_for(again))):
+                self._sections[pattern] = sizes
+                return again
+        return None
 
     def _explain(
         self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks, judge: JudgeCopy

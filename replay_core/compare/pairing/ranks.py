@@ -265,7 +265,10 @@ class _Group:
                 for row, mine in enumerate(_taken(ids_BS, share_)):
                     left[number, mine.tobytes()].append(row)
             places = [
-                next((number for number in range(len(turn)) if all(left.get((number, row.tobytes())) for row in mine)), -1)
+                next(
+                    (number for number in range(len(turn)) if all(left.get((number, row.tobytes())) for row in mine)),
+                    -1,
+                )
                 for mine in own
             ]
             if -1 in places:
@@ -614,6 +617,42 @@ def _contradicted(error: DumpError, name: str, record: Record, refs: dict[int, T
     said += [f"{word} {what}" for word, what in (("expected", error.expected), ("found", error.found)) if what]
     file = source.path if isinstance(source, FileBytes) else record.path
     return Problem(str(file), f"{name}: {'; '.join(said)}; its ranks are put together by shapes and token ids instead")
+
+
+#: Heads of queries for each head of keys, at most.
+_MOST_SHARED = 16
+
+
+def sections(held: HeldByRanks) -> Iterator[tuple[int, ...]]:
+    """What a tensor that several were laid into may be made of, along the axis that is cut: two or three as long as
+    each other, or queries with fewer keys and values.
+    """
+    assert held.axis is not None
+    total = sum(long for share_ in set(held.stretches) for _, long in share_)
+    ranks = len(set(held.stretches))
+    for number in (3, 2):
+        if total % (number * ranks) == 0:
+            yield (total // number,) * number
+    for shared in range(2, _MOST_SHARED + 1):
+        each = total // (shared + 2)
+        if each * (shared + 2) == total and each % ranks == 0:
+            yield shared * each, each, each
+
+
+def in_sections(held: HeldByRanks, sizes: tuple[int, ...]) -> HeldByRanks | None:
+    """The same parts, each as a rank's share of every section; None where they are not even."""
+    ranks = len(set(held.stretches))
+    if any(len(one) != 1 or sum(sizes) != ranks * one[0][1] or one[0][0] % one[0][1] for one in held.stretches):
+        return None
+    if any(size % ranks for size in sizes):
+        return None
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    stretches = tuple(
+        tuple((start + one[0][0] // one[0][1] * (size // ranks), size // ranks)
+              for start, size in zip(starts, sizes, strict=True))
+        for one in held.stretches
+    )  # fmt: skip
+    return replace(held, stretches=stretches)
 
 
 def _side_by_side(members: list[tuple[int, TensorRef]], axis: int, total: int) -> list[tuple[int, TensorRef]] | None:
