@@ -35,10 +35,11 @@ from replay_core.compare.pairing.align import (
     pair_micro_batches,
     pair_tensors,
 )
-from replay_core.compare.pairing.ranks import Together, put_together
+from replay_core.compare.pairing.ranks import Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
+from replay_core.compare.pairing.together import put_together
 from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
 from replay_core.compare.updates import Updates
@@ -398,6 +399,7 @@ class _Work:
     def finish(self) -> None:
         """Say what could face several and faced none; refuse names that nothing has."""
         self._result.problems += self._ambiguous
+        self._result.notes = list(dict.fromkeys(self._result.notes))
         if self._names and not self._any_name:
             near = difflib.get_close_matches(self._names[0], self._named, 6, 0.3) or sorted(self._named)[:6]
             raise SelectionError(

@@ -17,9 +17,11 @@ from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import (
+    MAY_BE_PARTS,
     HeldByRanks,
     Together,
     in_sections,
+    laid_of,
     named,
     sections,
     standing_for,
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 
 JudgeCopy = Callable[[TensorPair, MicroBatchPair], "TensorVerdict"]
 
-#: Kinds of which ranks may hold parts: a module's output before its sum, a loss over some of the tokens.
-_MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
 #: Tensors of a micro-batch that an explanation may lean on: those just before.
 _KEPT = 6
 _WORST = (Verdict.SAME, Verdict.PADDING, Verdict.CLOSE, Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
@@ -84,11 +84,12 @@ class OfRanks:
             if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(together, held):
                 row.ranks.restates = OWN_NORM
                 return
-            if row.verdict is Verdict.DIFF and (again := self._in_sections(row, theirs[1], held)) is not None:
-                held, laid = again, standing_for(again)
-                together.held[id(ours[1])] = again
-                pair = TensorPair(pair.name, *(((ours[0], laid), pair.b) if together.which == "a" else
-                                               (pair.a, (ours[0], laid))))  # fmt: skip
+            whole = theirs[1]
+            if row.verdict is Verdict.DIFF and (again := self._in_sections(row, whole, held)) is not None:
+                held, whole = again
+                together.held[id(ours[1])] = held
+                sides = (ours[0], standing_for(held)), (theirs[0], whole)
+                pair = TensorPair(pair.name, *(sides if together.which == "a" else sides[::-1]))
                 _take(row, judge(pair, micro_pair))
             if not row.verdict.diverges or not held.is_cut:
                 _judge_copies(row, pair, micro_pair, held, together, judge)
@@ -97,21 +98,27 @@ class OfRanks:
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
             return
-        self._keep(row, theirs[1], held)
+        self._keep(row, whole, held)
 
-    def _in_sections(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> HeldByRanks | None:
-        """Slices of a weight that is several in one (q, k and v), of each of which a rank has its share; None where they
-        are not laid so.
+    def _in_sections(
+        self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks
+    ) -> tuple[HeldByRanks, TensorRef] | None:
+        """Slices of a weight that is several in one (q, k and v), of each of which a rank has a share, and the other
+        run's, which may be laid together of slices too; None where they are not laid so.
         """
         pattern = _NUMBER.sub("#", row.name.removeprefix("grad.").removeprefix("param."))
         if not held.is_cut or not _FUSED.search(pattern) or not all(ref.is_readable for ref in held.parts):
             return None
         known = self._sections.get(pattern)
+        there = laid_of(whole, held)
         for sizes in (known,) if known is not None else sections(held):
-            again = in_sections(held, sizes)
-            if again is not None and (known is not None or algebra.is_near(whole, standing_for(again))):
+            again, other = in_sections(held, sizes), in_sections(there, sizes) if there is not None else None
+            if again is None:
+                continue
+            made = whole if other is None else standing_for(other).with_(name=whole.name, canonical=whole.canonical)
+            if known is not None or algebra.is_near(made, standing_for(again)):
                 self._sections[pattern] = sizes
-                return again
+                return again, made
         return None
 
     def _explain(
@@ -123,7 +130,7 @@ class OfRanks:
         assert pair.b is not None
         laid, whole = (pair.a[1], pair.b[1]) if together.which == "a" else (pair.b[1], pair.a[1])
         kind = naming.meaning(row.name).kind
-        if kind in _MAY_BE_PARTS and held.is_cut and len(set(held.stretches)) < len(held.stretches):
+        if kind in MAY_BE_PARTS and held.is_cut and len(set(held.stretches)) < len(held.stretches):
             made = _summed_in_groups(held, laid)
             if made is not None and algebra.is_near(whole, made):
                 row.ranks = algebra.ranked(together, held)
@@ -132,7 +139,7 @@ class OfRanks:
                 self._judge_as(row, (made,), 1.0, said, pair, micro_pair, judge)
                 return
         found = row.ranks = algebra.explain(row.name, whole, together, held)
-        if found.relation in ("parts", "mean") and kind in _MAY_BE_PARTS:
+        if found.relation in ("parts", "mean") and kind in MAY_BE_PARTS:
             found.fault = None
             is_mean = found.relation == "mean"
             if is_mean:

@@ -25,8 +25,10 @@ from replay_core.records import FileBytes, Inline, Parts, Problem, Record, Recor
 
 #: Which run: a is the baseline.
 Which = Literal["a", "b"]
+#: Kinds of which ranks may hold parts: a module's output before its sum, a loss over some of the tokens.
+MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
 #: Stages of what is the same on every replica, whatever its samples.
-_OF_ALL_SAMPLES = ("gradient", "param", "optimizer", "training_metrics")
+OF_ALL_SAMPLES = ("gradient", "param", "optimizer", "training_metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,43 +82,18 @@ class Together:
     problems: list[Problem] = field(default_factory=list)
 
 
-def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
-    """The pairs of a step, those whose ranks face one process of the other run as one. Loads every side."""
-    groups: dict[tuple[Any, ...], list[MicroBatchPair]] = defaultdict(list)
-    for micro_pair in micro_pairs:
-        groups[micro_pair.key.step, micro_pair.key.micro, micro_pair.key.role].append(micro_pair)
-    tried = [(group, _ranks_of(group)) for group in groups.values()]
-    sliced = {(ranks.key.step, ranks.key.role) for _, ranks in tried if ranks is not None and ranks.holds_slices}
-    found: list[MicroBatchPair] = []
-    for group, ranks in tried:
-        is_one = ranks is not None and ranks.are_of_one_batch(sliced=(ranks.key.step, ranks.key.role) in sliced)
-        found += ranks.made if ranks is not None and is_one else group
-    return found
-
-
-def _ranks_of(group: list[MicroBatchPair]) -> _Group | None:
-    """The ranks of one run that face one process of the other; None where none do."""
-    sides: dict[Which, list[Side]] = {
-        "a": [one.a for one in group if one.a.records],
-        "b": [one.b for one in group if one.b.records],
-    }
-    many = next((which for which, own in sides.items() if len(own) > 1), None)
-    one: Which = "b" if many == "a" else "a"
-    if many is None or len(sides[one]) != 1:
-        return None
-    whole = sides[one][0]
-    ranked = {side.records[0].key.rank: side for side in sides[many]}
-    if None in ranked or len(ranked) < 2:
-        return None
-    ranks = {rank: ranked[rank] for rank in sorted(rank for rank in ranked if rank is not None)}
-    key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b) is whole)
-    return _Group(key, many, whole, ranks)
-
-
-class _Group:
+class RankGroup:
     """The ranks of one micro-batch, and the one process they face."""
 
-    def __init__(self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side]) -> None:
+    def __init__(
+        self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side], ids: TensorRef | None = None,
+        *, of_one_process: bool = True,
+    ) -> None:  # fmt: skip
+        """ids: the token ids of the one process, where it has none of its own. of_one_process: whether the whole is
+        one process's, and not put together of other ranks.
+        """
+        self.of_one_process = of_one_process
+        self._whole_ids = ids if ids is not None else ids_of(whole)
         self.key, self._many, self._whole, self._ranks = key, many, whole, ranks
         self._astray: Astray | None = None
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it. Where both are,
@@ -125,8 +102,19 @@ class _Group:
         self._cut_too: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
         #: Numbers of ranks with the same tokens, where these are known.
         self._groups: list[list[int]] = [[number] for number in range(len(ranks))]
-        self._shares = self._shared()
+        self.shares = self._shared()
         self.made = list(self._pairs())
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the ranks' tensors are all of the one process, wherever both have them."""
+        if self.shares not in ("all", "none") and (self._cut is None or self._astray is not None):
+            return False
+        together = [pair.together for pair in self.made if pair.together is not None]
+        laid = [(held, standing_for(held).shape) for one in together for held in one.held.values()]
+        there = {ref.name: ref.shape for _, ref in self._whole.tensors.values()}
+        shapes = [(there[held.parts[0].name], shape) for held, shape in laid if held.parts[0].name in there]
+        return all(one == other for one, other in shapes)
 
     @property
     def holds_slices(self) -> bool:
@@ -139,26 +127,26 @@ class _Group:
 
         sliced: some tensor of this step is cut among the ranks, so that none of them computes it alone.
         """
-        if self._shares == "samples":
+        if self.shares == "samples":
             mains = [list(self._ranks.values())[members[0]].main for members in self._groups]
             whole = self._whole.main
             has_more = whole is not None and sum(main.count for main in mains if main is not None) > whole.count
             return self._cut is not None or not has_more
-        if self._shares != "none":
+        if self.shares != "none":
             return True
-        computed = [key for key in self._whole.tensors if key[1] not in _OF_ALL_SAMPLES]
+        computed = [key for key in self._whole.tensors if key[1] not in OF_ALL_SAMPLES]
         held = [[side.tensors[key][1] for side in self._ranks.values() if key in side.tensors] for key in computed]
         given = [
             (self._whole.tensors[key][1], refs)
             for key, refs in zip(computed, held, strict=True) if key[1] == "batch_inputs" and len(refs) > 1
         ]  # fmt: skip
         if given:
-            return all(_same(whole, ref) for whole, refs in given for ref in refs) or self.holds_slices
+            return all(same_values(whole, ref) for whole, refs in given for ref in refs) or self.holds_slices
         # A stage of a pipeline has some of the modules; each of several replicas has them all.
         return sliced or any(0 < len(refs) < len(self._ranks) for refs in held) or not any(held)
 
     def _pairs(self) -> Iterator[MicroBatchPair]:
-        if self._shares != "samples" or self._cut is not None:
+        if self.shares != "samples" or self._cut is not None:
             yield self._pair(self.key, self._whole, self._ranks)
             return
 
@@ -179,11 +167,11 @@ class _Group:
 
     def _shared(self) -> str:
         """How the ranks share the tokens of the one process."""
-        ids, whole = [_ids(side) for side in self._ranks.values()], _ids(self._whole)
+        ids, whole = [ids_of(side) for side in self._ranks.values()], self._whole_ids
         every = [one for one in ids if one is not None]
         if whole is None or len(every) != len(ids):
             return "none"
-        if all(_same(one, whole) for one in every):
+        if all(same_values(one, whole) for one in every):
             return "all"
         self._group(every)
         present = [every[members[0]] for members in self._groups]
@@ -200,7 +188,7 @@ class _Group:
         """Ranks with the same tokens: a tensor-parallel group of several."""
         self._groups = []
         for number, one in enumerate(ids):
-            known = next((members for members in self._groups if _same(ids[members[0]], one)), None)
+            known = next((members for members in self._groups if same_values(ids[members[0]], one)), None)
             if known is None:
                 self._groups.append([number])
             else:
@@ -219,19 +207,22 @@ class _Group:
         elif len(whole.shape) == 2 and len(shapes) == 1:
             self._cut_samples_and_tokens(present, whole)
         if len(present) == 1 and present[0].shape != whole.shape:
-            number = present[0].shape[0] if len(present[0].shape) == 2 else "the same"
+            self._note_same_samples(present[0].shape[0] if len(present[0].shape) == 2 else None)
+        return "samples"
+
+    def _note_same_samples(self, number: int | None) -> None:
+        if any(len(members) > 1 for members in self._groups):
+            whom = "each rank" if len(self._groups) == 1 else "each group"
             self._astray = Astray(
                 "same samples", tuple(self._ranks),
-                f"ranks {named(self._ranks)} of {self._many} were given the same {number} samples, and the other "
-                "run has "
-                "more: each rank should have samples of its own",
+                f"ranks {named(self._ranks)} of {self._many} were given the same {number or ''} samples, and the other "
+                f"run has more: {whom} should have samples of its own",
             )  # fmt: skip
-        return "samples"
 
     def _cut_tokens(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
         length, ranks = ids[0].shape[1], len(ids)
         ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
-        tried = _turns(ranks, length)
+        tried = turns(ranks, length)
 
         def fits(stretches: tuple[Stretch, ...], mine: np.ndarray[Any, Any]) -> bool:
             return np.array_equal(_taken(ids_BS, stretches), mine)
@@ -257,9 +248,9 @@ class _Group:
         """Where groups of ranks have samples of their own, and a rank of a group some tokens of each of these."""
         ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
         samples, length = own[0].shape
-        if not samples or not length or samples * length * len(own) != ids_BS.size or ids_BS.shape[1] % length:
+        if not samples or not length or samples * length * len(own) > ids_BS.size or ids_BS.shape[1] % length:
             return
-        for turn in _turns(ids_BS.shape[1] // length, length):
+        for turn in turns(ids_BS.shape[1] // length, length):
             left: dict[tuple[int, bytes], list[int]] = defaultdict(list)
             for number, share_ in enumerate(turn):
                 for row, mine in enumerate(_taken(ids_BS, share_)):
@@ -277,8 +268,11 @@ class _Group:
                 [of.pop(0) if (of := left[number, row.tobytes()]) else -1 for row in mine]
                 for number, mine in zip(places, own, strict=True)
             ]
-            if any(-1 in mine for mine in rows) or any(left.values()):
+            if any(-1 in mine for mine in rows):
                 continue
+            if any(left.values()):
+                self._note_same_samples(samples)
+                return
             self._cut = 0, tuple(tuple(_runs(mine)) for mine in rows)
             self._cut_too = 1, tuple(turn[number] for number in places)
             return
@@ -324,9 +318,9 @@ class _Group:
         )  # fmt: skip
 
     def _pair(self, key: RecordKey, whole: Side, ranks: dict[int, Side]) -> MicroBatchPair:
-        together = Together(self._many, tuple(ranks), self._shares, {}, self._astray, self.key.step, len(self._groups))
+        together = Together(self._many, tuple(ranks), self.shares, {}, self._astray, self.key.step, len(self._groups))
         side = self._side(whole, ranks, together)
-        ids = [_ids(one) for one in self._ranks.values()]
+        ids = [ids_of(one) for one in self._ranks.values()]
         if all(one is not None for one in ids):
             together.ids = tuple(one for one in ids if one is not None)
         pair = MicroBatchPair(key, *((side, whole) if self._many == "a" else (whole, side)))
@@ -339,10 +333,12 @@ class _Group:
     def _side(self, whole: Side, ranks: dict[int, Side], together: Together) -> Side:
         """One side of all the ranks' tensors, in the turn of the first rank that has each."""
         by_name: dict[tuple[str, str], dict[int, tuple[Record, TensorRef]]] = {}
-        is_staged = any(_ids(side) is None for side in ranks.values()) and any(_ids(side) for side in ranks.values())
+        is_staged = any(ids_of(side) is None for side in ranks.values()) and any(
+            ids_of(side) for side in ranks.values()
+        )
         for rank, side in ranks.items():
             for key, (record, ref) in side.tensors.items():
-                if is_staged and _ids(side) is None and key[1] == "batch_inputs" and key not in whole.tensors:
+                if is_staged and ids_of(side) is None and key[1] == "batch_inputs" and key not in whole.tensors:
                     together.handed.append((rank, key[0]))  # by the stage before, in whose outputs it is
                     continue
                 by_name.setdefault(key, {})[rank] = (record, ref)
@@ -639,6 +635,23 @@ def sections(held: HeldByRanks) -> Iterator[tuple[int, ...]]:
             yield shared * each, each, each
 
 
+def laid_of(whole: TensorRef, held: HeldByRanks) -> HeldByRanks | None:
+    """The slices that a tensor was laid together of, along the axis of another's; None where it was not."""
+    source, axis = whole.source, held.axis
+    if not isinstance(source, Parts) or axis is None or len(source.parts) < 2:
+        return None
+    beside = prod(whole.shape[:axis]) * prod(whole.shape[axis + 1 :])
+    lengths = {ref.numel // beside for ref in source.parts} if beside else set()
+    if len(lengths) != 1 or (source.axis != axis and prod(whole.shape[:axis]) != 1):
+        return None
+    (length,) = lengths
+    parts = tuple(
+        ref.with_(shape=(*whole.shape[:axis], length, *whole.shape[axis + 1 :])) for ref in source.parts
+    )  # fmt: skip
+    stretches: tuple[tuple[Stretch, ...], ...] = tuple(((at * length, length),) for at in range(len(parts)))
+    return HeldByRanks(tuple(range(len(parts))), parts, axis, stretches)
+
+
 def in_sections(held: HeldByRanks, sizes: tuple[int, ...]) -> HeldByRanks | None:
     """The same parts, each as a rank's share of every section; None where they are not even."""
     ranks = len(set(held.stretches))
@@ -669,7 +682,7 @@ def _side_by_side(members: list[tuple[int, TensorRef]], axis: int, total: int) -
     return found if not at and found else None
 
 
-def _turns(ranks: int, length: int) -> list[tuple[tuple[Stretch, ...], ...]]:
+def turns(ranks: int, length: int) -> list[tuple[tuple[Stretch, ...], ...]]:
     """How so many ranks may share a sequence, `length` tokens each: in order; in zigzag, an early and a late chunk."""
     in_order: tuple[tuple[Stretch, ...], ...] = tuple(((rank * length, length),) for rank in range(ranks))
     if length % 2:
@@ -738,11 +751,11 @@ def named(ranks: Any) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _ids(side: Side) -> TensorRef | None:
+def ids_of(side: Side) -> TensorRef | None:
     return side.main.held.ids if side.main is not None else None
 
 
-def _same(one: TensorRef, other: TensorRef) -> bool:
+def same_values(one: TensorRef, other: TensorRef) -> bool:
     if one.shape != other.shape:
         return False
     try:

@@ -1,0 +1,256 @@
+"""Which ranks of a step are put together: those that face one process, and those of two runs whose ranks share the
+step otherwise (two tensor-parallel ranks against four), of which those of the run with fewer stand for the one process.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_core import naming, pages
+from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
+from replay_core.compare.pairing.ranks import (
+    MAY_BE_PARTS,
+    OF_ALL_SAMPLES,
+    HeldByRanks,
+    RankGroup,
+    Which,
+    ids_of,
+    named,
+    same_values,
+    standing_for,
+    turns,
+)
+from replay_core.records import Inline, RecordKey, TensorRef, Unreadable
+
+#: Elements that are added up in memory.
+_MOST = 1 << 24
+
+
+def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
+    """The pairs of a step, those whose ranks share it otherwise in the two runs as one. Loads every side."""
+    groups: dict[tuple[Any, ...], list[MicroBatchPair]] = defaultdict(list)
+    for micro_pair in micro_pairs:
+        groups[micro_pair.key.step, micro_pair.key.micro, micro_pair.key.role].append(micro_pair)
+    cells: dict[tuple[Any, ...], dict[Which, int]] = defaultdict(dict)
+    for group in groups.values():
+        for which, ranked in _ranked(group).items():
+            if any(ids_of(side) is not None for side in ranked.values()):
+                cells[group[0].key.step, group[0].key.role][which] = _alike(ranked)
+    tried = [(group, _ranks_of(group, cells[group[0].key.step, group[0].key.role])) for group in groups.values()]
+    made = [ranks for _, ranks in tried if ranks is not None]
+    sliced = {(ranks.key.step, ranks.key.role) for ranks in made if ranks.holds_slices}
+    known = sliced | {(ranks.key.step, ranks.key.role) for ranks in made if ranks.shares != "none"}
+    found: list[MicroBatchPair] = []
+    for group, ranks in tried:
+        if ranks is None:
+            found += group
+            continue
+        place = ranks.key.step, ranks.key.role
+        # Two runs whose ranks hold the same of everything, and no tokens, may be of other samples each.
+        is_one = ranks.are_of_one_batch(sliced=place in sliced) and (ranks.of_one_process or place in known)
+        found += ranks.made if is_one else group
+    return found
+
+
+def _ranked(group: list[MicroBatchPair]) -> dict[Which, dict[int, Side]]:
+    """The ranks of each run; of one that has a single record of the step, or does not number it, none."""
+    sides: dict[Which, list[Side]] = {
+        "a": [one.a for one in group if one.a.records],
+        "b": [one.b for one in group if one.b.records],
+    }
+    return {which: ranks for which, own in sides.items() if (ranks := _by_rank(own)) is not None}
+
+
+def _ranks_of(group: list[MicroBatchPair], cells: dict[Which, int]) -> RankGroup | None:
+    """The ranks of one run that face one process of the other, or what stands for it; None where none do.
+
+    cells: of either run, how many ranks have the same tokens.
+    """
+    sides: dict[Which, list[Side]] = {
+        "a": [one.a for one in group if one.a.records],
+        "b": [one.b for one in group if one.b.records],
+    }
+    if not sides["a"] or not sides["b"] or max(map(len, sides.values())) < 2:
+        return None
+    many: Which = "a" if len(sides["a"]) > len(sides["b"]) else "b"
+    one: Which = "b" if many == "a" else "a"
+    ranked = _ranked(group)
+    if (ranks := ranked.get(many)) is None:
+        return None
+    if len(sides[one]) == 1:
+        whole = sides[one][0]
+        key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b) is whole)
+        return RankGroup(key, many, whole, ranks)
+    if (fewer := ranked.get(one)) is None or (len(fewer) == len(ranks) and _are_alike(fewer, ranks)):
+        return None
+    key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
+    sizes = (len(fewer), cells.get(one, len(fewer))), (len(ranks), cells.get(many, len(ranks)))
+    for ids in _ids_of_all(fewer, ranks):
+        found = RankGroup(key, many, _assembled(key, one, fewer, ranks, ids, sizes), ranks, of_one_process=False)
+        if not found.is_covered:
+            continue
+        for pair in found.made:
+            pair.notes.append(
+                f"ranks {named(fewer)} of {one} are put together, and what ranks {named(ranks)} of "
+                f"{many} hold is held against that"
+            )
+        return found
+    return None
+
+
+def _by_rank(sides: list[Side]) -> dict[int, Side] | None:
+    ranked = {side.records[0].key.rank: side for side in sides}
+    if None in ranked or len(ranked) < 2:
+        return None
+    return {rank: ranked[rank] for rank in sorted(rank for rank in ranked if rank is not None)}
+
+
+def _are_alike(one: dict[int, Side], other: dict[int, Side]) -> bool:
+    """Whether rank faces rank: what both have is of one shape, whoever has more."""
+    if one.keys() != other.keys():
+        return False
+    for rank, side in one.items():
+        theirs = other[rank].tensors
+        if any(key in theirs and theirs[key][1].shape != ref.shape for key, (_, ref) in side.tensors.items()):
+            return False
+    return True
+
+
+def _ids_of_all(fewer: dict[int, Side], ranks: dict[int, Side]) -> Iterator[TensorRef | None]:
+    """What token ids the step may have had as a whole, as far as the ranks' own tell; None where none are known."""
+    own, others = ([ids_of(side) for side in sides.values()] for sides in (fewer, ranks))
+    if not any(own) and not any(others):
+        yield None
+        return
+    different: list[TensorRef] = []
+    for ref in own:
+        if ref is None or len(ref.shape) != 2 or ref.shape != (own[0] and own[0].shape):
+            return
+        if not any(same_values(ref, one) for one in different):
+            different.append(ref)
+    first, parts = different[0], [pages.array(ref) for ref in different]
+    if len(parts) == 1:
+        yield first
+        return
+    for groups in range(1, len(parts) + 1):
+        if len(parts) % groups:
+            continue
+        each = len(parts) // groups
+        # Ranks of one group follow each other, or those of one place in their groups do.
+        beside = [parts, [parts[at * groups + group] for group in range(groups) for at in range(each)]]
+        for turn in turns(each, first.shape[1]) if each > 1 else [[((0, first.shape[1]),)]]:
+            for in_turn in beside if 1 not in (groups, each) else beside[:1]:
+                made = np.zeros((first.shape[0] * groups, first.shape[1] * each), parts[0].dtype)
+                for number, mine in enumerate(in_turn):
+                    rows = slice(number // each * first.shape[0], (number // each + 1) * first.shape[0])
+                    before = 0
+                    for at, long in turn[number % each]:
+                        made[rows, at : at + long] = mine[:, before : before + long]
+                        before += long
+                yield first.with_(shape=made.shape, source=Inline(made.tobytes()), digest=None)
+
+
+#: Of each of two runs, how many ranks there are, and how many have the same tokens.
+Counts = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _assembled(
+    key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, counts: Counts
+) -> Side:
+    """What one process would hold of what these ranks do, as far as the shapes of both runs tell."""
+    imagined = Side([next(iter(ranks.values())).records[0]])
+    imagined.is_loaded = True
+    sizes = _Sizes(ranks, others, ids, counts)
+    for place in dict.fromkeys(place for side in ranks.values() for place in side.tensors):
+        record, ref = next(side.tensors[place] for side in ranks.values() if place in side.tensors)
+        theirs = next((side.tensors[place][1] for side in others.values() if place in side.tensors), None)
+        shape = ref.shape if theirs is None else sizes.of(place[1], ref.shape, theirs.shape)
+        imagined.tensors[place] = record, ref.with_(shape=shape, source=Unreadable(""), copies=(), digest=None)
+    group = RankGroup(key, which, imagined, ranks, ids)
+    (pair,) = group.made if len(group.made) == 1 else group.made[:1]
+    side = pair.a if which == "a" else pair.b
+    assert pair.together is not None
+    for place, (record, ref) in side.tensors.items():
+        held = pair.together.held.get(id(ref))
+        if held is not None and len(held.ranks) > 1:
+            theirs_of = [other.tensors[place][1] for other in others.values() if place in other.tensors]
+            side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of)
+    return side
+
+
+class _Sizes:
+    """How long the axes of a tensor are of which two runs hold parts."""
+
+    def __init__(self, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, counts: Counts) -> None:
+        self._whole = None if ids is None else ids.shape
+        self._own, self._theirs = (_ids_shape(sides) for sides in (ranks, others))
+        self._counts = [(own, other) for own in (1, *counts[0]) for other in (1, *counts[1])]
+
+    def of(self, stage: str, own: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
+        if len(own) != len(theirs):
+            return own
+        made = list(own)
+        for axis, (mine, other) in enumerate(zip(own, theirs, strict=True)):
+            of_tokens = self._whole is not None and axis < 2 and stage not in OF_ALL_SAMPLES
+            if of_tokens and (mine, other) == (self._own[axis], self._theirs[axis]):
+                made[axis] = self._whole[axis]  # type: ignore[index]
+                continue
+            if mine != other:
+                made[axis] = min([mine * own for own, of in self._counts if mine * own == other * of], default=mine)
+        return tuple(made)
+
+
+def _ids_shape(sides: dict[int, Side]) -> tuple[int, ...]:
+    ref = next((ref for side in sides.values() if (ref := ids_of(side)) is not None), None)
+    return (-1, -1) if ref is None or len(ref.shape) != 2 else ref.shape
+
+
+def _alike(sides: dict[int, Side]) -> int:
+    """How many ranks have the tokens of the first."""
+    ids = [ids_of(side) for side in sides.values()]
+    first = ids[0]
+    return len(ids) if first is None else sum(ref is not None and same_values(first, ref) for ref in ids)
+
+
+def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef]) -> TensorRef:
+    """What ranks hold of a tensor, their copies beside it; of what may be parts and differs, the sum or the mean."""
+    if held.is_cut:
+        by_place: dict[object, list[TensorRef]] = defaultdict(list)
+        for part, stretches in zip(held.parts, held.stretches, strict=True):
+            by_place[stretches].append(part)
+        sets = zip(*by_place.values(), strict=False)
+        next(sets)
+        every = tuple(by_place)
+        made = [standing_for(HeldByRanks(held.ranks[: len(one)], one, held.axis, every)) for one in sets]  # type: ignore[arg-type]
+        return ref.with_(copies=tuple(made))
+    if (
+        naming.meaning(name).kind in MAY_BE_PARTS and ref.numel <= _MOST
+        and not all(same_values(held.parts[0], part) for part in held.parts[1:])
+    ):  # fmt: skip
+        own, there = _different(list(held.parts)), _different(theirs)
+        total = _sum(own)
+        if there and all(one.shape == ref.shape for one in theirs):
+            apart = [float(np.abs(total / own_of - _sum(there) / of).sum())
+                     for own_of, of in ((1, 1), (len(own), len(there)))]  # fmt: skip
+            if 10 * apart[1] < apart[0]:
+                total = total / len(own)
+        return ref.with_(dtype="float32", source=Inline(total.astype(np.float32).tobytes()), digest=None)
+    return ref.with_(copies=held.parts[1:])
+
+
+def _different(parts: list[TensorRef]) -> list[TensorRef]:
+    """One of each group of ranks that hold the same."""
+    found: list[TensorRef] = []
+    for ref in parts:
+        if not any(same_values(ref, one) for one in found):
+            found.append(ref)
+    return found
+
+
+def _sum(parts: list[TensorRef]) -> NDArray[np.float64]:
+    return np.asarray(np.sum([pages.array(ref).astype(np.float64) for ref in parts], axis=0))
