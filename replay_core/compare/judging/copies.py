@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from replay_core import pages
+from replay_core.compare.judging import algebra
+from replay_core.compare.pairing.ranks import HeldByRanks, Together, Which
 from replay_core.records import TensorRef
 
-#: Of the norm: as far as a sum may be off, and as far as each part alone must be. Fewer elements add up by chance.
-_SUMMED, _ALONE, _FEWEST = 0.01, 0.1, 8
 _FLOATS = {"float64", "float32", "float16", "bfloat16"}
 
 
@@ -30,42 +28,24 @@ def parted(a: TensorRef, b: TensorRef) -> str | None:
     return None if alike else "replicated, and its copies differ in " + "; in ".join(said)
 
 
-def unsummed(a: TensorRef, b: TensorRef) -> str | None:
-    """Of two that diverge: in which run the ranks hold parts whose sum is what the other run holds, in a sentence.
-
-    That is what a gradient looks like whose sum over the ranks was not made. None where the copies of a run are alike,
-    where one of them alone is as near, and where their sum is farther from the other's than rounding and 1 %.
+def explained(name: str, a: TensorRef, b: TensorRef) -> str | None:
+    """Of two that diverge: what the ranks' copies of one run are to what the other run holds, in a sentence.
 
     Raises:
         DumpError: the bytes of a copy cannot be read.
     """
-    for which, parts, other, whole in (("b", b, "a", a), ("a", a, "b", b)):
+    sides: tuple[tuple[Which, TensorRef, TensorRef], ...] = (("b", b, a), ("a", a, b))
+    for which, parts, whole in sides:
         ranks = (parts, *parts.copies)
-        if not {parts.dtype, whole.dtype} <= _FLOATS:
+        if not {parts.dtype, whole.dtype} <= _FLOATS or len(ranks) < 2 or _apart(parts) is None or _apart(whole):
             continue
-        alike = [one.shape == whole.shape and one.dtype == parts.dtype for one in ranks]
-        if len(ranks) < 2 or not all(alike) or whole.numel < _FEWEST or _apart(parts) is None or _apart(whole):
+        if any(one.shape != whole.shape or one.dtype != parts.dtype for one in ranks):
             continue
-        off, alone, size = _distances(whole, ranks)
-        if size > 0 and off <= _SUMMED * size and alone > _ALONE * size:
-            return (
-                f"the copies of {which}'s {len(ranks)} ranks add up to {other}'s (to {off / size:.1g} of its norm), "
-                "and none is near it alone: their sum was not made"
-            )
+        numbers = tuple(range(len(ranks)))
+        found = algebra.explain(name, whole, Together(which, numbers, "none", {}), HeldByRanks(numbers, ranks))
+        if found.fault is not None:
+            return f"copies of {which}, counted as ranks from 0: {found.fault.sentence}"
     return None
-
-
-def _distances(whole: TensorRef, ranks: Sequence[TensorRef]) -> tuple[float, float, float]:
-    """How far the ranks' sum is from the whole, how far the nearest rank alone is, and the whole's own norm."""
-    off, size, alone = 0.0, 0.0, [0.0] * len(ranks)
-    chunks = [pages.flat_chunks(one) for one in (whole, *ranks)]
-    with np.errstate(invalid="ignore", over="ignore"):  # a NaN is near nothing
-        for pieces in zip(*chunks, strict=True):
-            held, *shares = (piece.astype(np.float64) for _, piece in pieces)
-            off += float(np.square(np.sum(shares, axis=0) - held).sum())
-            size += float(np.square(held).sum())
-            alone = [far + float(np.square(share - held).sum()) for far, share in zip(alone, shares, strict=True)]
-    return off**0.5, min(alone) ** 0.5, size**0.5
 
 
 def _apart(ref: TensorRef) -> str | None:

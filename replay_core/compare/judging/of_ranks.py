@@ -104,16 +104,20 @@ class OfRanks:
         self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks
     ) -> tuple[HeldByRanks, TensorRef] | None:
         """Slices of a weight that is several in one (q, k and v), of each of which a rank has a share, and the other
-        run's, which may be laid together of slices too; None where they are not laid so.
+        run's, which may be laid together of slices too; None where neither is laid so.
         """
         pattern = _NUMBER.sub("#", row.name.removeprefix("grad.").removeprefix("param."))
-        if not held.is_cut or not _FUSED.search(pattern) or not all(ref.is_readable for ref in held.parts):
+        if not _FUSED.search(pattern) or not all(ref.is_readable for ref in (whole, *held.parts)):
+            return None
+        there = laid_of(whole, held.axis)
+        cut = held if held.is_cut else there
+        if cut is None:
             return None
         known = self._sections.get(pattern)
-        there = laid_of(whole, held)
-        for sizes in (known,) if known is not None else sections(held):
-            again, other = in_sections(held, sizes), in_sections(there, sizes) if there is not None else None
-            if again is None:
+        for sizes in (known,) if known is not None else sections(cut):
+            again = in_sections(held, sizes) if held.is_cut else held
+            other = in_sections(there, sizes) if there is not None else None
+            if again is None or (there is not None and other is None):
                 continue
             made = whole if other is None else standing_for(other).with_(name=whole.name, canonical=whole.canonical)
             if known is not None or algebra.is_near(made, standing_for(again)):

@@ -173,7 +173,7 @@ class Judge:
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, micro_pair)
             else:
                 self._numbers(row, self._look.measured(pair, micro_pair))
-            if row.verdict.diverges and not by_digest and (said := copies.unsummed(a, b)) is not None:
+            if row.verdict.diverges and not by_digest and (said := copies.explained(row.name, a, b)) is not None:
                 row.reason = f"{row.reason}; {said}"
             if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
                 # No tolerance makes one value of two.

@@ -635,11 +635,14 @@ def sections(held: HeldByRanks) -> Iterator[tuple[int, ...]]:
             yield shared * each, each, each
 
 
-def laid_of(whole: TensorRef, held: HeldByRanks) -> HeldByRanks | None:
-    """The slices that a tensor was laid together of, along the axis of another's; None where it was not."""
-    source, axis = whole.source, held.axis
-    if not isinstance(source, Parts) or axis is None or len(source.parts) < 2:
+def laid_of(whole: TensorRef, axis: int | None) -> HeldByRanks | None:
+    """The slices that a tensor was laid together of, along an axis where one is given; None where it was not."""
+    source = whole.source
+    if not isinstance(source, Parts) or len(source.parts) < 2 or not whole.numel:
         return None
+    if axis is None:
+        is_flat = len(source.parts[0].shape) < len(whole.shape)
+        axis = next(at for at, long in enumerate(whole.shape) if long > 1) if is_flat else source.axis
     beside = prod(whole.shape[:axis]) * prod(whole.shape[axis + 1 :])
     lengths = {ref.numel // beside for ref in source.parts} if beside else set()
     if len(lengths) != 1 or (source.axis != axis and prod(whole.shape[:axis]) != 1):
