@@ -81,7 +81,7 @@ class OfRanks:
         if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest or ours[1].is_text:
             return
         try:
-            if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(together, held):
+            if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(row.name, together):
                 row.ranks.restates = OWN_NORM
                 return
             whole = theirs[1]
@@ -380,10 +380,15 @@ def _take(row: TensorVerdict, other: TensorVerdict) -> None:
     row.token, row.skipped, row.damaged = other.token, other.skipped, other.damaged
 
 
-def _is_own_norm(together: Together, held: HeldByRanks) -> bool:
-    """Whether the norm that each rank recorded is that of its own gradients, which are not all of them whole."""
+def _is_own_norm(name: str, together: Together) -> bool:
+    """Whether the norm that each rank recorded, in either run, is that of its own gradients, which are not all of them
+    whole.
+    """
+    held = next((one for one in together.held.values() if one.parts[0].name == name), None)
+    if together.whole_of is not None and _is_own_norm(name, together.whole_of):
+        return True
     gradients = [one for one in together.held.values() if one.parts[0].name.startswith("grad.")]
-    if not any(one.is_cut or len(one.ranks) < len(held.ranks) for one in gradients):
+    if held is None or not any(one.is_cut or len(one.ranks) < len(held.ranks) for one in gradients):
         return False
     squares = dict.fromkeys(held.ranks, 0.0)
     for one in gradients:

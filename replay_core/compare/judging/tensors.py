@@ -178,6 +178,7 @@ class Judge:
             if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
                 # No tolerance makes one value of two.
                 row.verdict, row.reason, row.context = Verdict.DIFF, f"{parted}; the first: {row.reason}", None
+                row.suspect = False
         except ShapesDifferError as error:
             row.verdict, row.reason = Verdict.SHAPE, str(error)
         except DumpError as error:

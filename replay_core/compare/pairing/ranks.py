@@ -78,6 +78,8 @@ class Together:
     handed: list[tuple[int, str]] = field(default_factory=list)
     #: Of every rank, its token ids; None where they are not known.
     ids: tuple[TensorRef, ...] | None = None
+    #: What the ranks of the other run hold, where these stand for the one process.
+    whole_of: Together | None = None
     #: What a dump says of its tensors' dimensions, and the tensors do not bear out.
     problems: list[Problem] = field(default_factory=list)
 

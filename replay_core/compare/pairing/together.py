@@ -18,6 +18,7 @@ from replay_core.compare.pairing.ranks import (
     OF_ALL_SAMPLES,
     HeldByRanks,
     RankGroup,
+    Together,
     Which,
     ids_of,
     named,
@@ -41,7 +42,11 @@ def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
         for which, ranked in _ranked(group).items():
             if any(ids_of(side) is not None for side in ranked.values()):
                 cells[group[0].key.step, group[0].key.role][which] = _alike(ranked)
-    tried = [(group, _ranks_of(group, cells[group[0].key.step, group[0].key.role])) for group in groups.values()]
+    otherwise = {(group[0].key.step, group[0].key.role) for group in groups.values() if not _are_alike(_ranked(group))}
+    tried = []
+    for group in groups.values():
+        place = group[0].key.step, group[0].key.role
+        tried.append((group, _ranks_of(group, cells[place], is_otherwise=place in otherwise)))
     made = [ranks for _, ranks in tried if ranks is not None]
     sliced = {(ranks.key.step, ranks.key.role) for ranks in made if ranks.holds_slices}
     known = sliced | {(ranks.key.step, ranks.key.role) for ranks in made if ranks.shares != "none"}
@@ -66,10 +71,10 @@ def _ranked(group: list[MicroBatchPair]) -> dict[Which, dict[int, Side]]:
     return {which: ranks for which, own in sides.items() if (ranks := _by_rank(own)) is not None}
 
 
-def _ranks_of(group: list[MicroBatchPair], cells: dict[Which, int]) -> RankGroup | None:
+def _ranks_of(group: list[MicroBatchPair], cells: dict[Which, int], *, is_otherwise: bool) -> RankGroup | None:
     """The ranks of one run that face one process of the other, or what stands for it; None where none do.
 
-    cells: of either run, how many ranks have the same tokens.
+    cells: of either run, how many ranks have the same tokens. is_otherwise: whether the two share the step otherwise.
     """
     sides: dict[Which, list[Side]] = {
         "a": [one.a for one in group if one.a.records],
@@ -86,15 +91,18 @@ def _ranks_of(group: list[MicroBatchPair], cells: dict[Which, int]) -> RankGroup
         whole = sides[one][0]
         key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b) is whole)
         return RankGroup(key, many, whole, ranks)
-    if (fewer := ranked.get(one)) is None or (len(fewer) == len(ranks) and _are_alike(fewer, ranks)):
+    if (fewer := ranked.get(one)) is None or not is_otherwise:
         return None
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     sizes = (len(fewer), cells.get(one, len(fewer))), (len(ranks), cells.get(many, len(ranks)))
     for ids in _ids_of_all(fewer, ranks):
-        found = RankGroup(key, many, _assembled(key, one, fewer, ranks, ids, sizes), ranks, of_one_process=False)
+        whole, whole_of = _assembled(key, one, fewer, ranks, ids, sizes)
+        found = RankGroup(key, many, whole, ranks, of_one_process=False)
         if not found.is_covered:
             continue
         for pair in found.made:
+            if pair.together is not None:
+                pair.together.whole_of = whole_of
             pair.notes.append(
                 f"ranks {named(fewer)} of {one} are put together, and what ranks {named(ranks)} of "
                 f"{many} hold is held against that"
@@ -110,8 +118,11 @@ def _by_rank(sides: list[Side]) -> dict[int, Side] | None:
     return {rank: ranked[rank] for rank in sorted(rank for rank in ranked if rank is not None)}
 
 
-def _are_alike(one: dict[int, Side], other: dict[int, Side]) -> bool:
-    """Whether rank faces rank: what both have is of one shape, whoever has more."""
+def _are_alike(ranked: dict[Which, dict[int, Side]]) -> bool:
+    """Whether rank faces rank: they are the same numbers, and what both have of one name is of one shape."""
+    if len(ranked) < 2:
+        return True
+    one, other = ranked["a"], ranked["b"]
     if one.keys() != other.keys():
         return False
     for rank, side in one.items():
@@ -161,7 +172,7 @@ Counts = tuple[tuple[int, int], tuple[int, int]]
 
 def _assembled(
     key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, counts: Counts
-) -> Side:
+) -> tuple[Side, Together]:
     """What one process would hold of what these ranks do, as far as the shapes of both runs tell."""
     imagined = Side([next(iter(ranks.values())).records[0]])
     imagined.is_loaded = True
@@ -180,7 +191,7 @@ def _assembled(
         if held is not None and len(held.ranks) > 1:
             theirs_of = [other.tensors[place][1] for other in others.values() if place in other.tensors]
             side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of)
-    return side
+    return side, pair.together
 
 
 class _Sizes:
