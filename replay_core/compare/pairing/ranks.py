@@ -728,7 +728,8 @@ def standing_for(held: HeldByRanks) -> TensorRef:
     length = sum(piece.shape[held.axis] for piece in ordered)
     shape = (*first.shape[: held.axis], length, *first.shape[held.axis + 1 :])
     laid: FileBytes | Inline | Parts = Parts(ordered, held.axis)
-    if held.axis and not prod(first.shape[: held.axis]) > 1:
+    is_strided = any(isinstance(piece.source, FileBytes) and piece.source.strides is not None for piece in ordered)
+    if held.axis and not prod(first.shape[: held.axis]) > 1 and not is_strided:
         # Nothing stands before the axis but ones: the pieces follow each other.
         laid = Parts(tuple(piece.with_(shape=(piece.numel,)) for piece in ordered))
     return whole.with_(shape=shape, source=laid, digest=None)

@@ -1,0 +1,171 @@
+"""Steps that are cut twice, and two runs whose ranks share a step otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replay_core.compare import Comparison, compare_runs
+from replay_core.dumps import open_run
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import Step, compared, random, write
+
+IDS = torch.randint(2, 99, (4, 16), generator=torch.Generator().manual_seed(3))
+HIDDEN, LOGITS = random(4, 16, 8), random(4, 16, 12, seed=4)
+UP, NORM, QKV = random(24, 8, seed=5), random(8, seed=6), random(36, 8, seed=7)
+
+#: Of a sequence of 16 tokens, what each of so many ranks has.
+IN_ORDER = {count: torch.arange(16).chunk(count) for count in (1, 2, 4)}
+ZIGZAG = {
+    count: [torch.cat((chunks[rank], chunks[-1 - rank])) for rank in range(count)]
+    for count in (2, 4) for chunks in [torch.arange(16).chunk(2 * count)]
+}  # fmt: skip
+
+
+def rank(
+    samples: Sequence[int], tokens: torch.Tensor, part: int = 0, parts: int = 1, of_loss: float = 1.0
+) -> dict[str, dict[str, Any]]:
+    """What a rank records that has these samples, these tokens of them, and a part of the weights."""
+
+    def mine(values: torch.Tensor) -> torch.Tensor:
+        return values[list(samples)][:, tokens].contiguous()
+
+    words = LOGITS.shape[-1] // parts
+    return {
+        "batch_inputs": {"input_ids": mine(IDS)},
+        "modules": {
+            "layers.0.output": mine(HIDDEN),
+            "lm_head.output": mine(LOGITS)[..., part * words : (part + 1) * words].contiguous(),
+        },
+        "loss": {"loss": torch.tensor(of_loss)},
+        "gradient": {
+            "grad.layers.0.up.weight": UP.chunk(parts)[part].contiguous(), "grad.layers.0.norm.weight": NORM,
+            "grad.layers.0.qkv.weight": torch.cat([of.chunk(parts)[part] for of in QKV.chunk(3)]).contiguous(),
+        },
+    }  # fmt: skip
+
+
+def shared(samples: int, tokens: int, parts: int, *, zigzag: bool = False, beside: bool = False) -> list[dict[str, Any]]:
+    """The ranks of a step, those of one group following each other. beside: ranks of one sample group do not."""
+    turn = ZIGZAG[tokens] if zigzag else IN_ORDER[tokens]
+    groups = torch.arange(4).chunk(samples)
+    places = [(group, at) for group in range(samples) for at in range(tokens)]
+    if beside:
+        places = [(group, at) for at in range(tokens) for group in range(samples)]
+    every = samples * tokens
+    shares = [(1 + number) / (every * (every + 1) / 2) for number in range(every)]
+    return [
+        rank(groups[group].tolist(), turn[at], part, parts, shares[number])
+        for number, (group, at) in enumerate(places) for part in range(parts)
+    ]  # fmt: skip
+
+
+ONE = shared(1, 1, 1)[0]
+RUNS: dict[str, dict[str, Any]] = {
+    "cp in dp": {"samples": 2, "tokens": 2, "parts": 1},
+    "cp in dp, zigzag": {"samples": 2, "tokens": 2, "parts": 1, "zigzag": True},
+    "dp in cp": {"samples": 2, "tokens": 2, "parts": 1, "beside": True},
+    "tp in cp": {"samples": 1, "tokens": 2, "parts": 2},
+    "tp in cp in dp": {"samples": 2, "tokens": 2, "parts": 2},
+    "tp in dp": {"samples": 2, "tokens": 1, "parts": 2},
+    "tp": {"samples": 1, "tokens": 1, "parts": 4},
+    "tp 2": {"samples": 1, "tokens": 1, "parts": 2},
+    "cp 4": {"samples": 1, "tokens": 4, "parts": 1},
+    "cp 4, zigzag": {"samples": 1, "tokens": 4, "parts": 1, "zigzag": True},
+    "cp": {"samples": 1, "tokens": 2, "parts": 1},
+    "dp": {"samples": 2, "tokens": 1, "parts": 1},
+    "dp 4": {"samples": 4, "tokens": 1, "parts": 1},
+}
+
+
+def both(directory: Path, a: Sequence[Step], b: Sequence[Step]) -> Comparison:
+    return compare_runs(open_run(write(directory / "a", *a)), open_run(write(directory / "b", *b)))
+
+
+def off(steps: list[dict[str, Any]], number: int, stage: str, name: str) -> list[dict[str, Any]]:
+    """The same ranks, one of which has another value of one tensor."""
+    wrong = steps[number]
+    changed = {**wrong[stage], name: wrong[stage][name] + 1}
+    return [*steps[:number], {**wrong, stage: changed}, *steps[number + 1 :]]
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_ranks_that_share_samples_tokens_and_weights_are_put_together(case: str, tmp_path: Path) -> None:
+    found = compared(tmp_path, ONE, *shared(**RUNS[case]))
+    assert {row.name: row.verdict.value for row in found.tensors if row.verdict.value not in ("SAME", "CLOSE")} == {}
+    assert len(found.tensors) == 7
+    assert not found.skipped
+
+
+@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("name", ["layers.0.output", "lm_head.output"])
+def test_what_one_rank_of_them_has_otherwise_is_found(case: str, name: str, tmp_path: Path) -> None:
+    steps = shared(**RUNS[case])
+    row = there(compared(tmp_path, ONE, *off(steps, len(steps) - 1, "modules", name)).first)
+    assert row.name == name
+    assert there(row.ranks).parted
+
+
+def test_groups_that_were_given_the_same_samples_are_named(tmp_path: Path) -> None:
+    steps = [rank([0, 1], IN_ORDER[2][at]) for _ in range(2) for at in range(2)]
+    found = compared(tmp_path, ONE, *steps)
+    said = [one.astray for one in found.together if one.astray is not None]
+    assert [(one.kind, one.ranks) for one in said] == [("same samples", (0, 1, 2, 3))]
+
+
+PAIRS = [
+    ("tp 2", "tp"), ("tp", "tp 2"), ("dp", "dp 4"), ("cp", "cp 4, zigzag"), ("cp 4", "tp 2"), ("cp", "tp 2"),
+    ("tp in cp", "cp in dp"), ("tp in dp", "tp"), ("dp 4", "tp in cp in dp"), ("cp in dp, zigzag", "tp"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_two_runs_whose_ranks_share_a_step_otherwise_agree(a: str, b: str, tmp_path: Path) -> None:
+    found = both(tmp_path, shared(**RUNS[a]), shared(**RUNS[b]))
+    assert {row.name: row.verdict.value for row in found.tensors if row.verdict.value not in ("SAME", "CLOSE")} == {}
+    assert len(found.tensors) == 7
+    assert any("are put together" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+@pytest.mark.parametrize("which", ["a", "b"])
+@pytest.mark.parametrize("place", [("modules", "layers.0.output"), ("gradient", "grad.layers.0.norm.weight")])
+def test_a_value_of_one_rank_of_either_is_found(
+    a: str, b: str, which: str, place: tuple[str, str], tmp_path: Path
+) -> None:
+    steps = {"a": shared(**RUNS[a]), "b": shared(**RUNS[b])}
+    steps[which] = off(steps[which], len(steps[which]) - 1, *place)
+    found = both(tmp_path, steps["a"], steps["b"])
+    assert there(found.first).name == place[1]
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_a_gradient_that_one_of_the_two_has_not_summed_is_named(which: str, tmp_path: Path) -> None:
+    steps = {"a": shared(**RUNS["dp"]), "b": shared(**RUNS["dp 4"])}
+    parts = [random(8, seed=20 + number) for number in range(len(steps[which]) - 1)]
+    parts.append(NORM - torch.stack(parts).sum(0))
+    for step, part in zip(steps[which], parts, strict=True):
+        step["gradient"] = {**step["gradient"], "grad.layers.0.norm.weight": part}
+    row = there(both(tmp_path, steps["a"], steps["b"]).first)
+    assert row.name == "grad.layers.0.norm.weight"
+    assert "layers.0.norm.weight's gradient is not summed over ranks" in row.reason
+
+
+def test_two_runs_of_which_nothing_tells_that_they_share_one_step_are_not_put_together(tmp_path: Path) -> None:
+    steps = [{"gradient": {"grad.norm.weight": random(8, seed=number)}} for number in range(4)]
+    found = both(tmp_path, steps[:2], steps)
+    assert found.counts["MISSING"] == 2
+    assert not found.together
+
+
+def test_slices_of_q_k_and_v_in_one_weight_that_are_another_ranks_are_found(tmp_path: Path) -> None:
+    steps = shared(**RUNS["tp 2"])
+    name = "grad.layers.0.qkv.weight"
+    first, second = (step["gradient"][name] for step in steps)
+    for step, value in zip(steps, (second, first), strict=True):
+        step["gradient"] = {**step["gradient"], name: value}
+    assert there(compared(tmp_path, ONE, *steps).first).name == name
