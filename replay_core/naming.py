@@ -359,6 +359,11 @@ def called(name: str) -> Place:
     return tuple(map(_part, name.split(".")))
 
 
+def is_placed(name: str) -> bool:
+    """Whether every part of a name is a word that this table knows, or a number: `called` then tells its place."""
+    return all(word in _RANKS or word.isdigit() for word in name.split("."))
+
+
 @lru_cache(maxsize=1 << 12)
 def _part(word: str) -> tuple[int, tuple[tuple[str, int], ...]]:
     pieces = tuple((text, int(digits or -1)) for text, digits in _PIECES.findall(word) if text or digits)

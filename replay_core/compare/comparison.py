@@ -21,7 +21,7 @@ from replay_core.compare.context import (
     texts_in_order,
     why_missing,
 )
-from replay_core.compare.divergence import Origin, may_be_first, order_of, origin_of
+from replay_core.compare.divergence import Origin, Places, may_be_first, order_of, origin_of, places_of
 from replay_core.compare.judging.measuring import same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
@@ -292,8 +292,9 @@ class _Work:
         entries: list[tuple[Any, TensorPair, MicroBatchPair]] = []
         once: set[tuple[int, str]] = set()
         only_layout: Counter[str] = Counter()
+        places = places_of(again)
         for micro_pair in again:
-            entries += self._of_micro_pair(micro_pair, once, only_layout)
+            entries += self._of_micro_pair(micro_pair, once, only_layout, places)
         entries.sort(key=lambda entry: entry[0])
         result.notes += [
             f"{where}: {number} tensors only lay the same samples out differently; tokens are compared one by one"
@@ -345,7 +346,7 @@ class _Work:
         self._ambiguous = [problem for problem in self._ambiguous if problem.where not in found]
 
     def _of_micro_pair(
-        self, micro_pair: MicroBatchPair, once: set[tuple[int, str]], only_layout: Counter[str]
+        self, micro_pair: MicroBatchPair, once: set[tuple[int, str]], only_layout: Counter[str], places: Places
     ) -> Iterator[tuple[Any, TensorPair, MicroBatchPair]]:
         result = self._result
         pairs = list(pair_tensors(micro_pair))
@@ -371,7 +372,8 @@ class _Work:
                     f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 )
             else:
-                yield order_of(micro_pair.key if pair.a is None else record.key, pair.name, ref.order), pair, micro_pair
+                key = micro_pair.key if pair.a is None else record.key
+                yield order_of(key, pair.name, ref.order, places), pair, micro_pair
 
     def _is_asked(self, pair: TensorPair) -> bool:
         if not self._names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,26 @@ from replay_core.records import STAGES, RecordKey
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
+    from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 
 _STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 #: Verdicts of these kinds are counted but never first: they say how tokens lie, not what was computed.
 NEVER_FIRST = frozenset({"mask", "layout", "note"})
 
 
-def order_of(key: RecordKey, name: str, order: int | None) -> tuple[int, int, int, int, int, Any, int]:
+#: Name of a parameter -> its place in a forward, where names do not tell.
+Places = Mapping[str, int]
+_NO_PLACES: Places = {}
+
+
+def order_of(
+    key: RecordKey, name: str, order: int | None, places: Places = _NO_PLACES
+) -> tuple[int, int, int, int, int, Any, int]:
     """Sort key of a tensor: step, before / within / closing the micro-batches, micro, phase, then as recorded.
 
     Weights lie in a file as they were registered or by the alphabet: their names say which is used first, and of
-    gradients, which a backward reaches first. Ranks of one micro-batch are simultaneous: the rank comes last.
+    gradients, which a backward reaches first; or `places` do. Ranks of one micro-batch are simultaneous: the rank comes
+    last.
     """
     phase = naming.meaning(name).phase
     if key.micro is not None:
@@ -40,15 +49,57 @@ def order_of(key: RecordKey, name: str, order: int | None) -> tuple[int, int, in
         -1 if key.micro is None else key.micro,
         int(phase),
         stage,
-        _within(phase, name, order),
+        _within(phase, name, order, places),
         -1 if key.rank is None else key.rank,
     )
 
 
-def _within(phase: Phase, name: str, order: int | None) -> Any:
-    if phase is Phase.PARAMS:
-        return naming.called(name)
-    return _Backward(naming.called(name)) if phase is Phase.GRADIENTS else order or 0
+def _within(phase: Phase, name: str, order: int | None, places: Places) -> Any:
+    if phase not in (Phase.PARAMS, Phase.GRADIENTS):
+        return order or 0
+    place = naming.called(name)
+    if places:
+        place = ((places.get(_bare(name), -1), ()), *place)
+    return place if phase is Phase.PARAMS else _Backward(place)
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("grad.").removeprefix("param.")
+
+
+def places_of(micro_pairs: Sequence[MicroBatchPair]) -> Places:
+    """Where in a forward the parameters of a step are used, where some have names of nobody's but their author: as
+    modules' outputs were recorded, else as the model registers its parameters. Empty where names tell it, or nothing.
+    """
+    sides = [side for micro_pair in micro_pairs for side in (micro_pair.a, micro_pair.b)]
+    listed = [_listed(side) for side in sides]
+    known = dict.fromkeys(name for names in listed for name in names)
+    if all(map(naming.is_placed, known)):
+        return _NO_PLACES
+    for side in sides:
+        outputs = [(ref.order or 0, naming.module_of(name)) for (name, _), (_, ref) in side.tensors.items()
+                   if naming.is_module_tensor(name) and not naming.is_input(name)]  # fmt: skip
+        passed = {module: place for place, (_, module) in reversed(list(enumerate(sorted(outputs))))}
+        if passed and all(name.rpartition(".")[0] in passed for name in known):
+            return {name: passed[name.rpartition(".")[0]] for name in known}
+    # A rank of a pipeline lists its own part: the longest list is the model's. By the alphabet is no order of a model.
+    longest = max(listed, key=len)
+    if longest == sorted(longest):
+        return _NO_PLACES
+    return {name: place for place, name in enumerate(longest)}
+
+
+def _listed(side: Side) -> list[str]:
+    """The parameters of which a side has the gradients, or itself, as they lie in the file."""
+    for phase in (Phase.PARAMS, Phase.GRADIENTS):
+        found = [
+            (ref.order or 0, _bare(name)) for (name, _), (_, ref) in side.tensors.items()
+            if naming.meaning(name).phase is phase and name.startswith(("grad.", "param."))
+            and not naming.is_module_tensor(_bare(name))
+        ]  # fmt: skip
+        if found:
+            return [name for _, name in sorted(found)]
+    return []
 
 
 @total_ordering

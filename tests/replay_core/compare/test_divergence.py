@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from replay_core import naming
 from replay_core.compare.divergence import Origin, order_of
+from replay_core.recorder import Recorder
 from replay_core.records import RecordKey
 from tests.builders import compare_fields, compare_paths
 from tests.fixtures import FIXTURES
@@ -183,6 +184,31 @@ def test_our_own_recordings_know_no_order_of_weights_and_gradients_either(
     compared = compare_fields(tmp_path, right, wrong, stage=stage)
     assert compared.first is not None
     assert f".{first}." in compared.first.name
+
+
+STRANGE = ["tok.weight", "pos.weight", "trunk.0.up.weight", "trunk.1.up.weight", "fin.weight", "unembed.weight"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "what", "expected"), [("param", "param", STRANGE), ("gradient", "grad", STRANGE[::-1])]
+)
+def test_parameters_of_names_nobody_knows_stand_as_the_model_registers_them(
+    stage: str, what: str, expected: list[str], tmp_path: Path
+) -> None:
+    right = {f"{what}.{name}": torch.ones(3) for name in STRANGE}
+    compared = compare_fields(tmp_path, right, {name: 2 * value for name, value in right.items()}, stage=stage)
+    assert [row.name for row in compared.tensors] == [f"{what}.{name}" for name in expected]
+
+
+def test_gradients_of_names_nobody_knows_stand_as_their_modules_were_called(tmp_path: Path) -> None:
+    """Registered the other way round: the order in which a forward called them is the better one."""
+    for side, factor in (("a", 1.0), ("b", 2.0)):
+        with Recorder(tmp_path / side).step(0, rank=0) as step:
+            step("modules", micro=0, **{f"{name.rpartition('.')[0]}.output": torch.ones(2, 3) for name in STRANGE})
+            step("gradient", {f"grad.{name}": factor * torch.ones(3) for name in STRANGE[::-1]}, micro=None)
+    compared = compare_paths(tmp_path / "a", tmp_path / "b")
+    names = [row.name for row in compared.tensors if row.name.startswith("grad.")]
+    assert names == [f"grad.{name}" for name in STRANGE[::-1]]
 
 
 def test_a_safetensors_file_of_module_tensors_is_in_the_order_of_computation(tmp_path: Path):

@@ -49,7 +49,9 @@ def rank(
     }  # fmt: skip
 
 
-def shared(samples: int, tokens: int, parts: int, *, zigzag: bool = False, beside: bool = False) -> list[dict[str, Any]]:
+def shared(
+    samples: int, tokens: int, parts: int, *, zigzag: bool = False, beside: bool = False
+) -> list[dict[str, Any]]:
     """The ranks of a step, those of one group following each other. beside: ranks of one sample group do not."""
     turn = ZIGZAG[tokens] if zigzag else IN_ORDER[tokens]
     groups = torch.arange(4).chunk(samples)
