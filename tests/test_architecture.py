@@ -116,6 +116,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.replay.flags": (None, "the choices of `--attention` and `--dtype`: plain data, no torch"),
     "replay_core.recorder.settings": (("Settings",), "what `record` is asked for, refused before the script begins"),
     "replay_core.remote.mirror": (("mirror",), "a URL as a folder of this machine"),
+    "replay_core.remote.upload": (("upload",), "a folder of this machine brought to a URL"),
     "replay_core.mirrored": (("keep_under", "names_a_mirror"), "whose mirrors are filled: the user's own, no dump's"),
     "replay_core.units.shard": (None, "which part of the units a worker takes: plain data"),
     "replay_core.units.folder": (("is_folder",), "a directory of units, by one small file"),

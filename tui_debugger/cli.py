@@ -50,6 +50,7 @@ COMMANDS = {
     "parity": "tui_debugger.commands.parity",
     "weights": "tui_debugger.commands.weights",
     "gather": "tui_debugger.commands.gather",
+    "upload": "tui_debugger.commands.upload",
     "info": "tui_debugger.commands.info",
     "cache": "tui_debugger.commands.cache",
     "help": "tui_debugger.commands.help",

@@ -29,6 +29,8 @@ from replay_core.remote.addresses import Address, address, why_not_a_file
 from replay_core.remote.objects import MOST_OBJECTS, Listed, fetch, source_of
 
 BLOCK = 1 << 16
+#: Beside the objects of a dump for as long as `upload` sends them.
+UPLOADING = "rldbg-uploading.json"
 #: Bytes asked for at a time: what is lost when a connection ends.
 _SPAN = 8 << 20
 _SNAPSHOTS = 16
@@ -77,6 +79,8 @@ def _listed(where: Address) -> tuple[dict[str, Listed], list[str]]:
             left.append(f"{name!r} is left out: {held}")
         else:
             found[name] = held
+    if found.pop(UPLOADING, None) is not None:
+        left.append(f"an upload has not ended: files may be missing; rldbg upload DUMP {where} goes on with it")
     folders = {name[:at] for name in found for at in range(len(name)) if name[at] == "/"}
     for name in sorted(folders & found.keys()):
         if found[name].nbytes:

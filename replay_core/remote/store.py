@@ -37,26 +37,26 @@ class Store:
             found = False
             if not address.scheme.startswith("http"):
                 skip = len(address.key) + 1 if address.key else 0
-                for chunk in _store(address).list(address.key or None, chunk_size=1000):
+                for chunk in bucket_of(address).list(address.key or None, chunk_size=1000):
                     for one in chunk:
                         found = True
                         yield one["path"][skip:], _held(one)
             if not found:
-                yield "", _held(_store(address).head(address.key))
+                yield "", _held(bucket_of(address).head(address.key))
         except (errors.NotFoundError, FileNotFoundError):
             hint = None if not address.scheme.startswith("http") else "http has no listing: name a file of the dump"
             raise RequestError(
                 "nothing is there", file=str(address), expected="an object, or objects below", hint=hint
             ) from None
         except (errors.BaseError, OSError, ValueError) as error:
-            raise _refused(address, error, errors) from None
+            raise refused(address, error, errors) from None
 
     def span(self, name: str, held: Listed, start: int, end: int) -> bytes:
         """As `Source.span`."""
         key = "/".join(part for part in (self._address.key, name) if part)
         options: dict[str, Any] = {"if_match": held.etag} if held.etag else {}
-        meta, data = ranged(_store(self._address), key, start, end, shown(self._address, name),
-                            _credentials(self._address), **options)  # fmt: skip
+        meta, data = ranged(bucket_of(self._address), key, start, end, shown(self._address, name),
+                            credentials(self._address), **options)  # fmt: skip
         now = _held(meta)
         if (now.etag, now.nbytes) != (held.etag, held.nbytes):
             raise changed(shown(self._address, name))
@@ -86,14 +86,14 @@ def ranged(
         raise AgainError(said(error)) from None
 
 
-def _refused(address: Address, error: BaseException, errors: Any) -> RldbgError:
+def refused(address: Address, error: BaseException, errors: Any) -> RldbgError:
     """Why a listing failed. obstore says 403 of a listing as an error of no kind, and takes no hostile name."""
     words = said(error)
     not_allowed = (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError)
     if isinstance(error, not_allowed) or _NOT_ALLOWED.search(words):
         wanted = "credentials that may list and read"
         return RequestError(
-            "one may not look there", file=str(address), expected=wanted, found=words, hint=_credentials(address)
+            "one may not look there", file=str(address), expected=wanted, found=words, hint=credentials(address)
         )
     if "invalid path" in words:
         return RequestError(
@@ -104,7 +104,7 @@ def _refused(address: Address, error: BaseException, errors: Any) -> RldbgError:
             hint="name a folder that does not hold it",
         )
     return UnavailableError(
-        "the store does not answer as one", file=str(address), found=words, hint=_credentials(address)
+        "the store does not answer as one", file=str(address), found=words, hint=credentials(address)
     )
 
 
@@ -120,7 +120,7 @@ def said(error: BaseException) -> str:
     return redacted(" ".join(str(error).split("\n\n", 1)[0].split()))[:_LONGEST_WORD]
 
 
-def _credentials(address: Address) -> str | None:
+def credentials(address: Address) -> str | None:
     if address.scheme == "s3":
         return (
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a public bucket"
@@ -144,7 +144,8 @@ def library() -> Any:
 
 
 @lru_cache(maxsize=8)
-def _store(address: Address) -> Any:
+def bucket_of(address: Address) -> Any:
+    """obstore's store of an address."""
     from obstore import store  # 33 ms
 
     common = patient()

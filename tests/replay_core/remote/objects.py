@@ -7,6 +7,7 @@ Not a mock of the reader: obstore talks to it as to any S3. moto's server
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 BUCKET = "bucket"
 
@@ -28,12 +29,16 @@ class Objects:
         #: (key, first byte, end) of each range that was asked for.
         self.ranges: list[tuple[str, int, int]] = []
         self.lists = 0
+        #: Keys that were put, in their order, and how many more are taken.
+        self.puts: list[str] = []
+        self.takes = 1 << 30
         #: Of each request for bytes, where a test looks at them.
         self.headers: list[dict[str, str]] = []
         #: Answers to ranges that end after half their bytes, from the next on.
         self.drops = 0
         self.refuses = False
         self.url = ""
+        self.modified = "2026-01-02T03:04:05.000Z"
 
     def put(self, folder: Path, prefix: str) -> str:
         """Upload a folder; the URL of it."""
@@ -81,6 +86,29 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_object(key, objects.held[key])
 
+    def do_PUT(self) -> None:
+        objects, key = self.objects, unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").lstrip("/")
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if objects.refuses or len(objects.puts) >= objects.takes:
+            self.answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+            return
+        objects.puts.append(key)
+        objects.held[key] = data
+        self.answer(200, b"", ETag=_etag(data))
+
+    def do_DELETE(self) -> None:
+        self.objects.held.pop(unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").lstrip("/"), None)
+        self.answer(204, b"")
+
+    def do_POST(self) -> None:
+        """Objects to delete, by a list of them."""
+        listed = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        keys = re.findall("<Key>(.*?)</Key>", listed)
+        for key in keys:
+            self.objects.held.pop(unescape(key), None)
+        said = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        self.answer(200, f"<DeleteResult>{said}</DeleteResult>".encode(), Content_Type="application/xml")
+
     def _list(self, query: dict[str, list[str]]) -> None:
         self.objects.lists += 1
         prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
@@ -88,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         page, more = keys[:1000], len(keys) > 1000
         rows = "".join(
             f"<Contents><Key>{escape(quote(key) if 'url' in query.get('encoding-type', []) else key)}</Key>"
-            f"<Size>{len(self.objects.held[key])}</Size><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+            f"<Size>{len(self.objects.held[key])}</Size><LastModified>{self.objects.modified}</LastModified>"
             f"<ETag>{escape(_etag(self.objects.held[key]))}</ETag></Contents>"
             for key in page
         )

@@ -38,7 +38,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
         mirrors._about.cache_clear()
         from replay_core.remote import store as stores
 
-        stores._store.cache_clear()
+        stores.bucket_of.cache_clear()
         yield objects
 
 

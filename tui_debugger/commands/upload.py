@@ -1,0 +1,36 @@
+"""`rldbg upload`: a dump of this machine brought to an object store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from replay_core.jobs import Progress
+from tui_debugger.commands import DumpPath, ProgressLine, say
+from tui_debugger.format import safe
+
+_MOST_LEFT = 8
+
+
+@click.command("upload")
+@click.argument("dump", type=DumpPath())
+@click.argument("url")
+def command(dump: Path, url: str) -> int:
+    """Bring the files of DUMP to URL (s3:// or gs://), those that are not there yet; its index comes last.
+
+    Killed, the same command goes on where it was; of a dump that is still written it sends what has come. Every node
+    of a job may upload its own folder to one URL. Wants the extra `remote`.
+    """
+    from replay_core.remote.upload import upload  # and a library of 16 MB
+
+    progress = ProgressLine("uploaded")
+    found = upload(dump, url, lambda done, of, name: progress(Progress(done, of, name)))
+    progress.clear()
+    for what in found.left[:_MOST_LEFT]:
+        click.echo(f"note: left out: {safe(what)}", err=True)
+    if len(found.left) > _MOST_LEFT:
+        click.echo(f"note: and {len(found.left) - _MOST_LEFT:,} more left out", err=True)
+    there = f", {found.there:,} were there" if found.there else ""
+    say(f"{found.sent:,} objects sent ({found.nbytes:,} bytes){there}: {safe(found.url)}")
+    return 0
