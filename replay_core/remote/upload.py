@@ -75,6 +75,8 @@ def upload(dump: Path, url: str, said: Callable[[int, int, str], None] = lambda 
         # Every node of a job has one; that of rank 0's names the weights.
         files.remove(_MANIFEST)
         found.left.append(f"{_MANIFEST}: the one that is there stays, for rank 0 is not of this folder")
+    if _MANIFEST in files and _MANIFEST in there and _bytes(where, _MANIFEST) != (dump / _MANIFEST).read_bytes():
+        del there[_MANIFEST]  # as large, and another node's
     wanted = [name for name in files if not _is_there(dump / name, there.get(name))]
     found.there = len(files) - len(wanted)
     if not wanted:

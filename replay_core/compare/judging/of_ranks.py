@@ -153,13 +153,10 @@ class OfRanks:
             said = f"the {'mean' if is_mean else 'sum'} of what ranks {named(ranks)} of {found.which} hold"
             self._judge_as(row, parts, 1 / len(parts) if is_mean else 1.0, said, pair, micro_pair, judge)
             return
-        if self._is_of_own_mean(row, found, together):
+        if (times := self._of_own_mean(row, found, together)) is not None:
             found.fault, found.parted = None, ()
-            count = together.groups
-            said = (
-                f"divided by {count}, for the loss of each of so many ranks or groups is the mean over its own samples"
-            )
-            self._judge_as(row, (laid,), 1 / count, said, pair, micro_pair, judge)
+            said = f"times {times:g}, for the losses of ranks or groups are means over their own samples"
+            self._judge_as(row, (laid,), times, said, pair, micro_pair, judge)
             return
         fault = found.fault
         if kind == "positions" and (own := algebra.own_positions(row.name, held)) is not None:
@@ -199,14 +196,18 @@ class OfRanks:
         _take(row, other)
         row.reason = f"{said}: {row.reason}"
 
-    def _is_of_own_mean(self, row: TensorVerdict, found: Ranked, together: Together) -> bool:
-        """Whether a gradient at a module's output is larger by the number of ranks, whose losses are means of "
-        "their own."""
-        if together.shares != "samples" or row.key.step not in self._mean or naming.meaning(row.name).region == "all":
-            return False
-        count = together.groups
-        every = list(found.factors.values())
-        return len(every) == len(found.ranks) and all(abs(factor - count) <= 1e-3 * count for factor in every)
+    def _of_own_mean(self, row: TensorVerdict, found: Ranked, together: Together) -> float | None:
+        """By what a gradient at a module's output is to be multiplied, which is larger by the number of ranks whose
+        losses are means of their own; None where it is not.
+        """
+        there = together.whole_of
+        own = together.groups if together.shares == "samples" and row.key.step in self._mean else 1
+        others = there.groups if there is not None and there.own_mean else 1
+        if own == others or naming.meaning(row.name).region == "all":
+            return None
+        expected, every = own / others, list(found.factors.values())
+        is_so = len(every) == len(found.ranks) and all(abs(one - expected) <= 1e-3 * expected for one in every)
+        return 1 / expected if is_so else None
 
     def _from_before(
         self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks, place: Any

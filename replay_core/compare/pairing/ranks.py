@@ -74,6 +74,8 @@ class Together:
     step: int | None = None
     #: How many groups of ranks have tokens of their own.
     groups: int = 1
+    #: Whether the loss of each rank or group is the mean over its own samples, as far as was noticed here.
+    own_mean: bool = False
     #: What ranks of a pipeline were given by the stage before, which the one process never has as an input.
     handed: list[tuple[int, str]] = field(default_factory=list)
     #: Of every rank, its token ids; None where they are not known.

@@ -190,7 +190,7 @@ def _assembled(
         held = pair.together.held.get(id(ref))
         if held is not None and len(held.ranks) > 1:
             theirs_of = [other.tensors[place][1] for other in others.values() if place in other.tensors]
-            side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of)
+            side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of, pair.together)
     return side, pair.together
 
 
@@ -228,7 +228,7 @@ def _alike(sides: dict[int, Side]) -> int:
     return len(ids) if first is None else sum(ref is not None and same_values(first, ref) for ref in ids)
 
 
-def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef]) -> TensorRef:
+def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef], together: Together) -> TensorRef:
     """What ranks hold of a tensor, their copies beside it; of what may be parts and differs, the sum or the mean."""
     if held.is_cut:
         by_place: dict[object, list[TensorRef]] = defaultdict(list)
@@ -250,6 +250,7 @@ def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef
                      for own_of, of in ((1, 1), (len(own), len(there)))]  # fmt: skip
             if 10 * apart[1] < apart[0]:
                 total = total / len(own)
+                together.own_mean |= naming.meaning(name).kind == "loss"
         return ref.with_(dtype="float32", source=Inline(total.astype(np.float32).tobytes()), digest=None)
     return ref.with_(copies=held.parts[1:])
 

@@ -113,20 +113,48 @@ def test_planted_faults_are_named_with_their_ranks(tmp_path: Path, capfd: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["tp", "dtensor", "cp", "cp --zigzag", "dp", "fsdp", "pp --tied", "ep --experts 4"])
+@pytest.mark.parametrize("mode", [
+    "tp", "dtensor", "cp", "cp --zigzag", "dp", "fsdp", "pp --tied", "ep --experts 4", "tp --dp 2", "cp --dp 2",
+    "cp --zigzag --dp 2",
+])  # fmt: skip
 def test_steps_that_were_trained_right_in_parallel_agree_with_one_process(
     mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mode, *options = mode.split()
-    shaped = [word for word in options if word != "--zigzag"]
+    ranks = 4 if "--dp" in options else 2
+    shaped = options[: options.index("--dp")] if "--dp" in options else options
+    shaped = [word for word in shaped if word != "--zigzag"]
     weights = pretrained(tmp_path, *shaped)
     one = record(tmp_path, "one", "one", weights, 1, *shaped)
-    code, doc = compared(one, record(tmp_path, "two", mode, weights, 2, *options), capfd)
+    code, doc = compared(one, record(tmp_path, "two", mode, weights, ranks, *options), capfd)
     assert code == 0, doc["first_divergence"]
     assert doc["counts"]["total"] == doc["counts"]["SAME"] + doc["counts"]["CLOSE"]
     stages = {row["a_key"]["stage"] for row in doc["tensors"]}
     assert {"batch_inputs", "modules", "gradient", "param"} <= stages
     assert doc["coverage"]["records_only_in_a"] == doc["coverage"]["records_only_in_b"] == 0
+
+
+@pytest.mark.slow
+def test_runs_of_other_numbers_of_ranks_agree_and_a_planted_fault_of_either_is_found(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    weights = pretrained(tmp_path)
+    right = {
+        "tp2": record(tmp_path, "tp2", "tp", weights, 2), "tp4": record(tmp_path, "tp4", "tp", weights, 4),
+        "dp2": record(tmp_path, "dp2", "dp", weights, 2), "dp4": record(tmp_path, "dp4", "dp", weights, 4),
+        "cp2": record(tmp_path, "cp2", "cp", weights, 2, "--zigzag"),
+    }  # fmt: skip
+    for a, b in (("tp2", "tp4"), ("dp4", "dp2"), ("dp2", "tp4"), ("cp2", "dp4"), ("tp2", "cp2")):
+        code, doc = compared(right[a], right[b], capfd)
+        assert code == 0, (a, b, doc["first_divergence"])
+        assert doc["counts"]["total"] == doc["counts"]["SAME"] + doc["counts"]["CLOSE"]
+    for fault, mode, ranks, other in (("unreduced", "tp", 4, "tp2"), ("shard_order", "tp", 2, "tp4"),
+                                      ("double_sum", "dp", 4, "dp2"), ("one_missing", "cp", 2, "dp4")):  # fmt: skip
+        wrong = record(tmp_path, fault, mode, weights, ranks, "--fault", fault)
+        for sides in ((right[other], wrong), (wrong, right[other])):
+            code, doc = compared(*sides, capfd)
+            assert (code, doc["counts"]["MISSING"]) == (1, 0), (fault, doc["counts"])
+            assert doc["counts"]["DIFF"] + doc["counts"]["NAN"] > 0
 
 
 def test_the_rank_that_parts_first_is_the_origin_and_the_others_receive(

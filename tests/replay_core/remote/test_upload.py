@@ -94,6 +94,17 @@ def test_what_a_trainer_has_written_since_is_sent_and_every_node_brings_its_own(
     assert {entry["key"]["rank"] for entry in workbench.open_dump(path)["records"]} == {0, 1}  # type: ignore[typeddict-item]
 
 
+def test_the_manifest_of_rank_0_is_kept_whichever_node_comes_first(store: Objects, tmp_path: Path) -> None:
+    upload(record(tmp_path / "node1", rank=1), URL)
+    first = record(tmp_path / "node0")
+    told = (tmp_path / "node1" / "manifest.json").read_text()
+    (first / "manifest.json").write_text(told.replace("0", "1", 1))  # as large, and another
+    upload(first, URL)
+    assert store.held["runs/a/manifest.json"] == (first / "manifest.json").read_bytes()
+    upload(tmp_path / "node1", URL)
+    assert store.held["runs/a/manifest.json"] == (first / "manifest.json").read_bytes()
+
+
 def test_another_dump_is_not_laid_over_one(store: Objects, tmp_path: Path) -> None:
     upload(record(tmp_path / "a"), URL)
     held = dict(store.held)
