@@ -36,6 +36,8 @@ SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 KERNELS = 1e-4
 #: What moves with more of what no token may notice, whatever stands in it.
 _MORE = {"wider": "padding", "company": "batch"}
+#: Share of the tokens of other samples that one token moves at once where something takes all there is together.
+_SPREAD = 0.3
 _ITSELF = "each row alone, to which it is held, does so itself: "
 
 
@@ -163,7 +165,10 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
     is_off = kernels > evidence.get("kernel_noise", KERNELS)
     more = f"; eager is {kernels:.2g} from the kernel of each row alone" if is_off else ""
     alone = "a sample by itself is right: " if is_alone_right else ""
-    return "maths", f"{alone}every token sees what it may, and computes something else{where}{more}"
+    asked = evidence.get("asked") or {}
+    heads = f" in {asked['heads']} heads" if asked.get("heads", 0) > 1 else ""
+    how_far = f" ({asked['keys']:,} keys of {asked['queries']} tokens asked{heads})" if asked.get("keys") else ""
+    return "maths", f"{alone}every token sees what it may{how_far}, and computes something else{where}{more}"
 
 
 def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
@@ -208,7 +213,7 @@ def _is_of_the_batch(evidence: Evidence) -> bool:
     others = [sight for sight in evidence["visibility"] if sight["what"] == "other"]
     if not others:
         return _moves_all_earlier(evidence)
-    if not any(sight["moved"] for sight in others) or _leaves_somebody_out(evidence):
+    if not any(sight["moved"] for sight in others) or _leaves_somebody_out(evidence) or _is_handed_on(evidence):
         return False
     tokens = [one for sight in evidence["visibility"] if sight["what"] == "token" for one in sight["moved"]]
     if not evidence["packed"] or any(one["sample"] == 0 for one in tokens):
@@ -235,6 +240,15 @@ def _runs_from_row_to_row(evidence: Evidence) -> bool:
     last = max((one["sample"] for one in others), default=0)
     is_run = len(others) > 2 and all(_moves_only_what_follows(one, last) for one in others)
     return is_run and not evidence["packed"]
+
+
+def _is_handed_on(evidence: Evidence) -> bool:
+    """Whether single tokens of some samples, not of all, come to a few tokens of others: shared or shifted. Of what
+    takes all together one token moves everybody, or every sample moves the others.
+    """
+    others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
+    told = [one["spread"] for one in others if one["moved"] and one.get("spread") is not None]
+    return bool(told) and max(told) < _SPREAD and not all(one["moved"] for one in others)
 
 
 def _leaves_somebody_out(evidence: Evidence) -> bool:

@@ -89,13 +89,15 @@ class Sight:
     #: Tokens right after the changed one that did not move at all.
     deaf: list[int] = field(default_factory=list)
     trace: Trace | None = None
+    #: Share of the tokens of the samples that moved which a single one of the changed tokens moves where it first does.
+    spread: float | None = None
 
     def to_mapping(self, by: str) -> dict[str, Any]:
         names = ("sample", "relation", "tokens", "first", "last")
         return {
             "by": by, "what": self.what, "sample": self.sample, "token": self.token,
             "moved": [dict(zip(names, one, strict=True)) for one in self.moved],
-            "first": None if self.first is None else self.first.to_mapping(), "deaf": self.deaf,
+            "first": None if self.first is None else self.first.to_mapping(), "deaf": self.deaf, "spread": self.spread,
         }  # fmt: skip
 
 
@@ -115,7 +117,7 @@ class TokenWatch(Capture):
         self.laid: dict[str, torch.Tensor] = {}
 
     def _take(self, name: str, tensor: torch.Tensor) -> None:
-        found = _by_slot(tensor.detach(), self._rows, self._width)
+        found = by_slot(tensor.detach(), self._rows, self._width)
         if found is None:
             return
         self.laid[name] = _laid(found)
@@ -141,7 +143,7 @@ class Observer:
 
     def hidden(self, ids: Ints | None = None, call: compiling.Call = compiling.plain) -> torch.Tensor:
         """[N, D] float64: the final hidden states, by sample and position; `ids`: other tokens in the slots."""
-        with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
+        with torch.no_grad(), evaluating(self.cell.model.causal_lm):
             return self._joined([self.cell.forward(call, one) for one in self._forwards(ids)])
 
     def trace(
@@ -151,7 +153,7 @@ class Observer:
         """A pass with every module watched; `ids`: other tokens in the slots; heads: see `TokenWatch`."""
         laid: list[dict[str, torch.Tensor]] = []
         hidden = []
-        with torch.no_grad(), _evaluating(self.cell.model.causal_lm):
+        with torch.no_grad(), evaluating(self.cell.model.causal_lm):
             for forward in self._forwards(ids):
                 watch = TokenWatch(self.cell.model.backbone, self.modules, forward, heads)
                 with watch:
@@ -218,16 +220,92 @@ class Observer:
                     return [drawn]
                 break
         chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
-        seen += [self._other(base, one, thorough) for one in chosen]
+        others = [self._other(base, one, thorough) for one in chosen]
+        if thorough and len(chosen) < len(numbers) and not any(one.moved for one in others):
+            left_out = self._mover(base, numbers)
+            others += [] if left_out is None else [self._other(base, left_out, thorough)]
+        seen += others
         padding = np.ones(self.ids.size, dtype=bool)
         padding[self.slots.numpy()] = False
         if with_padding and padding.any():
             seen.append(self._seen(base, Sight("padding", None, None), self._with_other_ids(padding)))
         longest = int(np.bincount(self.sample_N).max())
         for token in sorted({0, 1, longest // 2, longest - 1} & set(range(longest))):
-            mine = self.position_N == token
-            seen.append(self._seen(base, Sight("token", None, token), self._changed(mine), keep=True))
+            seen.append(self._of_token(base, token, keep=True))
         return seen
+
+    def of_token(self, base: Trace, token: int) -> Sight:
+        """One token of every sample changed. An earlier one that moves only with the tokens of other samples is none
+        that sees the future.
+        """
+        return self._of_token(base, token, keep=True)
+
+    def of_sample(self, base: Trace, sample: int) -> Sight:
+        return self._other(base, sample, thorough=True)
+
+    def _of_token(self, base: Trace, token: int, *, keep: bool) -> Sight:
+        mine = self.position_N == token
+        sight = self._seen(base, Sight("token", None, token), self._changed(mine), keep=keep)
+        if sight.moved and np.unique(self.sample_N).size > 1:
+            before = self.position_N < token
+            kept = []
+            for one in sight.moved[:_MOST_SAMPLES]:
+                own = self.sample_N == one[0]
+                moved = ~(relative(base.hidden, self.hidden(self._changed(mine & own))).numpy() <= MOVED * self.scale)
+                if (moved & own & before).any():
+                    kept.append(one)
+            sight.moved = kept
+            sight.first = sight.first if kept else None
+        return sight
+
+    def _mover(self, base: Trace, numbers: Sequence[int]) -> int | None:
+        """A sample that moves another, of more than are changed one by one: all whose number has a bit are changed at
+        once, so that of any two samples one is changed without the other.
+        """
+        rank_N = np.searchsorted(np.asarray(numbers), self.sample_N)
+        for bit in range(max(1, int(rank_N.max()).bit_length())):
+            for value in (0, 1):
+                changed = (rank_N >> bit & 1) == value
+                group = np.unique(rank_N[changed]).tolist()
+                if not self._moves(base, changed, ~changed):
+                    continue
+                while len(group) > 1:
+                    half = group[: len(group) // 2]
+                    group = half if self._moves(base, np.isin(rank_N, half), ~changed) else group[len(half) :]
+                return int(numbers[group[0]])
+        return None
+
+    def _moves(self, base: Trace, changed_N: Bools, watched_N: Bools) -> bool:
+        distance_N = relative(base.hidden, self.hidden(self._changed(changed_N))).numpy()
+        return bool((~(distance_N <= MOVED * self.scale) & watched_N).any())
+
+    def _spread(self, base: Trace, sight: Sight, ids: Ints) -> float | None:
+        """See `Sight.spread`: the changed tokens are halved until one is left that moves somebody."""
+        if sight.first is None:
+            return None
+        name = sight.first.tensor
+        concerned = np.isin(self.sample_N, [one[0] for one in sight.moved]) & (self.sample_N != sight.sample)
+        group = np.flatnonzero(self.sample_N == sight.sample)
+        moved = np.zeros(self.sample_N.size, dtype=bool)
+
+        def moves(some: Ints) -> Bools:
+            changed = self.ids.copy()
+            changed[self.slots.numpy()[some]] = ids[self.slots.numpy()[some]]
+            trace = self.trace(changed)
+            if name not in trace.laid:
+                return moved & False
+            found: Bools = self.moved(base, trace, name) & concerned
+            return found
+
+        while group.size > 1:
+            half = group[: group.size // 2]
+            moved = moves(half)
+            if moved.any():
+                group = half
+            else:
+                group, moved = group[half.size :], moved & False
+        moved = moves(group)
+        return float(moved.sum() / concerned.sum()) if moved.any() else None
 
     def _drawn(self) -> Sight | None:
         """What another seed moves, where one seed is always the same: no state, which knows of no seed, would be."""
@@ -258,10 +336,14 @@ class Observer:
             draws += [np.where(here, word, self.ids).astype(self.ids.dtype) for word in words]
         moved_by = [relative(base.hidden, self.hidden(ids)).numpy()[~mine] for ids in draws[1:]]
         count = [int((~(moved <= MOVED * self.scale)).sum()) for moved in moved_by]
-        first = self._seen(base, Sight("other", sample, None), draws[0])
-        if not count or max(count) <= sum(one[2] for one in first.moved):
-            return first
-        return self._seen(base, Sight("other", sample, None), draws[1 + count.index(max(count))])
+        ids = draws[0]
+        sight = self._seen(base, Sight("other", sample, None), ids)
+        if count and max(count) > sum(one[2] for one in sight.moved):
+            ids = draws[1 + count.index(max(count))]
+            sight = self._seen(base, Sight("other", sample, None), ids)
+        if thorough and sight.moved and sight.first is not None and sight.first.kind == "other":
+            sight.spread = self._spread(base, sight, ids)
+        return sight
 
     def after_others(self) -> Trace:
         """A pass of the batch after one of other tokens: what a model keeps from its first call is then of those."""
@@ -516,7 +598,7 @@ def model_device(causal_lm: Any) -> str:
 
 
 @contextlib.contextmanager
-def _evaluating(causal_lm: Any) -> Iterator[None]:
+def evaluating(causal_lm: Any) -> Iterator[None]:
     training = causal_lm.training
     causal_lm.eval()
     try:
@@ -525,7 +607,7 @@ def _evaluating(causal_lm: Any) -> Iterator[None]:
         causal_lm.train(training)
 
 
-def _by_slot(tensor: torch.Tensor, rows: int, width: int) -> torch.Tensor | None:
+def by_slot(tensor: torch.Tensor, rows: int, width: int) -> torch.Tensor | None:
     """[rows, width, F] of a tensor that has a vector per token, however it is laid out; None of any other."""
     shape = tuple(tensor.shape)
     if shape[:2] == (rows, width):

@@ -28,6 +28,7 @@ from replay_core.replay.cell import BatchReplay
 from replay_core.replay.depth import fewest_layers
 from replay_core.replay.flags import Flags
 from replay_core.replay.held import HOLDER, Holder
+from replay_core.replay.influence import Proposed, hanging, proposed, queries_of
 from replay_core.replay.interventions import (
     Observer,
     Sight,
@@ -58,6 +59,8 @@ _WATCHED, _COMPANY = 1024, (3, 32)
 _BEFORE = 4
 #: Tokens of its past, from the first to itself, of which each is changed if none of those before it was lost.
 _FAR = 12
+#: Tokens that part whose whole past is asked by gradients, and how many of what those propose is tried.
+_QUERIES, _TRIED = 8, 6
 #: Columns of padding by which a batch is made wider.
 _WIDER = 8
 #: A kernel of the user's own may round to the dtype of the cell inside, by so many epsilons.
@@ -176,7 +179,7 @@ def _evidence(
     small = batch if batch.ids_BS.size <= _WATCHED else smallest(bench, flags, reference, batch, *_COMPANY)
     if not is_one:
         least = smallest(bench, flags, reference, small)
-        depth = fewest_layers(bench.model, lambda: bench.apart(flags, reference, least) > SAME)
+        depth = fewest_layers(bench.model, lambda: _differs(bench, flags, reference, least))
         layers, of_layers = (None, None) if depth is None else depth
         found["smallest"] = {"rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist(), "layers": layers,
                              "of_layers": of_layers}  # fmt: skip
@@ -194,8 +197,11 @@ def _evidence(
     found["shifted"] = not np.array_equal(*positions)
     parted = first_apart(observer, own_base, base, SAME)
     found["first"] = None if parted is None else parted.to_mapping()
+    told = Proposed() if is_one else _proposed(bench, (flags, reference), small, (base, own_base), parted)
+    found["asked"] = told.to_mapping()
+    found["visibility"] += _as_proposed(bench, flags, small, base, told, sights)
     found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted) or _lost_within(
-        bench, (flags, reference), small, _asked_of(observer, own_sights, own_base, base, parted), parted
+        bench, (flags, reference), small, _asked_of(observer, own_sights, own_base, base, parted, told), parted
     )
     if not is_one and found["lost"] is None:
         found["unturned_agrees"] = _agree_unturned(bench, flags, reference, small)
@@ -344,6 +350,39 @@ def _with_more(
     return []
 
 
+def _proposed(
+    bench: ReplayBench, parties: Sequence[Flags], batch: MicroBatch, traces: Sequence[Trace],
+    parted: TensorPlace | None,
+) -> Proposed:  # fmt: skip
+    """What gradients say is lost or seen at the first tensor in which two settings part."""
+    if parted is None or parted.kind == "position":
+        return Proposed()
+    apart_N = relative(traces[1].laid[parted.tensor], traces[0].laid[parted.tensor])
+    observers, hang = [], []
+    for flags in parties:
+        observers.append(bench.observer(flags, batch))  # one after the other: the model has one kernel at a time
+        queries = queries_of(observers[0], apart_N, SAME, _QUERIES)
+        within = observers[-1].heads(parted.module) if parted.kind == "mixer" and ".inputs" in parted.tensor else None
+        one = hanging(observers[-1], parted, queries, 1 if within is None else within[1]) if queries else None
+        if one is None:
+            return Proposed()
+        hang.append(one)
+    return proposed(*observers, *hang, queries)
+
+
+def _as_proposed(
+    bench: ReplayBench, flags: Flags, batch: MicroBatch, base: Trace, told: Proposed, sights: Sequence[Sight]
+) -> list[dict[str, Any]]:
+    """What moves with the tokens and samples that gradients propose, where nothing that was changed before did."""
+    if any(sight.moved for sight in sights) or not (told.later or told.samples):
+        return []
+    observer = bench.observer(flags, batch)
+    tried = [observer.of_token(base, token) for token in told.later[:_TRIED]]
+    known = {sight.sample for sight in sights if sight.what == "other"}
+    tried += [observer.of_sample(base, sample) for sample in told.samples[:_TRIED] if sample not in known]
+    return [sight.to_mapping("cell") for sight in tried if sight.moved]
+
+
 def _lost(
     a: Observer, base: Trace, sights: Any, b: Observer, b_base: Trace, b_sights: Any, parted: TensorPlace | None
 ) -> dict[str, Any] | None:
@@ -364,10 +403,11 @@ def _lost(
 
 
 def _asked_of(
-    observer: Observer, sights: Sequence[Sight], own: Trace, cell: Trace, parted: TensorPlace | None
-) -> list[int]:
-    """Tokens of which the first token of any sample that is not what it is alone may have lost one: those right before
-    it, then those that were changed, then some of all of its past.
+    observer: Observer, sights: Sequence[Sight], own: Trace, cell: Trace, parted: TensorPlace | None,
+    told: Proposed | None = None,
+) -> list[int]:  # fmt: skip
+    """Tokens of which one that is not what it is alone may have lost one: those that gradients propose, then those
+    right before the first such token, those that were changed, and some of all of its past.
     """
     if parted is None:
         return []
@@ -379,7 +419,8 @@ def _asked_of(
         near = list(range(max(0, first - _BEFORE), first + 1))
         far = [int(one) for one in np.linspace(0, first, min(_FAR, first + 1))]
     changed = sorted({sight.token for sight in sights if sight.token is not None} | set(near))
-    return list(dict.fromkeys([*changed, *far]))
+    first_of_all = [] if told is None else told.lost[:_TRIED]
+    return list(dict.fromkeys([*first_of_all, *changed, *far]))
 
 
 def _lost_within(
@@ -390,7 +431,7 @@ def _lost_within(
     parted: TensorPlace | None,
 ) -> dict[str, Any] | None:
     """The same of the one module where they part: in its last layers a model has a token's past in all later ones."""
-    if parted is None or parted.kind != "mixer":
+    if parted is None or parted.kind not in ("mixer", "state", "other") or parted.module == "the model":
         return None
     seen: list[dict[int, Trace]] = []
     bases = []
@@ -403,7 +444,9 @@ def _lost_within(
     for token in tokens:
         nudged = [Sight("token", None, token, trace=traces[token]) for traces in seen]
         found = lost(a, base, nudged[0], b, b_base, nudged[1])
-        if found is not None and found[0].module == parted.module:
+        # What works on each token by itself can lose nobody but that one, and is then not called blind.
+        is_mixing = found is not None and (parted.kind != "other" or not found[1])
+        if found is not None and is_mixing and found[0].module == parted.module:
             return {**found[0].to_mapping(), "token": token, "itself": found[1]}
     return None
 
@@ -416,7 +459,7 @@ def smallest(
     def fails(part: MicroBatch) -> bool:
         if part.rows < rows_least or part.ids_BS.shape[1] < width_least or int(part.valid_BS.sum(axis=1).min()) < 1:
             return False
-        return bench.apart(flags, reference, part) > SAME
+        return _differs(bench, flags, reference, part)
 
     tries = 40
     size = batch.rows
@@ -446,6 +489,14 @@ def smallest(
         else:
             step //= 2
     return batch
+
+
+def _differs(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> bool:
+    """Whether a part of a batch shows the difference; one that a model cannot run shows none."""
+    try:
+        return bench.apart(flags, reference, batch) > SAME
+    except CellError:
+        return False
 
 
 def _logprobs_apart(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> float | None:
