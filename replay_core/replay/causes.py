@@ -37,7 +37,8 @@ KERNELS = 1e-4
 #: What moves with more of what no token may notice, whatever stands in it.
 _MORE = {"wider": "padding", "company": "batch"}
 #: Share of the tokens of other samples that one token moves at once where something takes all there is together.
-_SPREAD = 0.3
+#: And that all tokens of a sample move at once there.
+_SPREAD, _REACH = 0.3, 0.5
 _ITSELF = "each row alone, to which it is held, does so itself: "
 
 
@@ -243,12 +244,14 @@ def _runs_from_row_to_row(evidence: Evidence) -> bool:
 
 
 def _is_handed_on(evidence: Evidence) -> bool:
-    """Whether single tokens of some samples, not of all, come to a few tokens of others: shared or shifted. Of what
-    takes all together one token moves everybody, or every sample moves the others.
+    """Whether single tokens come to a few tokens of other samples: shared, shifted or exchanged. Of what takes all
+    together one token moves everybody, or every sample moves all tokens of the others.
     """
     others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
-    told = [one["spread"] for one in others if one["moved"] and one.get("spread") is not None]
-    return bool(told) and max(told) < _SPREAD and not all(one["moved"] for one in others)
+    told = [one for one in others if one["moved"] and one.get("spread") is not None]
+    if not told or max(one["spread"] for one in told) >= _SPREAD:
+        return False
+    return not all(one["moved"] for one in others) or max(one["reach"] for one in told) < _REACH
 
 
 def _leaves_somebody_out(evidence: Evidence) -> bool:
@@ -272,7 +275,8 @@ def _are_rows_moved_both_ways(evidence: Evidence) -> bool:
     """Whether rows of a batch, which see each other nowhere, move those before them and those after."""
     others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
     ways = {moved["sample"] < one["sample"] for one in others for moved in one["moved"]}
-    return not evidence["packed"] and len(ways) == 2 and not _leaves_somebody_out(evidence)
+    is_left_out = _leaves_somebody_out(evidence) or _is_handed_on(evidence)
+    return not evidence["packed"] and len(ways) == 2 and not is_left_out
 
 
 def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = False) -> str | None:

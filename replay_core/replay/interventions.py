@@ -30,8 +30,9 @@ MOVED, STILL = 1e-6, 1e-9
 _COARSER = {torch.float64: 1.0, torch.float32: 1e3, torch.bfloat16: 3e5, torch.float16: 1e5}
 #: How often the same is run again: what alternates is as it was every other time, or every third.
 _REPEATS = 3
-#: Two seeds in an order in which nothing that counts calls would give the same for the same seed.
-_SEEDS = (1, 1, 2, 2, 1)
+#: Seeds in an order in which nothing that counts calls would give the same for the same seed; several, as a layer that
+#: is dropped or not may fall the same way twice.
+_SEEDS = (1, 1, 2, 3, 1, 4, 2, 5, 3, 1, 3)
 #: Samples that are changed one after the other.
 _MOST_SAMPLES = 4
 #: Random directions onto which a token's vector is laid: one number each is enough to see that it changed.
@@ -91,6 +92,8 @@ class Sight:
     trace: Trace | None = None
     #: Share of the tokens of the samples that moved which a single one of the changed tokens moves where it first does.
     spread: float | None = None
+    #: Share of their tokens that all of the changed ones move there.
+    reach: float | None = None
 
     def to_mapping(self, by: str) -> dict[str, Any]:
         names = ("sample", "relation", "tokens", "first", "last")
@@ -98,6 +101,7 @@ class Sight:
             "by": by, "what": self.what, "sample": self.sample, "token": self.token,
             "moved": [dict(zip(names, one, strict=True)) for one in self.moved],
             "first": None if self.first is None else self.first.to_mapping(), "deaf": self.deaf, "spread": self.spread,
+            "reach": self.reach,
         }  # fmt: skip
 
 
@@ -279,10 +283,10 @@ class Observer:
         distance_N = relative(base.hidden, self.hidden(self._changed(changed_N))).numpy()
         return bool((~(distance_N <= MOVED * self.scale) & watched_N).any())
 
-    def _spread(self, base: Trace, sight: Sight, ids: Ints) -> float | None:
-        """See `Sight.spread`: the changed tokens are halved until one is left that moves somebody."""
+    def _spread(self, base: Trace, sight: Sight, ids: Ints) -> tuple[float | None, float | None]:
+        """`Sight.reach` and `Sight.spread`: the changed tokens are halved until one is left that moves somebody."""
         if sight.first is None:
-            return None
+            return None, None
         name = sight.first.tensor
         concerned = np.isin(self.sample_N, [one[0] for one in sight.moved]) & (self.sample_N != sight.sample)
         group = np.flatnonzero(self.sample_N == sight.sample)
@@ -297,6 +301,7 @@ class Observer:
             found: Bools = self.moved(base, trace, name) & concerned
             return found
 
+        reach = float(moves(group).sum() / concerned.sum())
         while group.size > 1:
             half = group[: group.size // 2]
             moved = moves(half)
@@ -305,22 +310,27 @@ class Observer:
             else:
                 group, moved = group[half.size :], moved & False
         moved = moves(group)
-        return float(moved.sum() / concerned.sum()) if moved.any() else None
+        return reach, float(moved.sum() / concerned.sum()) if moved.any() else None
 
     def _drawn(self) -> Sight | None:
         """What another seed moves, where one seed is always the same: no state, which knows of no seed, would be."""
-        passes = []
+        passes: dict[int, torch.Tensor] = {}
         for seed in _SEEDS:
             with settings.seeded(seed):
-                passes.append(self.hidden())
-        for at, (seed, hidden_ND) in enumerate(zip(_SEEDS, passes, strict=True)):
-            is_as_first = not bool((relative(passes[0], hidden_ND) > MOVED * self.scale).any())
-            if is_as_first != (seed == _SEEDS[0]) and at:
+                hidden_ND = self.hidden()
+            if self._differ(passes.setdefault(seed, hidden_ND), hidden_ND):
                 return None
-        with settings.seeded(_SEEDS[0]):
+        first = _SEEDS[0]
+        other = next((seed for seed, one in passes.items() if self._differ(passes[first], one)), None)
+        if other is None:
+            return None
+        with settings.seeded(first):
             base = self.trace()
-        with settings.seeded(_SEEDS[2]):
+        with settings.seeded(other):
             return self._seen(base, Sight("seed", None, None), self.ids)
+
+    def _differ(self, a_ND: torch.Tensor, b_ND: torch.Tensor) -> bool:
+        return bool((~(relative(a_ND, b_ND) <= MOVED * self.scale)).any())
 
     def _other(self, base: Trace, sample: int, thorough: bool) -> Sight:
         """A sample with other tokens; of several draws the one that moves most tokens of others. What takes the
@@ -342,7 +352,7 @@ class Observer:
             ids = draws[1 + count.index(max(count))]
             sight = self._seen(base, Sight("other", sample, None), ids)
         if thorough and sight.moved and sight.first is not None and sight.first.kind == "other":
-            sight.spread = self._spread(base, sight, ids)
+            sight.reach, sight.spread = self._spread(base, sight, ids)
         return sight
 
     def after_others(self) -> Trace:
@@ -350,10 +360,12 @@ class Observer:
         self.hidden(self._changed(self.sample_N >= 0))
         return self.trace()
 
-    def differing(self, what: str, base: Trace, other: Trace, least: float) -> Sight | None:
-        """Tokens that are not in another trace (which may hold more of them behind) what they are in this one."""
-        size = self.sample_N.size
-        cut = Trace({name: one[:size] for name, one in other.laid.items()}, other.hidden[:size])
+    def differing(self, what: str, base: Trace, other: Trace, least: float, before: int = 0) -> Sight | None:
+        """Tokens that are not in another trace what they are in this one; `before`: how many more it begins with. It
+        may hold more behind as well.
+        """
+        mine = slice(before, before + self.sample_N.size)
+        cut = Trace({name: one[mine] for name, one in other.laid.items()}, other.hidden[mine])
         moved = ~(relative(base.hidden, cut.hidden) <= least).numpy()
         if not moved.any():
             return None

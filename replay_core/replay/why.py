@@ -338,15 +338,20 @@ def _with_more(
     bench: ReplayBench, flags: Flags, batch: MicroBatch, observer: Observer, base: Trace
 ) -> list[dict[str, Any]]:
     """What moves when there is more of what no token may notice: columns of padding, in a pack one more sample."""
+    tried: list[tuple[str, MicroBatch, int]] = []
     if flags.packing:
-        what, more = "company", batch.take([*range(batch.rows), 0])
-    elif batch.valid_BS.all():
-        return []
-    else:
-        what, more = "wider", batch.wider(_WIDER)
-    with contextlib.suppress(CellError):
-        sight = observer.differing(what, base, bench.observer(flags, more).trace(), SAME)
-        return [] if sight is None else [sight.to_mapping("cell")]
+        first = int(batch.valid_BS[0].sum())
+        tried = [
+            ("company", batch.take([*range(batch.rows), 0]), 0),
+            ("company", batch.take([0, *range(batch.rows)]), first),
+        ]
+    elif not batch.valid_BS.all():
+        tried = [("wider", batch.wider(_WIDER), 0)]
+    for what, more, before in tried:
+        with contextlib.suppress(CellError):
+            sight = observer.differing(what, base, bench.observer(flags, more).trace(), SAME, before)
+            if sight is not None:
+                return [sight.to_mapping("cell")]
     return []
 
 
