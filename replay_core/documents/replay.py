@@ -266,7 +266,16 @@ class MovedTokens(TypedDict):
     last: Count
 
 
-class SightEntry(TypedDict):
+class _SightReach(TypedDict, total=False):
+    """Of a sample that moves others in what works on each token by itself."""
+
+    reach: Number | None
+    """Share of the tokens of the samples that moved which move in the first tensor that does."""
+    spread: Number | None
+    """The same where a single token is changed: all there is together, or a few."""
+
+
+class SightEntry(_SightReach):
     """A line of the table of visibility: what was changed in the batch, and who moved that must not see it."""
 
     by: Literal["cell", "reference", "eager"]
@@ -304,7 +313,20 @@ class SmallestCase(_SmallestDepth):
     tokens: list[Count]
 
 
-class CauseEvidence(TypedDict):
+class KeysAsked(TypedDict):
+    """How far it was asked whether a token sees what it must, in the first tensor that parts: of so many tokens all
+    `keys` of their past, in each of `heads` by itself. 0: no gradient came through, and single tokens were changed."""
+
+    queries: Count
+    keys: Count
+    heads: Count
+
+
+class _CauseAsked(TypedDict, total=False):
+    asked: KeysAsked | None
+
+
+class CauseEvidence(_CauseAsked):
     """What was found by changing tokens, in `arithmetic`."""
 
     arithmetic: str

@@ -126,7 +126,12 @@ def _kernels(evidence: Evidence) -> tuple[str, str] | None:
     apart = evidence["kernels_apart"] or 0.0
     if apart <= evidence.get("kernel_noise", KERNELS):
         return None
-    lost = (evidence.get("kernel") or {}).get("lost")
+    kernel = evidence.get("kernel") or {}
+    there = {**evidence, "visibility": kernel.get("visibility", ()), "packed": False}
+    violated = _violated(there, "reference") or _violated(there, "eager")
+    if violated is not None:
+        return violated
+    lost = kernel.get("lost")
     if lost:
         return "own_keys", _lost(lost, "in eager", "in this kernel")
     first = (evidence.get("kernel") or {}).get("first")
@@ -363,7 +368,7 @@ def _is_clean(evidence: Evidence) -> bool:
 def _told(evidence: Evidence) -> dict[str, Any]:
     """The document's part."""
     names = ("arithmetic", "apart", "logp_apart", "kernels_apart", "truth", "smallest", "first", "visibility")
-    told = {name: evidence[name] for name in names}
+    told = {name: evidence[name] for name in names} | {"asked": evidence.get("asked")}
     return {**told, "visibility": [{**sight, "sentence": line(sight)} for sight in evidence["visibility"]]}
 
 

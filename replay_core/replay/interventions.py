@@ -33,6 +33,8 @@ _REPEATS = 3
 #: Seeds in an order in which nothing that counts calls would give the same for the same seed; several, as a layer that
 #: is dropped or not may fall the same way twice.
 _SEEDS = (1, 1, 2, 3, 1, 4, 2, 5, 3, 1, 3)
+#: Calls between two passes of which one may keep something, and their tokens.
+_CALLS, _SHORT = 10, 8
 #: Samples that are changed one after the other.
 _MOST_SAMPLES = 4
 #: Random directions onto which a token's vector is laid: one number each is enough to see that it changed.
@@ -223,6 +225,9 @@ class Observer:
                 if drawn is not None:
                     return [drawn]
                 break
+        else:
+            self._meanwhile()
+            seen = [self._seen(base, Sight("again", None, None), self.ids)]
         chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
         others = [self._other(base, one, thorough) for one in chosen]
         if thorough and len(chosen) < len(numbers) and not any(one.moved for one in others):
@@ -311,6 +316,14 @@ class Observer:
                 group, moved = group[half.size :], moved & False
         moved = moves(group)
         return reach, float(moved.sum() / concerned.sum()) if moved.any() else None
+
+    def _meanwhile(self) -> None:
+        """A few calls of a few tokens: what is kept of several calls (the greatest of the last) is then of these."""
+        generator = np.random.default_rng(0)
+        words = generator.integers(0, int(self.cell.model.config.vocab_size), (_CALLS, 1, _SHORT))
+        with torch.no_grad(), evaluating(self.cell.model.causal_lm):
+            for ids in words:
+                self.cell.forward(compiling.plain, Forward(ids, np.arange(_SHORT)[None], None))
 
     def _drawn(self) -> Sight | None:
         """What another seed moves, where one seed is always the same: no state, which knows of no seed, would be."""
