@@ -187,7 +187,7 @@ class Observer:
         def before(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             which_BS = waiting[0]
             given: Any = args[0] if args else kwargs.get("hidden_states")
-            if not torch.is_tensor(given) or given.shape[:2] != which_BS.shape:
+            if not torch.is_tensor(given) or not given.is_floating_point() or given.shape[:-1] != which_BS.shape:
                 return None
             other = torch.where(which_BS.to(given.device)[..., None], given.roll(1, -1), given)
             return ((other, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": other})
