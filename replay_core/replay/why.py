@@ -372,7 +372,7 @@ def _proposed(
         if one is None:
             return Proposed()
         hang.append(one)
-    return proposed(*observers, *hang, queries)
+    return proposed(observers[0], observers[1], hang[0], hang[1], queries)
 
 
 def _as_proposed(
