@@ -219,6 +219,8 @@ def _is_of_the_batch(evidence: Evidence) -> bool:
     others = [sight for sight in evidence["visibility"] if sight["what"] == "other"]
     if not others:
         return _moves_all_earlier(evidence)
+    if any(sight["what"] == "padding" and sight["sample"] is not None for sight in evidence["visibility"]):
+        return not _is_handed_on(evidence)
     if not any(sight["moved"] for sight in others) or _leaves_somebody_out(evidence) or _is_handed_on(evidence):
         return False
     tokens = [one for sight in evidence["visibility"] if sight["what"] == "token" for one in sight["moved"]]
@@ -227,7 +229,7 @@ def _is_of_the_batch(evidence: Evidence) -> bool:
     here = [sight for sight in others if sight["by"] == "cell"]
     last = max((sight["sample"] for sight in here), default=0)
     runs_on = len(here) > 1 and all(_moves_only_what_follows(sight, last) for sight in here)
-    return not runs_on
+    return not runs_on and not evidence.get("forward_only")
 
 
 def _moves_all_earlier(evidence: Evidence) -> bool:
@@ -240,12 +242,14 @@ def _moves_all_earlier(evidence: Evidence) -> bool:
 
 def _runs_from_row_to_row(evidence: Evidence) -> bool:
     """Whether every row of a batch moves the next one from its first token on, and none an earlier one: what is left
-    of a row is what the next begins with. Two rows could as well be one that holds the greatest of all.
+    of a row is what the next begins with. Two rows could as well be one that holds the greatest of all, unless it is
+    so in the other order, too.
     """
     others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
     last = max((one["sample"] for one in others), default=0)
     is_run = len(others) > 2 and all(_moves_only_what_follows(one, last) for one in others)
-    return is_run and not evidence["packed"]
+    is_left = bool(evidence.get("forward_only")) and not _is_handed_on(evidence)
+    return (is_run or is_left) and not evidence["packed"]
 
 
 def _is_handed_on(evidence: Evidence) -> bool:
@@ -310,8 +314,9 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = Fal
 
 def line(sight: Mapping[str, Any]) -> str:
     """A line of the table: what was changed, and who moved."""
+    of_row = "" if sight["sample"] is None else f" of sample {sight['sample']}"
     changed = {
-        "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}", "padding": "the padding",
+        "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}", "padding": f"the padding{of_row}",
         "seed": "the seed alone (dropout left on?)", "fresh": "nothing (in a model loaded anew, after other tokens)",
         "wider": "the amount of padding, not what stands in it,",
         "company": "the number of samples in the pack, not one of these,",

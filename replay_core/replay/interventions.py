@@ -238,6 +238,8 @@ class Observer:
         padding[self.slots.numpy()] = False
         if with_padding and padding.any():
             seen.append(self._seen(base, Sight("padding", None, None), self._with_other_ids(padding)))
+            if thorough and chosen and seen[-1].first is not None and seen[-1].first.kind in ("other", "router"):
+                seen += self._padding_of_rows(base, padding, chosen)
         longest = int(np.bincount(self.sample_N).max())
         for token in sorted({0, 1, longest // 2, longest - 1} & set(range(longest))):
             seen.append(self._of_token(base, token, keep=True))
@@ -289,7 +291,7 @@ class Observer:
         return bool((~(distance_N <= MOVED * self.scale) & watched_N).any())
 
     def _spread(self, base: Trace, sight: Sight, ids: Ints) -> tuple[float | None, float | None]:
-        """`Sight.reach` and `Sight.spread`: the changed tokens are halved until one is left that moves somebody."""
+        """`Sight.reach` and `Sight.spread`: the last token, or the last that moves somebody."""
         if sight.first is None:
             return None, None
         name = sight.first.tensor
@@ -307,15 +309,32 @@ class Observer:
             return found
 
         reach = float(moves(group).sum() / concerned.sum())
+        moved = moves(group[-1:])
+        group = group[-1:] if moved.any() else group
         while group.size > 1:
-            half = group[: group.size // 2]
+            # The later half first: by its later layers an early token has moved all that come after it.
+            half = group[group.size // 2 :]
             moved = moves(half)
             if moved.any():
                 group = half
             else:
-                group, moved = group[half.size :], moved & False
+                group, moved = group[: -half.size], moved & False
         moved = moves(group)
         return reach, float(moved.sum() / concerned.sum()) if moved.any() else None
+
+    def _padding_of_rows(self, base: Trace, padding: Bools, rows: Sequence[int]) -> list[Sight]:
+        """What the padding of one row moves of the others: what takes all there is together takes that as well."""
+        shape, found = self.cell.arrangement.input_ids.shape, []
+        sample_S = np.full(self.ids.size, -1)
+        sample_S[self.slots.numpy()] = self.sample_N
+        of_row = sample_S.reshape(shape).max(axis=1, keepdims=True)
+        for row in rows:
+            here = padding & np.broadcast_to(of_row == row, shape).reshape(-1)
+            if here.any():
+                sight = self._seen(base, Sight("padding", row, None), self._with_other_ids(here))
+                sight.moved = [one for one in sight.moved if one[0] != row]
+                found += [sight] if sight.moved else []
+        return found
 
     def _meanwhile(self) -> None:
         """A few calls of a few tokens: what is kept of several calls (the greatest of the last) is then of these."""

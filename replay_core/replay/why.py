@@ -61,6 +61,8 @@ _BEFORE = 4
 _FAR = 12
 #: Tokens that part whose whole past is asked by gradients, and how many of what those propose is tried.
 _QUERIES, _TRIED = 8, 6
+#: Samples that are changed where the last comes first.
+_TURNED = 4
 #: Columns of padding by which a batch is made wider.
 _WIDER = 8
 #: A kernel of the user's own may round to the dtype of the cell inside, by so many epsilons.
@@ -197,6 +199,7 @@ def _evidence(
     found["shifted"] = not np.array_equal(*positions)
     parted = first_apart(observer, own_base, base, SAME)
     found["first"] = None if parted is None else parted.to_mapping()
+    found["forward_only"] = _moves_forward_only(bench, flags, small, sights)
     told = Proposed() if is_one else _proposed(bench, (flags, reference), small, (base, own_base), parted)
     found["asked"] = told.to_mapping()
     found["visibility"] += _as_proposed(bench, flags, small, base, told, sights)
@@ -322,6 +325,25 @@ def _is_same_model(a: torch.nn.Module, b: torch.nn.Module) -> bool:
     if a is b or mine.keys() != fresh.keys():
         return False
     return all(torch.equal(one.to(fresh[name].dtype), fresh[name]) for name, one in mine.items())
+
+
+def _moves_forward_only(bench: ReplayBench, flags: Flags, batch: MicroBatch, sights: Sequence[Sight]) -> bool:
+    """Whether samples move only later ones, where work on each token lets them, whichever come first: what is left of
+    one is what the next begins with. Of what holds the greatest of all one sample moves the others wherever it stands.
+    """
+    others = [one for one in sights if one.what == "other" and one.moved]
+    if not others or any(one.first is None or one.first.kind != "other" for one in others):
+        return False
+
+    def is_forward(seen: Sequence[Sight]) -> bool:
+        return all(moved[0] > (one.sample or 0) for one in seen for moved in one.moved)
+
+    if not is_forward(others):
+        return False
+    observer = bench.observer(flags, batch.take(list(range(batch.rows))[::-1]))
+    base = observer.trace()
+    turned = [observer.of_sample(base, sample) for sample in range(min(batch.rows, _TURNED))]
+    return any(one.moved for one in turned) and is_forward(turned)
 
 
 def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> bool:
