@@ -300,6 +300,8 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = Fal
         return "state"
     if sight["what"] in _MORE:
         return None  # told only where nothing else tells: what is counted with the padding moves with it
+    if where == "router" and sight["what"] == "other" and sight["by"] == "cell":
+        return "batch"  # who comes first has a place with an expert: later samples alone may move
     if where in ("other", "router") and whole_batch:
         # What works on each token by itself has nothing to see of another: it takes all there is together.
         return "batch"
@@ -316,7 +318,8 @@ def line(sight: Mapping[str, Any]) -> str:
     """A line of the table: what was changed, and who moved."""
     of_row = "" if sight["sample"] is None else f" of sample {sight['sample']}"
     changed = {
-        "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}", "padding": f"the padding{of_row}",
+        "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}",
+        "padding": f"the padding{of_row}",
         "seed": "the seed alone (dropout left on?)", "fresh": "nothing (in a model loaded anew, after other tokens)",
         "wider": "the amount of padding, not what stands in it,",
         "company": "the number of samples in the pack, not one of these,",

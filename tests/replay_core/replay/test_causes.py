@@ -2,7 +2,7 @@
 
 import pytest
 
-from replay_core.replay.causes import cause_of, cause_of_reference, is_rounding
+from replay_core.replay.causes import cause_of, cause_of_reference, is_rounding, line
 
 
 def rows(*distances, tokens=5):
@@ -15,8 +15,8 @@ def rows(*distances, tokens=5):
 def sight(what, kind="mixer", by="cell", relation="own", order=5, moved=True, **more):
     where = {"tensor": "layers.0.x.output", "module": "layers.0.x", "kind": kind, "order": order}
     tokens = [{"sample": 1, "relation": relation, "tokens": 3, "first": 0, "last": 2}]
-    return {"by": by, "what": what, "sample": 0, "token": 2, "moved": tokens if moved else [], "deaf": [],
-            "first": where if moved else None, **more}  # fmt: skip
+    return {"by": by, "what": what, "sample": 0 if what == "other" else None, "token": 2,
+            "moved": tokens if moved else [], "deaf": [], "first": where if moved else None, **more}  # fmt: skip
 
 
 def evidence(*visibility, **more):
@@ -144,6 +144,46 @@ def test_what_mixes_tokens_of_a_sample_sees_the_future_or_padding_not_the_batch(
     assert kind(sight("token", "other", relation="earlier"), moves(0), moves(1)) == "future"
     assert kind(sight("padding", "other"), moves(0), moves(1), packed=False) == "padding"
     assert kind(sight("padding", "other"), moves(0, 1), moves(1, 0), packed=False) == "batch"
+
+
+def test_what_the_padding_of_one_row_moves_of_others_is_of_the_batch():
+    of_one_row = {**sight("padding", "other"), "sample": 0}
+    assert kind(sight("padding", "other"), of_one_row, moves(0), moves(1), packed=False) == "batch"
+    assert "the padding of sample 0" in line(of_one_row)
+
+
+def test_a_few_tokens_that_come_to_a_few_of_others_are_seen_and_no_work_on_the_whole_batch():
+    few, all_of_them = {"spread": 0.03, "reach": 1.0}, {"spread": 1.0, "reach": 1.0}
+    assert kind({**moves(0, 1, 2), **few}, moves(1), moves(2), packed=False) == "other_samples", "row 0 in every row"
+    assert kind({**moves(0, 1, 2), **all_of_them}, moves(1), moves(2), packed=False) == "batch", (
+        "row 0 has the greatest"
+    )
+    mean = [{**moves(0, 1), **few}, {**moves(1, 0), **few}]
+    assert kind(*mean, packed=False) == "batch", "every row moves all tokens of the others, column by column"
+    exchanged = [{**one, "spread": 0.03, "reach": 0.03} for one in mean]
+    assert kind(*exchanged, packed=False) == "other_samples", "one token of each"
+
+
+def test_who_comes_later_to_an_expert_that_is_full_depends_on_the_batch():
+    assert kind(*(moves(*one, where="router") for one in ((0, 1), (1, 2), (2,)))) == "batch"
+
+
+def test_what_moves_only_later_rows_in_either_order_is_handed_on():
+    one_way = {**moves(0, 1), "spread": 1.0, "reach": 1.0}
+    assert kind(one_way, moves(1), packed=False, forward_only=True) == "state"
+    assert kind(one_way, moves(1), packed=False, forward_only=False) == "batch"
+    assert kind({**one_way, "spread": 0.03}, moves(1), packed=False, forward_only=True) == "other_samples"
+
+
+def test_how_many_keys_were_asked_is_said():
+    told = cause_of(evidence(asked={"queries": 8, "keys": 106, "heads": 4}), rows(0.0, 1.0), 1e-3)
+    assert told["kind"] == "maths"
+    assert "(106 keys of 8 tokens asked in 4 heads)" in told["sentence"]
+
+
+def test_a_kernel_that_differs_from_eager_from_call_to_call_is_state():
+    kernel = {"first": None, "lost": None, "visibility": [sight("again", by="reference")]}
+    assert cause_of_reference(evidence(kernels_apart=0.6, kernel=kernel))["kind"] == "state"
 
 
 def test_where_every_token_sees_what_it_may_the_first_module_that_parts_tells():
