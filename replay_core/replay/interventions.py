@@ -448,6 +448,12 @@ class Observer:
         found: Bools = (apart(base.laid[name], other.laid[name]) > least * self.scale).numpy()
         return found
 
+    def moves_later(self, base: Trace, other: Trace, name: str, token: int) -> bool:
+        """Whether a changed token moves later ones in a tensor."""
+        if name not in base.laid or name not in other.laid:
+            return False
+        return bool((self.moved(base, other, name) & (self.position_N > token)).any())
+
     def _seen(self, base: Trace, sight: Sight, ids: Ints, *, keep: bool = False) -> Sight:
         trace = self.trace(ids)
         if sight.what == "other":

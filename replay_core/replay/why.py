@@ -471,8 +471,12 @@ def _lost_within(
     for token in tokens:
         nudged = [Sight("token", None, token, trace=traces[token]) for traces in seen]
         found = lost(a, base, nudged[0], b, b_base, nudged[1])
-        # What works on each token by itself can lose nobody but that one, and is then not called blind.
-        is_mixing = found is not None and (parted.kind != "other" or not found[1])
+        # What works on each token by itself can lose nobody but that one; a layer that is left out loses all there is.
+        is_mixing = parted.kind != "other" or (
+            found is not None
+            and not found[1]
+            and any(a.moves_later(base, seen[0][one], parted.tensor, one) for one in tokens)
+        )
         if found is not None and is_mixing and found[0].module == parted.module:
             return {**found[0].to_mapping(), "token": token, "itself": found[1]}
     return None
