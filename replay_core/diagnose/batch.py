@@ -66,7 +66,7 @@ class StepBatch:
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
         self.columns.forget()
-        for cached in ("tokens_N", "trained_N", "response_N", "group_B", "reward_B", "eos_id", "once"):
+        for cached in ("tokens_N", "trained_N", "response_N", "group_B", "_asked_B", "reward_B", "functions_FB", "eos_id", "once"):
             self.__dict__.pop(cached, None)
 
     @cached_property
@@ -74,9 +74,11 @@ class StepBatch:
         """The batch with each sample once, where all stand in it equally often: every epoch of a trainer is recorded.
         Itself where they do not. Two answers that are equal stay two.
         """
+        if not self.spine.has_tokens:
+            return self
         keys = marked(self.spine, [name for name in TELL_TWINS if self.spine.refs(name)]) if len(self) else []
         times = Counter(keys)
-        epochs = math.gcd(*times.values()) if self.spine.has_tokens else 1
+        epochs = math.gcd(*times.values())
         if epochs < 2:
             return self
         left = {key: count // epochs for key, count in times.items()}
@@ -245,12 +247,16 @@ class StepBatch:
 
     @property
     def group_is_named(self) -> bool:
-        """Whether the dump says which group a sample is of; else equal prompts are one group."""
-        return any(self.columns.ref(name) is not None for name in GROUP_NAMES)
+        """Whether the dump says which group a sample is of; else equal prompts are one group. A table of texts says it
+        by its order.
+        """
+        return any(self.columns.ref(name) is not None for name in GROUP_NAMES) or self._asked_B is not None
 
     @property
     def prompt_B(self) -> Array | None:
         """The number of each sample's prompt: equal prompt tokens have one number."""
+        if self.tokens_N is None and self._asked_B is not None:
+            return self._asked_B
         if self.tokens_N is None or self.response_N is None:
             return None
         numbers: dict[bytes, int] = {}
@@ -264,6 +270,18 @@ class StepBatch:
         return np.array(found)
 
     @cached_property
+    def _asked_B(self) -> Array | None:
+        """The groups of a table of texts with advantages: its rows stand prompt by prompt, each of them asked equally
+        often. None of other batches, and where they do not.
+        """
+        texts = None if self.tokens_N is not None else self.columns.texts("prompt_text")
+        if not texts or self.columns.per_sample("advantages") is None:
+            return None
+        begins = [at for at in range(len(texts)) if not at or texts[at] != texts[at - 1]]
+        size = math.gcd(*np.diff([*begins, len(texts)]).tolist())
+        return np.arange(len(texts)) // size if size > 1 else None
+
+    @cached_property
     def reward_B(self) -> Array | None:
         """One reward per sample: the scalar, else the sum of its tokens' scores or rewards."""
         each = self.columns.per_sample("reward")
@@ -273,6 +291,20 @@ class StepBatch:
             scores_B = self.summed(name)
             if scores_B is not None:
                 return scores_B
+        functions_FB = self.functions_FB
+        return None if functions_FB is None else np.nansum(functions_FB, axis=0)
+
+    @cached_property
+    def functions_FB(self) -> Array | None:
+        """What each of several reward functions gave each sample, where they stand apart: with which weights they are
+        summed is not recorded. NaN where one gave nothing.
+        """
+        for sheet, _ in self.columns.sheets:
+            names = sorted(name for name in sheet.names() if name.startswith("reward_function."))
+            each = [self.columns.per_sample(name) for name in names]
+            known = [values_B for values_B in each if values_B is not None]
+            if known and len(known) == len(each):
+                return np.array(known)
         return None
 
     def summed(self, name: str) -> Array | None:

@@ -144,7 +144,22 @@ def _beside(
     homes = wholes.get((record.key.rank, size)) or wholes.get((None, size)) or []
     if not homes or homes[0].packs is not None or len({tuple(home.digests or ()) for home in homes}) > 1:
         return None
-    return homes[0]
+    return homes[0] if _has_its_advantages(record, homes[0]) else None
+
+
+def _has_its_advantages(record: Record, home: Batch) -> bool:
+    """Whether one advantage of each sample, where both hold one, is the same: a table that is written after an update
+    counts steps from 1, and then stands beside the samples of the step after its own.
+    """
+    ref, own = _field(record.tensors(), "advantages"), _field(home.held.fields(), "advantages")
+    said = None if ref is None or own is None or ref.shape != (len(home),) else home.values(own)
+    if ref is None or said is None:
+        return True
+    theirs_B = pages.array(ref).astype(np.float64)
+    there_N = said.said_N & np.isfinite(said.values_N) & (said.values_N != 0)
+    sample_N = np.repeat(np.arange(len(home)), home.lengths)
+    alike = np.isclose(theirs_B[sample_N[there_N]], said.values_N[there_N], rtol=1e-3, atol=1e-5).all()
+    return bool(alike and there_N.any())
 
 
 def _pack(rows: Batch) -> tuple[int, int] | None:

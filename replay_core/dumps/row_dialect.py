@@ -51,6 +51,8 @@ class RowSpec:
     notes: tuple[str, ...] = ()
     distinctive: bool = True
     """Nothing else is called so: a damaged file of that name is this framework's all the same."""
+    others: str | None = None
+    """What every other number of a row is: a column of its own for each reward function."""
     one_per_task: bool = False
     """Thousands of small files of one step: the first is looked into, the others are known by name."""
 
@@ -153,7 +155,11 @@ class RowFiles:
         for ref in named(fields, self.spec.words, self.spec.pad):
             sentinel = self.spec.sentinels.get(ref.name)
             both = "; ".join(part for part in (sentinel, ref.sentinel) if part)
-            answer.append(ref.with_(sentinel=both or None, alignment=ref.alignment or _sample(ref)))
+            is_other = self.spec.others and ref.name not in self.spec.words and _is_number_each(ref)
+            answer.append(ref.with_(
+                sentinel=both or None, alignment=ref.alignment or _sample(ref),
+                canonical=f"{self.spec.others}.{ref.name}" if is_other else ref.canonical,
+            ))  # fmt: skip
         return answer
 
 
@@ -193,6 +199,16 @@ def _unwrapped(sample: dict[str, Any]) -> dict[str, Any]:
 def _sample(ref: TensorRef) -> str | None:
     """A value per row, where the table says nothing else."""
     return "sample" if len(ref.shape) == 1 and ref.rows is None else None
+
+
+#: Numbers of a row that are bookkeeping, whatever else a table holds.
+_COUNTS = frozenset({"step", "global_step", "gen_step", "epoch", "index", "sample_index", "rank"})
+
+
+def _is_number_each(ref: TensorRef) -> bool:
+    """Whether it is one number of each row, and none that counts them."""
+    is_column = len(ref.shape) == 1 and ref.rows is None and not ref.is_text
+    return is_column and ref.dtype.startswith(("float", "int")) and ref.name not in _COUNTS
 
 
 def _number(text: str | None) -> int | None:

@@ -91,11 +91,11 @@ SPECS = (
     ),
     RowSpec(
         "ms_swift", r"/completions\.jsonl$", "step prompt completion", _PAIR, step_field="step", columnar=True,
-        notes=(_TEXT_ONLY,),
+        others="reward_function", notes=(_TEXT_ONLY,),
     ),
     RowSpec(  # Megatron's trainer
         "ms_swift", r"/completions\.jsonl$", "gen_step prompt completion", _PAIR, step_field="gen_step", columnar=True,
-        notes=(_TEXT_ONLY,),
+        others="reward_function", notes=(_TEXT_ONLY,),
     ),
     RowSpec(  # the driver under Ray
         "ms_swift", r"/completions\.jsonl$", "gen_step prompt completion", _PAIR, step_field="gen_step",
@@ -103,7 +103,7 @@ SPECS = (
     ),
     RowSpec(
         "ms_swift", r"/completions\.jsonl$", "prompt completion", _PAIR, step_field="step", distinctive=False,
-        notes=(_TEXT_ONLY,),
+        others="reward_function", notes=(_TEXT_ONLY,),
     ),
     RowSpec(
         "verl", r"/(?P<eval>val\w*/|\w*validation\w*/)?(?P<step>\d+)\.jsonl$", "input output score step", _PAIR,
@@ -114,7 +114,8 @@ SPECS = (
         "sample_index group_index status prompt messages", MILES, distinctive=False, notes=(_TEXT_ONLY,),
     ),
     RowSpec("miles", r"/dashboard_columns/rollout_(?P<eval>eval_)?(?P<step>\d+)\.parquet$", "", MILES),
-    RowSpec("trl", r"/(?P<eval>eval\w*/)?completions_(?P<step>\d+)\.parquet$", "", _PAIR, notes=(_TEXT_ONLY,)),
+    RowSpec("trl", r"/(?P<eval>eval\w*/)?completions_(?P<step>\d+)\.parquet$", "", _PAIR, others="reward_function",
+            notes=(_TEXT_ONLY,)),
 )  # fmt: skip
 
 #: In the order they are asked; ms-swift's two forms are one dialect to the reader.

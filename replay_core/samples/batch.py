@@ -111,6 +111,9 @@ class Batch:
             self.layout = self._by_shape()
         if self.layout is None and not self.count:
             self.count = self._count_by_sample(by_shape)
+            if by_shape and self.count:
+                # Texts and one number of each: a sample is then one slot, of which its numbers speak.
+                self.layout = TokenLayout.end_to_end(np.ones(self.count, np.int64))
 
     def __len__(self) -> int:
         return self.count

@@ -456,13 +456,73 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
                 "the mean over a response's tokens is taken in the advantage already: a loss that averages over tokens "
                 "divides by the length twice, and long responses count for less",
             )
+    if (partly := _in_some_groups(batch, heard_B, kept_B, close)) is not None:
+        return partly
     if np.unique(np.bincount(group_B)).size > 1:
         return None, "", "groups have different sizes: part of the batch may not be in the dump"
+    if batch.functions_FB is not None and not _is_beside_rewards(batch, heard_B, kept_B):
+        return None, "", "rewards are a sum of several functions, whose weights are not recorded"
     return (
         "warning",
         "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
     )
+
+
+def _in_some_groups(
+    batch: StepBatch, heard_B: Array, kept_B: Array, close: Array
+) -> tuple[Severity | None, str, str] | None:
+    """Severity, claim and cause where a variant has the advantages of a third of the groups and more, and in all of the
+    others, though rewards differ, they are 0, or of the other sign.
+    """
+    reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
+    spread_G = np.array([float(np.ptp(reward_B[group_B == group])) for group in np.unique(group_B)])
+    several_G = spread_G > 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+    if several_G.sum() < 3:
+        return None
+    names = np.unique(group_B)[several_G]
+    for name, values_B in _zeroed(_known(batch, given(batch.reward_B), given(batch.group_B)), kept_B):
+        if not np.isfinite(values_B).all():
+            continue
+
+        def are(expected_B: Array) -> Array:
+            off_B = np.abs(heard_B - expected_B) > close * np.maximum(1, np.abs(values_B))  # noqa: B023
+            return np.array([not off_B[group_B == group].any() for group in names])
+
+        right_G = are(values_B)
+        if not len(names) <= 3 * right_G.sum() < 3 * len(names):
+            continue
+        for what, other_B, cause in (
+            ("0", np.zeros_like(values_B), "part of the batch is cleared: rows that are masked, filled in late, or left "
+             "out by a loop that ends too early"),
+            ("of the other sign", -values_B, "the sign is turned for a part of the batch"),
+        ):  # fmt: skip
+            if are(other_B)[~right_G].all():
+                return (
+                    "error",
+                    f"advantages are {what} in {share(int((~right_G).sum()), len(names))} groups whose rewards differ; "
+                    f"in the others they are {name}",
+                    cause,
+                )
+    return None
+
+
+def _is_beside_rewards(batch: StepBatch, heard_B: Array, kept_B: Array) -> bool:
+    """Whether no weights of the reward functions make the advantages: in a quarter of the groups that are large enough
+    to tell, they are no linear function of what the functions gave.
+    """
+    each_FB, group_B = np.nan_to_num(given(batch.functions_FB))[:, kept_B], given(batch.group_B)[kept_B]
+    looked = off = 0
+    for group in np.unique(group_B):
+        of = group_B == group
+        a = heard_B[of] - heard_B[of].mean()
+        x = (each_FB[:, of] - each_FB[:, of].mean(1, keepdims=True)).T
+        if of.sum() < len(each_FB) + 3 or np.unique(np.round(x, 9), axis=0).shape[0] < len(each_FB) + 2:
+            continue  # so few different samples have any advantages
+        left = a - x @ np.linalg.lstsq(x, a, rcond=None)[0]
+        looked += 1
+        off += bool(np.abs(left).max() > 1e-3 * max(float(np.abs(heard_B).max()), 1e-9))
+    return looked > 0 and 4 * off >= looked
 
 
 #: Of a batch's advantages, the share that a bound may cut off before it is what training is about.
@@ -528,7 +588,7 @@ def _other_formula(
         if not np.isfinite(values_B).all() or not size > 0:
             continue
         times = float(values_B @ heard_B) / size
-        if times > 0 and abs(times - 1) > 1e-2 and _agree(heard_B / times, values_B, close):
+        if batch.functions_FB is None and times > 0 and abs(times - 1) > 1e-2 and _agree(heard_B / times, values_B, close):
             yield (
                 "warning",
                 f"advantages are {times:.4g} times what they should be: {times:.4g} x {name}",
