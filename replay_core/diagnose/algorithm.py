@@ -126,6 +126,14 @@ class Algorithm:
         return bool(lag) or bool(self.word("is_correction", "rollout_is"))
 
     @property
+    def weight_cap(self) -> float | None:
+        """What importance weights of the engine are cut off at (truncated, TIS)."""
+        return self.number(
+            "tis_cap", "tis_imp_ratio_cap", "rollout_is_threshold", "vllm_importance_sampling_cap", "tis_clip", "tis",
+            "is_cap",
+        )  # fmt: skip
+
+    @property
     def kl_estimator(self) -> str:
         """The estimator of the KL term: k1, k2, k3, |log r|."""
         return _KL.get(self.word("kl_loss_type", "kl_estimator", "kl_type", "kl_penalty", "kl_approx"), "")

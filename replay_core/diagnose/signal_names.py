@@ -346,7 +346,7 @@ _RIGHT = frozenset(["acc", "accuracy", "correct", "correctness", "solved", "succ
 _GRADS = frozenset(["grad", "grads", "gradient", "gradients"])
 _GROUPS = frozenset(["group", "groups", "prompts"])
 _NONE = frozenset(["zero", "no", "without", "dead", "degenerate", "flat", "uniform"])
-_SPREADS = frozenset(["std", "spread", "variance", "var", "signal"])
+_SPREADS = frozenset(["std", "spread", "variance", "var", "signal", "adv", "advs", "advantage", "advantages", "reward"])
 _SAMPLED = frozenset(
     ["response", "responses", "resp", "completion", "completions", "output", "gen", "generated", "answer"]
 )

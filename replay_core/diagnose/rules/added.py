@@ -13,6 +13,7 @@ from replay_core import pages
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.loss import is_share_of_update
 from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, shown
 from replay_core.diagnose.surrogates import FLOOR, logged_of
@@ -38,7 +39,7 @@ def added_up(case: Case) -> Iterator[Finding]:
     where it is added, which presses the entropy down, and where its weight is off the stated one by as much. And
     against pg_loss itself: one factor of 1.5 and more in all micro-batches that are no count of ranks is an error (a
     world size, an accumulation that is not divided), a warning where it is the count of micro-batches, which Megatron's
-    schedule divides by afterwards.
+    schedule divides by afterwards; an error where it is one over that count, and pg_loss a share of the update already.
     """
     rows = [
         (loss, pg, kl or 0.0, record)
@@ -111,7 +112,11 @@ def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Fin
     found = [loss / pg for loss, pg, _ in rows]
     factor = sorted(found)[len(found) // 2]
     ranks = len({record.key.rank for _, _, record in rows})
-    if factor < WEIGHED or max(abs(one - factor) for one in found) > 1e-3 * factor or round(factor, 2) == ranks:
+    if factor <= 0 or max(abs(one - factor) for one in found) > 1e-3 * factor or round(factor, 2) == ranks:
+        return
+    if factor < 1 / WEIGHED:
+        yield from _divided_again(case, factor, rows)
+    if factor < WEIGHED:
         return
     of_update = Counter(
         (record.key.step, record.key.rank, record.key.epoch, record.key.minibatch) for _, _, record in rows
@@ -131,6 +136,31 @@ def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Fin
         if accumulated
         else "a factor that should cancel does not: a world size where gradients are summed or one rank runs, gradient "
         "accumulation that is not divided, a loss scale; or a term that is not recorded",
+        next_step="rldbg diagnose --explain D49   # then look at the line that scales the loss",
+    )  # fmt: skip
+
+
+def _divided_again(case: Case, factor: float, rows: list[tuple[float, float, Record]]) -> Iterator[Finding]:
+    """A loss that is its only term over the micro-batches of an update, where that term is a share of the update
+    already: its micro-batches' sum is the update's mean.
+    """
+    of_update = Counter(
+        (record.key.step, record.key.rank, record.key.epoch, record.key.minibatch) for _, _, record in rows
+    )
+    micros = max(of_update.values())
+    if micros < 2 or abs(factor * micros - 1) > 1e-3 or not any(map(is_share_of_update, case.batches())):
+        return
+    record = max(rows, key=lambda row: abs(row[1]))[2]
+    key = record.key
+    yield finding(
+        "error",
+        f"the loss is divided by the {micros} micro-batches of an update twice: it is 1/{micros} of pg_loss, which is "
+        "a sum over the tokens of the whole update already",
+        Where(key.step, key.micro, key.rank, key.role, key.stage, "loss", path=str(record.path)),
+        evidence=[shown("loss / pg_loss", factor, "1", record.path.name),
+                  shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)],
+        cause="gradient accumulation is divided out once more: each micro-batch's loss is its share of the update, and "
+        "the sum of them is what the update should be",
         next_step="rldbg diagnose --explain D49   # then look at the line that scales the loss",
     )  # fmt: skip
 

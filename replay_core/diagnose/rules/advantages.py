@@ -437,7 +437,7 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
                 "the batch was reordered after the advantages were computed",
             )
     if kept_B.all():
-        for how, order_B in _orders(len(reward_B), int(group_B.max()) + 1):
+        for how, order_B in orders(len(reward_B), int(group_B.max()) + 1):
             found = _matching(heard_B, _known(batch, reward_B[order_B], group_B), close)
             if found is not None and np.unique(np.round(heard_B, 6)).size > 3:
                 return (
@@ -715,7 +715,7 @@ def _clipped(heard_B: Array, known: list[tuple[str, Array]]) -> Iterator[tuple[s
         yield f"{name}, clipped to {low:.4g} and {high:.4g}", np.clip(values_B, low, high)
 
 
-def _orders(samples: int, groups: int) -> Iterator[tuple[str, Array]]:
+def orders(samples: int, groups: int) -> Iterator[tuple[str, Array]]:
     """Orders that rewards may have come back in: dealt out over ranks, or put together again, turned or moved on."""
     each = np.arange(samples)
     for parts in sorted({2, 3, 4, 5, 6, 8, 16, groups, samples // groups}):

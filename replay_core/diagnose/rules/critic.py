@@ -383,7 +383,7 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     """Samples whose token rewards, over the whole row, hold more than over the tokens that count, while advantages are
     made token by token: a quarter of them and more is an error; so is a reward on the first token of every
     response, and, where a critic's values are recorded, one reward before the last token of every response. Where one
-    advantage stands for a response it is made of the row's sum, and all is well.
+    advantage stands for a response it is made of the row's sum: a warning there, of rewards that lie in the padding.
     """
     name = "token_rewards" if batch.columns.ref("token_rewards") is not None else "token_scores"
     column, whole_B = batch.columns.of(name), batch.summed(name)
@@ -393,32 +393,32 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     if spread is not None:
         yield spread
         return
-    if batch.advantage_B is not None and batch.columns.ref("values") is None:
-        raise Skip("one advantage for all of a response: it is made of the row's sum")
     if whole_B is None:
         raise Skip("token rewards are no rows")
     trained_N = given(batch.trained_N)
-    counted_N = (
-        np.zeros(trained_N.size) if column is None else np.where(column.said_N & trained_N, column.values_N, 0.0)
-    )
-    inside_B = batch.flat.sum(counted_N)
+    # One advantage for all of a response is made of the row's sum: what lies on a token is in it, masked or not.
+    summed = batch.advantage_B is not None and batch.columns.ref("values") is None
+    told_N = np.zeros(trained_N.size, dtype=bool) if column is None else column.said_N & (trained_N | summed)
+    inside_B = batch.flat.sum(np.where(told_N, given(column).values_N if column is not None else 0.0, 0.0))
     heard_B = (np.abs(whole_B) > 1e-6) & (batch.flat.count(trained_N) > 0)
     lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
     if lost_B.sum() < 2 or lost_B.sum() < 0.25 * heard_B.sum():
         return
     sample = int(np.flatnonzero(lost_B)[0])
     yield finding(
-        "error",
-        f"the reward of {share(int(lost_B.sum()), int(heard_B.sum()))} samples lies on a token that does not count: "
-        "padding, or outside of the mask",
+        "warning" if summed else "error",
+        f"the reward of {share(int(lost_B.sum()), int(heard_B.sum()))} samples lies "
+        + ("in the padding behind its response, on no token of it" if summed else
+           "on a token that does not count: padding, or outside of the mask"),
         batch.laid.where(name, sample=sample),
         evidence=[
             shown("reward on counted tokens of the first such sample", float(inside_B[sample]),
                   f"{whole_B[sample]:.4g}", f"{name} of {batch.name}"),
             shown("samples", int(lost_B.sum()), "0"),
         ],
-        cause="the score is put at the last position of the row instead of the response's last token: returns and "
-        "advantages never see it",
+        cause="the score is put at the last position of the row instead of the response's last token: "
+        + ("one advantage for a response is made of the row's sum and has it, anything made token by token has not"
+           if summed else "returns and advantages never see it"),
     )  # fmt: skip
 
 

@@ -211,6 +211,8 @@ class _Recomputed:
     widths: dict[str, int]
     exact: bool
     kind: str
+    micros: int
+    """Micro-batches of its update."""
     slots: float
     """What its token sum is divided by, for each of its samples; 0 where it holds all samples of its update."""
 
@@ -258,6 +260,26 @@ def off_by(case: Case) -> Iterator[Finding]:
         raise Skip("`loss` may hold other terms, or ratios that are not recorded")
 
 
+def is_share_of_update(batch: StepBatch) -> bool:
+    """Whether the logged policy losses of micro-batches are shares of their update, several to each: what they sum is
+    divided by the tokens or samples of all of them, and by nothing of their own.
+    """
+    if not batch.has("mask") or not (batch.has("advantages") or batch.has("token_loss")):
+        return False
+    parts, _ = _parts(batch)
+    parts = [part for part in parts if part.micros > 1 and abs(part.logged.value) > 100 * FLOOR]
+    tokens = int(given(batch.trained_N).sum())
+    named = [(part, dict(reductions_of(part, tokens, len(batch), {}))) for part in parts]
+
+    def agree(words: str) -> bool:
+        return any(
+            all(_agree(each[name], part.logged.value) for part, each in named)
+            for name in named[0][1] if name.endswith(words)
+        )  # fmt: skip
+
+    return bool(named) and agree("of the update") and not agree("over the micro-batch")
+
+
 def _names(parts: list[_Recomputed]) -> list[str]:
     """The reductions that all of these have."""
     return [name for name in parts[0].reductions if all(name in part.reductions for part in parts)] if parts else []
@@ -283,7 +305,7 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                 _Recomputed(
                     batch.step, batch.laid.where_record(record, name), record.path.name, part.logged.value,
                     dict(reductions_of(part, tokens, len(batch), {})),
-                    {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind,
+                    {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind, part.micros,
                     total / part.logged.value / max(len(part.values_BT), 1)
                     if part.update_samples > len(part.values_BT) > 0 else 0.0,
                 )
@@ -350,10 +372,18 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
             if "token-sum" in name and "tokens of" not in name and 0 < times < 1:
                 continue
             if all(abs(ratio - times) <= (CLOSE if len(heard) < 2 else 1e-3) * abs(times) for ratio in ratios_of):
+                if name.endswith("over the micro-batch") and abs(times * first.micros - 1) < 1e-3:
+                    yield f"is a mean of its {first.micros} micro-batches' own means ({name}): " + _UNEQUAL, _OWN, said
+                    return
                 yield f"is {_in_times(times)} what it should be as {name}", _FACTOR_CAUSE[times < 0], said
                 return
 
 
+_UNEQUAL = "a token of a small micro-batch weighs more than one of a large"
+_OWN = (
+    "the denominator is the micro-batch's own (tokens), not the update's: accumulated gradients are no token-mean over "
+    "the update, and change with how samples are split"
+)
 _FACTOR_CAUSE = (
     "a factor too many: the world size (gradients are averaged over ranks already), or the number of "
     "micro-batches (accumulation multiplied in, forgotten, or divided out twice)",

@@ -485,7 +485,7 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
 def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:
     return finding(
         "error",
-        f"the end token ({eos}) is in {count} responses and in the loss of none: the policy never learns to stop",
+        f"the end token (EOS, {eos}) is in {count} responses and in the loss of none: the policy never learns to stop",
         place,
         evidence=[
             shown("end tokens in responses", count, None, f"token ids of {batch.name}"),

@@ -121,7 +121,7 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
 
 @rule("D11", "rollout log-probabilities are renormalised over top-p or top-k", link="rollout_logprobs", scope="batch",
       needs=_BOTH,
-      explains=("L10", "D09", "D12", "D14", "D24"), lasts=True,
+      explains=("L10", "D09", "D12", "D14", "D20", "D24", "D26"), lasts=True,
       source="verl#6240, trl#6789, ms-swift#8442, vllm#42259")  # fmt: skip
 def renormalised(batch: StepBatch) -> Iterator[Finding]:
     """The rollout gives more to over 90 % of its own tokens, by 0.005 nats and more on average, with no change of
@@ -132,10 +132,16 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
         return
     place = batch.laid.where("rollout_logprobs", at=_worst(between))
     kept = float(np.exp(between.d.mean()))
+    endless = _never_ends(batch, between)
     yield finding(
         "error",
-        "rollout log-probabilities are renormalised over top-p or top-k: "
-        f"{between.one_sided:.0%} of the tokens have more of it than the trainer gives them",
+        (
+            "no response ends: all are cut off at the length limit, and the engine gives their tokens more than the "
+            "trainer: it may not write the end token (EOS), and what is left is renormalised"
+            if endless
+            else "rollout log-probabilities are renormalised over top-p or top-k: "
+            f"{between.one_sided:.0%} of the tokens have more of it than the trainer gives them"
+        ),
         place,
         evidence=[
             shown("share of tokens with rollout > trainer", between.one_sided, "about 0.5"),
@@ -144,10 +150,26 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
             shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
             *_figures(between),
         ],
-        cause="the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
+        cause="ignore_eos, a min_tokens as large as the limit, or a logit bias bans the end token in the engine: its "
+        "log-probabilities are of what is left, the trainer's of the whole"
+        if endless
+        else "the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
         "top-p, top-k or min-p, or tokens that it may not write: an end before min_tokens, a grammar, banned words",
         next_step=batch.laid.mismatch_command() + "   # then set logprobs_mode=raw, or top_p=1 and top_k=-1",
     )
+
+
+def _never_ends(batch: StepBatch, between: Gap) -> bool:
+    """Whether all responses have one length, the limit, where the trainer would end them: at some places it gives the
+    token that was written less than half of what the engine does. (What top-p keeps is most of a distribution.)
+    """
+    counts_B = batch.flat.count(between.both_N)
+    cut_B = batch.truncated_flag_B
+    if len(counts_B) < 4 or counts_B.min() < 4 or counts_B.min() != counts_B.max():
+        return False
+    kept = np.exp(between.d)
+    ends = float((kept < 0.5).mean())
+    return (cut_B is None or bool(cut_B.all())) and ends > 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -767,13 +789,21 @@ def _is_one_update(values: list[float], rounding: float, most: float) -> bool:
     return bool(np.median(later[half:]) <= 1.2 * np.median(later[: max(half, 2)])) and not trends.rises(later)
 
 
+def _is_sure(log: RunLog) -> bool:
+    """Whether probabilities hardly differ between engine and trainer: of a policy that is sure of every token they are
+    all 1, and what is correlated is rounding.
+    """
+    apart = log.get("prob_diff")
+    return apart is not None and bool(apart.finite) and trends.level(apart.finite) < LIMITS["prob_diff"].warning / 4
+
+
 @rule("D09", "engine and trainer disagree", link="rollout_logprobs", scope="signals", needs=("|".join(LIMITS),),
       source="NeMo-RL docs; slime and miles CI; verl-omni#637")  # fmt: skip
 def mismatch(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
 
     mean|d| over 0.03 (0.1 an error), mean e^|d| over 1.05 (1.2), k3 over 1e-3 (0.1), mean difference of the
-    probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9). One number does not name a cause: a shift, a
+    probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9; not where they hardly differ, .005). One number does not name a cause: a shift, a
     temperature, stale weights and packing all look like this. A healthy bf16 mixture of experts has mean|d| of 0.064:
     up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it does not rise. It is info, too, where the first step has
     none, the second all of it, and it does not grow, within .5 nats, .1 of probability and .1 of k3: weights one update
@@ -783,7 +813,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         (limit, series, now)
         for signal, limit in LIMITS.items()
         for series, now in log.level(signal)
-        if limit.is_past(now, limit.warning)
+        if limit.is_past(now, limit.warning) and not (signal == "prob_pearson" and _is_sure(log))
     ]
     if not bad:
         return

@@ -1,4 +1,4 @@
-"""The first number that is not finite, in order of computation."""
+"""Numbers as such: the first that is not finite, in order of computation, and those that lie on a grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import LOSSES, first_broken
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import FOLLOWED
+from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signal_names import MACHINE, ORDER
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, shown
@@ -310,3 +312,63 @@ def on_a_grid(batch: StepBatch) -> Iterator[Finding]:
                 "precision; cast logits to float32 before log-softmax",
             )
             return
+
+
+#: Steps of logits that no precision of 16 bits has at the sizes of logits, the coarsest first; pairs that tell, and
+#: how near a whole number of steps each lies.
+COARSE = (2.0, 1.0, 0.5, 0.25)
+PAIRS, OFF_GRID = 24, 4e-3
+
+
+@rule("D87", "logits are rounded", link="logprobs", scope="batch", lasts=True,
+      needs=("policy_logprobs|old_logprobs|rollout_logprobs", "tokens", "response"),
+      explains=("D09", "D10", "D14", "D23", "D24", "D28", "L08"),
+      source="between two tokens after one prefix log-probabilities differ as their logits do")  # fmt: skip
+def logits_on_a_grid(batch: StepBatch) -> Iterator[Finding]:
+    """Log-probabilities of different tokens after one and the same prefix differ as their logits do: an error where all
+    such differences (24 and more, 3 different ones) are whole multiples of .25 and more, to .004. bf16 has steps of .06
+    for logits of 8 to 16.
+    """
+    pairs = _after_one_prefix(batch)
+    if len(pairs) < PAIRS:
+        raise Skip(f"needs {PAIRS} pairs of different tokens after one prefix")
+    at_a, at_b = pairs.T
+    for name, whose in (("policy_logprobs", "trainer"), ("old_logprobs", "trainer"), ("rollout_logprobs", "engine")):
+        column = batch.columns.of(name)
+        if column is None:
+            continue
+        both = column.said_N[at_a] & column.said_N[at_b]
+        apart = (column.values_N[at_a] - column.values_N[at_b])[both]
+        apart = apart[np.isfinite(apart)]
+        if len(apart) < PAIRS:
+            continue
+        for step in COARSE:
+            whole = apart / step
+            if np.abs(whole - np.rint(whole)).max() <= OFF_GRID and np.unique(np.rint(np.abs(whole))).size >= 3:
+                yield finding(
+                    "error",
+                    f"the {whose}'s logits are rounded to steps of {step:g}: after one prefix the log-probabilities of "
+                    "any two tokens differ by whole multiples of it",
+                    batch.laid.where(name, at=int(at_a[0])),
+                    evidence=[shown("pairs of tokens after one prefix", len(apart), None, column.source),
+                              shown("largest distance from a whole multiple", float(np.abs(whole - np.rint(whole)).max()),
+                                    "about 0.25")],
+                    cause="logits are quantised (fp8, int8, a rounding) before log-softmax: precision is lost, engine "
+                    "and trainer disagree, and no gradient passes through a rounding",
+                )  # fmt: skip
+                return
+
+
+def _after_one_prefix(batch: StepBatch) -> Array:
+    """Pairs of flat places [P, 2] whose tokens differ and stand after one and the same prefix, each place once."""
+    tokens_N, response_N = given(batch.tokens_N), given(batch.response_N)
+    found: dict[int, dict[int, int]] = {}
+    heads_B = batch.flat.first(response_N)
+    for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
+        prefix = hash(tokens_N[start : start + head].tobytes())
+        for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
+            found.setdefault(prefix, {}).setdefault(int(tokens_N[at]), at)
+            prefix = hash((prefix, int(tokens_N[at])))
+    pairs = [(places[0], other) for each in found.values() if len(places := list(each.values())) > 1
+             for other in places[1:]]  # fmt: skip
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)

@@ -172,6 +172,19 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
     if not count:
         raise Skip("rollout and trainer hardly differ: every weight is 1")
+    cap = batch.laid.algorithm.weight_cap
+    if cap is not None and (over_N := weights.said_N & (weights.values_N > cap * (1 + 1e-3))).any():
+        heard_N = weights.said_N & np.isfinite(weights.values_N)
+        yield finding(
+            "error",
+            f"importance weights are not cut off: they come to {float(weights.values_N[heard_N].max()):.4g}, and the "
+            f"run states a cap of {cap:g}",
+            batch.laid.where("is_weights", at=int(np.flatnonzero(over_N)[0])),
+            evidence=[shown("largest weight", float(weights.values_N[heard_N].max()), f"<= {cap:g}", weights.source),
+                      shown("weights over the cap", int(over_N.sum()), "0")],
+            cause="the truncation (clamp, max) is missing, or another threshold reaches it",
+        )  # fmt: skip
+        return
     if best_wrong >= 0.95 and best_right < 0.5:
         yield finding(
             "error",

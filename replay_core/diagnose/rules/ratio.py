@@ -17,6 +17,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
+from replay_core.measure.lag import Lag, detect_lag
 from replay_core.objectives import policy_loss
 
 #: |ratio - 1| that two forwards of one model explain, by the precision they ran in.
@@ -95,6 +96,20 @@ def _is_of_several_updates(batch: StepBatch, policy: Column, old: Column) -> boo
     return FIRST_OF[0] <= agree <= FIRST_OF[1]
 
 
+def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
+    """The lag at which old and new log-probabilities face each other, where it is not 0."""
+    first_B = first_update_B(batch)
+    inside_N = batch.response_N if batch.response_N is not None else batch.pair(policy, old)
+    rows_a, rows_b = [], []
+    for start, length, first in zip(batch.flat.starts_B, batch.flat.lengths_B, first_B, strict=True):
+        if first:
+            inside = inside_N[start : start + length]
+            rows_a.append(old.values_N[start : start + length][inside])
+            rows_b.append(policy.values_N[start : start + length][inside])
+    lag = detect_lag(rows_a, rows_b) if rows_a else None
+    return lag if lag is not None and lag.settled and lag.lag != 0 else None
+
+
 @rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
       needs=("policy_logprobs", "old_logprobs"),
       explains=("D24",),
@@ -124,6 +139,21 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     at = int(np.flatnonzero(both_N)[apart.argmax()])
     place = batch.laid.where("policy_logprobs", at=at)
     clipped = float((apart > 0.2).mean())
+    if (lag := _lag(batch, policy, old)) is not None:
+        yield finding(
+            "error",
+            f"the policy's log-probabilities are shifted by {-lag.lag:+d} token against the old ones, before any "
+            "update",
+            place,
+            evidence=[
+                *(shown(f"correlation at lag {-by:+d}", value, "the largest" if by == 0 else None)
+                  for by, value in lag.correlations.items()),
+                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
+            ],
+            cause="one forward is about the token at its index, the other about the next: labels or logits are off by "
+            "one (a slice or a roll) where the loss is made",
+        )  # fmt: skip
+        return
     yield finding(
         "error" if largest > 0.2 else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update",

@@ -162,7 +162,8 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where("reward" if batch.columns.ref("reward") else "token_scores", sample=0)
     yield finding(
         "info" if beside_the_first < FEW_RESPONSES else "error",
-        "rewards differ from prompt to prompt and never between the responses to one prompt: all advantages are 0",
+        "no group has a spread of rewards: they differ from prompt to prompt and never between the responses to one "
+        "prompt, so that all advantages are 0",
         place,
         evidence=[
             shown("reward std over the batch", float(np.nanstd(rewards_B)), None, f"rewards of {batch.name}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.sheets import marked
 from replay_core.diagnose.stating import finding, share, shown
 
 #: Tokens of a response that tell it from another, samples that tell rows exchanged from one that is odd, and the most
@@ -205,3 +207,44 @@ def by_token(batch: StepBatch) -> Iterator[Finding]:
         cause="the importance ratio is taken per token as in GRPO: the mean over the response's log ratios is missing, "
         "and GSPO's narrow clip range cuts nearly every token off",
     )
+
+
+#: Of a batch, the share of rows that are trained on twice, and of those that are never, before it is no filling up.
+SHARE = 0.25
+
+
+@rule("D88", "part of the batch is trained on twice, part never", link="masks", scope="batch", lasts=True,
+      needs=("tokens",), explains=("D14", "D60", "L16", "L08"),
+      source="every mini-batch of an epoch holds other samples")  # fmt: skip
+def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
+    """The rows that micro-batches of one epoch hold beside those of the batch, where there are as many: an error where
+    a quarter of the batch is in none of them, and as many rows are there twice and more often than in the batch.
+    """
+    sheets = [sheet for sheet, _ in batch.columns.sheets if sheet.has_tokens]
+    of_micros = [sheet for sheet in sheets if all(part.held.record.key.micro is not None for part in sheet.parts)]
+    wholes = [sheet for sheet in sheets if all(part.held.record.key.micro is None for part in sheet.parts)]
+    pairs = [
+        (whole, held) for whole in wholes for held in of_micros
+        if len(whole) == len(held) and len({part.held.record.key.epoch for part in held.parts}) == 1
+    ]  # fmt: skip
+    if not pairs:
+        raise Skip("needs the micro-batches of one epoch, as many rows as the batch")
+    for whole, held in pairs:
+        shared = [name for name in ("advantages", "group_id", "sample_id") if whole.refs(name) and held.refs(name)]
+        due, had = Counter(marked(whole, shared)), Counter(marked(held, shared))
+        never = sum(count for key, count in due.items() if not had[key])
+        again = sum(count - due[key] for key, count in had.items() if due[key] and count >= 2 * due[key])
+        if min(never, again) < SHARE * len(whole) or any(key not in due for key in had):
+            continue
+        often = max(count / due[key] for key, count in had.items())
+        yield finding(
+            "error",
+            f"{share(never, len(whole))} samples of the batch are in no mini-batch, and others are in it up to "
+            f"{often:.3g} times: the same mini-batch is trained on again",
+            batch.laid.where("input_ids", sample=0),
+            evidence=[shown("samples that are never trained on", never, "0", held.parts[0].held.record.path.name),
+                      shown("rows that are there once more", again, "0"), shown("rows of the epoch", len(held))],
+            cause="the loop takes the first mini-batch every time (an index that is not moved, an iterator that is made "
+            "anew), or rows are drawn with replacement",
+        )  # fmt: skip
+        return

@@ -30,6 +30,8 @@ HALF = 0.5
 FEWEST = 4
 #: One token being more than this of everything written is no language.
 DEGENERATE = 0.5
+#: And from where it is all that is written.
+NOTHING_ELSE = 0.95
 #: Mean length below which a share of one token says nothing: `yes <end>` is half end.
 LONG_ENOUGH = 8
 
@@ -152,11 +154,11 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("D26", "degenerate output", link="tokens", scope="batch", needs=("tokens", "response"),
-      explains=("D18", "D19", "D20"),
+      explains=("D01", "D03", "D18", "D19", "D20"),
       source="verl#2626 (`!!!!` from NaN weights); slime repetition_frac")  # fmt: skip
 def degenerate(batch: StepBatch) -> Iterator[Finding]:
-    """Share of the most frequent token among all response tokens. Above 0.5 is a warning, an error where it is id 0:
-    what sampling from NaN logits gives. Skipped where responses are short on average (below 8 tokens). Where nothing
+    """Share of the most frequent token among all response tokens. Above 0.5 is a warning, an error above 0.95
+    and where it is id 0: what sampling from NaN logits gives. Skipped where responses are short on average (below 8 tokens). Where nothing
     says which slots are padding, only the tokens in the loss are looked at.
     """
     tokens_N, response_N = given(batch.tokens_N), given(batch.response_N)
@@ -172,7 +174,7 @@ def degenerate(batch: StepBatch) -> Iterator[Finding]:
     at = int(np.flatnonzero(response_N & (tokens_N == most))[0])
     place = batch.laid.where("input_ids", at=at)
     yield finding(
-        "error" if most == 0 else "warning",
+        "error" if most == 0 or top >= NOTHING_ELSE else "warning",
         f"token {most} is {top:.0%} of everything that was written",
         place,
         evidence=[
@@ -285,6 +287,8 @@ def _ids_by_sample(sheet: Sheet) -> dict[str, int]:
 
 #: How much longer, or shorter, responses get before it is no longer reasoning that is learnt.
 GROWN, SHRUNK = 3.0, 1 / 3
+#: A mean of so few tokens is hardly a response.
+HARDLY = 2.0
 
 
 @rule("L09", "responses get far longer or shorter", link="trend", scope="signals", needs=("response_length",),
@@ -302,14 +306,16 @@ def lengths(log: RunLog) -> Iterator[Finding]:
     begun, now, z = trends.level(values[:3]), trends.level(values, 3), trends.drift(values)
     cut = next((level for _, level in log.level("truncated")), 0.0)
     longer = begun > 0 and z > trends.DRIFT_Z and now > (1.5 if cut >= 0.5 else GROWN) * begun
-    if not longer and not (z < -trends.DRIFT_Z and now < SHRUNK * begun):
+    # A response has one token at the least: what ends there may have begun anywhere.
+    most = max(values[:3]) if now < HARDLY else begun
+    if not longer and not (z < -trends.DRIFT_Z and now < SHRUNK * most):
         return
     reward = log.get("reward")
     falls = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
     entropy = next((level for _, level in log.level("entropy") if not longer and 0 <= level < ENTROPY_MIN), None)
     also = "" if entropy is None else f", and the entropy to {entropy:.2g}: the policy has collapsed onto one answer"
     yield finding(
-        "error" if (longer and cut >= 1) or (not longer and now < 2) else "warning",
+        "error" if (longer and cut >= 1) or (not longer and now < HARDLY) else "warning",
         f"response length {'explodes' if longer else 'collapses'}: {series.name} goes from {begun:.3g} to "
         f"{now:.3g}{also}" + (f", and {cut:.0%} of them are cut at the limit" if longer and cut >= 0.5 else ""),
         series.last.where(series.name),
