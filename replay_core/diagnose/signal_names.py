@@ -154,6 +154,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "policy/policy_lr SkyRL",
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
     ),
+    "weight_lag": (
+        "Max. Off-Policy Level prime-rl", "Max Off-Policy Level prime-rl", "off_policy_level/all/max prime-rl",
+        "Off-Policy Level prime-rl", "off_policy_level/max prime-rl",
+    ),
     "num_masked": ("num_masked grpo_notes",),
     "masks_in_input": ("masks_in_X grpo_notes",),
     "micro_loss": ("total grpo_notes",),
@@ -414,7 +418,7 @@ ORDER: tuple[str, ...] = (
 MACHINE = frozenset(
     {"step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu"}
 )
-SIGNALS: tuple[str, ...] = (*_TABLE, "weight_lag", *dict.fromkeys(signal for _, signal, _ in _FAMILIES), "held_out")
+SIGNALS: tuple[str, ...] = (*_TABLE, *dict.fromkeys(signal for _, signal, _ in _FAMILIES), "held_out")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Steps that a trainer prints as a head and bullets below it: NeMo-RL.
+"""Steps that a trainer prints as a head and bullets below it: NeMo-RL; or names set to the right: rsl_rl.
 
 ========================= Step 3/40 =========================
 📊 Training Results:
@@ -8,6 +8,10 @@
 ⏱️  Timing:
   • Total step time: 3.20s
   • policy_training: 1.10s (34.4%)
+
+                Learning iteration 3/40
+          Mean value_function loss: 0.0120
+                       Mean reward: 16.13
 """
 
 from __future__ import annotations
@@ -17,11 +21,15 @@ from dataclasses import dataclass
 from replay_core.regexes import regex
 
 #: One head is enough to look for bullets.
-HEAD = r"={5,60} Step \d{1,12}/\d{1,12} ={5,60}"
+HEAD = r"={5,60} Step \d{1,12}/\d{1,12} ={5,60}|Learning iteration \d{1,12}/\d{1,12}"
 _HEAD = regex(r"^\s{0,8}={5,60} Step (\d{1,12})/\d{1,12} ={5,60}\s{0,8}$")
 _BULLET = regex(
     r"^\s{0,12}[•*-]\s{1,4}([A-Za-z][\w ./()%-]{0,60}?):\s{1,4}"
     r"([-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf))\s?(%?)(?:[A-Za-z/]{1,12})?(?:\s\([^)]{0,80}\))?\s{0,8}$"
+)
+_ITERATION = regex(r"^\s{4,80}Learning iteration (\d{1,12})/\d{1,12}\s{0,40}$")
+_SET_RIGHT = regex(
+    r"^\s{2,60}([A-Za-z][\w ./()%-]{0,60}?):\s{1,4}([-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf))\s?(?:s\b.*|steps/s.*)?$"
 )
 #: The line above some bullets: what they are of.
 _ROOM = regex(r"([A-Za-z][A-Za-z ]{2,40}):\s{0,8}$")
@@ -37,14 +45,18 @@ class BulletedSteps:
 
     step: int | None = None
     room: str = ""
+    is_set_right: bool = False
 
     def take(self, line: str) -> tuple[int | None, dict[str, float]]:
         """The step and the metric of a bullet below a step's head; no metric at any other line."""
-        if head := _HEAD.match(line):
+        if head := _HEAD.match(line) or _ITERATION.match(line):
             self.step, self.room = int(head[1]), ""
+            self.is_set_right = "Learning iteration" in line
             return None, {}
         if self.step is None:
             return None, {}
+        if self.is_set_right and (named := _SET_RIGHT.match(line)):
+            return self.step, {named[1]: float(named[2].replace(",", ""))}
         if bullet := _BULLET.match(line):
             name, value = bullet[1], float(bullet[2].replace(",", "")) / (100 if bullet[3] else 1)
             return self.step, {name if not self.room or name == _WHOLE else f"{self.room}/{name}": value}

@@ -52,8 +52,19 @@ def console_line(line: str) -> tuple[int | None, dict[str, float]]:
     return _numbered(line, _STEP)
 
 
+#: The batches of an epoch counted beside it: `Epoch:[1/2](20/400) loss:0.1`, `Epoch [1/2] Step [20/400], loss: 0.1`.
+_OF_EPOCH = regex(
+    r"epoch\s{0,4}:?\s{0,4}[\[(](\d{1,9})/\d{1,9}[\])],?\s{0,4}(?:(?:step|iter|batch)\s{0,4}:?\s{0,4})?[\[(](\d{1,9})/(\d{1,9})[\])]",
+    re.IGNORECASE,
+)
+
+
 def epoch_line(line: str) -> tuple[int | None, dict[str, float]]:
-    """The same of a line that numbers an epoch or an episode."""
+    """The same of a line that numbers an epoch or an episode, or the batches of one."""
+    if (found := _OF_EPOCH.search(line)) is not None:
+        values = dict(_metrics(line[found.end() :]))
+        watched = any(_WATCHED.search(name) and not _SETTING.search(name) for name in values)
+        return (max(int(found[1]) - 1, 0) * int(found[3]) + int(found[2]), values) if watched else (None, {})
     return _numbered(line, _EPOCH)
 
 
@@ -68,7 +79,19 @@ def _numbered(line: str, number: re.Pattern[str]) -> tuple[int | None, dict[str,
     return None, {}
 
 
+#: What stands in brackets behind a metric is of it: `reward 0.62 (std 0.1)`, `len: 310 [min 12, max 900]`.
+_STATISTIC = rf"(?:std|min|max|mean|median)\s{{0,4}}[:=]?\s{{0,4}}{_NUMBER}"
+_OF_IT = regex(
+    rf"([A-Za-z][\w./@-]{{0,60}})\s{{0,8}}[:=]?\s{{0,8}}{_NUMBER}\s?[(\[]\s?({_STATISTIC}(?:[\s,;/|]{{1,3}}{_STATISTIC}){{0,4}})\s?[)\]]",
+    re.IGNORECASE,
+)
+_ITS = regex(rf"(std|min|max|mean|median)\s{{0,4}}[:=]?\s{{0,4}}({_NUMBER})", re.IGNORECASE)
+
+
 def _metrics(text: str) -> Iterator[tuple[str, float]]:
+    for of in _OF_IT.finditer(text):
+        yield from ((f"{of[1]}_{name.lower()}", float(said.replace(",", ""))) for name, said in _ITS.findall(of[2]))
+    text = _OF_IT.sub(lambda of: of[0][: of.start(2) - of.start() - 1].rstrip("([ "), text)
     for piece in _BETWEEN.split(text):
         whole = _ALONE.match(piece)
         for name, said in [whole.groups()] if whole else _PAIR.findall(piece):

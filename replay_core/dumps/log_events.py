@@ -54,6 +54,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
     ("recompile", r"Recompiling function \S+ in "),
     ("graph_break", r"Graph break (?:in user code|from|due to|:)|Graph Break Reason"),
+    # What a process says again and again while it waits for another.
+    ("waiting", r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bblocked (?:on|for)\b"),
+    ("negative_kl", r"KL divergence is starting to become negative: -?\d"),
     (
         "not_finite",
         r"(?i)grad_norm is not finite|Gradient overflow|found (?:nan|inf) in",
@@ -69,6 +72,7 @@ HINT = regex(
     r"|[Gg]raph [Bb]reak|not finite|Gradient overflow|found (?:[Nn]a[Nn]|[Ii]nf|NAN|INF)"
     r"|Error|Exception|EXC\b|Traceback|SIG[A-Z]|[Ss]ignal|[Ww]atchdog|Heartbeat|NCCL|nccl"
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
+    r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
 )
 _FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')

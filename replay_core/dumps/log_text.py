@@ -41,7 +41,7 @@ _LIKELY = regex(
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
     rb"|Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b"
     rb"|(?m:^)it\s{1,4}\d{1,12} \|"
-    rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}\d"
+    rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}[\[(]?\d"
     rb"|" + ROW.encode() + rb"|" + BAR.encode() + rb"|" + HINT.pattern.encode()
 )
 _MEAN = {"rewards": "rewards_mean"}

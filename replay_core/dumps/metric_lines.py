@@ -38,9 +38,12 @@ _TITAN_PAIR = regex(rf"(\w{{1,40}}):\s+({_NUM})", re.IGNORECASE)
 
 #: A mapping that names no step is a step's metrics only if it holds one of these: a configuration is a mapping, too.
 _TELLING = regex(r"(?:^|[/_])(?<!max_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)(?:/|_std$|_mean$|$)")
-_STEP_KEYS = ("step", "global_step", "global_steps", "_step", "train/global_step")
+_STEP_KEYS = ("step", "global_step", "global_steps", "_step", "train/global_step", "training_step")
 #: Metrics of an evaluation, or of the whole run: they begin no step of their own.
 _ASIDE = regex(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_second|steps_per_second)$|^total_flos$")
+
+#: And what only a step of training has beside them.
+_OF_A_STEP = regex(r"^(?!eval|val|test|train_)(?:.*/)?(?:loss|grad_norm|lr|learning_rate)(?:/|$)")
 
 
 def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
@@ -86,7 +89,7 @@ def _cells(line: str) -> list[str]:
 
 def is_aside(values: dict[str, float]) -> bool:
     """Whether these metrics belong to the step before: an evaluation's, or a summary of the run."""
-    return any(_ASIDE.search(key) for key in values) and not any(key in ("loss", "grad_norm") for key in values)
+    return any(_ASIDE.search(key) for key in values) and not any(_OF_A_STEP.search(key) for key in values)
 
 
 def _mapping(line: str, values: dict[str, float]) -> tuple[int | None, dict[str, float]]:

@@ -157,13 +157,24 @@ def never_a_number(log: RunLog) -> Iterator[Finding]:
     )
 
 
+def _leap(values: list[float]) -> tuple[int, int] | None:
+    """The place from which on every value (3 and more) is over 5 times all before it (4 and more), and how many they
+    are; None where there is none.
+    """
+    for at in range(4, len(values) - 2):
+        if min(values[at:]) > EXPLODED * max(values[:at]) > 0:
+            return at, len(values) - at
+    return None
+
+
 @rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
       source="rldbg; verl#2626")  # fmt: skip
 def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
-    as info: clipping took care of them. Over a thousand medians, and a thousand times
+    as info: clipping took care of them. A leap after which every norm (3 and more) is over 5 times all before is a
+    warning. Over a thousand medians, and a thousand times
     the steps beside it, it is a warning: nothing of a batch explains that.
     """
     series = log.get("grad_norm")
@@ -189,6 +200,22 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
             "COMMAND",
             steps=steps_of(finite[-len(quarter) :]),
         )
+        return
+    if (broken := _leap(values)) is not None and broken[1] < len(values) // 2 and len(finite) == len(values):
+        at, _ = broken
+        yield finding(
+            "warning",
+            f"the gradient norm leaps at step {finite[at].step} and does not come back: {max(values[at:]):.3g}, at most "
+            f"{max(values[:at]):.3g} before",
+            finite[at].where(series.name),
+            evidence=[shown("smallest since", min(values[at:]), f"< {EXPLODED:g} x {max(values[:at]):.3g}", series.source),
+                      shown("steps since", len(values) - at)],
+            cause="one update broke the policy (a batch with rare tokens or an outlier advantage, a learning rate too "
+            "high without clipping): every gradient after it is large",
+            next_step="clip the gradient at 1; look at reward, KL and loss at the same steps; rldbg record --gradients "
+            ". -- YOUR COMMAND",
+            steps=steps_of(finite[at:]),
+        )  # fmt: skip
         return
     middle, sigma = trends.spread(values)
     spikes = [p for p in finite if middle > 0 and p.value > max(5 * middle, middle + trends.OUTLIER_SIGMAS * sigma)]
@@ -259,12 +286,17 @@ HUGE, ABSURD = 1e4, 1e6
       needs=("grad_norm|loss",),
       source="verl#4710; torch.amp: clip after scaler.unscale_; ProRL-Agent-Server#40 (2.96e9)")  # fmt: skip
 def odd_norm(log: RunLog) -> Iterator[Finding]:
-    """The same number (to 1e-4) in every one of 5 steps and more is a warning, where loss or reward change. Over 1e4
+    """The same number (to 1e-4) in every one of 5 steps and more (16 of one of two digits that no recipe clips at) is a
+    warning, where loss or reward change. Over 1e4
     from the first step on (median of the first 5, in 2 steps and more): a warning; over 1e6 in every step: an error.
     Where the norm tells nothing, a loss over 1e6 in every step: a warning.
     """
     found = list(_odd(log))
     yield from found or _sum_for_mean(log)
+
+
+#: Norms that recipes clip at. Of others with two digits few steps may be equal as they are printed.
+_BOUNDS = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 def _odd(log: RunLog) -> Iterator[Finding]:
@@ -274,7 +306,8 @@ def _odd(log: RunLog) -> Iterator[Finding]:
     values = series.finite
     low, high, begun = min(values), max(values), median(values[:5])
     others = [one.finite for name in ("loss", "pg_loss", "reward") if (one := log.get(name)) is not None]
-    if len(values) >= 5 and low > 0 and high - low <= 1e-4 * high and any(len(set(each)) > 2 for each in others):
+    fewest = 5 if high != float(f"{high:.1e}") or high in _BOUNDS else 16
+    if len(values) >= fewest and low > 0 and high - low <= 1e-4 * high and any(len(set(each)) > 2 for each in others):
         yield finding(
             "warning",
             f"grad_norm is the same in all {len(values)} steps: {high:.5g}",

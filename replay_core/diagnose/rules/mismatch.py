@@ -789,6 +789,32 @@ def _is_one_update(values: list[float], rounding: float, most: float) -> bool:
     return bool(np.median(later[half:]) <= 1.2 * np.median(later[: max(half, 2)])) and not trends.rises(later)
 
 
+def _leaps(log: RunLog) -> Iterator[Finding]:
+    """The mismatch past its error limit, and 5 times all before it (2 steps and more), in 2 steps in a row."""
+    for signal in ("logprob_diff", "rollout_k3", "prob_diff"):
+        series = log.get(signal)
+        points = [] if series is None else [point for point in series.points if math.isfinite(point.value)]
+        for at in range(2, len(points) - 1):
+            before = max(point.value for point in points[:at])
+            now, limit = min(point.value for point in points[at : at + 2]), LIMITS[signal].error
+            if series is None or now <= limit or now <= JUMP * max(before, 1e-12):
+                continue
+            bad = [point for point in points[at:] if point.value > limit]
+            yield finding(
+                "error" if bad[-1] is points[-1] else "warning",
+                f"engine and trainer disagree from step {points[at].step} on: {series.name} leaps to "
+                f"{points[at].value:.3g}, at most {before:.3g} before",
+                points[at].where(series.name),
+                evidence=[series.shown_at(points[at], f"< {limit:g}"), shown("largest before", before),
+                          shown("steps past the limit", len(bad))],
+                cause="from one step to the next the two have other weights: a checkpoint was loaded or resumed and "
+                "the engine was not synchronised, a synchronisation failed, or the trainer's precision changed",
+                next_step=_TOLD_APART,
+                steps=steps_of(bad),
+            )  # fmt: skip
+            return
+
+
 def _is_sure(log: RunLog) -> bool:
     """Whether probabilities hardly differ between engine and trainer: of a policy that is sure of every token they are
     all 1, and what is correlated is rounding.
@@ -816,6 +842,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         if limit.is_past(now, limit.warning) and not (signal == "prob_pearson" and _is_sure(log))
     ]
     if not bad:
+        yield from _leaps(log)
         return
     if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")

@@ -15,6 +15,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FOLLOWED
+from replay_core.diagnose.log_steps import steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signal_names import MACHINE, ORDER
 from replay_core.diagnose.signals import RunLog
@@ -212,7 +213,17 @@ _LOG_CAUSES = {
 }
 
 
+#: What a forward of the policy gives: not finite, its weights are not.
+_FORWARDS = ("kl", "entropy", "logprob_diff", "prob_diff", "policy_kl", "ratio_mean", "rollout_k3", "rollout_k1")
+
+
+def _writes_nothing(log: RunLog, steps: list[int]) -> bool:
+    """Whether in these steps all responses are cut, or no group has a spread of rewards."""
+    return any(step.is_cut or step.is_dead for step in steps_told(log) if step.step in steps)
+
+
 @rule("D21", "a metric is not a number", link="loss", scope="signals", needs=("|".join(ORDER),),
+      explains=("D01", "D02", "D03", "D20", "D22", "D23", "D25", "L01", "L08", "L09", "L17", "L18"),
       source="verl#1197, #2626, #721; UniRL#110")  # fmt: skip
 def first_metric(log: RunLog) -> Iterator[Finding]:
     """The first NaN or Inf by step, within the step by order of computation: what is broken first is the cause.
@@ -231,7 +242,9 @@ def first_metric(log: RunLog) -> Iterator[Finding]:
             f"{series.name} is the first metric that is not finite"
             + (f", at step {point.step}" if point.step is not None else ""),
             point.where(series.name),
-            link="loss" if signal in LOSSES else "rewards" if signal in ("reward", "reward_function") else "logprobs",
+            # Weights that are not finite write nothing that is rewarded: what that looks like comes after them.
+            link="dump" if signal in _FORWARDS and _writes_nothing(log, steps)
+            else "loss" if signal in LOSSES else "rewards" if signal in ("reward", "reward_function") else "logprobs",
             evidence=broken.evidence,
             cause=_LOG_CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
             next_step="record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names "

@@ -146,7 +146,8 @@ QUEUED, OLDER = 4.0, 3.0
       source="prime-rl max_off_policy_steps (8), AReaL max_head_offpolicyness")  # fmt: skip
 def ever_older(log: RunLog) -> Iterator[Finding]:
     """The logged age of the weights that sampled a step's batch, in updates: its last 3 steps at 4 and more, three
-    times its first quarter and more, and a rise that chance does not explain, in 8 steps and more: a warning. A
+    times its first quarter and more, and a rise that chance does not explain, in 8 steps and more: a warning, an error
+    past 8. A
     pipeline that fills has its age within the first quarter of the steps, and keeps it.
     """
     series = given(log.get("weight_lag"))
@@ -154,10 +155,23 @@ def ever_older(log: RunLog) -> Iterator[Finding]:
     if len(values) < trends.MIN_STEPS:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
     begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
+    if now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
+        yield finding(
+            "error",
+            f"samples are {now:.3g} updates old: {series.name} is past {LAG:g}, and they are far off-policy",
+            series.first(over=LAG),
+            evidence=[series.shown(now, f"<= {LAG:g}"), shown("steps past it", len(series.steps(over=LAG)))],
+            cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, "
+            "or new weights do not reach the engine",
+            next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
+            steps=series.steps(over=LAG),
+        )
+        return
     if now < QUEUED or now < OLDER * begun or not trends.rises(values):
         return
     yield finding(
-        "warning",
+        # What disagrees with the trainer by then is what such samples do.
+        "error" if now > LAG else "warning",
         f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates",
         series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
         evidence=[
