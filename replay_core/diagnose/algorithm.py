@@ -96,6 +96,11 @@ class Algorithm:
         return value if isinstance(value, bool) else None
 
     @property
+    def is_on_of_group(self) -> bool:
+        """Whether it is the std of a sample's own group that advantages are divided by, as the run states it."""
+        return self.is_on("norm_adv_by_std_in_grpo") is True or self.is_on("grpo_std_normalization") is True
+
+    @property
     def averaged(self) -> str:
         """What a loss is divided by: `constant` (Dr. GRPO), `tokens`, or nothing that is stated."""
         how = self.word("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_normalization", "agg_mode")

@@ -83,7 +83,7 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
     if weights is not None:
         every_w.insert(0, np.where(weights.said_N, np.nan_to_num(weights.values_N), 1.0))
     stated = batch.laid.algorithm.clip_range
-    ranges = (*((stated,) if stated else ()), *RANGES)
+    ranges = (*((stated,) if stated else ()), *RANGES, (0.0, 0.0))
     kinds = [r_N, by_sequence(batch, r_N, known_N)]
     for w in every_w:
         for ratio_N in kinds[::-1] if batch.laid.algorithm.is_by_sequence else kinds:
@@ -126,11 +126,13 @@ class Logged:
     micro_of_sample: Array
     update_tokens_M: Array
 
-    def fits(self, values_N: Array) -> bool:
-        """Whether one positive factor makes every micro-batch's sum, token mean, or mean of token means the logged."""
-        return self.factor(values_N) is not None
+    def fits(self, values_N: Array, *, loose: float = 1.0) -> bool:
+        """Whether one positive factor makes every micro-batch's sum, token mean, or mean of token means the logged.
+        `loose`: how many times as far as rounding it may lie.
+        """
+        return self.factor(values_N, loose=loose) is not None
 
-    def factor(self, values_N: Array) -> float | None:
+    def factor(self, values_N: Array, *, loose: float = 1.0) -> float | None:
         """That factor (of the token mean, or of what fits); None where none does."""
         samples = len(self.micro_of_sample)
         sums = np.bincount(self.sample_of, weights=values_N[self.token_of], minlength=samples)
@@ -150,7 +152,7 @@ class Logged:
             if not size > 0:
                 continue
             factor = float(base @ self.values_M) / size
-            limit = CLOSE * np.maximum(np.abs(self.values_M), 1e-2 * np.abs(self.values_M).max()) + FLOOR
+            limit = loose * (CLOSE * np.maximum(np.abs(self.values_M), 1e-2 * np.abs(self.values_M).max()) + FLOOR)
             if factor > 0 and bool((np.abs(factor * base - self.values_M) <= limit).all()):
                 return factor
         return None

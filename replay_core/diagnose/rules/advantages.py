@@ -258,6 +258,11 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             "the leave-one-out baseline includes the sample itself: advantages are (n - 1) / n of RLOO's",
             "the mean is taken over the whole group, own reward included, and not over the others",
         )
+    if stated == "grpo" and batch.laid.algorithm.is_on_of_group and "/ (batch std" in name:
+        return (
+            f"advantages are divided by the std of the whole batch, and the run states the group's: {name}",
+            "the std is taken over the wrong axis: groups of small and of large spread no longer count alike",
+        )
     if stated == "grpo" and scaled is True and name.startswith("r - group mean (Dr. GRPO)"):
         return (
             "advantages are not divided by the group's std, and the run states that they are",
@@ -306,7 +311,7 @@ def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[
 
 @rule("D04", "advantages are not what rewards and groups give", link="advantages", scope="batch",
       needs=("rewards", "group", "advantage"),
-      explains=("D02", "D23", "D28"),
+      explains=("D02", "D23", "D28", "D73"),
       source="DeepSeekMath eq. 4.1.2; verl core_algos, trl, slime; RLOO 2402.14740; REINFORCE++ "
       "2501.03262")  # fmt: skip
 def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
@@ -551,7 +556,8 @@ def _other_formula(
                 yield (
                     "error",
                     f"the baseline is {how}, not the group's mean: advantages are r - that{over}",
-                    "one response of the group stands for all of them: an index or a reduction over the wrong axis",
+                    "one response of the group stands for all of them, or the mean counts one too many or too few: an "
+                    "index, a padded row or a reduction over the wrong axis",
                 )
     if _agree(heard_B, (reward_B / _std_B(reward_B, group_B))[kept_B], close):
         yield (
@@ -622,6 +628,14 @@ def _baselines(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
     sizes_G = np.bincount(group_B, minlength=groups)
     yield "the reward of the group's first response", reward_B[order][starts_G][group_B]
     yield "the reward of the group's last response", reward_B[order][starts_G + sizes_G - 1][group_B]
+    total_G = np.bincount(group_B, weights=reward_B, minlength=groups)
+    yield (
+        "the group's sum over one response more than it has",
+        (total_G / (sizes_G + 1))[group_B],
+    )
+    if sizes_G.min() > 2:
+        yield "the group's sum over one response less than it has", (total_G / (sizes_G - 1))[group_B]
+        yield "the sum of the others over all responses of the group", ((total_G[group_B] - reward_B) / sizes_G[group_B])
     for how, pick, begin in (("best", np.maximum, -np.inf), ("worst", np.minimum, np.inf)):
         found_G = np.full(groups, begin)
         pick.at(found_G, group_B, reward_B)

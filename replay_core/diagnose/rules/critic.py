@@ -713,11 +713,11 @@ OVERSHOT = 2.0
 
 @rule("D63", "the critic overshoots its returns", link="optimizer", scope="signals",
       needs=("value_mean", "return_mean"),
-      explains=("D45", "L10", "L08", "D24"),
+      explains=("D45", "L10", "L08", "L09", "L02", "D20", "D24", "D25"),
       source="a critic's mean lies within the range of its returns")  # fmt: skip
 def overshoots(log: RunLog) -> Iterator[Finding]:
     """|mean value - mean return| over twice the largest |mean return| in two steps and more, none of them the first,
-    and more than in the first step: a warning. A critic that is loaded may begin far off, and comes nearer.
+    and more than in the first step: a warning, an error in half of the steps. A critic that is loaded may begin far off, and comes nearer.
     """
     values, returns = given(log.get("value_mean")), given(log.get("return_mean"))
     by_step = {point.step: point.value for point in returns.points}
@@ -733,7 +733,7 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
         return
     worst, _ = max(bad, key=lambda each: each[1])
     yield finding(
-        "warning",
+        "error" if 2 * len(bad) >= len(apart) else "warning",
         f"the critic overshoots: {values.name} is {worst.value:.3g} at step {worst.step}, and returns are "
         f"{by_step[worst.step]:.3g}",
         worst.where(values.name),
@@ -742,10 +742,47 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
             shown("in the first step", apart[0][1]),
             shown("steps", share(len(bad), len(apart))),
         ],
-        cause="the critic's learning rate is too high: its values explode past their targets and swing back",
+        cause="the critic's learning rate is too high: its values explode past their targets and swing back; or it is "
+        "taught other targets than the returns that are logged (another scale or unit)",
         next_step="lower the critic's learning rate ten times; look at its loss and gradient norm",
         steps=[point.step for point, _ in bad if point.step is not None],
     )  # fmt: skip
+
+
+@rule("D84", "the critic's loss is negative", link="loss", scope="case",
+      source="arXiv 1707.06347 equation 9: a mean of squares")  # fmt: skip
+def negative_in_dump(case: Case) -> Iterator[Finding]:
+    """Losses of the critic's micro-batches (4 and more) below -1e-4 in half of them and more: an error."""
+    found = [
+        (value, record) for record in case.records() if record.key.stage not in ("training_metrics", "param", "gradient")
+        for value in [_value_loss(record)] if value is not None
+    ]  # fmt: skip
+    if len(found) < 4:
+        raise Skip("needs the critic's loss of 4 micro-batches")
+    below = [(value, record) for value, record in found if value < -1e-4]
+    if 2 * len(below) < len(found):
+        return
+    value, record = min(below, key=lambda one: one[0])
+    yield finding(
+        "error",
+        f"the value loss has the wrong sign: it comes to {value:.3g}, and a mean of squares is never negative",
+        Where(step=record.key.step, micro=record.key.micro, role=record.key.role, stage=record.key.stage,
+              path=str(record.path)),
+        evidence=[shown("the critic's loss", value, ">= 0", record.path.name),
+                  shown("micro-batches below 0", share(len(below), len(found)))],
+        cause="the critic's loss is negated: an optimizer drives its values away from their returns",
+        next_step="look at the line that makes the value loss",
+        steps=sorted({record.key.step for _, record in below if record.key.step is not None}),
+    )  # fmt: skip
+
+
+def _value_loss(record: Record) -> float | None:
+    """The critic's loss that a record holds; None of others."""
+    names = ("value_loss", "vf_loss", "critic_loss", *(("loss",) if record.key.role == "critic" else ()))
+    for ref in record.tensors():
+        if (ref.canonical or ref.name) in names and ref.numel == 1 and not ref.is_text and ref.is_readable:
+            return float(pages.array(ref).reshape(-1)[0])
+    return None
 
 
 @rule("D84", "the critic's loss is negative", link="loss", scope="signals", needs=("value_loss",), lasts=True,
@@ -768,3 +805,48 @@ def negative(log: RunLog) -> Iterator[Finding]:
         next_step="look at the line that makes the value loss",
         steps=[point.step for point in below if point.step is not None],
     )
+
+
+#: How many times the square of all that values and returns span a mean of squares may come to.
+BEYOND = 4.0
+
+
+@rule("D90", "the critic's loss is larger than values and returns allow", link="loss", scope="signals",
+      needs=("value_loss", "value_mean|value_max", "return_mean|return_max"), lasts=True,
+      explains=("D45", "D63", "L02", "L08", "L09", "L10", "D20", "D24", "D25"),
+      source="(V - R)^2 lies below (|V| + |R|)^2")  # fmt: skip
+def beyond_its_values(log: RunLog) -> Iterator[Finding]:
+    """The value loss over 4 times (largest |value| + largest |return|)^2 of the step (over 100 times that of their
+    means, where no largest is logged) in the first 3 steps that tell: an error. Later ones may be an update further.
+    """
+    loss = given(log.get("value_loss"))
+    bounds: dict[int | None, float] = {}
+    exact = log.has("value_max") and log.has("return_max")
+    for names in (("value_max", "value_min"), ("return_max", "return_min")) if exact else (("value_mean",), ("return_mean",)):
+        largest: dict[int | None, float] = {}
+        for series in (one for name in names for one in log.all(name)[:1]):
+            for point in series.points:
+                largest[point.step] = max(largest.get(point.step, 0.0), abs(point.value))
+        bounds = {step: bounds.get(step, 0.0) + value for step, value in largest.items() if not bounds or step in bounds}
+    limit = BEYOND if exact else 25 * BEYOND
+    told = [
+        (point, limit * bounds[point.step] ** 2) for point in loss.points
+        if math.isfinite(point.value) and math.isfinite(bounds.get(point.step, math.nan)) and bounds[point.step] > 1e-3
+    ][:3]  # fmt: skip
+    if len(told) < 3:
+        raise Skip("needs the value loss beside values and returns of 3 steps")
+    if any(point.value <= most for point, most in told):
+        return
+    first, most = told[0]
+    yield finding(
+        "error",
+        f"the critic is taught other targets than its returns: {loss.name} is {first.value:.4g} at first, and no "
+        f"difference of the logged values and returns is that large",
+        first.where(loss.name),
+        evidence=[loss.shown_at(first, f"<= {most:.3g}"), shown("largest |value| + |return|" if exact else
+                  "|mean value| + |mean return|", math.sqrt(most / limit))],
+        cause="targets in another scale or unit than the returns (multiplied, not normalised back), another tensor in "
+        "their place, or a sum over tokens for a mean",
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
+        steps=[point.step for point, _ in told if point.step is not None],
+    )  # fmt: skip

@@ -304,12 +304,13 @@ def no_divergence(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("L17", "the reward is one number", link="rewards", scope="signals", needs=("reward",),
-      explains=("D01", "D02", "D03", "D23", "L01", "L08"),
+      explains=("D01", "D02", "D03", "D23", "D74", "L01", "L08", "L18"),
       source="a parser that looks for a marker nobody writes")  # fmt: skip
 def one_reward(log: RunLog) -> Iterator[Finding]:
     """The mean reward the same number in every one of 5 steps and more: an error where it is 0 or no group differs,
     else a warning. A mean over a batch wavers wherever rewards do; where a spread is logged beside it, that has to
-    stand still, too, while three of length, entropy, gradient and loss go on. Or one of several reward functions 0 in
+    stand still, too, while three of length, entropy, gradient and loss go on. Or 0 from some step on to the end, and in
+    every step before over half of what it was: an error. Or one of several reward functions 0 in
     16 steps and more, while another changes: a warning.
     """
     series = given(log.get("reward"))
@@ -317,7 +318,8 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     if len(values) < FEWEST or len(values) < len(series.points):
         raise Skip(f"needs the reward of {FEWEST} steps")
     if len(set(values)) > 1:
-        yield from _never_pays(log)
+        found = list(_dies(series))
+        yield from found or _never_pays(log)
         return
     spreads = [one.finite for one in log.all("reward_std")]
     spreads += [[each - values[0] for each in one.finite] for one in (*log.all("reward_max"), *log.all("reward_min"))]
@@ -338,6 +340,29 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
         "is caught and scored 0, or a metric that is not updated",
         next_step="score two different responses by hand; rldbg record -- YOUR COMMAND keeps them",
         steps=series.steps(),
+    )
+
+
+def _dies(series: Series) -> Iterator[Finding]:
+    """Exactly 0 from some step on to the end (3 steps and more, a fifth of all), from one step to the next: every one
+    before is over half of their median.
+    """
+    values = series.finite
+    at = next((at for at in range(len(values)) if not any(values[at:])), len(values))
+    left = len(values) - at
+    if at < 4 or left < max(3, len(values) // 5) or not min(values[:at]) > 0.5 * median(values[:at]) > 0:
+        return
+    point = series.points[at]
+    yield finding(
+        "error",
+        f"the reward is 0 from step {point.step} on, in all of the last {left} steps: {series.name} was at least "
+        f"{min(values[:at]):.3g} before",
+        point.where(series.name),
+        evidence=[series.shown_at(point, f">= {min(values[:at]):.3g}"), shown("steps at 0", left)],
+        cause="the judge died: a server that is down, a time-out or an exception that is scored 0; no policy loses all "
+        "of its reward from one step to the next",
+        next_step="call the judge by hand on one response of a step before; rldbg record -- YOUR COMMAND keeps them",
+        steps=[p.step for p in series.points[at:] if p.step is not None],
     )
 
 

@@ -39,6 +39,7 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
     causes: dict[str, str] = {}
     steps: dict[str, list[int]] = {}
     first: StepBatch | None = None
+    unlike: list[tuple[StepBatch, Surrogate]] = []
     for batch in case.batches():
         logged = logged_of(batch, "pg_loss", "loss")
         if logged is None:
@@ -47,6 +48,8 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
         found = {one.mistake: one for one in _fitting(batch, logged)}
         if not found or "" in found:
             fine += "" in found
+            if found and _is_unlike(batch, logged, found[""]):
+                unlike.append((batch, found[""]))
             continue
         first = first or batch
         for mistake, one in found.items():
@@ -55,6 +58,10 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
             steps.setdefault(mistake, []).extend([] if batch.step is None else [batch.step])
     if not looked:
         raise Skip("needs logged losses of 3 micro-batches, their advantages and ratios")
+    if unlike and 2 * len(unlike) >= fine:
+        batch, one = unlike[0]
+        yield from _another_range(batch, one, unlike)
+        return
     if not wrong:
         if not fine:
             raise Skip("no known way makes the logged losses: other terms are in them")
@@ -74,6 +81,40 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
         cause=causes[mistake],
         steps=steps[mistake],
     )
+
+
+#: A range that is stated below is no clip range: an epsilon of the optimizer goes by the same word.
+LEAST_RANGE = 1e-4
+
+
+def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
+    """Whether the loss is made with another clip range than the stated one, or with none, and not with that one too."""
+    stated = batch.laid.algorithm.clip_range
+    if stated is None or min(stated) < LEAST_RANGE or not found.is_ratio or found.clip == stated:
+        return False
+    if batch.laid.algorithm.estimator.startswith("reinforce") or batch.laid.algorithm.kind == "cispo":
+        return False
+    # Two ways that hardly differ are not told apart by their losses.
+    every = [one for one in surrogates(batch) if one.clip == stated and not one.mistake]
+    return not any(logged.fits(one.values_N, loose=10.0) for one in every)
+
+
+def _another_range(
+    batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]
+) -> Iterator[Finding]:
+    stated = given(batch.laid.algorithm.clip_range)
+    how = "without clipping" if one.clip is None else f"with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
+    yield finding(
+        "error",
+        f"the policy loss is made {how}, and the run states {stated[0]:g}"
+        + (f" and {stated[1]:g}" if stated[1] != stated[0] else ""),
+        batch.laid.where("advantages", sample=0),
+        link="ratio",
+        evidence=[shown("steps whose losses it makes, and the stated range does not", len(every)),
+                  shown("agree to", CLOSE)],
+        cause="the clip range that is configured does not reach the loss, or the unclipped surrogate is what is averaged",
+        steps=[each.step for each, _ in every if each.step is not None],
+    )  # fmt: skip
 
 
 def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
@@ -218,7 +259,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("D60", "old log-probabilities are not those of the batch", link="ratio", scope="batch",
+@rule("D60", "old log-probabilities are not those of the batch", link="logprobs", scope="batch",
       needs=("old_logprobs", "policy_logprobs"), lasts=True,
       explains=("D09", "D14", "D24", "D35", "L10", "L16", "L08"),
       source="old log-probabilities are taken once per batch, before its first update (PPO)")  # fmt: skip

@@ -245,7 +245,7 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
 
 
 @rule("D29", "a KL that cannot be negative is", link="ref", scope="signals",
-      needs=("kl|policy_kl|rollout_k3|rollout_k1",), source="trl#2854; Schulman, Approximating KL Divergence; "
+      needs=("kl|policy_kl|rollout_k3|rollout_k1|event:negative_kl",), source="trl#2854; Schulman, Approximating KL Divergence; "
       "marin#1708")  # fmt: skip
 def kl_sign(log: RunLog) -> Iterator[Finding]:
     """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong.
@@ -254,6 +254,21 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
     negative with a mean under -1e-3, its arguments are swapped, or the samples are not the policy's own. Where the
     framework can log either estimator under one name, it is judged as k1.
     """
+    told = log.events("negative_kl")
+    if told:
+        yield finding(
+            "warning",
+            f"the KL to the reference is negative: the trainer says so in {len(told)} lines",
+            told[0].point.where(),
+            evidence=[shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}")],
+            cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, top-p, "
+            "a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 is then "
+            "negative, and rewards leaving the reference",
+            next_step="sample with temperature 1, top_k 0, top_p 1; rldbg record -- YOUR COMMAND, then rldbg diagnose "
+            "rldbg-dump",
+            steps=[one.point.step for one in told if one.point.step is not None],
+        )
+        return
     for series in (series for signal in ("kl", "policy_kl", "rollout_k3", "rollout_k1") for series in log.all(signal)):
         values = series.finite
         bad = [point for point in series.points if point.value < K3_FLOOR]

@@ -251,7 +251,16 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
 
 
 def _dead_steps(log: RunLog) -> tuple[list[StepTold], list[StepTold]]:
-    """The steps of which the log tells whether an advantage differs from 0, and those where none does."""
+    """The steps of which the log tells whether an advantage differs from 0, and those where none does.
+
+    Raises:
+        Skip: samples are recorded beside it whose rewards differ within groups.
+    """
+    for batch in log.samples():
+        if batch.has("rewards") and batch.has("group"):
+            equal_G, compared_G = _equal(batch)
+            if compared_G.any() and not (equal_G == compared_G).all():
+                raise Skip("rewards differ within groups of the samples that are recorded")
     known = [step for step in steps_told(log) if step.is_dead is not None]
     return known, [step for step in known if step.is_dead]
 

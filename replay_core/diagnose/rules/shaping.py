@@ -156,11 +156,17 @@ def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array
     if column.ref.rows is not None or len(column.ref.shape) != 2:
         return
     x, a = expected_N[counted_N], column.values_N[counted_N]
-    slots = len(batch) * column.ref.shape[1]
     slope = float(((x - x.mean()) * (a - a.mean())).sum() / ((x - x.mean()) ** 2).sum())
-    if abs(float(a.mean())) < 0.02 or slots <= len(x) or not slope > 0:
+    if abs(float(a.mean())) < 0.02 or not slope > 0:
         return
     centre = float(x.mean() - a.mean() / slope)
+    # Rows as wide as they are stored, or as the response alone: what centres them tells.
+    longest = int(batch.flat.count(counted_N).max(initial=1))
+    widths = range(longest, column.ref.shape[1] + 1)
+    slots = min((len(batch) * width for width in widths), key=lambda slots: abs(float(x.sum()) / slots - centre),
+                default=0)  # fmt: skip
+    if slots <= len(x):
+        return
     mean = float(x.sum()) / slots
     spread = float(np.sqrt((x * x).sum() / slots - mean * mean))
     if abs(centre - mean) < 1e-3 * spread + 1e-5 and abs(slope * spread - 1) < 1e-2:
