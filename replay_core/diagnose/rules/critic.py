@@ -29,7 +29,9 @@ SETTING = 2e-3
 #: Tokens that two unknowns are solved from; steps before a critic that explains nothing is more than new.
 FEWEST, LEARNT = 8, 6
 #: Below these, tokens a few places before the reward hardly see it: no recipe for language models comes near.
-LEAST_GAMMA, LEAST_LAMBDA = 0.95, 0.8
+LEAST_GAMMA, LEAST_LAMBDA = 0.95, 0.5
+#: Rows before returns of another are no chance.
+SEVERAL_ROWS = 4
 #: Of what a critic was off at first, the share it is still off by when it has learnt nothing.
 NO_NEARER = 0.8
 #: How many times its beginning a value loss comes to when the critic diverges.
@@ -99,7 +101,7 @@ class _Rows:
 def targets(batch: StepBatch) -> Iterator[Finding]:
     """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
     than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info; a warning where none are
-    stated and gamma is below .95 or lambda below .8); an error where they are not the stated
+    stated and gamma is below .95 or lambda below .5); an error where they are not the stated
     ones, lie outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end,
     the next sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that
     are advantages, rewards, off by one token, or made without the next value. Else it is skipped (a lambda for every
@@ -342,6 +344,52 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
     if x.size >= FEWEST and (size := float(x @ x)) > 0 and np.abs(y - x * (float(x @ y) / size)).max() <= rows.close:
         factor = float(x @ y) / size
         yield "GAE is made without the next value: V(t+1) is missing from every delta", f"gamma lambda {factor:.4g}"
+    yield from _other_delta(rows, rewards_BT)
+    yield from _other_rows(batch, rows, rewards_BT)
+
+
+def _other_delta(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
+    """A_t - r_t = a V_t + b V_(t+1) + c A_(t+1), solved over all but the last tokens: where it is exact, and a is not
+    -1 or b no gamma.
+    """
+    inner_BT = (rows.mask_BT[:, :-1] * rows.mask_BT[:, 1:]) != 0
+    a_BT = rows.returns_BT - rows.values_BT
+    y = (a_BT - rewards_BT)[:, :-1][inner_BT]
+    x = np.stack([rows.values_BT[:, :-1][inner_BT], rows.values_BT[:, 1:][inner_BT], a_BT[:, 1:][inner_BT]], 1)
+    if len(y) < 2 * FEWEST or not np.ptp(y) > 10 * rows.close:
+        return
+    found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
+    if rank < 3 or sizes[2] < 1e-3 * sizes[0] or np.abs(x @ found - y).max() > rows.close:
+        return
+    own, following, carried = (float(one) for one in found)
+    said = f"A(t) - r(t) = {own:.3g} V(t) {following:+.3g} V(t+1) {carried:+.3g} A(t+1)"
+    near = lambda a, b: abs(a - b) < 0.02  # noqa: E731
+    if near(own, 1) and following < -0.05:
+        yield "the values have the wrong sign in GAE's delta: V(t) is added and V(t+1) subtracted", said
+    elif near(following, 0) and -0.3 < own < 0.02:
+        yield "GAE bootstraps from a token's own value: V(t) stands where V(t+1) is due, and the critic drops out", said
+    elif not (near(own, -1) and 0.05 < following < 1.02):
+        yield "GAE's delta is no r(t) + gamma V(t+1) - V(t)", said
+
+
+def _other_rows(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
+    """GAE solved with the returns of another row."""
+    total = len(rows.values_BT)
+    groups = 0 if batch.group_B is None else int(batch.group_B.max()) + 1
+    by_group = {total // groups, -(total // groups)} if groups and total % groups == 0 else set()
+    for by in (1, -1, *sorted(by_group - {0, 1, -1})):
+        if total < SEVERAL_ROWS:
+            return
+        moved_BT = np.roll(rows.returns_BT, -by, 0)
+        # A return that was moved into a longer row's padding is lost, and one that was moved into a shorter one cut.
+        both_BT = rows.mask_BT * np.roll(rows.mask_BT, -by, 0)
+        both_BT = np.cumprod(both_BT, axis=1)
+        inner = _Rows(rows.values_BT * both_BT, moved_BT * both_BT, both_BT, rows.close)
+        fit = inner.solved(rewards_BT * both_BT, inner.values_BT, (moved_BT - rows.values_BT) * both_BT)
+        if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01:
+            whose = "the sample before" if by == 1 else "the sample after" if by == -1 else f"{abs(by)} samples away"
+            yield f"returns are in the wrong rows: each sample has those of {whose}", fit.words()
+            return
 
 
 def _moved(values_BT: Array, by: int) -> Array:
