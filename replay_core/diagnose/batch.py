@@ -54,6 +54,8 @@ class StepBatch:
         self.repeated: list[str] = []
         #: Sheets of the step with tokens that share none with these samples.
         self.strangers: list[Sheet] = []
+        #: Every record of the step, those of single losses and of the critic among them.
+        self.records = records
 
     def __len__(self) -> int:
         return len(self.spine)
@@ -377,6 +379,7 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
     for spine, others in joined(sheets):
         own = step if any(part.held.record.key.step is not None for part in spine.parts) else None
         batches.append(StepBatch(step if others else own, spine, others, trained, run))
+        batches[-1].records = records
         repeated += [_repeats(spine, sheet) for sheet, places in others if _is_repeat(spine, sheet, places)]
     for batch in batches:
         batch.repeated = repeated

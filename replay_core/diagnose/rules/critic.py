@@ -20,7 +20,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, share, shown
-from replay_core.records import Record
+from replay_core.records import Record, TensorRef
 
 #: What a recomputed target may leave of the recorded one, by the precision it was stored in.
 CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
@@ -575,6 +575,11 @@ class _StepLearnt:
     explained: float
     error: float
     spread: float
+    off: float
+    """Mean value - mean return, in standard deviations of the returns."""
+    value: float
+    deviation: float
+    """Mean of the values, and their standard deviation, in the same unit."""
 
 
 def _no_nearer(explained: list[float], errors: list[float]) -> bool:
@@ -588,13 +593,24 @@ def _no_nearer(explained: list[float], errors: list[float]) -> bool:
     return (now <= 0.02 and still) or (not errors and now < -0.5 and now < 0.7 * begun)
 
 
+def _had_a_way(found: list[_StepLearnt]) -> bool:
+    """Whether the critic began off the mean of its returns, by half of their standard deviation: what it then comes no
+    nearer to is there to be learnt. Or else its values stand: rewards by chance leave nothing to learn, and it moves.
+    """
+    begun = median(abs(one.off) for one in found[: max(len(found) // 4, 2)])
+    means, deviations = [one.value for one in found], [one.deviation for one in found]
+    stands = max(means) - min(means) < 0.25 and max(deviations) < 2 * min(deviations)
+    return begun > 0.5 or stands
+
+
 @rule("D45", "the critic explains nothing", link="advantages", scope="case",
       source="PPO's explained variance: 1 - Var(returns - values) / Var(returns)")  # fmt: skip
 def explains_nothing(case: Case) -> Iterator[Finding]:
     """Values that are one number for every token of 3 steps and more: a warning. Else explained variance and mean
     squared error of the returns by the values, over tokens that count, in 6 steps and more: a warning where the
     variance it explains stays within .02 of 0 while the error does not fall below .8 of what it was in the first
-    steps, or is below -.5 and does not rise. A critic that knows nothing but the mean is at 0 and has come nearer.
+    steps, or is below -.5 and does not rise. A critic that knows nothing but the mean is at 0 and has come nearer. Silent
+    where it began within half a standard deviation of its returns' mean, and its values move.
     """
     found: list[_StepLearnt] = []
     where = None
@@ -608,7 +624,11 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
         v, r = values.values_N[both_N], returns.values_N[both_N]
         if both_N.sum() > FEWEST and float(r.var()) > 1e-9:
             explained = 1 - float((r - v).var()) / float(r.var())
-            found.append(_StepLearnt(batch.step, explained, float(((r - v) ** 2).mean()), float(np.ptp(v))))
+            unit = float(r.std())
+            found.append(_StepLearnt(
+                batch.step, explained, float(((r - v) ** 2).mean()), float(np.ptp(v)), float(v.mean() - r.mean()) / unit,
+                float(v.mean()) / unit, float(v.std()) / unit,
+            ))  # fmt: skip
             where = batch.laid.where("values", sample=0)
     constant = [one for one in found if not one.spread > 0]
     if len(found) >= 3 and len(constant) == len(found):
@@ -623,7 +643,7 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
         return
     if len(found) < LEARNT:
         raise Skip(f"needs values and returns of {LEARNT} steps")
-    if _no_nearer([one.explained for one in found], [one.error for one in found]):
+    if _no_nearer([one.explained for one in found], [one.error for one in found]) and _had_a_way(found):
         later = found[len(found) // 2 :]
         yield finding(
             "warning",
@@ -737,6 +757,103 @@ def value_loss_made(case: Case) -> Iterator[Finding]:
         cause="the mean is taken over every column of the padded rows (no mask): padding, whose error is small, "
         "dilutes the loss",
     )  # fmt: skip
+
+
+#: Ranges that values are clipped at, beside the stated one: none, what recipes have, and 0.
+_VALUE_RANGES = (math.inf, 0.2, 0.5, 0.0)
+_VALUE_CLIPS = ("cliprange_value", "vf_clip", "value_clip", "value_clip_range", "vf_clip_param", "clip_range_vf",
+                "eps_clip_value", "cliprange_vf", "vclip")  # fmt: skip
+
+
+@rule("D91", "the critic's loss is clipped at another range than stated", link="loss", scope="case", lasts=True,
+      explains=("D45", "D71"), source="verl cliprange_value: values move by that much in a batch's updates, at most")  # fmt: skip
+def clipped_elsewhere(case: Case) -> Iterator[Finding]:
+    """The logged loss of a critic's micro-batches, made of its new values, the values recorded before the updates and
+    the returns: max((V - R)^2, (clip(V, old +- c) - R)^2), halved, a mean over the tokens of the mask. An error where
+    the run states a range, no loss that tells is made with it, and all are made with another: none, .2, .5, or 0.
+    """
+    stated = stated_number(case.run.facts, *_VALUE_CLIPS) or stated_number(case.run.flags or {}, *_VALUE_CLIPS)
+    if stated is None or not stated > 0:
+        raise Skip("the run states no range that values are clipped at")
+    ranges = (stated, *(each for each in _VALUE_RANGES if each != stated))
+    made = dict.fromkeys(ranges, 0)
+    told, where = 0, None
+    for batch in case.batches():
+        for logged, new, old, due in _value_losses(batch):
+            each = {}
+            for c in ranges:
+                cut = old + np.clip(new - old, -c, c)
+                each[c] = float(np.maximum((new - due) ** 2, (cut - due) ** 2).mean())
+            for half in (0.5, 1.0):
+                fits = [c for c, value in each.items() if abs(half * value - logged) <= 1e-3 * abs(logged) + 1e-6]
+                if fits and len(fits) < len({round(value, 9) for value in each.values()}) + len(fits) - 1:
+                    told += 1
+                    for c in fits:
+                        made[c] += 1
+                    where = where or batch.laid.where("values", sample=0)
+                    break
+    if told < 3:
+        raise Skip("needs losses of 3 micro-batches of a critic that tell one range from another, and their values")
+    found = max((c for c in ranges if c != stated), key=lambda c: made[c])
+    if made[stated] or made[found] < told:
+        return
+    how = "not clipped" if math.isinf(found) else f"clipped at {found:g}"
+    yield finding(
+        "error",
+        f"the critic's loss is {how}, and the run states a value clip range of {stated:g}"
+        + (": values are held where they are" if found == 0 else ""),
+        where,
+        evidence=[shown("micro-batches whose loss it makes", made[found]),
+                  shown("of these, those that the stated range makes", made[stated], str(told))],
+        cause="the range that is configured does not reach the loss: another setting or a default stands in its place",
+    )  # fmt: skip
+
+
+def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array]]:
+    """(logged loss, new values, values before the updates, returns) of a critic's micro-batches, over tokens that
+    count.
+    """
+    if batch.tokens_N is None or batch.trained_N is None:
+        return
+    old, returns = batch.columns.of("values"), batch.columns.of("returns")
+    if old is None or returns is None:
+        return
+    learnt = {
+        (record.key.rank, record.key.micro): record for record in batch.records
+        if record.key.role == "critic" and record.key.stage == "loss" and record.key.micro is not None
+    }  # fmt: skip
+    for sheet, places in batch.columns.sheets if learnt else ():
+        sample_of = {sheet.index[place]: sample for sample, place in enumerate(places) if place is not None}
+        for number, part in enumerate(sheet.parts):
+            key = part.held.record.key
+            record = learnt.pop((key.rank, key.micro), None) if key.micro is not None else None
+            found = None if record is None else _of_micro(record)
+            if found is None:
+                continue
+            loss, *refs = found
+            new, due = (part.values(ref) for ref in refs)
+            samples = [sample_of.get((number, row)) for row in range(len(part))]
+            if new is None or due is None or None in samples:
+                continue
+            each: list[Array] = []
+            for row, sample in enumerate(samples):
+                here = slice(int(part.starts[row]), int(part.starts[row] + part.lengths[row]))
+                there = slice(int(batch.flat.starts_B[sample]), int(batch.flat.starts_B[sample] + part.lengths[row]))
+                kept = batch.trained_N[there]
+                each.append(np.stack([new.values_N[here][kept], old.values_N[there][kept], due.values_N[here][kept]]))
+            rows = np.concatenate(each, axis=1)
+            if rows.shape[1] and np.isfinite(rows).all():
+                yield loss, *rows
+
+
+def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef] | None:
+    """The loss, values and returns that a critic's micro-batch recorded; None where one of them is missing."""
+    found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
+    loss = next((found[name] for name in ("loss", "value_loss", "vf_loss", "critic_loss") if name in found), None)
+    values, returns = found.get("values"), found.get("returns")
+    if loss is None or values is None or returns is None or loss.numel != 1:
+        return None
+    return float(pages.array(loss).reshape(-1)[0]), values, returns
 
 
 def _valued(record: Record) -> tuple[float, Array, Array] | None:

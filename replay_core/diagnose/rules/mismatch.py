@@ -823,7 +823,7 @@ def _is_sure(log: RunLog) -> bool:
     return apart is not None and bool(apart.finite) and trends.level(apart.finite) < LIMITS["prob_diff"].warning / 4
 
 
-@rule("D09", "engine and trainer disagree", link="rollout_logprobs", scope="signals", needs=("|".join(LIMITS),),
+@rule("D09", "engine and trainer disagree", link="logprobs", scope="signals", needs=("|".join(LIMITS),),
       source="NeMo-RL docs; slime and miles CI; verl-omni#637")  # fmt: skip
 def mismatch(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
