@@ -39,7 +39,7 @@ def rate(log: RunLog) -> Iterator[Finding]:
     """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
     One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer
     than the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, and any of 40
-    steps and more. So is a rate that never comes to 1e-9, which changes no weight.
+    steps and more; of 16 from 0 on it is worth knowing. So is a rate that never comes to 1e-9, which changes no weight.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -86,6 +86,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
         return
     rises = [b - a for a, b in pairwise(values)]
     rising = min(rises) > 0 and max(rises) < 1.05 * min(rises) + 1e-15
+    # A first step of one rise: it began at 0, and how far it is to go the log does not tell.
+    from_nothing = rising and abs(values[0] - median(rises)) <= 0.05 * median(rises) and len(values) >= MANY
     far = log.get("kl")
     stood = far is not None and len(far.finite) >= 10 and max(map(abs, far.finite)) < STOOD
     if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or len(values) >= LONG):
@@ -103,6 +105,18 @@ def rate(log: RunLog) -> Iterator[Finding]:
             next_step="compare warmup_steps with the number of optimizer steps",
             steps=series.steps(),
         )
+    elif from_nothing:
+        yield finding(
+            "info",
+            f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} steps, from 0",
+            series.last.where(series.name),
+            evidence=[series.shown(values[-1], "its full value, which the log does not tell"),
+                      shown("rise per step", median(rises))],
+            cause="a warm-up that is not over: right if the run is long; else its steps are counted in samples or "
+            "micro-batches, and the rate never gets there",
+            next_step="compare warmup_steps with the number of optimizer steps",
+            steps=series.steps(),
+        )  # fmt: skip
 
 
 @rule("L07", "the settings leave nothing to learn with", link="optimizer", scope="case",
