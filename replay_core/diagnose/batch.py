@@ -68,7 +68,17 @@ class StepBatch:
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
         self.columns.forget()
-        for cached in ("tokens_N", "trained_N", "response_N", "group_B", "_asked_B", "reward_B", "functions_FB", "eos_id", "once"):
+        for cached in (
+            "tokens_N",
+            "trained_N",
+            "response_N",
+            "group_B",
+            "_asked_B",
+            "reward_B",
+            "functions_FB",
+            "eos_id",
+            "once",
+        ):
             self.__dict__.pop(cached, None)
 
     @cached_property

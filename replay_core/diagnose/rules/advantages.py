@@ -465,8 +465,8 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
         return partly
     if np.unique(np.bincount(group_B)).size > 1:
         return None, "", "groups have different sizes: part of the batch may not be in the dump"
-    if batch.functions_FB is not None and not _is_beside_rewards(batch, heard_B, kept_B):
-        return None, "", "rewards are a sum of several functions, whose weights are not recorded"
+    if batch.functions_FB is not None:
+        return None, "", "rewards are a sum of functions, whose weights (and a penalty) are not recorded"
     return (
         "warning",
         "advantages are no variant that rewards and groups give",
@@ -510,24 +510,6 @@ def _in_some_groups(
                     cause,
                 )
     return None
-
-
-def _is_beside_rewards(batch: StepBatch, heard_B: Array, kept_B: Array) -> bool:
-    """Whether no weights of the reward functions make the advantages: in a quarter of the groups that are large enough
-    to tell, they are no linear function of what the functions gave.
-    """
-    each_FB, group_B = np.nan_to_num(given(batch.functions_FB))[:, kept_B], given(batch.group_B)[kept_B]
-    looked = off = 0
-    for group in np.unique(group_B):
-        of = group_B == group
-        a = heard_B[of] - heard_B[of].mean()
-        x = (each_FB[:, of] - each_FB[:, of].mean(1, keepdims=True)).T
-        if of.sum() < len(each_FB) + 3 or np.unique(np.round(x, 9), axis=0).shape[0] < len(each_FB) + 2:
-            continue  # so few different samples have any advantages
-        left = a - x @ np.linalg.lstsq(x, a, rcond=None)[0]
-        looked += 1
-        off += bool(np.abs(left).max() > 1e-3 * max(float(np.abs(heard_B).max()), 1e-9))
-    return looked > 0 and 4 * off >= looked
 
 
 #: Of a batch's advantages, the share that a bound may cut off before it is what training is about.
@@ -594,7 +576,12 @@ def _other_formula(
         if not np.isfinite(values_B).all() or not size > 0:
             continue
         times = float(values_B @ heard_B) / size
-        if batch.functions_FB is None and times > 0 and abs(times - 1) > 1e-2 and _agree(heard_B / times, values_B, close):
+        if (
+            batch.functions_FB is None
+            and times > 0
+            and abs(times - 1) > 1e-2
+            and _agree(heard_B / times, values_B, close)
+        ):
             yield (
                 "warning",
                 f"advantages are {times:.4g} times what they should be: {times:.4g} x {name}",
@@ -635,7 +622,10 @@ def _baselines(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
     )
     if sizes_G.min() > 2:
         yield "the group's sum over one response less than it has", (total_G / (sizes_G - 1))[group_B]
-        yield "the sum of the others over all responses of the group", ((total_G[group_B] - reward_B) / sizes_G[group_B])
+        yield (
+            "the sum of the others over all responses of the group",
+            ((total_G[group_B] - reward_B) / sizes_G[group_B]),
+        )
     for how, pick, begin in (("best", np.maximum, -np.inf), ("worst", np.minimum, np.inf)):
         found_G = np.full(groups, begin)
         pick.at(found_G, group_B, reward_B)

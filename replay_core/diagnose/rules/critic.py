@@ -30,6 +30,8 @@ SETTING = 2e-3
 FEWEST, LEARNT = 8, 6
 #: Below these, tokens a few places before the reward hardly see it: no recipe for language models comes near.
 LEAST_GAMMA, LEAST_LAMBDA = 0.95, 0.5
+#: How near a factor of GAE's delta is to a whole number that it is called.
+NEAR = 0.02
 #: Rows before returns of another are no chance.
 SEVERAL_ROWS = 4
 #: Of what a critic was off at first, the share it is still off by when it has learnt nothing.
@@ -363,12 +365,11 @@ def _other_delta(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
         return
     own, following, carried = (float(one) for one in found)
     said = f"A(t) - r(t) = {own:.3g} V(t) {following:+.3g} V(t+1) {carried:+.3g} A(t+1)"
-    near = lambda a, b: abs(a - b) < 0.02  # noqa: E731
-    if near(own, 1) and following < -0.05:
+    if abs(own - 1) < NEAR and following < -0.05:
         yield "the values have the wrong sign in GAE's delta: V(t) is added and V(t+1) subtracted", said
-    elif near(following, 0) and -0.3 < own < 0.02:
+    elif abs(following) < NEAR and -0.3 < own < NEAR:
         yield "GAE bootstraps from a token's own value: V(t) stands where V(t+1) is due, and the critic drops out", said
-    elif not (near(own, -1) and 0.05 < following < 1.02):
+    elif not (abs(own + 1) < NEAR and 0.05 < following < 1.02):
         yield "GAE's delta is no r(t) + gamma V(t+1) - V(t)", said
 
 
@@ -987,12 +988,16 @@ def beyond_its_values(log: RunLog) -> Iterator[Finding]:
     loss = given(log.get("value_loss"))
     bounds: dict[int | None, float] = {}
     exact = log.has("value_max") and log.has("return_max")
-    for names in (("value_max", "value_min"), ("return_max", "return_min")) if exact else (("value_mean",), ("return_mean",)):
+    for names in (
+        (("value_max", "value_min"), ("return_max", "return_min")) if exact else (("value_mean",), ("return_mean",))
+    ):
         largest: dict[int | None, float] = {}
         for series in (one for name in names for one in log.all(name)[:1]):
             for point in series.points:
                 largest[point.step] = max(largest.get(point.step, 0.0), abs(point.value))
-        bounds = {step: bounds.get(step, 0.0) + value for step, value in largest.items() if not bounds or step in bounds}
+        bounds = {
+            step: bounds.get(step, 0.0) + value for step, value in largest.items() if not bounds or step in bounds
+        }
     limit = BEYOND if exact else 25 * BEYOND
     told = [
         (point, limit * bounds[point.step] ** 2) for point in loss.points

@@ -243,8 +243,13 @@ def first_metric(log: RunLog) -> Iterator[Finding]:
             + (f", at step {point.step}" if point.step is not None else ""),
             point.where(series.name),
             # Weights that are not finite write nothing that is rewarded: what that looks like comes after them.
-            link="dump" if signal in _FORWARDS and _writes_nothing(log, steps)
-            else "loss" if signal in LOSSES else "rewards" if signal in ("reward", "reward_function") else "logprobs",
+            link="dump"
+            if signal in _FORWARDS and _writes_nothing(log, steps)
+            else "loss"
+            if signal in LOSSES
+            else "rewards"
+            if signal in ("reward", "reward_function")
+            else "logprobs",
             evidence=broken.evidence,
             cause=_LOG_CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
             next_step="record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names "

@@ -99,9 +99,7 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
     return not any(logged.fits(one.values_N, loose=10.0) for one in every)
 
 
-def _another_range(
-    batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]
-) -> Iterator[Finding]:
+def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Iterator[Finding]:
     stated = given(batch.laid.algorithm.clip_range)
     how = "without clipping" if one.clip is None else f"with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
     yield finding(
@@ -213,15 +211,15 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
     if not count:
         raise Skip("rollout and trainer hardly differ: every weight is 1")
-    cap = batch.laid.algorithm.weight_cap
-    if cap is not None and (over_N := weights.said_N & (weights.values_N > cap * (1 + 1e-3))).any():
+    stated = batch.laid.algorithm.weight_cap
+    if stated is not None and (over_N := weights.said_N & (weights.values_N > stated * (1 + 1e-3))).any():
         heard_N = weights.said_N & np.isfinite(weights.values_N)
         yield finding(
             "error",
             f"importance weights are not cut off: they come to {float(weights.values_N[heard_N].max()):.4g}, and the "
-            f"run states a cap of {cap:g}",
+            f"run states a cap of {stated:g}",
             batch.laid.where("is_weights", at=int(np.flatnonzero(over_N)[0])),
-            evidence=[shown("largest weight", float(weights.values_N[heard_N].max()), f"<= {cap:g}", weights.source),
+            evidence=[shown("largest weight", float(weights.values_N[heard_N].max()), f"<= {stated:g}", weights.source),
                       shown("weights over the cap", int(over_N.sum()), "0")],
             cause="the truncation (clamp, max) is missing, or another threshold reaches it",
         )  # fmt: skip
