@@ -29,7 +29,8 @@ _BULLET = regex(
 )
 _ITERATION = regex(r"^\s{4,80}Learning iteration (\d{1,12})/\d{1,12}\s{0,40}$")
 _SET_RIGHT = regex(
-    r"^\s{2,60}([A-Za-z][\w ./()%-]{0,60}?):\s{1,4}([-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf))\s?(?:s\b.*|steps/s.*)?$"
+    r"^\s{2,60}([A-Za-z][\w ./()%-]{0,60}?):\s{1,4}"
+    r"([-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf))\s?(?:s\b.*|steps/s.*)?$"
 )
 #: The line above some bullets: what they are of.
 _ROOM = regex(r"([A-Za-z][A-Za-z ]{2,40}):\s{0,8}$")

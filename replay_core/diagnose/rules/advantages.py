@@ -498,7 +498,8 @@ def _in_some_groups(
         if not len(names) <= 3 * right_G.sum() < 3 * len(names):
             continue
         for what, other_B, cause in (
-            ("0", np.zeros_like(values_B), "part of the batch is cleared: rows that are masked, filled in late, or left "
+            ("0", np.zeros_like(values_B), "part of the batch is cleared: rows that are masked, filled in late, or "
+            "left "
              "out by a loop that ends too early"),
             ("of the other sign", -values_B, "the sign is turned for a part of the batch"),
         ):  # fmt: skip

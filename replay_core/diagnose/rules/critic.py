@@ -610,8 +610,8 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
     """Values that are one number for every token of 3 steps and more: a warning. Else explained variance and mean
     squared error of the returns by the values, over tokens that count, in 6 steps and more: a warning where the
     variance it explains stays within .02 of 0 while the error does not fall below .8 of what it was in the first
-    steps, or is below -.5 and does not rise. A critic that knows nothing but the mean is at 0 and has come nearer. Silent
-    where it began within half a standard deviation of its returns' mean, and its values move.
+    steps, or is below -.5 and does not rise. A critic that knows nothing but the mean is at 0 and has come nearer.
+    Silent where it began within half a standard deviation of its returns' mean, and its values move.
     """
     found: list[_StepLearnt] = []
     where = None
@@ -627,8 +627,8 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
             explained = 1 - float((r - v).var()) / float(r.var())
             unit = float(r.std())
             found.append(_StepLearnt(
-                batch.step, explained, float(((r - v) ** 2).mean()), float(np.ptp(v)), float(v.mean() - r.mean()) / unit,
-                float(v.mean()) / unit, float(v.std()) / unit,
+                batch.step, explained, float(((r - v) ** 2).mean()), float(np.ptp(v)), float(v.mean() - r.mean()) /
+                unit, float(v.mean()) / unit, float(v.std()) / unit,
             ))  # fmt: skip
             where = batch.laid.where("values", sample=0)
     constant = [one for one in found if not one.spread > 0]
@@ -767,7 +767,8 @@ _VALUE_CLIPS = ("cliprange_value", "vf_clip", "value_clip", "value_clip_range", 
 
 
 @rule("D91", "the critic's loss is clipped at another range than stated", link="loss", scope="case", lasts=True,
-      explains=("D45", "D71"), source="verl cliprange_value: values move by that much in a batch's updates, at most")  # fmt: skip
+      explains=("D45", "D71"),
+      source="verl cliprange_value: values move by that much in a batch's updates, at most")  # fmt: skip
 def clipped_elsewhere(case: Case) -> Iterator[Finding]:
     """The logged loss of a critic's micro-batches, made of its new values, the values recorded before the updates and
     the returns: max((V - R)^2, (clip(V, old +- c) - R)^2), halved, a mean over the tokens of the mask. An error where
@@ -883,7 +884,8 @@ OVERSHOT = 2.0
       source="a critic's mean lies within the range of its returns")  # fmt: skip
 def overshoots(log: RunLog) -> Iterator[Finding]:
     """|mean value - mean return| over twice the largest |mean return| in two steps and more, none of them the first,
-    and more than in the first step: a warning, an error in half of the steps. A critic that is loaded may begin far off, and comes nearer.
+    and more than in the first step: a warning, an error in half of the steps. A critic that is loaded may begin far
+    off, and comes nearer.
     """
     values, returns = given(log.get("value_mean")), given(log.get("return_mean"))
     by_step = {point.step: point.value for point in returns.points}
@@ -920,7 +922,8 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
 def negative_in_dump(case: Case) -> Iterator[Finding]:
     """Losses of the critic's micro-batches (4 and more) below -1e-4 in half of them and more: an error."""
     found = [
-        (value, record) for record in case.records() if record.key.stage not in ("training_metrics", "param", "gradient")
+        (value, record) for record in case.records()
+        if record.key.stage not in ("training_metrics", "param", "gradient")
         for value in [_value_loss(record)] if value is not None
     ]  # fmt: skip
     if len(found) < 4:

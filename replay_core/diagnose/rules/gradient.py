@@ -205,10 +205,11 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
         at, _ = broken
         yield finding(
             "warning",
-            f"the gradient norm leaps at step {finite[at].step} and does not come back: {max(values[at:]):.3g}, at most "
+            f"the gradient norm leaps at step {finite[at].step} and does not come back: {max(values[at:]):.3g}, at "
+            f"most "
             f"{max(values[:at]):.3g} before",
             finite[at].where(series.name),
-            evidence=[shown("smallest since", min(values[at:]), f"< {EXPLODED:g} x {max(values[:at]):.3g}", series.source),
+            evidence=[series.shown_at(finite[at], f"< {EXPLODED:g} x {max(values[:at]):.3g}"),
                       shown("steps since", len(values) - at)],
             cause="one update broke the policy (a batch with rare tokens or an outlier advantage, a learning rate too "
             "high without clipping): every gradient after it is large",

@@ -108,7 +108,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
     elif from_nothing:
         yield finding(
             "info",
-            f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} steps, from 0",
+            f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} "
+            f"steps, from 0",
             series.last.where(series.name),
             evidence=[series.shown(values[-1], "its full value, which the log does not tell"),
                       shown("rise per step", median(rises))],

@@ -829,11 +829,11 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
 
     mean|d| over 0.03 (0.1 an error), mean e^|d| over 1.05 (1.2), k3 over 1e-3 (0.1), mean difference of the
-    probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9; not where they hardly differ, .005). One number does not name a cause: a shift, a
-    temperature, stale weights and packing all look like this. A healthy bf16 mixture of experts has mean|d| of 0.064:
-    up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it does not rise. It is info, too, where the first step has
-    none, the second all of it, and it does not grow, within .5 nats, .1 of probability and .1 of k3: weights one update
-    old, as of every asynchronous run.
+    probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9; not where they hardly differ, .005). One number does
+    not name a cause: a shift, a temperature, stale weights and packing all look like this. A healthy bf16 mixture of
+    experts has mean|d| of 0.064: up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it does not rise. It is info,
+    too, where the first step has none, the second all of it, and it does not grow, within .5 nats, .1 of probability
+    and .1 of k3: weights one update old, as of every asynchronous run.
     """
     bad = [
         (limit, series, now)

@@ -362,15 +362,15 @@ def logits_on_a_grid(batch: StepBatch) -> Iterator[Finding]:
             continue
         for step in COARSE:
             whole = apart / step
-            if np.abs(whole - np.rint(whole)).max() <= OFF_GRID and np.unique(np.rint(np.abs(whole))).size >= 3:
+            off = float(np.abs(whole - np.rint(whole)).max())
+            if off <= OFF_GRID and np.unique(np.rint(np.abs(whole))).size >= 3:
                 yield finding(
                     "error",
                     f"the {whose}'s logits are rounded to steps of {step:g}: after one prefix the log-probabilities of "
                     "any two tokens differ by whole multiples of it",
                     batch.laid.where(name, at=int(at_a[0])),
                     evidence=[shown("pairs of tokens after one prefix", len(apart), None, column.source),
-                              shown("largest distance from a whole multiple", float(np.abs(whole - np.rint(whole)).max()),
-                                    "about 0.25")],
+                              shown("largest distance from a whole multiple", off, "about 0.25")],
                     cause="logits are quantised (fp8, int8, a rounding) before log-softmax: precision is lost, engine "
                     "and trainer disagree, and no gradient passes through a rounding",
                 )  # fmt: skip

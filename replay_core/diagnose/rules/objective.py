@@ -110,7 +110,8 @@ def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch
         link="ratio",
         evidence=[shown("steps whose losses it makes, and the stated range does not", len(every)),
                   shown("agree to", CLOSE)],
-        cause="the clip range that is configured does not reach the loss, or the unclipped surrogate is what is averaged",
+        cause="the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
+        "averaged",
         steps=[each.step for each, _ in every if each.step is not None],
     )  # fmt: skip
 

@@ -245,8 +245,8 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
 
 
 @rule("D29", "a KL that cannot be negative is", link="ref", scope="signals",
-      needs=("kl|policy_kl|rollout_k3|rollout_k1|event:negative_kl",), source="trl#2854; Schulman, Approximating KL Divergence; "
-      "marin#1708")  # fmt: skip
+      needs=("kl|policy_kl|rollout_k3|rollout_k1|event:negative_kl",),
+      source="trl#2854; Schulman, Approximating KL Divergence; marin#1708")  # fmt: skip
 def kl_sign(log: RunLog) -> Iterator[Finding]:
     """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong.
 
@@ -261,8 +261,8 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             f"the KL to the reference is negative: the trainer says so in {len(told)} lines",
             told[0].point.where(),
             evidence=[shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}")],
-            cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, top-p, "
-            "a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 is then "
+            cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
+            "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 is then "
             "negative, and rewards leaving the reference",
             next_step="sample with temperature 1, top_k 0, top_p 1; rldbg record -- YOUR COMMAND, then rldbg diagnose "
             "rldbg-dump",

@@ -34,9 +34,9 @@ def _back_at(series: Series) -> int | None:
         # However it wavers: of one and the same weights it is 0.
         for at in range(2 * SIDE, len(values) - 2):
             level = median(values[at - SIDE : at])
-            if min(values[at - SIDE : at]) > 0 and level > LEVEL and max(values[0], values[at]) < NOTHING * level:
-                if max(values[at + 1 : at + 3]) < 0.5 * level:
-                    return at
+            falls = min(values[at - SIDE : at]) > 0 and max(values[0], values[at]) < NOTHING * level
+            if falls and level > LEVEL and max(values[at + 1 : at + 3]) < 0.5 * level:
+                return at
     begun = median(values[:SIDE])
     noise = median(abs(b - a) for a, b in pairwise(values))
     best: tuple[float, int] | None = None
@@ -57,8 +57,9 @@ def _back_at(series: Series) -> int | None:
 def falls_back(log: RunLog) -> Iterator[Finding]:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
     where they were in the first steps (within .35 of the way they had come), and stay there for 4: a warning. Without
-    a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it began. Each has to have come further than three times what a step changes. New prompts
-    take the reward back, and not the KL; a new reference the KL, and not the reward.
+    a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it began. Each has to have come
+    further than three times what a step changes. New prompts take the reward back, and not the KL; a new reference the
+    KL, and not the reward.
     """
     found = [(series, at) for name in _COMES_BACK for series in log.all(name)[:3] if (at := _back_at(series))]
     far = log.get("kl")

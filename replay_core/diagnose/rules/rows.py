@@ -244,7 +244,8 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
             batch.laid.where("input_ids", sample=0),
             evidence=[shown("samples that are never trained on", never, "0", held.parts[0].held.record.path.name),
                       shown("rows that are there once more", again, "0"), shown("rows of the epoch", len(held))],
-            cause="the loop takes the first mini-batch every time (an index that is not moved, an iterator that is made "
+            cause="the loop takes the first mini-batch every time (an index that is not moved, an iterator that is "
+            "made "
             "anew), or rows are drawn with replacement",
         )  # fmt: skip
         return

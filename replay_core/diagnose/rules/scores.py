@@ -112,15 +112,24 @@ def of_other_samples(batch: StepBatch) -> Iterator[Finding]:
         return
     if not same or other_B.sum() < 2 or np.unique(np.round(scores_B, 6)).size < 4:
         raise Skip("rewards differ from scores by more than their order: they were shaped")
-    how = next((how for how, order_B in orders(len(scores_B), max(int(given(batch.group_B).max()) + 1, 1))
-                if np.allclose(rewards_B, scores_B[order_B], atol=close)), "") if batch.has("group") else ""  # fmt: skip
+    groups = int(given(batch.group_B).max()) + 1 if batch.has("group") else 1
+    how = next(
+        (
+            how
+            for how, order_B in orders(len(scores_B), groups)
+            if np.allclose(rewards_B, scores_B[order_B], atol=close)
+        ),
+        "",
+    )
     yield finding(
         "error",
-        f"token rewards are other samples' scores: the same numbers in another order, {share(int(other_B.sum()), len(other_B))} "
-        "rows differ" + (f", those {how}" if how else ""),
+        "token rewards are other samples' scores: the same numbers in another order, "
+        f"{share(int(other_B.sum()), len(other_B))} rows differ" + (f", those {how}" if how else ""),
         batch.laid.where("token_rewards", sample=int(np.flatnonzero(other_B)[0])),
-        evidence=[shown("rows whose reward is not their score", int(other_B.sum()), "0", f"rewards of {batch.name}"),
-                  shown("largest difference of both, sorted", float(np.abs(np.sort(rewards_B) - np.sort(scores_B)).max()))],
+        evidence=[
+            shown("rows whose reward is not their score", int(other_B.sum()), "0", f"rewards of {batch.name}"),
+            shown("largest difference of both, sorted", float(np.abs(np.sort(rewards_B) - np.sort(scores_B)).max())),
+        ],
         cause="rewards come back in another order than the samples, or were rolled or permuted after they were scored: "
         "advantages are made of the neighbours' scores",
-    )  # fmt: skip
+    )

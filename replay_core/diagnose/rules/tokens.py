@@ -158,8 +158,8 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
       source="verl#2626 (`!!!!` from NaN weights); slime repetition_frac")  # fmt: skip
 def degenerate(batch: StepBatch) -> Iterator[Finding]:
     """Share of the most frequent token among all response tokens. Above 0.5 is a warning, an error above 0.95
-    and where it is id 0: what sampling from NaN logits gives. Skipped where responses are short on average (below 8 tokens). Where nothing
-    says which slots are padding, only the tokens in the loss are looked at.
+    and where it is id 0: what sampling from NaN logits gives. Skipped where responses are short on average (below 8
+    tokens). Where nothing says which slots are padding, only the tokens in the loss are looked at.
     """
     tokens_N, response_N = given(batch.tokens_N), given(batch.response_N)
     if not batch.spine.padding_known and batch.trained_N is not None:

@@ -12,7 +12,8 @@ from replay_core.diagnose.signals import RunLog, Told
 from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
-#: Lines that say the same before it is a habit; and seconds between the first and the last of them before it is a stall.
+#: Lines that say the same before it is a habit; and seconds between the first and the last of them before it is a
+#: stall.
 LINES, LONG = 5, 900.0
 #: Without a clock, so many lines in a row.
 MANY = 20
@@ -49,7 +50,8 @@ def waits(log: RunLog) -> Iterator[Finding]:
         first.point.where(),
         evidence=[shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
                   shown("seconds between the first and the last", waited, f"< {LONG:g}")],
-        cause="a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, a "
+        cause="a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, "
+        "a "
         "worker that is stuck, a message that was lost), and nothing times out",
         next_step="look at the other process: py-spy dump --pid PID on both sides shows where each stands",
     )  # fmt: skip
