@@ -262,7 +262,8 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             told[0].point.where(),
             evidence=[shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}")],
             cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
-            "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 is then "
+            "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 "
+            "is then "
             "negative, and rewards leaving the reference",
             next_step="sample with temperature 1, top_k 0, top_p 1; rldbg record -- YOUR COMMAND, then rldbg diagnose "
             "rldbg-dump",
