@@ -54,8 +54,6 @@ class StepBatch:
         self.repeated: list[str] = []
         #: Sheets of the step with tokens that share none with these samples.
         self.strangers: list[Sheet] = []
-        #: Every record of the step, those of single losses and of the critic among them.
-        self.records = records
 
     def __len__(self) -> int:
         return len(self.spine)
@@ -303,21 +301,8 @@ class StepBatch:
             scores_B = self.summed(name)
             if scores_B is not None:
                 return scores_B
-        functions_FB = self.functions_FB
+        functions_FB = self.columns.reward_functions_FB
         return None if functions_FB is None else np.nansum(functions_FB, axis=0)
-
-    @cached_property
-    def functions_FB(self) -> Array | None:
-        """What each of several reward functions gave each sample, where they stand apart: with which weights they are
-        summed is not recorded. NaN where one gave nothing.
-        """
-        for sheet, _ in self.columns.sheets:
-            names = sorted(name for name in sheet.names() if name.startswith("reward_function."))
-            each = [self.columns.per_sample(name) for name in names]
-            known = [values_B for values_B in each if values_B is not None]
-            if known and len(known) == len(each):
-                return np.array(known)
-        return None
 
     def summed(self, name: str) -> Array | None:
         """Each sample's sum of a per-token tensor [B]: the whole row, as trainers sum it. A reward that lies where the
@@ -389,7 +374,7 @@ def batches_of(step: int | None, records: list[Record], lost: list[str], run: Ru
     for spine, others in joined(sheets):
         own = step if any(part.held.record.key.step is not None for part in spine.parts) else None
         batches.append(StepBatch(step if others else own, spine, others, trained, run))
-        batches[-1].records = records
+        batches[-1].columns.every_record = records
         repeated += [_repeats(spine, sheet) for sheet, places in others if _is_repeat(spine, sheet, places)]
     for batch in batches:
         batch.repeated = repeated

@@ -42,6 +42,8 @@ class Columns:
 
     def __init__(self, flat: Flat, others: list[tuple[Sheet, list[int | None]]], records: list[Record]) -> None:
         self.records = records
+        #: Those of the critic among them.
+        self.every_record = records
         self._flat = flat
         spine = flat.spine
         own: list[int | None] = list(range(len(spine)))
@@ -115,6 +117,27 @@ class Columns:
                     at = [sheet.index[place] for place in places if place is not None]
                     return np.array([known[part][row] for part, row in at], dtype=np.float64)
         return None
+
+    @property
+    def reward_functions_FB(self) -> Array | None:
+        """What each of several reward functions gave each sample, where they stand apart: with which weights they are
+        summed is not recorded. NaN where one gave nothing.
+        """
+        each = [self.per_sample(name) for name in self._reward_functions()]
+        known = [values_B for values_B in each if values_B is not None]
+        return np.array(known) if known and len(known) == len(each) else None
+
+    def _reward_functions(self) -> list[str]:
+        found = (
+            sorted(name for name in sheet.names() if name.startswith("reward_function.")) for sheet, _ in self.sheets
+        )
+        return next((names for names in found if names), [])
+
+    @property
+    def reward_name(self) -> str:
+        """Under which name a sample's reward stands, or a part of it."""
+        known = ("reward", "token_scores", "token_rewards", *self._reward_functions())
+        return next((name for name in known if self.ref(name) is not None), "reward")
 
     def texts(self, name: str) -> list[str] | None:
         """One text per sample, or None."""

@@ -465,7 +465,7 @@ def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> t
         return partly
     if np.unique(np.bincount(group_B)).size > 1:
         return None, "", "groups have different sizes: part of the batch may not be in the dump"
-    if batch.functions_FB is not None:
+    if batch.columns.reward_functions_FB is not None:
         return None, "", "rewards are a sum of functions, whose weights (and a penalty) are not recorded"
     return (
         "warning",
@@ -578,7 +578,7 @@ def _other_formula(
             continue
         times = float(values_B @ heard_B) / size
         if (
-            batch.functions_FB is None
+            batch.columns.reward_functions_FB is None
             and times > 0
             and abs(times - 1) > 1e-2
             and _agree(heard_B / times, values_B, close)

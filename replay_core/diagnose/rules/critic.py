@@ -453,6 +453,8 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
     if lost_B.sum() < 2 or lost_B.sum() < 0.25 * heard_B.sum():
         return
+    if summed and not _in_one_column(batch, name, lost_B):
+        raise Skip("one advantage for all of a response: it is made of the row's sum")
     sample = int(np.flatnonzero(lost_B)[0])
     yield finding(
         "warning" if summed else "error",
@@ -469,6 +471,15 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
         + ("one advantage for a response is made of the row's sum and has it, anything made token by token has not"
            if summed else "returns and advantages never see it"),
     )  # fmt: skip
+
+
+def _in_one_column(batch: StepBatch, name: str, lost_B: Array) -> bool:
+    """Whether rewards off the tokens all lie in one column of the rows, as where the last one is taken for the end."""
+    refs = next((refs for sheet, _ in batch.columns.sheets if (refs := sheet.refs(name))), [])
+    grids = [pages.array(ref) for ref in refs if ref.rows is None and len(ref.shape) == 2]
+    if len(grids) != 1 or len(grids[0]) != len(lost_B):
+        return False
+    return np.unique(np.nonzero(grids[0][lost_B])[1]).size == 1
 
 
 def _on_every_token(batch: StepBatch) -> Finding | None:
@@ -821,7 +832,7 @@ def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array
     if old is None or returns is None:
         return
     learnt = {
-        (record.key.rank, record.key.micro): record for record in batch.records
+        (record.key.rank, record.key.micro): record for record in batch.columns.every_record
         if record.key.role == "critic" and record.key.stage == "loss" and record.key.micro is not None
     }  # fmt: skip
     for sheet, places in batch.columns.sheets if learnt else ():

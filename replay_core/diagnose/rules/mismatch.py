@@ -39,6 +39,8 @@ from replay_core.diagnose.stating import finding, listed, share, shown
 
 _BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
 _TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
+#: Nats per token of a policy that hardly samples.
+SURE = 0.05
 #: Of two tokens that have nothing to do with each other, log-probabilities are apart by that much, nats.
 OTHER_TOKENS = 1.0
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
@@ -816,11 +818,13 @@ def _leaps(log: RunLog) -> Iterator[Finding]:
 
 
 def _is_sure(log: RunLog) -> bool:
-    """Whether probabilities hardly differ between engine and trainer: of a policy that is sure of every token they are
+    """Whether the policy is sure of every token, and probabilities hardly differ between engine and trainer: they are
     all 1, and what is correlated is rounding.
     """
-    apart = log.get("prob_diff")
-    return apart is not None and bool(apart.finite) and trends.level(apart.finite) < LIMITS["prob_diff"].warning / 4
+    apart, entropy = log.get("prob_diff"), log.get("entropy")
+    if apart is None or entropy is None or not apart.finite or not entropy.finite:
+        return False
+    return trends.level(apart.finite) < LIMITS["prob_diff"].warning / 4 and trends.level(entropy.finite) < SURE
 
 
 @rule("D09", "engine and trainer disagree", link="logprobs", scope="signals", needs=("|".join(LIMITS),),
@@ -829,11 +833,11 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
 
     mean|d| over 0.03 (0.1 an error), mean e^|d| over 1.05 (1.2), k3 over 1e-3 (0.1), mean difference of the
-    probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9; not where they hardly differ, .005). One number does
-    not name a cause: a shift, a temperature, stale weights and packing all look like this. A healthy bf16 mixture of
-    experts has mean|d| of 0.064: up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it does not rise. It is info,
-    too, where the first step has none, the second all of it, and it does not grow, within .5 nats, .1 of probability
-    and .1 of k3: weights one update old, as of every asynchronous run.
+    probabilities over 0.02 (0.1), their Pearson under 0.98 (0.9; not where they hardly differ and the entropy is below
+    .05). One number does not name a cause: a shift, a temperature, stale weights and packing all look like this. A
+    healthy bf16 mixture of experts has mean|d| of 0.064: up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it
+    does not rise. It is info, too, where the first step has none, the second all of it, and it does not grow, within
+    .5 nats, .1 of probability and .1 of k3: weights one update old, as of every asynchronous run.
     """
     bad = [
         (limit, series, now)

@@ -101,7 +101,7 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
         if everywhere
         else f"{share(count, total)} groups have equal rewards and teach nothing"
     )
-    place = batch.laid.where("reward" if batch.columns.ref("reward") else "token_scores", sample=0)
+    place = batch.laid.where(batch.columns.reward_name, sample=0)
     yield finding(
         "error" if everywhere else "warning" if count / total >= MOSTLY else "info",
         claim,
@@ -159,7 +159,7 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     scale = max(float(np.nanmax(np.abs(rewards_B))), EQUAL)
     if spread <= EQUAL * scale or _has_other_baseline(batch, equal_G):
         return
-    place = batch.laid.where("reward" if batch.columns.ref("reward") else "token_scores", sample=0)
+    place = batch.laid.where(batch.columns.reward_name, sample=0)
     yield finding(
         "info" if beside_the_first < FEW_RESPONSES else "error",
         "no group has a spread of rewards: they differ from prompt to prompt and never between the responses to one "

@@ -47,7 +47,7 @@ def outlier(batch: StepBatch) -> Iterator[Finding]:
                 if out == 1
                 else f"{out} samples' rewards outweigh the batch: up to {reward_B[worst]:.6g}, and all others lie "
                 f"between {rest.min():.4g} and {rest.max():.4g}",
-                batch.laid.where("reward" if batch.columns.ref("reward") is not None else "token_scores", sample=worst),
+                batch.laid.where(batch.columns.reward_name, sample=worst),
                 evidence=[
                     shown("distance from the middle, in ranges of the others", float(away_B[far].min() / size),
                           f"< {APART:g}", f"rewards of {batch.name}"),

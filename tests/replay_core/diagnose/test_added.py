@@ -85,7 +85,7 @@ def trained_terms(path: Path, *, bonus: float = 0.0, times: float = 1.0, stated:
         ({"bonus": 0.01}, "", ""),
         ({"times": 8.0}, "error", "the loss is 8 times its terms"),
         ({"times": 2.0}, "warning", "the loss is 2 times its terms"),
-        ({"times": 0.5}, "", ""),
+        ({"times": 0.5}, "error", "divided by the 2 micro-batches of an update twice"),
     ],
     ids=["entropy minimised", "thirty times", "as stated", "world size", "accumulation", "divided by accumulation"],
 )
