@@ -205,6 +205,8 @@ _LOG_CAUSES = {
     "reward_function": "a reward function returned no number (None counts as NaN)",
     "entropy": "logits that are not finite: the weights, an attention row that is masked whole, or a temperature of 0",
     "kl": "log-probabilities that are not finite in policy or reference",
+    "prob_pearson": "one side's probabilities are all one number, whose correlation with the other's is 0/0: old or "
+    "rollout log-probabilities that are all 0 or were never filled; or a policy that is sure of every token",
     "policy_kl": "log-probabilities that are not finite, or an overflow of the ratio",
     "pair_logits": "logits that are not finite: the weights, or an attention row that is masked whole",
     "pair_logps": "the log-probability of a response: one without a token (cut off by the length limit, or none of "
@@ -239,7 +241,8 @@ def first_metric(log: RunLog) -> Iterator[Finding]:
     if signal != "grad_norm":
         yield finding(
             "error",
-            f"{series.name} is the first metric that is not finite"
+            ("engine and trainer do not rise and fall together: " if signal == "prob_pearson" else "")
+            + f"{series.name} is the first metric that is not finite"
             + (f", at step {point.step}" if point.step is not None else ""),
             point.where(series.name),
             # Weights that are not finite write nothing that is rewarded: what that looks like comes after them.
