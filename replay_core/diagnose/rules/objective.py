@@ -101,10 +101,10 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
 
 def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Iterator[Finding]:
     stated = given(batch.laid.algorithm.clip_range)
-    how = "without clipping" if one.clip is None else f"with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
+    how = "not clipped" if one.clip is None else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
     yield finding(
         "error",
-        f"the policy loss is made {how}, and the run states {stated[0]:g}"
+        f"the policy loss is {how}, and the run states {stated[0]:g}"
         + (f" and {stated[1]:g}" if stated[1] != stated[0] else ""),
         batch.laid.where("advantages", sample=0),
         link="ratio",
