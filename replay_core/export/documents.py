@@ -6,9 +6,8 @@ import json
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import replay_core
 from replay_core import pages
@@ -227,8 +226,8 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
     if (block := _parallel(comparison)) is not None:
         doc["parallel"] = block
     doc = clean(doc)
-    keys: dict[int, KeyEntry] = {}
-    doc["tensors"] = [tensor_row(row, keys) for row in [*comparison.tensors, *comparison.skipped]]
+    held = Held()
+    doc["tensors"] = [tensor_row(row, held) for row in [*comparison.tensors, *comparison.skipped]]
     return doc
 
 
@@ -278,7 +277,8 @@ def _side(run: Run) -> RunSide:
 
 def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around | None = None) -> DivergenceEntry:
     """Where two runs first part: name, place, both values, those beside it, and the sentence why."""
-    keys, place = _keys(row, {}), _place(row)
+    held = Held()
+    keys, place = _keys(row, held.keys), _place(row, held)
     entry: DivergenceEntry = {
         "name": row.name,
         "a_key": keys["a_key"],
@@ -287,7 +287,7 @@ def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around |
         "index": place["index"],
         "a": place["a"],
         "b": place["b"],
-        "metrics": None if row.figures is None else metrics(row.figures, row),
+        "metrics": None if row.figures is None else metrics(row.figures, row, held),
         "origin": None if origin is None else origin.module,
         "why": row.reason,
         "note": row.note,
@@ -298,24 +298,45 @@ def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around |
     return entry
 
 
-def tensor_row(row: TensorVerdict, known: dict[int, KeyEntry] | None = None) -> PairEntry:
-    """One tensor pair of a comparison, its numbers as they enter a document.
-
-    known: entries of keys by their record's id. A rank has a thousand tensors under one key, which is held once.
+class Held:
+    """What rows of one document say alike and hold once: of a hundred thousand rows of 512 ranks two hundred are called
+    differently, a few have a shape of their own, and nearly all are equal. Never of two documents: they may be changed.
     """
+
+    def __init__(self) -> None:
+        #: By the record's id: a rank has a thousand tensors under one key.
+        self.keys: dict[int, KeyEntry] = {}
+        self.texts: dict[Any, list[str | None]] = {}
+        self.shapes: dict[Any, list[list[int] | None]] = {}
+        self.equal: dict[Any, MetricsEntry] = {}
+        self.nowhere: ElementEntry | None = None
+
+    def both(self, a: str | None, b: str | None) -> list[str | None]:
+        return self.texts.setdefault((a, b), [a, b])
+
+    def shapes_of(self, a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> list[list[int] | None]:
+        known = self.shapes.get((a, b))
+        if known is None:
+            known = self.shapes[a, b] = [None if a is None else list(a), None if b is None else list(b)]
+        return known
+
+
+def tensor_row(row: TensorVerdict, held: Held | None = None) -> PairEntry:
+    """One tensor pair of a comparison, its numbers as they enter a document."""
+    held = held or Held()
     a, b = None if row.a is None else row.a[1], None if row.b is None else row.b[1]
-    keys, place = _keys(row, {} if known is None else known), _place(row)
+    keys, place = _keys(row, held.keys), _place(row, held)
     entry: PairEntry = {
         "name": row.name,
         "a_key": keys["a_key"],
         "b_key": keys["b_key"],
-        "names": _both(None if a is None else a.name, None if b is None else b.name),
+        "names": held.both(None if a is None else a.name, None if b is None else b.name),
         "verdict": row.verdict._value_ if row.skipped is None else "skipped",  # `value` asks a descriptor
         "suspect": bool(row.suspect),
-        "dtype": _both(None if a is None else a.dtype, None if b is None else b.dtype),
-        "shape": _shapes(None if a is None else a.shape, None if b is None else b.shape),
-        "metrics": None if row.figures is None else metrics(row.figures, row),
-        "unmasked": None if row.unmasked is None else metrics(row.unmasked),
+        "dtype": held.both(None if a is None else a.dtype, None if b is None else b.dtype),
+        "shape": held.shapes_of(None if a is None else a.shape, None if b is None else b.shape),
+        "metrics": None if row.figures is None else metrics(row.figures, row, held),
+        "unmasked": None if row.unmasked is None else metrics(row.unmasked, None, held),
         "index": place["index"],
         "a": place["a"] if place["a"] is None else clean(place["a"]),
         "b": place["b"] if place["b"] is None else clean(place["b"]),
@@ -328,30 +349,21 @@ def tensor_row(row: TensorVerdict, known: dict[int, KeyEntry] | None = None) -> 
     return entry
 
 
-# Of a hundred thousand rows of 512 ranks 200 are called differently, and a few have a shape of their own: what they
-# say alike they hold once.
-@lru_cache(4096)
-def _both(a: str | None, b: str | None) -> list[str | None]:
-    return [a, b]
-
-
-@lru_cache(4096)
-def _shapes(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> list[list[int] | None]:
-    return [None if a is None else list(a), None if b is None else list(b)]
-
-
-#: Of digests no element is known, of equal numbers none is shown; the one entry stands in every such row.
-_NOWHERE: ElementEntry = {
-    "index": {"sample": None, "position": None, "raw_a": None, "raw_b": None, "sample_b": None}, "a": None, "b": None
-}  # fmt: skip
 _NONE_SHOWN = (None,) * 6
 
 
-def _place(row: TensorVerdict) -> ElementEntry:
+def _nowhere() -> ElementEntry:
+    """Of digests no element is known, of equal numbers none is shown."""
+    nowhere: IndexEntry = {"sample": None, "position": None, "raw_a": None, "raw_b": None, "sample_b": None}
+    return {"index": nowhere, "a": None, "b": None}
+
+
+def _place(row: TensorVerdict, held: Held) -> ElementEntry:
     """The element shown: its index, by token where the layout tells and raw on either side, and both values."""
     shown: tuple[object, ...] = (row.raw_a, row.raw_b, row.token, row.sample_b, row.value_a, row.value_b)
     if row.by_digest or shown == _NONE_SHOWN:
-        return _NOWHERE
+        held.nowhere = held.nowhere or _nowhere()
+        return held.nowhere
     sample, position = row.token or (None, None)
     raw_a = None if row.raw_a is None else list(row.raw_a)
     raw_b = None if row.raw_b is None else list(row.raw_b)
@@ -379,10 +391,8 @@ def _key(side: tuple[Record, TensorRef] | None, known: dict[int, KeyEntry]) -> K
     return entry
 
 
-@lru_cache(1024)
 def _equal(compared: int, nan_a: int, nan_b: int) -> MetricsEntry:
-    """Nearly all of a log, or of many ranks: bitwise equal, so nothing was added up. The one entry stands in every
-    such row: of a hundred thousand, one each would be 70 MB."""
+    """Bitwise equal, so nothing was added up."""
     return {
         "compared": compared, "mismatched": 0, "nan_a": nan_a, "nan_b": nan_b, "nonfinite_mismatched": 0,
         "max_abs": 0.0, "max_rel": 0.0, "rel_l2": 0.0, "one_minus_cosine": 0.0, "mean_signed": 0.0, "gain": 0.0,
@@ -390,11 +400,17 @@ def _equal(compared: int, nan_a: int, nan_b: int) -> MetricsEntry:
     }  # fmt: skip
 
 
-def metrics(pair: PairFigures, row: TensorVerdict | None = None) -> MetricsEntry:
+def metrics(pair: PairFigures, row: TensorVerdict | None = None, held: Held | None = None) -> MetricsEntry:
     """Tier 1 figures of a pair; all of them unitless but max_abs and mean_signed, which are in the tensor's unit."""
     worst = None if row is None else row.worst_token
     if not pair.mismatched and not pair.total.count and worst is None:
-        return _equal(pair.compared, pair.nan_a, pair.nan_b)
+        of = pair.compared, pair.nan_a, pair.nan_b
+        known = None if held is None else held.equal.get(of)
+        if known is None:
+            known = _equal(*of)
+            if held is not None:
+                held.equal[of] = known
+        return known
     entry: MetricsEntry = {
         "compared": pair.compared,
         "mismatched": pair.mismatched,
