@@ -52,6 +52,8 @@ class Ranked:
     factors: dict[int, float] = field(default_factory=dict)
     #: Which of the ranks' parts make the sum, as numbers from 0: one of each group whose ranks hold the same.
     summands: tuple[int, ...] = ()
+    #: What their sum is divided by.
+    times: int = 1
     #: Why it is no value of its own, where what it says is compared elsewhere.
     restates: str | None = None
 
@@ -76,7 +78,7 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
     if held.is_cut:
         _slices(found, what, whole, held)
     elif all(ref.shape == whole.shape for ref in held.parts):
-        _wholes(found, what, whole, held)
+        _wholes(found, what, whole, held, together.samples)
     return found
 
 
@@ -94,7 +96,8 @@ def _called(name: str) -> str:
 # ---- tensors that every rank holds whole
 
 
-def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> None:
+def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, samples: int) -> None:
+    """samples: how many groups of ranks have samples of their own."""
     ranks, count = held.ranks, len(held.ranks)
     products = products_of([whole, *held.parts])
     if not all(products.finite):
@@ -132,16 +135,19 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
     if enough and len(classes) == 2 < count and (kept := _kept_own(what, found, classes, products)) is not None:
         found.fault = kept
         return
-    for weights, times in ((everyone, 1), (everyone, count), (first_of, 1)):
+    tried = [(everyone, 1), (everyone, count), (first_of, 1)]
+    if 1 < samples < len(first_of):
+        tried.append((first_of, samples))  # a sum over the tokens of each group, and a mean over the groups
+    for weights, times in tried:
         wanted = {**weights, 0: -float(times)}
         left = products.norm(wanted) / times
         if not (left <= NEAR * size and left <= _LEFT * nearest):
             continue
         found.relation = "mean" if times > 1 else "parts"
-        found.summands = tuple(number - 1 for number in weights)
+        found.summands, found.times = tuple(number - 1 for number in weights), times
         if not enough:
             return
-        if weights is first_of and len(classes) < count:
+        if weights is first_of and times == 1 and len(classes) < count:
             groups = "; ".join(named(ranks[number - 1] for number in members) for members in classes)
             sentence = f"{what} is summed only within groups of ranks ({groups}): their sums add up to the whole"
             found.fault = Fault("summed in groups", ranks, sentence)

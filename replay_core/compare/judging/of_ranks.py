@@ -150,8 +150,10 @@ class OfRanks:
                 self._mean.add(row.key.step)
             parts = [held.parts[number] for number in found.summands]
             ranks = [held.ranks[number] for number in found.summands]
-            said = f"the {'mean' if is_mean else 'sum'} of what ranks {named(ranks)} of {found.which} hold"
-            self._judge_as(row, parts, 1 / len(parts) if is_mean else 1.0, said, pair, micro_pair, judge)
+            divided = f", divided by {found.times}," if 1 < found.times < len(parts) else ""
+            of_them = "mean" if is_mean and not divided else "sum"
+            said = f"the {of_them}{divided} of what ranks {named(ranks)} of {found.which} hold"
+            self._judge_as(row, parts, 1 / found.times, said, pair, micro_pair, judge)
             return
         if (times := self._of_own_mean(row, found, together)) is not None:
             found.fault, found.parted = None, ()
@@ -201,8 +203,8 @@ class OfRanks:
         losses are means of their own; None where it is not.
         """
         there = together.whole_of
-        own = together.groups if together.shares == "samples" and row.key.step in self._mean else 1
-        others = there.groups if there is not None and there.own_mean else 1
+        own = together.samples if together.shares == "samples" and row.key.step in self._mean else 1
+        others = there.samples if there is not None and there.own_mean else 1
         if own == others or naming.meaning(row.name).region == "all":
             return None
         expected, every = own / others, list(found.factors.values())

@@ -74,6 +74,8 @@ class Together:
     step: int | None = None
     #: How many groups of ranks have tokens of their own.
     groups: int = 1
+    #: And how many have samples of their own.
+    samples: int = 1
     #: Whether the loss of each rank or group is the mean over its own samples, as far as was noticed here.
     own_mean: bool = False
     #: What ranks of a pipeline were given by the stage before, which the one process never has as an input.
@@ -323,6 +325,9 @@ class RankGroup:
 
     def _pair(self, key: RecordKey, whole: Side, ranks: dict[int, Side]) -> MicroBatchPair:
         together = Together(self._many, tuple(ranks), self.shares, {}, self._astray, self.key.step, len(self._groups))
+        if self.shares == "samples":
+            rows = self._cut is not None and self._cut[0] == 0
+            together.samples = len(set(self._cut[1])) if rows and self._cut is not None else len(self._groups)
         side = self._side(whole, ranks, together)
         ids = [ids_of(one) for one in self._ranks.values()]
         if all(one is not None for one in ids):
