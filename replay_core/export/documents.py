@@ -226,7 +226,7 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
     if (block := _parallel(comparison)) is not None:
         doc["parallel"] = block
     doc = clean(doc)
-    held = Held()
+    held = RowsAlike()
     doc["tensors"] = [tensor_row(row, held) for row in [*comparison.tensors, *comparison.skipped]]
     return doc
 
@@ -277,7 +277,7 @@ def _side(run: Run) -> RunSide:
 
 def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around | None = None) -> DivergenceEntry:
     """Where two runs first part: name, place, both values, those beside it, and the sentence why."""
-    held = Held()
+    held = RowsAlike()
     keys, place = _keys(row, held.keys), _place(row, held)
     entry: DivergenceEntry = {
         "name": row.name,
@@ -298,7 +298,7 @@ def first_divergence(row: TensorVerdict, origin: Origin | None, around: Around |
     return entry
 
 
-class Held:
+class RowsAlike:
     """What rows of one document say alike and hold once: of a hundred thousand rows of 512 ranks two hundred are called
     differently, a few have a shape of their own, and nearly all are equal. Never of two documents: they may be changed.
     """
@@ -321,9 +321,9 @@ class Held:
         return known
 
 
-def tensor_row(row: TensorVerdict, held: Held | None = None) -> PairEntry:
+def tensor_row(row: TensorVerdict, held: RowsAlike | None = None) -> PairEntry:
     """One tensor pair of a comparison, its numbers as they enter a document."""
-    held = held or Held()
+    held = held or RowsAlike()
     a, b = None if row.a is None else row.a[1], None if row.b is None else row.b[1]
     keys, place = _keys(row, held.keys), _place(row, held)
     entry: PairEntry = {
@@ -358,7 +358,7 @@ def _nowhere() -> ElementEntry:
     return {"index": nowhere, "a": None, "b": None}
 
 
-def _place(row: TensorVerdict, held: Held) -> ElementEntry:
+def _place(row: TensorVerdict, held: RowsAlike) -> ElementEntry:
     """The element shown: its index, by token where the layout tells and raw on either side, and both values."""
     shown: tuple[object, ...] = (row.raw_a, row.raw_b, row.token, row.sample_b, row.value_a, row.value_b)
     if row.by_digest or shown == _NONE_SHOWN:
@@ -400,7 +400,7 @@ def _equal(compared: int, nan_a: int, nan_b: int) -> MetricsEntry:
     }  # fmt: skip
 
 
-def metrics(pair: PairFigures, row: TensorVerdict | None = None, held: Held | None = None) -> MetricsEntry:
+def metrics(pair: PairFigures, row: TensorVerdict | None = None, held: RowsAlike | None = None) -> MetricsEntry:
     """Tier 1 figures of a pair; all of them unitless but max_abs and mean_signed, which are in the tensor's unit."""
     worst = None if row is None else row.worst_token
     if not pair.mismatched and not pair.total.count and worst is None:
