@@ -296,9 +296,12 @@ def never_moves(case: Case) -> Iterator[Finding]:
       source="ms-swift#5890; a reference that shares the policy's weights")  # fmt: skip
 def no_divergence(log: RunLog) -> Iterator[Finding]:
     """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning. Of
-    preference pairs, so is every implicit reward (beta times the log ratio to the reference).
+    preference pairs, so is every implicit reward (beta times the log ratio to the reference). Not of a "penalty",
+    which is multiplied by a coefficient that may be 0: the log then tells nothing of the KL.
     """
     series = given(log.get("kl") or log.get("pair_reward"))
+    if series.signal == "kl" and "penalty" in series.name.lower():
+        raise Skip(f"{series.name} is a KL times its coefficient, which may be 0: needs the KL itself")
     grads, rates = log.get("grad_norm"), log.get("learning_rate")
     if len(series.finite) < 2 * FEWEST:
         raise Skip(f"needs the KL of {2 * FEWEST} steps")
@@ -403,7 +406,8 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
       source="rldbg; Mann-Kendall (p = 0.005)")  # fmt: skip
 def reward_falls(log: RunLog) -> Iterator[Finding]:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
-    more, and the fall is none that chance explains: a warning. Or it breaks off: every one of its last 3 and more
+    more, and the fall is none that chance explains: a warning, and worth knowing where three quarters of the first
+    third's are left, as where prompts get harder. Or it breaks off: every one of its last 3 and more
     values lies below all before, by half of all it spans. Rewards waver by prompt; RL is meant to raise them.
     """
     series = given(log.get("reward"))
@@ -429,7 +433,7 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
         return
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         yield finding(
-            "warning",
+            "info" if before > 0 and now > 0.75 * before else "warning",
             f"{series.name} falls from {before:.3g} to {now:.3g}",
             series.first(under=(before + now) / 2 + 1e-12),
             evidence=[series.shown(now, f">= {before:.3g}"), shown("Mann-Kendall z", trends.drift(values))],

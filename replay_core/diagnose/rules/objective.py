@@ -375,7 +375,8 @@ def _other_rows(
       source="old log-probabilities taken anew in every mini-batch")  # fmt: skip
 def always_one(log: RunLog) -> Iterator[Finding]:
     """The KL of the policy to the one that sampled below 1e-7 and the clip fraction 0 in every one of 3 steps and more,
-    while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: an error.
+    while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: an error. Not
+    in the first 20 steps of a run with a critic whose KL to the reference is 0, too: the policy waits for the critic.
     """
     moved, cut, grads = given(log.get("policy_kl")), given(log.get("clip_fraction")), log.get("grad_norm")
     if log.algorithm.updates < 2 or len(moved.finite) < 3:
@@ -384,6 +385,9 @@ def always_one(log: RunLog) -> Iterator[Finding]:
     still = (grads is not None and not any(grads.finite)) or (rates is not None and not any(rates.finite))
     if still or any(abs(value) > 1e-7 for value in moved.finite) or any(cut.finite):
         return
+    apart = log.get("kl")
+    if log.get("value_loss") is not None and apart is not None and len(moved.finite) < 20 and not any(apart.finite):
+        raise Skip("the policy stays at its reference while a critic learns: a warm-up, as far as these steps tell")
     yield finding(
         "error",
         f"the ratio is always 1 in spite of {log.algorithm.updates:g} updates of a batch: {moved.name} is 0 in all "
