@@ -162,6 +162,10 @@ class StepBatch:
         if mask is None:
             return self._emptied()
         trained_N: Array = mask.said_N & (mask.values_N != 0)
+        tools = self.columns.of("tool_mask")
+        if tools is not None:
+            # TRL multiplies the two: 0 is what a tool wrote.
+            trained_N = trained_N & ~(tools.said_N & (tools.values_N == 0))
         for name, wanted in (("sample_mask", True), ("remove_sample", False)):
             kept_B = self.columns.per_sample(name)
             if kept_B is not None:

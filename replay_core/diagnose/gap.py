@@ -254,12 +254,23 @@ def is_of_padding(between: Gap) -> bool:
 class Twins:
     """Places where samples of a batch share a token and everything before it: one forward gives it one number.
 
-    `trainer` and `rollout` are the mean range of each side's numbers at such a place, nats.
+    `trainer` and `rollout` are the mean range of each side's numbers at such a place, nats. `followed` is the trainer's
+    where the token after it is shared, too (at `followed_places`), and `parted` where only that one is another.
     """
 
     places: int
     trainer: float
     rollout: float
+    followed_places: int = 0
+    followed: float = math.nan
+    parted_places: int = 0
+    parted: float = math.nan
+
+    @property
+    def sees_next(self) -> bool:
+        """Whether the trainer's number is a matter of the token after it: one where that is shared, others where not."""
+        enough = min(self.followed_places, self.parted_places) >= FEWEST_TWINS
+        return enough and self.parted > DISAGREE and self.followed < 0.05 * self.parted
 
     @property
     def known(self) -> bool:
@@ -276,17 +287,26 @@ def twins_of(between: Gap) -> Twins:
     if batch.tokens_N is None or batch.response_N is None:
         return Twins(0, 0.0, 0.0)
     heads_B, places = batch.flat.first(batch.response_N), defaultdict(list)
+    after: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
         prefix = hash(batch.tokens_N[start : start + head].tobytes())
         for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
             prefix = hash((prefix, int(batch.tokens_N[at])))
             if both_N[at]:
                 places[prefix].append(at)
+                if at + 1 < start + length:
+                    after[prefix][int(batch.tokens_N[at + 1])].append(at)
     shared = [found for found in places.values() if len(found) > 1]
     if not shared:
         return Twins(0, 0.0, 0.0)
     ranges = [(np.ptp(trainer.values_N[found]), np.ptp(rollout.values_N[found])) for found in shared]
-    return Twins(len(shared), float(np.mean([a for a, _ in ranges])), float(np.mean([b for _, b in ranges])))
+    same = [np.ptp(trainer.values_N[found]) for nexts in after.values() for found in nexts.values() if len(found) > 1]
+    heads = [trainer.values_N[[found[0] for found in nexts.values()]] for nexts in after.values() if len(nexts) > 1]
+    return Twins(
+        len(shared), float(np.mean([a for a, _ in ranges])), float(np.mean([b for _, b in ranges])),
+        len(same), float(np.mean(same)) if same else math.nan,
+        len(heads), float(np.mean([np.ptp(one) for one in heads])) if heads else math.nan,
+    )  # fmt: skip
 
 
 def unsampled(rollout: Column, trainer: Column, both_N: Array) -> Array:

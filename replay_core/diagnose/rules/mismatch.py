@@ -575,6 +575,17 @@ def _cause(batch: StepBatch, between: Gap) -> tuple[str, str, list[Evidence]]:
         shown("mean range of the rollout there", twins.rollout),
     ]
     limit = max(RANDOM * between.mean, RANDOM_FLOOR)
+    if between.mean > BADLY and twins.sees_next:
+        return (
+            "the trainer's number of a token depends on the token after it",
+            "the trainer gathers log-probabilities at labels that are shifted by one (off by one): those of the next "
+            "token, by logits that predict this one",
+            [
+                *ranges,
+                shown("mean range of the trainer where the next token is shared, too", twins.followed),
+                shown("mean range of the trainer where the next token is another", twins.parted, "0"),
+            ],
+        )
     if twins.known and twins.trainer > limit and twins.trainer > 4 * twins.rollout:
         return _not_one_number(batch, ranges)
     told = ranges if twins.known else []

@@ -21,13 +21,18 @@ _ADAPTER = regex(r"lora|adapter|ia3|prompt_encoder|prefix|soft_prompt|bitfit|dor
 MOST = 1 << 28
 
 
+#: A warm-up of the critic is over by then.
+_WARM_UP = 20
+
+
 @rule("D57", "weights that no update moves", link="optimizer", scope="case",
       explains=("D46", "D55", "L14"),
       source="an optimizer made of other parameters than the model that is run")  # fmt: skip
 def unmoved(case: Case) -> Iterator[Finding]:
     """Recorded weights (`Recorder.params`) of the first step beside those of the last: a warning where none changes, or
     where those that change are less than half of all numbers and are no adapters (LoRA and the like). A smaller part,
-    of a twentieth and more, is worth knowing.
+    of a twentieth and more, is worth knowing. So is none in the first 20 steps of a run that records a critic: the
+    policy may wait for it.
     """
     records = [record for record in case.records() if record.key.stage == "param" and record.key.step is not None]
     steps = sorted({record.key.step for record in records if record.key.step is not None})
@@ -45,10 +50,11 @@ def unmoved(case: Case) -> Iterator[Finding]:
     if 20 * standing < total or not still or (moving and all(_ADAPTER.search(name) for name in moving)):
         return
     many = 2 * standing > total
+    warms = not moving and steps[-1] < _WARM_UP and any(record.key.role == "critic" for record in case.records())
     holder = next(one for one in last if one.get(still[0]) is not None)
     place = Where(step=steps[-1], stage="param", tensor=still[0], path=str(holder.path))
     yield finding(
-        "warning" if many else "info",
+        "warning" if many and not warms else "info",
         f"{share(len(still), len(shared))} weights ({standing / total:.0%} of all numbers) never change over "
         f"{len(steps)} steps" + (": the optimizer holds a subset of the parameters" if moving and many else ""),
         place,
@@ -56,7 +62,8 @@ def unmoved(case: Case) -> Iterator[Finding]:
             shown("weights that change", listed(moving, 4) or "none"),
             shown("weights that do not", listed(still, 4), "none", f"steps {steps[0]} and {steps[-1]}"),
         ],
-        cause="the optimizer holds other parameters than the model's, or a part of them; they are frozen, or cut off "
+        cause=("the critic learns alone, in a warm-up that the policy waits for; or " if warms else "")
+        + "the optimizer holds other parameters than the model's, or a part of them; they are frozen, or cut off "
         "from the loss; or updates are too small for their precision",
         next_step=look_at(place) + "   # and print the sizes of optimizer.param_groups",
         steps=steps,
