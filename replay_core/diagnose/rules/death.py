@@ -18,6 +18,8 @@ _WAITED = regex(r"WorkNCCL\((?=[^)]*OpType=(?P<op>\w+))(?=[^)]*SeqNum=(?P<number
 _RANK = regex(r"\bRank (\d+)\]")
 _MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
 _INDEX = regex(r"device-side assert|index out of|indexSelect|srcIndex")
+#: What an engine that has died says of itself, and where its own frames lie.
+_ENGINE = regex(r"EngineDeadError|EngineCore|vllm/v1/engine/|sglang/srt/managers/")
 _FULL = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded")
 _SHARED = regex(
     r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
@@ -77,8 +79,12 @@ def _is_preempted(one: Told) -> bool:
 def _dead(every: list[Told], *, went_on: bool) -> Finding:
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk.
     one = next((each for each in every if _FULL.search(each.text)), every[0])
-    hang = _hang(every) if one.kind == "nccl" else None
+    # NCCL's watchdog also tells of a kernel that failed, which is no wait.
+    failed = "CUDA error" in one.text
+    hang = _hang(every) if one.kind == "nccl" and not failed else None
     cause, next_step = _blamed(one) if hang is None else (hang.cause, _WHO_IS_MISSING)
+    if cause == _UNCAUGHT and any(_ENGINE.search(each.text) for each in every):
+        cause = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
     by_hand = _BY_HAND.search(one.text) is not None
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
     words = _words(one) if hang is None else hang.claim
@@ -179,14 +185,17 @@ def _frame(one: Told) -> list[Evidence]:
     return [shown("last frame", frame[:160], None, f"line {one.point.line}")] if frame else []
 
 
+_UNCAUGHT = "an exception that nobody caught"
+
+
 def _blamed(one: Told) -> tuple[str, str]:
     """Cause and next step."""
-    if one.kind == "nccl":
+    if one.kind == "nccl" and "CUDA error" not in one.text:
         return (
             "a collective was never joined by every rank: one stalled, died before, or called another",
             _WHO_IS_MISSING,
         )
-    if one.kind == "cuda_error":
+    if one.kind in ("cuda_error", "nccl"):
         index = (
             "an index out of range (a token id or label beyond the vocabulary), or " if _INDEX.search(one.text) else ""
         )
@@ -224,6 +233,6 @@ def _blamed(one: Told) -> tuple[str, str]:
             "df -h; keep fewer checkpoints; resume from the last whole one",
         )
     return (
-        "an exception that nobody caught",
+        _UNCAUGHT,
         "the frames above the line; rldbg record -- YOUR COMMAND keeps the steps that lead there",
     )
