@@ -19,6 +19,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.finding import Evidence, Finding, Where
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import DISAGREE, gap
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
@@ -103,8 +104,8 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
 
     The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens and one
     micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update; a warning where none
-    does. Skipped where `loss` alone is logged (it may hold
-    KL and entropy terms) and agrees with nothing.
+    does, and info where engine and trainer disagree: importance weights may then be in it. Skipped where `loss`
+    alone is logged (it may hold KL and entropy terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
     if not parts:
@@ -162,8 +163,9 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     if not exact or batch.laid.algorithm.is_distilled:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
     worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
+    weighed = _is_apart(batch)
     yield finding(
-        "warning",
+        "info" if weighed else "warning",
         f"{first.logged.name} is no known reduction of its tokens",
         place,
         evidence=[
@@ -172,6 +174,16 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
     )
+
+
+def _is_apart(batch: StepBatch) -> bool:
+    """Whether engine and trainer disagree, so that importance weights may be in the loss, and otherwise than recorded."""
+    if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
+        return False
+    try:
+        return gap(batch).mean > DISAGREE
+    except Skip:
+        return False
 
 
 def _constant(parts: list[_MicroLoss]) -> float | None:

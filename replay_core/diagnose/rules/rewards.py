@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median_low
 
@@ -81,6 +82,7 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
 
     Equal means a spread within 1e-6 of the largest reward: a small spread is none the worse, normalising makes O(1)
     advantages of it. Silent where equal rewards still have advantages (a critic, or the batch, is the baseline).
+    Where four of five groups (4 and more) hold one text each, that is the cause: the engine samples without randomness.
     When every group's rewards are equal but the groups differ from each other, D03 says so instead. Where no rewards
     are recorded, advantages that are all 0 are an error.
     """
@@ -96,11 +98,15 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     between = float(np.nanmax(rewards_B) - np.nanmin(rewards_B))
     if everywhere and between > EQUAL * max(1.0, float(np.nanmax(np.abs(rewards_B)))) and total > 1:
         return
+    copied, known = _of_one_text(batch)
+    copies = known >= 4 and copied >= 0.8 * known
     claim = (
         f"every response got the same reward within its group ({share(count, total)} groups): all advantages are 0"
         if everywhere
         else f"{share(count, total)} groups have equal rewards and teach nothing"
     )
+    if copies:
+        claim = f"the responses of a group are the same text ({share(copied, known)} groups): {claim}"
     place = batch.laid.where(batch.columns.reward_name, sample=0)
     yield finding(
         "error" if everywhere else "warning" if count / total >= MOSTLY else "info",
@@ -113,11 +119,32 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
             shown("smallest reward", float(np.nanmin(rewards_B))),
             shown("largest reward", float(np.nanmax(rewards_B))),
         ],
-        cause="the judge or reward function returns a constant, or the prompts are all solved or all failed"
+        cause=_NO_CHANCE
+        if copies
+        else "the judge or reward function returns a constant, or the prompts are all solved or all failed"
         if everywhere
         else "prompts are too easy or too hard for this policy; they cost rollouts and give no gradient",
         next_step=look_at(place) + "   # then score two different responses by hand",
     )
+
+
+_NO_CHANCE = (
+    "the engine samples without randomness: greedy decoding (temperature 0, do_sample off), or one seed for every "
+    "sample of a prompt; a policy whose entropy has collapsed writes one text, too"
+)
+
+
+def _of_one_text(batch: StepBatch) -> tuple[int, int]:
+    """How many groups hold one response over and over, and how many groups of three and more there are."""
+    tokens_N, response_N, group_B = batch.tokens_N, batch.response_N, batch.group_B
+    if tokens_N is None or response_N is None or group_B is None:
+        return 0, 0
+    texts: dict[int, list[bytes]] = defaultdict(list)
+    for group, start, length in zip(group_B, batch.flat.starts_B, batch.flat.lengths_B, strict=True):
+        inside = slice(start, start + length)
+        texts[int(group)].append(tokens_N[inside][response_N[inside]].tobytes())
+    groups = [each for each in texts.values() if len(each) >= 3]
+    return sum(1 for each in groups if len(set(each)) == 1), len(groups)
 
 
 def _all_zero(batch: StepBatch) -> Iterator[Finding]:

@@ -159,7 +159,8 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
 def degenerate(batch: StepBatch) -> Iterator[Finding]:
     """Share of the most frequent token among all response tokens. Above 0.5 is a warning, an error above 0.95
     and where it is id 0: what sampling from NaN logits gives. Skipped where responses are short on average (below 8
-    tokens). Where nothing says which slots are padding, only the tokens in the loss are looked at.
+    tokens). Where all responses are of one length and end in a run of it, it is an end that nobody heeds. Where nothing
+    says which slots are padding, only the tokens in the loss are looked at.
     """
     tokens_N, response_N = given(batch.tokens_N), given(batch.response_N)
     if not batch.spine.padding_known and batch.trained_N is not None:
@@ -173,9 +174,11 @@ def degenerate(batch: StepBatch) -> Iterator[Finding]:
         return
     at = int(np.flatnonzero(response_N & (tokens_N == most))[0])
     place = batch.laid.where("input_ids", at=at)
+    unheeded = top < NOTHING_ELSE and _ends_in(batch, response_N, most)
     yield finding(
         "error" if most == 0 or top >= NOTHING_ELSE else "warning",
-        f"token {most} is {top:.0%} of everything that was written",
+        f"token {most} is {top:.0%} of everything that was written"
+        + (": a run of it ends every response, and all are of one length" if unheeded else ""),
         place,
         evidence=[
             shown("share of the most frequent token", top, "<= 0.5", f"responses of {batch.name}"),
@@ -184,8 +187,24 @@ def degenerate(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="sampling from NaN logits returns id 0: look for the first non-finite weight of the step before"
         if most == 0
+        else "generation goes on after the end token (EOS) up to the limit: the engine ignores it (ignore_eos, an id "
+        "that is not among its stop tokens); or the policy repeats itself"
+        if unheeded
         else "the policy repeats itself: collapsed entropy, or broken weights in the engine",
     )
+
+
+def _ends_in(batch: StepBatch, response_N: Array, token: int) -> bool:
+    """Whether every response has as many tokens, and nine of ten end in two and more of that one."""
+    tokens_N = given(batch.tokens_N)
+    rows = [
+        tokens_N[start : start + length][response_N[start : start + length]]
+        for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)
+    ]
+    if len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
+        return False
+    alike = sum(1 for row in rows if bool((row[-2:] == token).all()))
+    return alike >= 0.9 * len(rows)
 
 
 @rule("D27", "trained tokens are not the sampled ones", link="tokens", scope="batch", needs=("tokens",),
