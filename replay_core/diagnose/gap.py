@@ -268,7 +268,7 @@ class Twins:
 
     @property
     def sees_next(self) -> bool:
-        """Whether the trainer's number is a matter of the token after it: one where that is shared, others where not."""
+        """Whether the trainer's number is a matter of the token after it: one where it is shared, else others."""
         enough = min(self.followed_places, self.parted_places) >= FEWEST_TWINS
         return enough and self.parted > DISAGREE and self.followed < 0.05 * self.parted
 

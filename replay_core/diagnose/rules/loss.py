@@ -177,7 +177,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
 
 
 def _is_apart(batch: StepBatch) -> bool:
-    """Whether engine and trainer disagree, so that importance weights may be in the loss, and otherwise than recorded."""
+    """Whether engine and trainer disagree, so that importance weights may be in the loss, not as recorded."""
     if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
         return False
     try:

@@ -119,8 +119,25 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error. Later updates move the ratio on purpose. Skipped where a batch is recorded whole,
     without its mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.
+
+    A recorded ratio that is log pi - log pi_old itself, on every token, is an error in any update.
     """
     policy, old, both_N = _pair(batch)
+    recorded = batch.columns.of("is_ratio")
+    if recorded is not None:
+        known_N = both_N & recorded.said_N & np.isfinite(recorded.values_N)
+        logs = (policy.values_N - old.values_N)[known_N]
+        if known_N.sum() >= FEWEST and np.abs(recorded.values_N[known_N] - logs).max() < 1e-4:
+            yield finding(
+                "error",
+                "the ratio is the difference of log-probabilities: the exponential is missing",
+                batch.laid.where("is_ratio", at=int(np.flatnonzero(known_N)[0])),
+                evidence=[shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
+                          shown("mean of log pi - log pi_old", float(logs.mean()))],
+                cause="the ratio is never exponentiated (or is a tensor of 0 that is never filled): it is about 0 where "
+                "it has to be about 1, and clipping cuts tokens off as if the policy had left",
+            )  # fmt: skip
+            return
     both_N = both_N & np.repeat(first_update_B(batch), batch.flat.lengths_B)
     if both_N.sum() < FEWEST:
         raise Skip("no tokens are surely of the first update")
