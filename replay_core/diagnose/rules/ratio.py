@@ -134,8 +134,8 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
                 batch.laid.where("is_ratio", at=int(np.flatnonzero(known_N)[0])),
                 evidence=[shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
                           shown("mean of log pi - log pi_old", float(logs.mean()))],
-                cause="the ratio is never exponentiated (or is a tensor of 0 that is never filled): it is about 0 where "
-                "it has to be about 1, and clipping cuts tokens off as if the policy had left",
+                cause="the ratio is never exponentiated (or is a tensor of 0 that is never filled): it is about 0 where"
+                " it has to be about 1, and clipping cuts tokens off as if the policy had left",
             )  # fmt: skip
             return
     both_N = both_N & np.repeat(first_update_B(batch), batch.flat.lengths_B)
