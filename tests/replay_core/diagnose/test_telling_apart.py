@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.replay_core.diagnose.batches import healthy, of, seen, set_advantages, set_rewards
+from tests.replay_core.diagnose.batches import Fields, healthy, of, seen, set_advantages, set_rewards
 from tests.replay_core.diagnose.logs import diagnosed, trl, verl, worrying
 
 
-def copied() -> dict[str, object]:
+def copied() -> Fields:
     """The healthy batch, whose groups each hold their first response four times."""
     batch = healthy()
     for name, value in batch.items():
