@@ -303,7 +303,7 @@ def _replay_cell_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     on_event(IMPORTING)
     from replay_core.replay.run import run_cell  # torch and transformers: 3.4 s
 
-    return run_cell(ReplayPlan.from_mapping(params["plan"]), on_event)
+    return clean(run_cell(ReplayPlan.from_mapping(params["plan"]), on_event))
 
 
 def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
@@ -315,7 +315,7 @@ def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
 
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
     always = bool(params.get("always"))
-    return explain(plan, reference, params["dumps"], params["final_hidden"], on_event, always=always)
+    return clean(explain(plan, reference, params["dumps"], params["final_hidden"], on_event, always=always))
 
 
 def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:

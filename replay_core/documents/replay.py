@@ -273,6 +273,8 @@ class _SightReach(TypedDict, total=False):
     """Share of the tokens of the samples that moved which move in the first tensor that does."""
     spread: Number | None
     """The same where a single token is changed: all there is together, or a few."""
+    amid: Count | None
+    """The token that all other samples were made of, while this one got its own back."""
 
 
 class SightEntry(_SightReach):
@@ -324,6 +326,10 @@ class KeysAsked(TypedDict):
 
 class _CauseAsked(TypedDict, total=False):
     asked: KeysAsked | None
+    beside: bool | None
+    """Whether a row moves another beside it where each row alone has its tokens see their future; null: not asked."""
+    skipped: list[str]
+    """Interventions that raised, each with its error: they say nothing."""
 
 
 class CauseEvidence(_CauseAsked):

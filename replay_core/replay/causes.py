@@ -83,6 +83,7 @@ def cause_of(
     if evidence is None:
         why = said or f"why could not be asked: {failure}"
         return {"kind": "unknown", **found, "sentence": f"{who}: {why}"}
+    evidence = _in_numbers(evidence)
     kind, because = _kind(evidence)
     if kind == "rounding":
         found["is_noise"], because = _noise(evidence, epsilon, compiled)
@@ -94,7 +95,19 @@ def cause_of(
     small = evidence["smallest"]
     if small and not found["is_noise"]:
         sentence += f"; smallest case {_case(small, evidence['first'])}"
-    return {"kind": kind, **found, "sentence": sentence + (f" ({said})" if said else "")}
+    return {"kind": kind, **found, "sentence": sentence + (f" ({said})" if said else "") + _skipped(evidence)}
+
+
+def _in_numbers(evidence: Evidence) -> Evidence:
+    """With the words in which a document says infinities and NaN as the numbers they are."""
+    figures = {name: evidence[name] for name in ("apart", "logp_apart", "kernels_apart")}
+    truth = {name: {key: float(one) for key, one in held.items()} for name, held in evidence["truth"].items()}
+    return {**evidence, **{name: None if one is None else float(one) for name, one in figures.items()}, "truth": truth}
+
+
+def _skipped(evidence: Evidence) -> str:
+    skipped = evidence.get("skipped") or ()
+    return f"; not asked, as it failed: {', '.join(skipped)}" if skipped else ""
 
 
 def is_compilers(cause: Mapping[str, Any]) -> bool:
@@ -117,7 +130,7 @@ def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     kind, because = found
     return {
         "kind": kind, "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": _told(evidence),
-        "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}",
+        "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}{_skipped(evidence)}",
     }  # fmt: skip
 
 
@@ -174,7 +187,10 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
     asked = evidence.get("asked") or {}
     heads = f" in {asked['heads']} heads" if asked.get("heads", 0) > 1 else ""
     how_far = f" ({asked['keys']:,} keys of {asked['queries']} tokens asked{heads})" if asked.get("keys") else ""
-    return "maths", f"{alone}every token sees what it may{how_far}, and computes something else{where}{more}"
+    sees = "nothing that could be asked shows a token that sees what it may not" if evidence.get("skipped") else (
+        "every token sees what it may"
+    )  # fmt: skip
+    return "maths", f"{alone}{sees}{how_far}, and computes something else{where}{more}"
 
 
 def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
@@ -183,6 +199,8 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
     """
     found: dict[str, tuple[int, str]] = {}
     whole_batch, both_ways = _is_of_the_batch(evidence), by == "cell" and _are_rows_moved_both_ways(evidence)
+    if by != "cell" and evidence.get("beside") is False:
+        whole_batch = False  # it takes together what is of one row
     runs_on = by == "cell" and _runs_from_row_to_row(evidence)
     for sight in evidence["visibility"]:
         kind = _shown(sight, whole_batch=whole_batch, both_ways=both_ways) if sight["by"] == by else None
@@ -317,8 +335,9 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = Fal
 def line(sight: Mapping[str, Any]) -> str:
     """A line of the table: what was changed, and who moved."""
     of_row = "" if sight["sample"] is None else f" of sample {sight['sample']}"
+    amid = "" if sight.get("amid") is None else f" (where all others are token {sight['amid']} alone)"
     changed = {
-        "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}",
+        "again": "nothing (again after other tokens)", "other": f"sample {sight['sample']}{amid}",
         "padding": f"the padding{of_row}",
         "seed": "the seed alone (dropout left on?)", "fresh": "nothing (in a model loaded anew, after other tokens)",
         "wider": "the amount of padding, not what stands in it,",
@@ -376,7 +395,8 @@ def _is_clean(evidence: Evidence) -> bool:
 def _told(evidence: Evidence) -> dict[str, Any]:
     """The document's part."""
     names = ("arithmetic", "apart", "logp_apart", "kernels_apart", "truth", "smallest", "first", "visibility")
-    told = {name: evidence[name] for name in names} | {"asked": evidence.get("asked")}
+    told = {name: evidence[name] for name in names} | {name: evidence.get(name) for name in ("asked", "beside")}
+    told["skipped"] = list(evidence.get("skipped") or ())
     return {**told, "visibility": [{**sight, "sentence": line(sight)} for sight in evidence["visibility"]]}
 
 

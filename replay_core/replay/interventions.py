@@ -18,6 +18,7 @@ import torch
 
 from replay_core.regexes import regex
 from replay_core.replay import compiling, settings
+from replay_core.replay.asking import Asking
 from replay_core.replay.capture import Capture, modules_matching
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.model import LoadedModel
@@ -96,6 +97,8 @@ class Sight:
     spread: float | None = None
     #: Share of their tokens that all of the changed ones move there.
     reach: float | None = None
+    #: The token that all other samples are made of while one of them gets its own back.
+    amid: int | None = None
 
     def to_mapping(self, by: str) -> dict[str, Any]:
         names = ("sample", "relation", "tokens", "first", "last")
@@ -103,7 +106,7 @@ class Sight:
             "by": by, "what": self.what, "sample": self.sample, "token": self.token,
             "moved": [dict(zip(names, one, strict=True)) for one in self.moved],
             "first": None if self.first is None else self.first.to_mapping(), "deaf": self.deaf, "spread": self.spread,
-            "reach": self.reach,
+            "reach": self.reach, "amid": self.amid,
         }  # fmt: skip
 
 
@@ -136,8 +139,9 @@ class TokenWatch(Capture):
 class Observer:
     """One setting of a model on one batch, and what changes of the batch do to it."""
 
-    def __init__(self, cell: BatchReplay) -> None:
+    def __init__(self, cell: BatchReplay, asking: Asking | None = None) -> None:
         self.cell = cell
+        self.asking = Asking() if asking is None else asking
         arrangement = cell.arrangement
         self.slots = torch.from_numpy(np.ascontiguousarray(arrangement.layout.slots()))
         self.sample_N = arrangement.layout.sample_BS.reshape(-1)[self.slots.numpy()]
@@ -215,34 +219,64 @@ class Observer:
         Of a model that draws, only that: whatever else were changed, the draw would move as well.
         """
         numbers = np.unique(self.sample_N).tolist()
-        # What is carried over from call to call is what the call before had: after the same tokens it would not show.
-        self.hidden(self._changed(self.sample_N >= 0))
-        seen: list[Sight] = []
-        for _ in range(_REPEATS):
-            seen = [self._seen(base, Sight("again", None, None), self.ids)]
-            if seen[0].moved:
-                drawn = self._drawn()
-                if drawn is not None:
-                    return [drawn]
-                break
-        else:
-            self._meanwhile()
-            seen = [self._seen(base, Sight("again", None, None), self.ids)]
+        seen, drawn = self.asking("the same again", lambda: self._again(base), ([], None))
+        if drawn is not None:
+            return [drawn]
         chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
-        others = [self._other(base, one, thorough) for one in chosen]
+        others: list[Sight] = []
+        for one in chosen:
+            others += self.asking(f"sample {one}", lambda one=one: [self._other(base, one, thorough)], [])
         if thorough and len(chosen) < len(numbers) and not any(one.moved for one in others):
-            left_out = self._mover(base, numbers)
-            others += [] if left_out is None else [self._other(base, left_out, thorough)]
+            others += self.asking("samples left out", lambda: self._left_out(base, numbers), [])
+        if thorough and chosen and not any(one.moved for one in others):
+            others += self.asking("samples amid others of one token", lambda: self._amid(chosen), [])
         seen += others
         padding = np.ones(self.ids.size, dtype=bool)
         padding[self.slots.numpy()] = False
         if with_padding and padding.any():
-            seen.append(self._seen(base, Sight("padding", None, None), self._with_other_ids(padding)))
-            if thorough and chosen and seen[-1].first is not None and seen[-1].first.kind in ("other", "router"):
-                seen += self._padding_of_rows(base, padding, chosen)
+            seen += self.asking(
+                "the padding", lambda: self._of_padding(base, padding, chosen, thorough=thorough), []
+            )  # fmt: skip
         longest = int(np.bincount(self.sample_N).max())
         for token in sorted({0, 1, longest // 2, longest - 1} & set(range(longest))):
-            seen.append(self._of_token(base, token, keep=True))
+            seen += self.asking(f"token {token}", lambda token=token: [self._of_token(base, token, keep=True)], [])
+        return seen
+
+    def _again(self, base: Trace) -> tuple[list[Sight], Sight | None]:
+        """Nothing changed, and of what moves all the same what the seed moves, if it is drawn."""
+        # What is carried over from call to call is what the call before had: after the same tokens it would not show.
+        self.hidden(self._changed(self.sample_N >= 0))
+        for _ in range(_REPEATS):
+            seen = [self._seen(base, Sight("again", None, None), self.ids)]
+            if seen[0].moved:
+                return seen, self._drawn()
+        self._meanwhile()
+        return [self._seen(base, Sight("again", None, None), self.ids)], None
+
+    def _left_out(self, base: Trace, numbers: Sequence[int]) -> list[Sight]:
+        mover = self._mover(base, numbers)
+        return [] if mover is None else [self._other(base, mover, thorough=True)]
+
+    def _amid(self, samples: Sequence[int]) -> list[Sight]:
+        """A sample that gets its own tokens back where all others are made of one: what several samples have together
+        (a rare token, a greatest value) no single one of them takes away, but a single one brings it.
+        """
+        for word in dict.fromkeys(self.used[[0, -1, self.used.size // 2]].tolist()):
+            plain = self.ids.copy()
+            plain[self.slots.numpy()] = word
+            base_ND = self.hidden(plain)
+            for sample in samples:
+                mine = self.sample_N == sample
+                ids = plain.copy()
+                ids[self.slots.numpy()[mine]] = self.ids[self.slots.numpy()[mine]]
+                if self._differ(base_ND[~mine], self.hidden(ids)[~mine]):
+                    return [self._seen(self.trace(plain), Sight("other", sample, None, amid=int(word)), ids)]
+        return []
+
+    def _of_padding(self, base: Trace, padding: Bools, rows: Sequence[int], *, thorough: bool) -> list[Sight]:
+        seen = [self._seen(base, Sight("padding", None, None), self._with_other_ids(padding))]
+        if thorough and rows and seen[0].first is not None and seen[0].first.kind in ("other", "router"):
+            seen += self._padding_of_rows(base, padding, rows)
         return seen
 
     def of_token(self, base: Trace, token: int) -> Sight:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from replay_core.errors import CellError, RldbgError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, ignore
 from replay_core.records import Run
 from replay_core.replay import attention, causes, settings
+from replay_core.replay.asking import Asking
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.depth import fewest_layers
@@ -84,10 +85,11 @@ class ReplayBench:
     temperature: float
     run: Run | None = None
     recorded: MicroBatch | None = None
+    asking: Asking = field(default_factory=Asking)
 
     def observer(self, flags: Flags, batch: MicroBatch) -> Observer:
         prepare(self.model, flags)
-        return Observer(BatchReplay(self.plan, flags, batch, self.model, self.temperature, ignore))
+        return Observer(BatchReplay(self.plan, flags, batch, self.model, self.temperature, ignore), self.asking)
 
     def hidden(self, flags: Flags, batch: MicroBatch) -> torch.Tensor:
         return self.observer(flags, batch).hidden()
@@ -126,21 +128,30 @@ def explain(
     plan = replace(plan, flags=flags, capture=None)
     with settings.applied(flags, plan.seed):
         model, _ = (holder or HOLDER).model(plan, run, recorded.batch)
-        bench = ReplayBench(plan, model, temperature, run, recorded.batch)
         held = {name: open_run(Path(path)) for name, path in dumps.items()}
         wanted = finest(model)
         for dtype in wanted:
             arithmetic = str(dtype).removeprefix("torch.")
             on_event(LogLine(f"why: {flags.label()} against each row alone, in {arithmetic}"))
+            bench = ReplayBench(plan, model, temperature, run, recorded.batch)
             try:
                 with in_dtype(model, dtype):
-                    found = _evidence(bench, flags, reference, recorded.batch, held, final_hidden, always)
-                    return {"arithmetic": arithmetic, **found}
+                    is_last = dtype is wanted[-1]
+                    found = _evidence(bench, flags, reference, recorded.batch, held, final_hidden, always, is_last)
+                    return {"arithmetic": arithmetic, **found, "skipped": bench.asking.skipped}
             except CellError:
                 # Some kernels know no float64.
                 if dtype is wanted[-1]:
                     raise
     raise AssertionError("a model has a dtype")
+
+
+def _check_finite(hidden_ND: torch.Tensor) -> None:
+    """A model that fills its masks with the least of float64 and forms its softmax in float32 has infinities there that
+    it has in no dtype of its own.
+    """
+    if not torch.isfinite(hidden_ND).all():
+        raise CellError("the model computes no numbers in this arithmetic")
 
 
 def _evidence(
@@ -151,9 +162,14 @@ def _evidence(
     held: Mapping[str, Run],
     final_hidden: str,
     always: bool,
+    is_last: bool,
 ) -> dict[str, Any]:
-    alone = bench.hidden(reference, batch)
-    distance = relative(alone, bench.hidden(flags, batch))
+    """Raises CellError where the model cannot be asked in this arithmetic; `is_last`: there is no other."""
+    alone, together = bench.hidden(reference, batch), bench.hidden(flags, batch)
+    if not is_last:
+        _check_finite(alone)
+        _check_finite(together)
+    distance = relative(alone, together)
     found: dict[str, Any] = {
         "apart": _worst(distance),
         "logp_apart": None,
@@ -169,22 +185,22 @@ def _evidence(
         with contextlib.suppress(UnavailableError):
             truth = bench.hidden(eager, batch)
             found["kernels_apart"] = _worst(relative(truth, alone))
+    if not is_last:
+        _check_finite(truth)
     for name, dump in held.items():
         with contextlib.suppress(RldbgError):
             found["truth"][name] = figures(relative(truth, torch.from_numpy(tokens_of(dump, final_hidden))))
-    is_one = found["apart"] <= SAME
+    is_one, asking = found["apart"] <= SAME, bench.asking
     if is_one and (found["kernels_apart"] or 0.0) > found["kernel_noise"]:
-        found["kernel"] = _kernel(bench, reference, eager, batch)
+        found["kernel"] = asking("the kernel", lambda: _kernel(bench, reference, eager, batch), None)
     if is_one and not always:
         return found
     # A row of one token has nobody to be moved by: interventions are made in a batch that still has company.
-    small = batch if batch.ids_BS.size <= _WATCHED else smallest(bench, flags, reference, batch, *_COMPANY)
+    small = batch
+    if batch.ids_BS.size > _WATCHED:
+        small = asking("a smaller batch", lambda: smallest(bench, flags, reference, batch, *_COMPANY), batch)
     if not is_one:
-        least = smallest(bench, flags, reference, small)
-        depth = fewest_layers(bench.model, lambda: _differs(bench, flags, reference, least))
-        layers, of_layers = (None, None) if depth is None else depth
-        found["smallest"] = {"rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist(), "layers": layers,
-                             "of_layers": of_layers}  # fmt: skip
+        found["smallest"] = asking("the smallest case", lambda: _smallest_case(bench, flags, reference, small), None)
     observer = bench.observer(flags, small)
     base = observer.trace()
     sights = observer.sights(base, thorough=not is_one)
@@ -193,27 +209,71 @@ def _evidence(
     own_base = own.trace()
     own_sights = own.sights(own_base, 2)
     found["visibility"] += [sight.to_mapping("reference") for sight in own_sights]
+    found["beside"] = _moves_beside(bench, reference, small, own_sights)
     if not is_one and not any(sight.moved for sight in (*sights, *own_sights) if sight.what in ("again", "seed")):
-        found["visibility"] += _once_more(bench, {"reference": (reference, own_base), "cell": (flags, base)}, small)
+        parties = {"reference": (reference, own_base), "cell": (flags, base)}
+        found["visibility"] += asking("a model loaded anew", lambda: _once_more(bench, parties, small), [])
     positions = [one.cell.arrangement.position_ids.reshape(-1)[one.slots.numpy()] for one in (observer, own)]
     found["shifted"] = not np.array_equal(*positions)
     parted = first_apart(observer, own_base, base, SAME)
     found["first"] = None if parted is None else parted.to_mapping()
-    found["forward_only"] = _moves_forward_only(bench, flags, small, sights)
-    told = Proposed() if is_one else _proposed(bench, (flags, reference), small, (base, own_base), parted)
+    found["forward_only"] = asking(
+        "the samples turned round", lambda: _moves_forward_only(bench, flags, small, sights), False
+    )
+    told = Proposed()
+    if not is_one:
+        told = asking("gradients", lambda: _proposed(bench, (flags, reference), small, (base, own_base), parted), told)
     found["asked"] = told.to_mapping()
-    found["visibility"] += _as_proposed(bench, flags, small, base, told, sights)
-    found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted) or _lost_within(
-        bench, (flags, reference), small, _asked_of(observer, own_sights, own_base, base, parted, told), parted
+    found["visibility"] += asking(
+        "what gradients propose", lambda: _as_proposed(bench, flags, small, base, told, sights), []
+    )
+    found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted) or asking(
+        "keys within the module",
+        lambda: _lost_within(
+            bench, (flags, reference), small, _asked_of(observer, own_sights, own_base, base, parted, told), parted
+        ),
+        None,
     )
     if not is_one and found["lost"] is None:
-        found["unturned_agrees"] = _agree_unturned(bench, flags, reference, small)
-        found["visibility"] += _with_more(bench, flags, small, observer, base)
+        found["unturned_agrees"] = asking("no rotation", lambda: _agree_unturned(bench, flags, reference, small), None)
+        found["visibility"] += asking(
+            "more padding or company", lambda: _with_more(bench, flags, small, observer, base), []
+        )
     worst = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
     if small.rows > 1:
         single = small.take([worst])
-        found["single_agrees"] = bench.apart(flags, reference, single) <= SAME
+        found["single_agrees"] = asking(
+            "a sample by itself", lambda: bench.apart(flags, reference, single) <= SAME, None
+        )
     return found
+
+
+def _smallest_case(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> dict[str, Any]:
+    least = smallest(bench, flags, reference, batch)
+    depth = fewest_layers(bench.model, lambda: _differs(bench, flags, reference, least))
+    layers, of_layers = (None, None) if depth is None else depth
+    return {
+        "rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist(), "layers": layers, "of_layers": of_layers
+    }  # fmt: skip
+
+
+def _moves_beside(bench: ReplayBench, reference: Flags, batch: MicroBatch, sights: Sequence[Sight]) -> bool | None:
+    """Whether each row alone, where what works on each token has it see its future, takes all there is together: then
+    a row moves another beside it. A mean over a row's own tokens moves that row alone. None where it does not matter.
+    """
+    if not any(one.what == "token" and one.moved and one.first and one.first.kind in ("other", "router")
+               for one in sights):  # fmt: skip
+        return None
+    longest = int(batch.valid_BS.sum(axis=1).argmax())
+    ids = batch.ids_BS[longest][batch.valid_BS[longest]][None, :_ITSELF].repeat(2, axis=0)
+    together = replace(reference, packing=False, rows_per_forward=None)
+
+    def ask() -> bool:
+        observer = bench.observer(together, MicroBatch(ids, np.ones_like(ids, dtype=bool)))
+        base = observer.trace()
+        return any(observer.of_sample(base, sample).moved for sample in (0, 1))
+
+    return bench.asking("two rows beside each other", ask, None)
 
 
 def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
@@ -248,6 +308,8 @@ def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
                     if observer.is_suspect(hidden[name]):
                         sights = observer.sights(observer.trace(), 1)
                         found["visibility"] += [sight.to_mapping(name) for sight in sights]
+                        if found.get("beside") is None:
+                            found["beside"] = _moves_beside(bench, flags, batch, sights)
             if len(hidden) == len(_PARTIES):
                 found["kernels_apart"] = _worst(relative(hidden["eager"], hidden["reference"]))
                 if found["kernels_apart"] > found["kernel_noise"]:
@@ -257,7 +319,7 @@ def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
         return None
     finally:
         prepare(cell.model, cell.flags)
-    return found
+    return {**found, "skipped": bench.asking.skipped}
 
 
 def _is_other_kernel(model: LoadedModel, reference: Flags) -> bool:

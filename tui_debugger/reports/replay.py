@@ -53,9 +53,9 @@ def replay_report(doc: ReplayDocument) -> str:
     dumps = [(number, cell["dump"]) for number, cell in enumerate(doc["cells"]) if cell["dump"]]
     if len(dumps) > 1:
         lines += ["", *(f"cell {number} dump  {dump}" for number, dump in dumps)]
-        shown = next(
-            (number for number, _ in dumps if doc["cells"][number]["agreement"]["agrees"] is False), dumps[-1][0]
-        )
+        # What is wrong with each row alone itself shows against none but another.
+        others = [number for number, _ in dumps if number != doc["baseline"]]
+        shown = next((number for number in others if doc["cells"][number]["agreement"]["agrees"] is False), others[-1])
         baseline, cell = doc["cells"][doc["baseline"]], doc["cells"][shown]
         lines += ["", f"hint: rldbg {dump_beside(baseline, cell) or dumps[0][1]} {cell['dump']}"]
         if cell["agreement"]["agrees"] is False and "capsule" not in doc and not plan.get("backward"):

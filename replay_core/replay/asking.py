@@ -1,0 +1,30 @@
+"""Questions put to a model that is anybody's: one that raises is named and skipped, and the others still answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Characters of an error's first line that are kept.
+_QUOTED = 160
+
+
+@dataclass
+class Asking:
+    """What has not been asked, and why: `padding (RuntimeError: ...)`."""
+
+    skipped: list[str] = field(default_factory=list)
+
+    def __call__(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+        """The answer of `ask`, or `otherwise` where it raises."""
+        try:
+            return ask()
+        except Exception as error:  # a model's own code raises anything
+            lines = str(error).strip().splitlines()
+            said = f"{what} ({type(error).__name__}{': ' + lines[0][:_QUOTED] if lines else ''})"
+            if said not in self.skipped:
+                self.skipped.append(said)
+            return otherwise
