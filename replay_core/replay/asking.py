@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 #: Characters of an error's first line that are kept.
 _QUOTED = 160
@@ -18,7 +19,7 @@ class Asking:
 
     skipped: list[str] = field(default_factory=list)
 
-    def __call__(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+    def __call__(self, what: str, ask: Callable[[], T], otherwise: U) -> T | U:
         """The answer of `ask`, or `otherwise` where it raises."""
         try:
             return ask()

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -225,7 +226,8 @@ class Observer:
         chosen = [*numbers[: most - 1], *numbers[most - 1 :][-1:]] if len(numbers) > 1 else []
         others: list[Sight] = []
         for one in chosen:
-            others += self.asking(f"sample {one}", lambda one=one: [self._other(base, one, thorough)], [])
+            sight = self.asking(f"sample {one}", partial(self._other, base, one, thorough), None)
+            others += [] if sight is None else [sight]
         if thorough and len(chosen) < len(numbers) and not any(one.moved for one in others):
             others += self.asking("samples left out", lambda: self._left_out(base, numbers), [])
         if thorough and chosen and not any(one.moved for one in others):
@@ -239,7 +241,8 @@ class Observer:
             )  # fmt: skip
         longest = int(np.bincount(self.sample_N).max())
         for token in sorted({0, 1, longest // 2, longest - 1} & set(range(longest))):
-            seen += self.asking(f"token {token}", lambda token=token: [self._of_token(base, token, keep=True)], [])
+            found = self.asking(f"token {token}", partial(self._of_token, base, token, keep=True), None)
+            seen += [] if found is None else [found]
         return seen
 
     def _again(self, base: Trace) -> tuple[list[Sight], Sight | None]:
