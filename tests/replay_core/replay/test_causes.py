@@ -252,3 +252,28 @@ def test_how_many_tokens_of_a_mixture_are_routed_elsewhere_varies_more_than_thei
     assert is_rounding(alone, cell, 2**-7, is_mixture=True)
     assert not is_rounding(alone, {**cell, "most": 0.04}, 2**-7, is_mixture=True)
     assert not is_rounding(alone, {**cell, "typical": 0.0206}, 2**-7, is_mixture=True)
+
+
+def test_what_takes_the_tokens_of_one_row_together_sees_the_future_where_a_row_beside_it_stays():
+    moved = [{"sample": 0, "relation": "earlier", "tokens": 10, "first": 0, "last": 9}]
+    mean = {**sight("token", "other", by="reference"), "token": 10, "moved": moved}
+    assert cause_of_reference(evidence(mean, beside=False))["kind"] == "future"
+    assert cause_of_reference(evidence(mean, beside=True))["kind"] == "batch"
+
+
+def test_what_could_not_be_asked_is_named_and_the_rest_still_answers():
+    failed = ["the padding (RuntimeError: no such mask)"]
+    told = cause_of(evidence(sight("other"), skipped=failed), rows(0.0, 1.0), 1e-3)
+    assert told["kind"] == "other_samples"
+    assert told["sentence"].endswith("; not asked, as it failed: the padding (RuntimeError: no such mask)")
+    nothing = cause_of(evidence(skipped=failed), rows(0.0, 1.0), 1e-3)["sentence"]
+    assert "every token sees what it may" not in nothing
+
+
+def test_infinities_that_a_document_says_in_words_are_read_as_numbers():
+    told = cause_of(evidence(apart="inf", logp_apart="nan"), rows("inf"), 1e-3)
+    assert (told["kind"], told["is_noise"]) == ("maths", False)
+
+
+def test_a_sample_that_moves_others_made_of_one_token_says_so():
+    assert "changing sample 0 (where all others are token 7 alone) moves" in line({**moves(0, 1), "amid": 7})
