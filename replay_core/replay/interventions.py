@@ -39,6 +39,8 @@ _SEEDS = (1, 1, 2, 3, 1, 4, 2, 5, 3, 1, 3)
 _CALLS, _SHORT = 10, 8
 #: Samples that are changed one after the other.
 _MOST_SAMPLES = 4
+#: Samples of which each gets its own tokens back amid others of one token.
+_MOST_AMID = 16
 #: Random directions onto which a token's vector is laid: one number each is enough to see that it changed.
 _DIRECTIONS = 3
 #: How the work of one head is named after the tensor that holds all of them.
@@ -231,7 +233,7 @@ class Observer:
         if thorough and len(chosen) < len(numbers) and not any(one.moved for one in others):
             others += self.asking("samples left out", lambda: self._left_out(base, numbers), [])
         if thorough and chosen and not any(one.moved for one in others):
-            others += self.asking("samples amid others of one token", lambda: self._amid(chosen), [])
+            others += self.asking("samples amid others of one token", lambda: self._amid(numbers[:_MOST_AMID]), [])
         seen += others
         padding = np.ones(self.ids.size, dtype=bool)
         padding[self.slots.numpy()] = False
@@ -264,7 +266,7 @@ class Observer:
         """A sample that gets its own tokens back where all others are made of one: what several samples have together
         (a rare token, a greatest value) no single one of them takes away, but a single one brings it.
         """
-        for word in dict.fromkeys(self.used[[0, -1, self.used.size // 2]].tolist()):
+        for word in dict.fromkeys(self.used[[0, -1]].tolist()):
             plain = self.ids.copy()
             plain[self.slots.numpy()] = word
             base_ND = self.hidden(plain)
