@@ -2,7 +2,7 @@
 
 config   $XDG_CONFIG_HOME/rldbg   the user's own themes
 state    $XDG_STATE_HOME/rldbg    crash reports, exports without a place, the last copied text
-cache    $XDG_CACHE_HOME/rldbg    what replays from the screen write, what was read of remote dumps
+cache    $XDG_CACHE_HOME/rldbg    what replays from the screen write, what was read of remote dumps, kept digests
 """
 
 from __future__ import annotations
@@ -102,9 +102,21 @@ def cached_replays() -> list[CachedReplay]:
     return sorted(found, key=lambda one: -one.changed)
 
 
+def digests_dir() -> Path:
+    """Where digests are kept of dumps that recorded none."""
+    return cache_dir() / "digests"
+
+
 def clear_cache() -> int:
-    """Remove every replay that nobody uses. Returns the bytes that were freed."""
-    return sum(map(_remove, [one for one in cached_replays() if not one.is_used]))
+    """Remove every replay that nobody uses, and kept digests. Returns the bytes that were freed."""
+    digests = CachedReplay(digests_dir(), 0.0, digests_bytes(), is_used=False)
+    return sum(map(_remove, [digests, *(one for one in cached_replays() if not one.is_used)]))
+
+
+def digests_bytes() -> int:
+    with contextlib.suppress(OSError):
+        return _size(digests_dir())
+    return 0
 
 
 def _prune() -> None:

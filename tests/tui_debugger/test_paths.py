@@ -104,3 +104,13 @@ def test_a_disk_that_is_full_is_no_internal_error(
     monkeypatch.setattr("tui_debugger.commands.info._info", full)
     assert run(["info"]) == ExitCode.BAD_BYTES
     assert "/data/cell.log" in capsys.readouterr().err
+
+
+def test_kept_digests_are_told_and_cleared(capsys: pytest.CaptureFixture[str]):
+    paths.private_dir(paths.digests_dir())
+    (paths.digests_dir() / "run.jsonl").write_bytes(b"x" * 3_000_000)
+    assert run(["cache"]) == ExitCode.AGREES
+    assert "2.9 MiB  of digests that compare --digests took" in capsys.readouterr().out
+    assert run(["cache", "--clear"]) == ExitCode.AGREES
+    assert "3 MiB freed" in capsys.readouterr().out
+    assert not paths.digests_dir().exists()

@@ -1,4 +1,4 @@
-"""`rldbg cache`: what replays left in the cache, and taking it away."""
+"""`rldbg cache`: what replays and comparisons left in the cache, and taking it away."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tui_debugger.commands import say
 
 
 @click.command("cache")
-@click.option("--clear", is_flag=True, help="Remove every replay there that no running rldbg uses.")
+@click.option("--clear", is_flag=True, help="Remove every replay there that no running rldbg uses, and kept digests.")
 def command(clear: bool) -> int:
     """Say what replays without a place of their own left in the cache; with --clear, remove it.
 
@@ -24,5 +24,7 @@ def command(clear: bool) -> int:
     lines = [f"{one.nbytes / 2**20:>8,.1f} MiB  {one.path}" + ("  in use" if one.is_used else "") for one in replays]
     total = sum(one.nbytes for one in replays)
     lines.append(f"{total / 2**20:>8,.1f} MiB  of {paths.CACHE_BYTES >> 20} in {paths.cache_dir()}")
+    if kept := paths.digests_bytes():
+        lines.append(f"{kept / 2**20:>8,.1f} MiB  of digests that compare --digests took, in {paths.digests_dir()}")
     say("\n".join(lines))
     return ExitCode.AGREES

@@ -17,7 +17,7 @@ from replay_core.jobs import Event, Partial
 from replay_core.records import STAGES, Selection
 from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, say, selectors
 from tui_debugger.commands.sharding import in_units, refuse, sharded, typed
-from tui_debugger.paths import cache_dir
+from tui_debugger.paths import digests_dir
 from tui_debugger.reports.comparison import comparison_report, explanation
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def command(
     options: dict[str, Any] = {
         "exact": exact,
         "digests": digests,
-        "digests_under": cache_dir() / "digests" if digests else None,
+        "digests_under": digests_dir() if digests else None,
         "atol": atol,
         "rtol": rtol,
         "tolerance_file": tolerance_file,
