@@ -14,7 +14,15 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _SOURCE = Path("replay_core/native.c")
-_OPTIONS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+_OPTIONS = (
+    "-O3",
+    "-D_FILE_OFFSET_BITS=64",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-shared",
+    "-fPIC",
+)
 
 
 def compiled(source: Path, library: Path) -> bool:

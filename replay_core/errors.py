@@ -185,7 +185,7 @@ def stack_of(error: BaseException) -> list[str]:
 
 #: Libraries that the base installation does not bring, and the extra that does.
 EXTRAS = {
-    "torch": "replay", "transformers": "replay", "safetensors": "replay", "xxhash": "replay", "psutil": "replay",
+    "torch": "replay", "transformers": "replay", "safetensors": "replay", "psutil": "replay",
     "pynvml": "replay", "scipy": "replay", "yaml": "parity", "deepspeed": "parity", "megatron": "parity",
     "omegaconf": "yaml", "pyarrow": "parquet", "ray": "ray", "obstore": "remote",
     "asyncssh": "remote", "tensorboardX": "tensorboard", "wandb": "wandb",

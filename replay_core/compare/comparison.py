@@ -450,7 +450,8 @@ def _looked_at(row: TensorVerdict) -> bool:
 def _nothing(
     result: Comparison, records_a: list[Record], records_b: list[Record], unused: list[str]
 ) -> NothingComparableError:
-    said = [*(problem.what for problem in result.problems[:1]), *unused[:2]]
+    skipped = [f"{row.name}: {row.skipped}" for row in result.skipped[:1]]
+    said = [*(problem.what for problem in result.problems[:1]), *skipped, *unused[:2]]
     return NothingComparableError(
         "the two have no tensor in common that could be compared",
         file=f"{result.a.path} and {result.b.path}",

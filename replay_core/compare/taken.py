@@ -31,7 +31,7 @@ _OF_PARAMETERS = ("gradient", "param", "optimizer")
 #: What all kept digests may take; the runs longest not compared go first.
 _MOST_BYTES = 256 << 20
 #: Raised where a digest comes to mean something else.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ than they work.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,13 @@ def figures(facing: Facing, first_rows: int) -> PairFigures | None:
     says why not.
     """
     a, b = facing.a, facing.b
-    if a.dtype != b.dtype or a.dtype not in kernel.PAIRS or not facing.count or kernel.loaded() is None:
+    if (
+        a.dtype != b.dtype
+        or a.dtype not in kernel.PAIRS
+        or not facing.width
+        or not facing.count
+        or kernel.loaded() is None
+    ):
         return None
     if not (_is_in_one_piece(a) and _is_in_one_piece(b)):
         return None
@@ -75,7 +82,8 @@ def figures(facing: Facing, first_rows: int) -> PairFigures | None:
 
 def _is_in_one_piece(ref: TensorRef) -> bool:
     where = ref.source
-    return isinstance(where, FileBytes) and where.strides is None and not where.big_endian
+    is_native = sys.byteorder == "little"
+    return is_native and isinstance(where, FileBytes) and where.strides is None and not where.big_endian
 
 
 class _Files:

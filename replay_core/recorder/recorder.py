@@ -261,7 +261,7 @@ class StepRecorder:
             "checkpoint": recorder.nearest_checkpoint(self.step),
         }
         if again is not None:
-            snapshots = recorder.snapshots()
+            snapshots = recorder.snapshots(whole=True)  # their values are looked at
 
             def keep(seen: dict[str, Any], gradients: dict[str, Any]) -> None:
                 self.admit("modules", seen, snapshots, micro=micro, role=examination.RERUN)
@@ -643,8 +643,10 @@ class Recorder:
             self._taken.discard(known)
             raise
 
-    def snapshots(self) -> Snapshots:
-        is_kept = self.settings.level == "full" or self.settings.whole is not None or self.black_box is not None
+    def snapshots(self, *, whole: bool = False) -> Snapshots:
+        is_kept = (
+            whole or self.settings.level == "full" or self.settings.whole is not None or self.black_box is not None
+        )
         owned = self.settings.asynchronous or self.black_box is not None
         return Snapshots(owned=owned, told=None if is_kept else self.settings.level)
 

@@ -135,9 +135,9 @@ class Snapshots:
             raise RequestError(
                 "only plain tensors can be recorded", tensor=name, found=f"a {kind}", hint="record a plain copy of it"
             )
-        if self._told is not None and value.device.type == "cpu":
-            return _told(value, stats=self._told == "stats")
         try:
+            if self._told is not None and value.device.type == "cpu":
+                return _told(value, stats=self._told == "stats")
             host = self._to_host(torch, value)
         except RuntimeError as error:
             first = str(error).splitlines()[0]
@@ -289,7 +289,7 @@ def describe(
         elif _is_rows(value):
             field["digest"] = digest_of(["".join(map(_digest, value)).encode()])
         elif bare:
-            said = json.dumps(value, default=str).encode()
+            said = json.dumps(value, default=_spoken).encode()
             field["digest"] = digest_of([said])
         return field
     field = {
@@ -339,6 +339,11 @@ def digest(tensor: Any) -> str:
 
 def _digest(row: Any) -> str:
     return row.digest if isinstance(row, Noted) else digest(row)
+
+
+def _spoken(value: Any) -> str:
+    """A tensor deep within lists, for the digest of the whole."""
+    return _digest(value) if _is_of_tensor(value) else str(value)
 
 
 def raw(tensor: Any) -> Any:

@@ -113,7 +113,7 @@ def _skipped(evidence: Evidence) -> str:
 def is_compilers(cause: Mapping[str, Any]) -> bool:
     """Whether a compiled cell is what each row alone is until it is compiled."""
     evidence = cause["evidence"]
-    return cause["kind"] == "maths" and evidence is not None and _is_one(evidence)
+    return cause["kind"] == "maths" and evidence is not None and _is_one(_in_numbers(evidence))
 
 
 def _is_one(evidence: Evidence) -> bool:

@@ -396,6 +396,8 @@ class Rowwise:
             yield from self.whole()
             return
         width = _inner(self.a.shape, self.axes_a)
+        if not width:
+            return  # rows of nothing
         rows_a, rows_b = pages.row_reader(self.a, width), pages.row_reader(self.b, _inner(self.b.shape, self.axes_b))
         step = rows_of_a_chunk(width)
         for start in range(0, self.rows_a.size, step):

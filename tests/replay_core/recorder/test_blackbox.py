@@ -234,3 +234,16 @@ def test_a_predicate_of_the_users_that_fails_stops_nobody_who_asked_to_go_on(tmp
     with pytest.warns(RuntimeWarning, match="kl"), recorder.step(0) as record:
         record("loss", loss=1.0)
     assert ["kl" in lost.why for lost in recorder.lost] == [True]
+
+
+@pytest.mark.parametrize("level", ["hash", "stats"])
+def test_a_level_that_keeps_no_values_looks_at_them_all_the_same(level: str, tmp_path: Path) -> None:
+    model = Poisoned()
+    recorder = Recorder(tmp_path, level=level)
+    recorder.note_model(0, "weights")
+    with recorder.step(4) as record:
+        model(torch.full((1, 2), float("nan"))).backward()
+        incident = record.examine(model, lambda: model(torch.full((1, 2), float("nan"))), micro=3)
+    recorder.close()
+    assert incident is not None
+    assert (incident["kind"], incident["first"]) == ("persistent", "first.output")

@@ -89,3 +89,12 @@ def test_what_is_told_is_told_before_the_trainer_changes_it():
     before = values.digest(value)
     value.zero_()
     assert (told.digest, snapshots.take(told, "x")) == (before, told)
+
+
+def test_tensors_deep_within_lists_have_one_digest_at_every_level():
+    value = {"parts": [[torch.ones(2)], [torch.zeros(3)]]}
+    said = []
+    for told in (None, "hash", "stats"):
+        ((name, leaf),) = values.leaves(values.Snapshots(owned=True, told=told).take(value, "all"))
+        said.append(values.describe(name, leaf, 0, stats=False, bare=True)["digest"])
+    assert len(set(said)) == 1
