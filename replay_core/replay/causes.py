@@ -36,6 +36,8 @@ SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 KERNELS = 1e-4
 #: What moves with more of what no token may notice, whatever stands in it.
 _MORE = {"wider": "padding", "company": "batch"}
+#: Where a token is lost that is not in the batch as it is.
+_AMONG = {"wider": "in wider padding", "company": "in a pack of one sample more"}
 #: Share of the tokens of other samples that one token moves at once where something takes all there is together.
 #: And that all tokens of a sample move at once there.
 _SPREAD, _REACH = 0.3, 0.5
@@ -167,7 +169,7 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
         return ("rounding", "") if kernel is None else (kernel[0], _ITSELF + kernel[1])
     lost, first = evidence.get("lost"), evidence["first"]
     if lost:
-        return "own_keys", _lost(lost, "when alone", "here")
+        return "own_keys", _lost(lost, "when alone", _AMONG.get(lost.get("among"), "here"))
     where = f", first in {first['module']}" if first else ", in the head"
     if first and first["kind"] == "position":
         return "positions", f"{first['module']} gives other positions than each row alone has"
@@ -272,8 +274,11 @@ def _runs_from_row_to_row(evidence: Evidence) -> bool:
 
 def _is_handed_on(evidence: Evidence) -> bool:
     """Whether single tokens come to a few tokens of other samples: shared, shifted or exchanged. Of what takes all
-    together one token moves everybody, or every sample moves all tokens of the others.
+    together one token moves everybody, or every sample moves all tokens of the others. Nor does anything but an
+    exchange come from each sample to one other alone.
     """
+    if evidence.get("handed_round"):
+        return True
     others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
     told = [one for one in others if one["moved"] and one.get("spread") is not None]
     if not told or max(one["spread"] for one in told) >= _SPREAD:

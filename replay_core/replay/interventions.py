@@ -102,6 +102,8 @@ class Sight:
     reach: float | None = None
     #: The token that all other samples are made of while one of them gets its own back.
     amid: int | None = None
+    #: Samples that move where the first does; by the last layer they have moved others in turn.
+    there: list[int] = field(default_factory=list)
 
     def to_mapping(self, by: str) -> dict[str, Any]:
         names = ("sample", "relation", "tokens", "first", "last")
@@ -512,7 +514,9 @@ class Observer:
                 ((name, order) for order, name in enumerate(base.laid) if name in trace.laid
                  and (self.moved(base, trace, name) & forbidden).any()), None
             )  # fmt: skip
-            sight.first = None if first is None else self.place(*first)
+            if first is not None:
+                sight.first = self.place(*first)
+                sight.there = np.unique(self.sample_N[self.moved(base, trace, first[0]) & forbidden]).tolist()
         if sight.what == "token" and sight.token is not None:
             after = self.position_N == sight.token + 1
             if after.any() and not bool((distance[after] > 0).any()):

@@ -64,6 +64,8 @@ _FAR = 12
 _QUERIES, _TRIED = 8, 6
 #: Samples that are changed where the last comes first.
 _TURNED = 4
+#: Samples that must each move one other alone: of two that move each other all would be together as well.
+_ROUND = 3
 #: Columns of padding by which a batch is made wider.
 _WIDER = 8
 #: A kernel of the user's own may round to the dtype of the cell inside, by so many epsilons.
@@ -220,6 +222,7 @@ def _evidence(
     found["forward_only"] = asking(
         "the samples turned round", lambda: _moves_forward_only(bench, flags, small, sights), False
     )
+    found["handed_round"] = _is_handed_round(sights)
     told = Proposed()
     if not is_one:
         told = asking("gradients", lambda: _proposed(bench, (flags, reference), small, (base, own_base), parted), told)
@@ -236,9 +239,11 @@ def _evidence(
     )
     if not is_one and found["lost"] is None:
         found["unturned_agrees"] = asking("no rotation", lambda: _agree_unturned(bench, flags, reference, small), None)
-        found["visibility"] += asking(
-            "more padding or company", lambda: _with_more(bench, flags, small, observer, base), []
+        more, lost_there = asking(
+            "more padding or company", lambda: _with_more(bench, flags, reference, small, observer, base), ([], None)
         )
+        found["visibility"] += more
+        found["lost"] = lost_there
     worst = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
     if small.rows > 1:
         single = small.take([worst])
@@ -408,6 +413,13 @@ def _moves_forward_only(bench: ReplayBench, flags: Flags, batch: MicroBatch, sig
     return any(one.moved for one in turned) and is_forward(turned)
 
 
+def _is_handed_round(sights: Sequence[Sight]) -> bool:
+    """Whether of three samples or more that move others each moves one alone, and none the same: rows handed on."""
+    moved = [one.there for one in sights if one.what == "other" and one.moved]
+    targets = [there[0] for there in moved if len(there) == 1]
+    return len(moved) >= _ROUND and len(targets) == len(moved) == len(set(targets))
+
+
 def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> bool:
     """Whether the two are one as soon as nothing is rotated by its position, in either."""
     hidden = []
@@ -419,9 +431,12 @@ def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: M
 
 
 def _with_more(
-    bench: ReplayBench, flags: Flags, batch: MicroBatch, observer: Observer, base: Trace
-) -> list[dict[str, Any]]:
-    """What moves when there is more of what no token may notice: columns of padding, in a pack one more sample."""
+    bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch, observer: Observer, base: Trace
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """What moves when there is more of what no token may notice: columns of padding, in a pack one more sample. And
+    the token that is lost then: of a last one, which nothing follows, nobody can be deaf to it but itself, and it hears
+    itself in its query.
+    """
     tried: list[tuple[str, MicroBatch, int]] = []
     if flags.packing:
         first = int(batch.valid_BS[0].sum())
@@ -435,8 +450,27 @@ def _with_more(
         with contextlib.suppress(CellError):
             sight = observer.differing(what, base, bench.observer(flags, more).trace(), SAME, before)
             if sight is not None:
-                return [sight.to_mapping("cell")]
-    return []
+                batches = [one for _, one, _ in tried]
+                return [sight.to_mapping("cell")], _lost_in(bench, flags, reference, batches, what)
+    return [], None
+
+
+def _lost_in(
+    bench: ReplayBench, flags: Flags, reference: Flags, batches: Sequence[MicroBatch], among: str
+) -> dict[str, Any] | None:
+    """The first token that is lost in one of these batches."""
+    for batch in batches:
+        with contextlib.suppress(CellError):
+            observer = bench.observer(flags, batch)
+            base = observer.trace()
+            own = bench.observer(reference, batch)
+            own_base = own.trace()
+            parted = first_apart(observer, own_base, base, SAME)
+            asked = _asked_of(observer, [], own_base, base, parted)
+            found = _lost_within(bench, (flags, reference), batch, asked, parted)
+            if found is not None:
+                return {**found, "among": among}
+    return None
 
 
 def _proposed(

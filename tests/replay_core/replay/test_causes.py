@@ -72,6 +72,24 @@ def test_rows_that_attention_mixes_both_ways_depend_on_the_batch():
     assert kind(moves(0, 1, where="mixer"), moves(1, 2, where="mixer"), packed=False) == "other_samples"
 
 
+def test_rows_that_are_handed_on_to_one_other_each_are_no_statistic_of_the_batch():
+    turned = [moves(0, 1, where="mixer"), moves(1, 2, where="mixer"), moves(2, 0, where="mixer")]
+    assert kind(*turned, packed=False) == "batch", "by the last layer"
+    assert kind(*turned, packed=False, handed_round=True) == "other_samples"
+    told = [{**one, "spread": 0.5, "reach": 1.0} for one in (moves(0, 1), moves(1, 2), moves(2, 0))]
+    assert kind(*told, packed=False) == "batch"
+    assert kind(*told, packed=False, handed_round=True) == "other_samples", "what works on each token by itself, too"
+
+
+def test_a_token_that_a_larger_batch_loses_is_told_before_the_size_of_the_batch():
+    lost = {"module": "layers.0.self_attn", "token": 15, "itself": False, "among": "company"}
+    told = cause_of(evidence(sight("company"), lost=lost), rows(0.0, 1.0), 1e-3)
+    assert told["kind"] == "own_keys"
+    assert "token 15 moves later ones of its sample when alone, not in a pack of one sample more" in told["sentence"]
+    wider = cause_of(evidence(sight("wider"), lost={**lost, "among": "wider"}, packed=False), rows(1.0), 1e-3)
+    assert "not in wider padding" in wider["sentence"]
+
+
 def test_what_every_row_hands_to_the_next_is_state_and_what_takes_all_is_not():
     scan = [moves(0, 1, 2), moves(1, 2), moves(2)]
     assert kind(*scan, packed=False) == "state", "each row begins with what the row before it left"
