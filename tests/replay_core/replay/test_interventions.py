@@ -1,6 +1,7 @@
 """Faults planted in real models, and what a replay calls them; healthy models beside them. The zoo is a benchmark."""
 
 import pytest
+import torch
 
 from benchmarks import replay_zoo as zoo
 
@@ -75,6 +76,28 @@ def test_a_fault_is_named_by_what_it_lets_tokens_see(folder, name, architecture,
 def test_a_healthy_model_with_wide_weights_agrees_in_bfloat16(folder, architecture, layout, flags):
     doc = zoo.replayed(folder, layout, f"{flags} dtype=bfloat16", architecture, 0.2, False, None)
     assert [cell["agreement"]["agrees"] for cell in doc["cells"]] == [None, True, True][: len(doc["cells"])]
+
+
+def last_keys_dropped(patient):
+    """The keys of the pack that fill no whole block of 4: of 77 the last, which no token but itself would see."""
+    patient.seeing(lambda call, seen: seen & (torch.arange(seen.shape[-1]) < seen.shape[-1] // 4 * 4)
+                   if call.is_packed else seen)  # fmt: skip
+
+
+def values_of_the_row_before(patient):
+    for one in patient.modules("v_proj"):
+        zoo.changed_output(one, lambda _given, put: put.roll(1, 0))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("plant", "flags", "called"),
+    [(last_keys_dropped, "packing=on", "own_keys"), (values_of_the_row_before, "packing=off", "other_samples")],
+)
+def test_what_a_larger_pack_or_the_first_layer_shows_names_the_fault(folder, plant, flags, called):
+    doc = zoo.replayed(folder, "left", f"{flags} dtype=float32 attention=sdpa", "llama", 0.1, False, plant)
+    wrong = [cell["cause"] for cell in doc["cells"] if cell["agreement"]["agrees"] is False]
+    assert {cause["kind"] for cause in wrong} == {called}, [cause["sentence"] for cause in wrong]
 
 
 @pytest.mark.slow
