@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from replay_core.compare.judging.limits import LOGPROB_NOISE_FP32
 from replay_core.errors import RequestError
 from replay_core.jobs import OnEvent, Runner, ignore
 from replay_core.records import Run
@@ -138,6 +139,21 @@ class _Recording:
         verdict = row.recorded[0]["verdict"]
         row.agrees = None if verdict is None else verdict in ("SAME", "CLOSE", "PADDING")
 
+    def doubted(self, baseline: CellResult) -> list[str]:
+        """That it is further off than float32 rounds, and only within bounds as nobody says that it is not coarser."""
+        held = baseline.recorded[0] if baseline.recorded else None
+        if held is None or held["name"] == "values" or held["verdict"] != "CLOSE":
+            return []
+        named = settings_asked(self.run.flags).get("dtype")
+        if named is not None or baseline.cell["flags"]["dtype"] != "float32" or held["max_abs"] <= LOGPROB_NOISE_FP32:
+            return []
+        return [
+            f"recorded {held['field']} is up to {held['max_abs']:.3g} nats from each row alone, on average "
+            f"{held['mean_abs']:.3g}: more than float32 rounds ({LOGPROB_NOISE_FP32:g}), no more than half precision may. "
+            "The dump does not name its dtype, so other weights or maths are not ruled out: --matrix "
+            "dtype=float32,bfloat16 shows which it is nearer to"
+        ]
+
     def stated(self, results: Sequence[CellResult]) -> dict[str, Any] | None:
         """What was recorded, and which cell comes nearest to it; none does where the weights are others."""
         if not self.values:
@@ -225,6 +241,7 @@ def answer(
         if plan.forward is not None:
             bench.run(plan.flags, "cell")
     replayed.recording = recording.stated(bench.results)
+    replayed.notes += recording.doubted(bench.results[replayed.baseline])
     replayed.floors = floors(bench.results)
     if request.twice:
         replayed.determinism = bench.repeat(bench.results[-1])

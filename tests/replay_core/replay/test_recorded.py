@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from replay_core import workbench
+from replay_core import pages, workbench
 from replay_core.demo.train import train_demo
 from replay_core.dumps import open_run
 from replay_core.errors import RequestError
@@ -150,6 +150,25 @@ def test_a_backward_with_random_weights_is_not_judged_by_the_recorded_losses(dem
     assert trained
     assert {one["agrees"] for one in trained} == {None}
     assert exit_code(doc) == 0
+
+
+NEEDED = ("input_ids", "attention_mask", "response_mask", "log_probs")
+
+
+@pytest.mark.parametrize(("dtype", "off", "told"), [(None, 0.05, True), (None, 0.0, False), ("bfloat16", 0.05, False)])
+def test_more_than_float32_rounds_is_said_of_a_recording_that_names_no_dtype(demo, tmp_path, dtype, off, told):
+    run = open_run(demo)
+    records = [one for one in run.records if (one.key.step, one.key.micro) == (0, 0)]
+    held = {ref.name: torch.tensor(pages.array(ref)) for one in records for ref in one.tensors() if ref.name in NEEDED}
+    width = held["log_probs"].shape[1]
+    held["log_probs"] += off * torch.tensor([1.0, -1.0]).repeat(width)[:width]
+    flags = {"temperature": 1.0} | ({"dtype": dtype} if dtype else {})
+    with Recorder(tmp_path / "dump", flags=flags).step(0) as record:
+        record("forward_data", micro=0, **held)
+    doc = ask(tmp_path / "dump", tmp_path / "out", plan={"model": str(demo / "checkpoints" / "step_000000")})
+    recorded = doc["cells"][doc["baseline"]]["recorded"][0]
+    assert (recorded["name"], recorded["verdict"], recorded["max_abs"] > 0.04) == ("policy_logprobs", "CLOSE", off > 0)
+    assert any("log_probs is up to 0.05 nats from each row alone" in note for note in doc["notes"]) is told
 
 
 def test_the_temperature_a_recorder_was_told_once_divides_the_logits(tmp_path):
