@@ -149,8 +149,8 @@ class _Recording:
             return []
         return [
             f"recorded {held['field']} is up to {held['max_abs']:.3g} nats from each row alone, on average "
-            f"{held['mean_abs']:.3g}: more than float32 rounds ({LOGPROB_NOISE_FP32:g}), no more than half precision may. "
-            "The dump does not name its dtype, so other weights or maths are not ruled out: --matrix "
+            f"{held['mean_abs']:.3g}: more than float32 rounds ({LOGPROB_NOISE_FP32:g}), no more than half precision "
+            "may. The dump does not name its dtype, so other weights or maths are not ruled out: --matrix "
             "dtype=float32,bfloat16 shows which it is nearer to"
         ]
 
