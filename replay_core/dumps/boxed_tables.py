@@ -6,6 +6,13 @@
 | time/              |            |
 |    iterations      | 3          |
 -----------------------------------
+
+The frame may be drawn of lines (AReaL), and the step be told by the line before:
+
+Epoch 1/1 Step 3/28 Train step 3/28 done.
+╭─────────────────────┬──────────────╮
+│ ppo_actor/advantages/avg │ -4.1987e-03 │
+╰─────────────────────┴──────────────╯
 """
 
 from __future__ import annotations
@@ -16,6 +23,11 @@ from replay_core.regexes import regex
 
 #: One row is enough to look for more: a name and a number between bars, and nothing else.
 ROW = r"\|\s{1,40}[A-Za-z][\w./()%-]{0,60}\s{1,60}\|\s{1,4}[-+]?\d[\d.eE+-]{0,20}\s{0,40}\|"
+#: What a line of such a table begins with.
+BEGINS = ("|", "-", "+", "=", "│", "╭", "├", "╰", "┌", "└")
+#: A table that is drawn opens, is divided, and closes.
+_DRAWN = str.maketrans("│─┬┼┴", "|----")
+_TOLD = regex(r"\bTrain step (\d{1,12})/\d{1,12} done\b")
 _FRAME = regex(r"^[-+=]{8,}$")
 _ROW = regex(
     r"^\|(\s{0,40})([A-Za-z][\w ./()%-]{0,60}?)\s{0,60}\|\s{0,40}"
@@ -32,10 +44,20 @@ class BoxedTables:
     rows: dict[str, float] = field(default_factory=dict)
     room: str = ""
     indent: int = 0
+    told: int | None = None
+
+    def hear(self, line: str) -> None:
+        """A line beside the tables: it may number the next one."""
+        if match := _TOLD.search(line):
+            self.told = int(match[1])
 
     def take(self, line: str) -> tuple[int | None, dict[str, float]]:
         """The step (None: the table names none) and metrics of the table that this line ends; none at other lines."""
-        if _FRAME.match(line):
+        if line[0] in "├╭┌":
+            self.rows = self.rows if line[0] == "├" else {}
+            return None, {}
+        line = line.rstrip().translate(_DRAWN)
+        if _FRAME.match(line) or line[0] in "╰└":
             rows, self.rows, self.room = self.rows, {}, ""
             return self._step(rows), rows
         if (match := _ROW.match(line)) is None:
@@ -49,10 +71,10 @@ class BoxedTables:
             self.rows[f"{self.room}/{name}" if inside else name] = float(said)
         return None, {}
 
-    @staticmethod
-    def _step(rows: dict[str, float]) -> int | None:
+    def _step(self, rows: dict[str, float]) -> int | None:
         for wanted in _STEPS:
             for name in [name for name in rows if name.rpartition("/")[2] == wanted]:
                 if rows[name] == int(rows[name]):
                     return int(rows.pop(name))
-        return None
+        told, self.told = self.told, None
+        return told

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from replay_core.budget import reading, spend_values
 from replay_core.dumps import step_log
-from replay_core.dumps.boxed_tables import ROW, BoxedTables
+from replay_core.dumps.boxed_tables import BEGINS, ROW, BoxedTables
 from replay_core.dumps.bulleted_steps import HEAD as BULLETED
 from replay_core.dumps.bulleted_steps import BulletedSteps
 from replay_core.dumps.console_lines import BAR, console_line, epoch_line
@@ -126,8 +126,10 @@ def _log(path: Path) -> _Log:
             step, values = table_row(line.text, heads[line.stream])
         if not values and line.text.lstrip()[:1] not in ("", "{", "|"):
             step, values = bulleted.setdefault(line.stream, BulletedSteps()).take(line.text)
-        if not values and line.text[:1] in ("|", "-", "+", "="):
+        if not values and line.text.startswith(BEGINS):
             step, values = boxes.setdefault(line.stream, BoxedTables()).take(line.text)
+        elif "Train step " in line.text:
+            boxes.setdefault(line.stream, BoxedTables()).hear(line.text)
         if not values and last is None:
             log.settings.take(line.text)
         if values:

@@ -321,6 +321,8 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
 
     Where one does, it is named (info). Where none does: a warning, and an error where a known mistake does agree:
     the sign turned, another grouping, another sample's advantage, zeros although rewards differ.
+    Where a known variant agrees, but two groups and more, whose rewards differ by less than 1e-4 of what the batch's do,
+    have advantages over 0.1: a warning, noise is taught (not where most rewards of the batch differ).
     Skipped where advantages change from token to token (GAE), and where all groups are of one (D05). Where every
     sample stands equally often, a batch was trained on for several epochs: each counts once.
     """
@@ -368,6 +370,7 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
                     cause=cause,
                 )  # fmt: skip
                 return
+            yield from _noise_taught(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)
             yield finding(
                 "info",
                 f"advantages are {name}",
@@ -400,6 +403,39 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause=cause,
     )
+
+
+#: What is left of a group's spread of rewards beside the batch's, and how large advantages of it must not be.
+NO_SPREAD, TAUGHT = 1e-4, 0.1
+
+
+def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Array, name: str) -> Iterator[Finding]:
+    """Groups whose rewards differ by a ten-thousandth of what rewards of the batch differ by, and have advantages."""
+    whole = float(np.ptp(reward_B))
+    if not whole > 0 or np.unique(np.round(reward_B / whole, 3)).size > 0.5 * len(reward_B):
+        return  # rewards that are all different are measured on a scale of their own
+    groups = np.unique(group_B)
+    spread_G = np.array([float(np.ptp(reward_B[group_B == group])) for group in groups])
+    noisy_G = (spread_G > 0) & (spread_G < NO_SPREAD * whole)
+    taught_G = np.array([float(np.abs(heard_B[group_B == group]).max()) > TAUGHT for group in groups])
+    bad = groups[noisy_G & taught_G]
+    if len(bad) < 2:
+        return
+    sample = int(np.flatnonzero(given(batch.group_B) == bad[0])[0])
+    yield finding(
+        "warning",
+        f"noise in the rewards is taught: {share(len(bad), len(groups))} groups have nearly equal rewards (apart by "
+        f"{float(spread_G[noisy_G & taught_G].max()):.2g} at most), and advantages of full size",
+        batch.laid.where("advantages", sample=sample),
+        evidence=[
+            shown("largest spread of rewards in such a group", float(spread_G[noisy_G & taught_G].max()),
+                  f"0, or > {NO_SPREAD:g} x {whole:.3g}"),
+            shown("largest |advantage| in one", float(np.abs(heard_B[np.isin(group_B, bad)]).max()), f"< {TAUGHT:g}"),
+            shown("advantages are", name),
+        ],
+        cause="a tiny difference between rewards (rounding, a jitter, a time in the score) is divided by a std that is "
+        "as tiny: round the rewards, raise the epsilon, or leave groups without a spread out",
+    )  # fmt: skip
 
 
 def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:

@@ -250,8 +250,9 @@ PILED, SMOOTH, BEGUN = 4.0, 0.03, 2.0
       source="torch.optim.Optimizer.zero_grad: backward adds to what is there")  # fmt: skip
 def norm_piles_up(log: RunLog) -> Iterator[Finding]:
     """The gradient's norm before clipping comes to 4 times its first values (medians of 3), is twice that within the
-    first quarter of 24 steps and more, and its last half hardly wavers from step to step (median |log of the ratio|
-    below .03): a warning. The norm of one batch's gradient wavers by a tenth and more; a sum over all batches so far
+    first quarter of 24 steps and more, and its last half hardly wavers from step to step: the median |log of the
+    ratio| is below .03, or that of one such change less the one before it (a sum may rise and fall, but does so
+    smoothly). A warning. The norm of one batch's gradient wavers by a tenth and more; a sum over all batches so far
     does not.
     """
     series = given(log.get("grad_norm"))
@@ -260,7 +261,8 @@ def norm_piles_up(log: RunLog) -> Iterator[Finding]:
         raise Skip("needs grad_norm of 24 steps, none of them 0")
     first, last = median(values[:3]), median(values[-3:])
     half, early = values[len(values) // 2 :], values[: max(4, len(values) // 4)]
-    noise = median(abs(math.log(b / a)) for a, b in pairwise(half))
+    changes = [math.log(b / a) for a, b in pairwise(half)]
+    noise = min(median(map(abs, changes)), median(abs(b - a) for a, b in pairwise(changes)))
     if last < PILED * first or early[-1] < BEGUN * first or not 0 < noise < SMOOTH:
         return
     yield finding(
