@@ -51,6 +51,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "rollout_k3": (
         "rollout_corr/k3_kl verl k3", "gen_kl_error NeMo-RL k3", "mismatch_kl/all/mean prime-rl k3",
+        "mismatch_kl/mean prime-rl k3",
         "Mismatch KL prime-rl k3", "Generation KL Error NeMo-RL k3",
     ),
     "rollout_k1": ("rollout_corr/kl verl k1", "vllm_kl OpenRLHF k1", "optim/kl_sample_train_v1 tinker k1"),
@@ -150,6 +151,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "generation/completions/clip_ratio tunix", "Truncated prime-rl", "Truncation prime-rl",
         "is_truncated/all/mean prime-rl",
     ),
+    "prompts_at_limit": ("prompt_length/clip_ratio verl",),
+    "kl_coefficient": ("actor/kl_coef verl", "objective/kl_coef TRL"),
     "learning_rate": (
         "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "policy/policy_lr SkyRL",
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",

@@ -321,7 +321,7 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
 
     Where one does, it is named (info). Where none does: a warning, and an error where a known mistake does agree:
     the sign turned, another grouping, another sample's advantage, zeros although rewards differ.
-    Where a known variant agrees, but two groups and more, whose rewards differ by less than 1e-4 of what the batch's do,
+    Where a known variant agrees, but groups whose rewards differ by less than 1e-4 of what the batch's do,
     have advantages over 0.1: a warning, noise is taught (not where most rewards of the batch differ).
     Skipped where advantages change from token to token (GAE), and where all groups are of one (D05). Where every
     sample stands equally often, a batch was trained on for several epochs: each counts once.
@@ -370,7 +370,9 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
                     cause=cause,
                 )  # fmt: skip
                 return
-            yield from _noise_taught(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)
+            if noisy := list(_noise_taught(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)):
+                yield from noisy
+                return
             yield finding(
                 "info",
                 f"advantages are {name}",
@@ -419,7 +421,7 @@ def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Ar
     noisy_G = (spread_G > 0) & (spread_G < NO_SPREAD * whole)
     taught_G = np.array([float(np.abs(heard_B[group_B == group]).max()) > TAUGHT for group in groups])
     bad = groups[noisy_G & taught_G]
-    if len(bad) < 2:
+    if not len(bad):
         return
     sample = int(np.flatnonzero(given(batch.group_B) == bad[0])[0])
     yield finding(

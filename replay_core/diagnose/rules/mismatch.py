@@ -46,7 +46,7 @@ OTHER_TOKENS = 1.0
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
 #: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
-HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3}
+HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3, "rollout_k1": 0.02}
 
 
 def _figures(between: Gap) -> list[Evidence]:
@@ -318,19 +318,19 @@ def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
 
 
 @rule("D13", "engine and trainer drift apart without an update", link="rollout_logprobs", scope="signals",
-      needs=("learning_rate", "logprob_diff|rollout_k3|prob_diff"),
+      needs=("learning_rate", "logprob_diff|rollout_k3|prob_diff|rollout_k1"),
       source="open-instruct#1473, vime#64")  # fmt: skip
 @rule("D12", "engine and trainer drift apart", link="rollout_logprobs", scope="signals",
-      needs=("logprob_diff|rollout_k3|prob_diff",),
+      needs=("logprob_diff|rollout_k3|prob_diff|rollout_k1",), explains=("D29",),
       source="trl#5312 (0.015 to 0.201), verl#7495, open-instruct#1473, vime#64")  # fmt: skip
 def drifting(log: RunLog) -> Iterator[Finding]:
     """D12, D13. The distance between engine and trainer grows over the steps (at least 8, p < 0.005).
 
-    Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3 or .001 of probability and more,
-    while the weights move is D12: the engine keeps old weights.
+    Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
+    probability or .02 of k1 and more, while the weights move is D12: the engine keeps old weights.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
-    series = next((s for name in ("logprob_diff", "rollout_k3", "prob_diff") if (s := log.get(name)) is not None), None)
+    series = next((s for name in HEARD if (s := log.get(name)) is not None), None)
     values = [] if series is None else series.finite
     if series is None or len(values) < trends.MIN_STEPS:
         raise Skip(f"needs the distance between engine and trainer at {trends.MIN_STEPS} steps or more")

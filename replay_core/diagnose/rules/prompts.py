@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
 
 #: Steps with the same prompts before it is no chance, and no data set of one batch.
@@ -284,3 +286,33 @@ def ranks_alike(case: Case) -> Iterator[Finding]:
 _SPLIT = ("tensor_parallel_size", "tensor_model_parallel_size", "tp_size", "tp", "context_parallel_size", "cp_size",
           "pipeline_model_parallel_size", "pp_size", "ulysses_sequence_parallel_size", "sp_size")  # fmt: skip
 _WHOLE = ("ranks", "world_size", "dp_size", "data_parallel_size", "num_ranks")
+
+
+#: Share of prompts that are as long as the limit from which it is the limit, not the prompts, that ends them.
+AT_LIMIT = 0.9
+
+
+@rule("L28", "prompts are cut", link="tokens", scope="signals", needs=("prompts_at_limit",), lasts=True,
+      explains=("L08", "L17"),
+      source="verl data.truncation (left, right, middle) and prompt_length/clip_ratio")  # fmt: skip
+def prompts_cut(log: RunLog) -> Iterator[Finding]:
+    """The share of prompts that are as long as the limit: 0.9 and more (median) in 3 steps and more is a warning. A
+    limit that leaves nothing over in nearly every prompt is one that cuts them, or data that were cut to it before.
+    """
+    series = given(log.get("prompts_at_limit"))
+    values = series.finite
+    if len(values) < SAME:
+        raise Skip(f"needs the share of prompts at the limit in {SAME} steps")
+    now = median(values)
+    if now < AT_LIMIT:
+        return
+    yield finding(
+        "warning",
+        f"prompts are cut: {now:.0%} of them are exactly as long as the limit",
+        series.first(over=AT_LIMIT - 1e-9),
+        evidence=[series.shown(now, f"< {AT_LIMIT:g}")],
+        cause="max_prompt_length is too small for these prompts, and they are truncated: their beginning (from the "
+        "left) or their question is lost",
+        next_step="raise max_prompt_length, or filter prompts that are longer; rldbg record -- YOUR COMMAND shows them",
+        steps=series.steps(over=AT_LIMIT - 1e-9),
+    )

@@ -25,6 +25,8 @@ ROUNDING = 2**-22 / 1e-6
 #: Share of groups without a spread from which it is worth saying (miles advisory), and from which the batch is wasted:
 #: healthy runs on right-or-wrong rewards have half of their groups solved or failed whole (docs/evidence.md#diagnosis).
 MANY, MOSTLY = 0.5, 0.75
+#: Share of steps without a difference in any group from which that is how the run samples or judges.
+ALWAYS = 0.9
 
 
 def spreads(batch: StepBatch) -> tuple[Array, Array]:
@@ -244,7 +246,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     alike = [step for step in dead if (step.batch_std or 0) <= NO_STD]
     if alike:
         means = log.get("reward")
-        varies = len(alike) == len(known) and means is not None and len(set(means.finite)) > len(known) // 2
+        varies = len(alike) >= ALWAYS * len(known) and means is not None and len(set(means.finite)) > len(known) // 2
         yield finding(
             severity_of(len(alike), len(known)),
             "rewards differ over the prompts, but in no group: every advantage is 0"

@@ -286,6 +286,38 @@ def kl_twice(log: RunLog) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+#: How many times the policy's loss a KL term may come to before it is what is trained on.
+OUTWEIGHS = 3.0
+
+
+@rule("L27", "the KL outweighs the policy's loss", link="loss", scope="signals",
+      needs=("kl_coefficient", "kl", "pg_loss", "reward"),
+      source="recipes weigh the KL 0.001 to 0.1; an adaptive controller begins at 0.2")  # fmt: skip
+def pinned(log: RunLog) -> Iterator[Finding]:
+    """The logged coefficient of the KL is over 2, its product with the KL over 3 times the size of the policy's loss
+    (medians of the last half), and the reward does not rise in 12 steps and more: a warning.
+    """
+    weight, kl, pg, reward = (given(log.get(name)) for name in ("kl_coefficient", "kl", "pg_loss", "reward"))
+    rows = _aligned(weight, kl, pg)
+    if len(rows) < 12:
+        raise Skip("needs the coefficient, the KL and pg_loss of 12 steps")
+    late = rows[len(rows) // 2 :]
+    term, loss = median(abs(row[0] * row[1]) for row in late), median(abs(row[2]) for row in late)
+    if min(row[0] for row in late) <= LARGEST_BETA or term <= OUTWEIGHS * loss or trends.rises(reward.finite):
+        return
+    yield finding(
+        "warning",
+        f"the KL coefficient is too large ({weight.last.value:.3g}): its term outweighs the policy's loss "
+        f"{term / max(loss, 1e-12):.2g} times, and the reward does not rise",
+        weight.points[0].where(weight.name),
+        evidence=[weight.shown(weight.last.value, f"<= {LARGEST_BETA:g}"), shown("coefficient x KL", term),
+                  shown("|pg_loss|", loss)],
+        cause="the policy is held at its reference: what is learnt is to stay there, not what is rewarded",
+        next_step="lower the coefficient to 0.1 or less; look at KL and reward",
+        steps=weight.steps(over=LARGEST_BETA),
+    )  # fmt: skip
+
+
 def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[str, float]) -> Iterator[Finding]:
     wrong = {
         "kl": ("the KL term is subtracted from the loss: the policy is driven away from its reference", -1),

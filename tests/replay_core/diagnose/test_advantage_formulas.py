@@ -209,3 +209,22 @@ def test_samples_that_stand_under_two_groups_are_named(groups: int, tmp_path: Pa
             if isinstance(value, np.ndarray) and len(value) == 16 and name not in ("uid", "group_id"):
                 value[8:] = value[:8]
     assert (of(seen(tmp_path, fields, "D75"), "D75") is not None) == (groups == 2)
+
+
+@pytest.mark.parametrize(
+    ("noise", "epsilon", "found"),
+    [(2e-6, 1e-6, True), (2e-6, 1e-2, False), (0.0, 1e-6, False), (0.2, 1e-6, False)],
+    ids=["taught", "drowned by the epsilon", "none", "a real difference"],
+)
+def test_noise_that_is_divided_by_its_own_std_is_taught(
+    noise: float, epsilon: float, found: bool, tmp_path: Path
+) -> None:
+    rewards = np.array([1, 0, 0, 1, 1, 1, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1], dtype=np.float64)
+    rewards[4:8] += noise * np.array([0.0, 1.0, -1.0, 0.5])
+    fields = healthy()
+    set_rewards(fields, rewards)
+    spread = np.repeat(rewards.reshape(4, 4).std(1, ddof=1), 4)
+    set_advantages(fields, (rewards - np.repeat(rewards.reshape(4, 4).mean(1), 4)) / (spread + epsilon))
+    told = of(seen(tmp_path, fields, "D04"), "D04")
+    assert told is not None
+    assert (told.severity == "warning" and "noise in the rewards" in told.claim) is found, told.claim

@@ -397,3 +397,51 @@ def test_an_agents_limit_is_worth_knowing_while_the_run_holds(
 
     found = [one for one in said(tmp_path, steps(30, change)).findings if one.id == "D20"]
     assert [one.severity for one in found] == [severity]
+
+
+# ---- prompts, the weight of the KL, and engines of old weights
+
+
+@pytest.mark.parametrize(("cut", "found"), [(1.0, True), (0.3, False)], ids=["nearly all", "some"])
+def test_prompts_that_are_all_as_long_as_the_limit_are_cut(cut: float, found: bool, tmp_path: Path) -> None:
+    def change(step: int, line: Line) -> None:
+        line["prompt_length/clip_ratio"] = cut - 0.01 * (step % 3)
+
+    assert ("L28" in ids(said(tmp_path, steps(20, change)))) is found
+
+
+@pytest.mark.parametrize(
+    ("weight", "learns", "found"),
+    [(10.0, False, True), (0.05, False, False), (10.0, True, False)],
+    ids=["pinned", "a usual weight", "learns all the same"],
+)
+def test_a_kl_that_outweighs_the_policys_loss_pins_the_policy(
+    weight: float, learns: bool, found: bool, tmp_path: Path
+) -> None:
+    rng = random.Random(3)
+
+    def change(step: int, line: Line) -> None:
+        line["actor/kl_coef"] = weight
+        line["actor/kl_loss"] = line.pop("kl_ref") + 0.01
+        line["actor/pg_loss"] = rng.gauss(0, 0.01)
+        if not learns:
+            line["reward"] = 0.5 + rng.gauss(0, 0.02)
+
+    assert ("L27" in ids(said(tmp_path, steps(30, change)))) is found
+
+
+@pytest.mark.parametrize("end", [1.0, 0.001], ids=["grows", "stays"])
+def test_a_first_order_kl_to_the_engine_that_grows_is_of_old_weights(end: float, tmp_path: Path) -> None:
+    def change(step: int, line: Line) -> None:
+        line["vllm_kl"] = 1e-4 + end * step / 30
+
+    assert ("D12" in ids(said(tmp_path, steps(30, change)))) is (end == 1.0)
+
+
+def test_a_sum_of_gradients_may_fall_again_as_smoothly_as_it_rose(tmp_path: Path) -> None:
+    rng = random.Random(2)
+
+    def change(step: int, line: Line) -> None:
+        line["grad_norm"] = 5 + 60 * math.sin(min(step, 26) / 30 * math.pi * 0.9) + rng.gauss(0, 0.2)
+
+    assert "D68" in ids(said(tmp_path, steps(30, change)))

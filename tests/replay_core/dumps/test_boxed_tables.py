@@ -51,3 +51,29 @@ def test_a_table_without_a_count_names_no_step() -> None:
     assert [tables.take(line) for line in ("| loss | nan |", "| epoch | 0.5 |")] == [(None, {})] * 2
     step, values = tables.take("=========")
     assert (step, sorted(values)) == (None, ["epoch", "loss"])
+
+
+DRAWN = """\
+20260314-09:12:45.412 StatsLogger INFO: Epoch 1/1 Step {n}/28 Train step {n}/28 done.
+20260314-09:12:45.413 Stats Logger INFO: Stats (1/1):
+╭───────────────────────────────┬──────────────╮
+│ ppo_actor/task_reward/avg     │   7.5439e-01 │
+│ ppo_actor/update/grad_norm    │   -0.0000e+00 │
+╰───────────────────────────────┴──────────────╯
+"""
+
+
+def test_a_table_that_is_drawn_has_the_step_of_the_line_before(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(DRAWN.format(n=21) + "something else\n" + DRAWN.format(n=22), encoding="utf-8")
+    run = open_run(path)
+    assert run.steps() == [21, 22]
+    values = {ref.name: ref.source.value for ref in run.records[0].tensors()}  # type: ignore[union-attr]
+    assert values == {"ppo_actor/task_reward/avg": 0.75439, "ppo_actor/update/grad_norm": 0.0}
+
+
+def test_a_line_between_the_rows_of_a_drawn_table_does_not_end_it() -> None:
+    tables = BoxedTables()
+    for line in ("┌──────┬─────┐", "│ loss │ 0.5 │", "├──────┼─────┤", "│ reward │ 1 │"):
+        assert tables.take(line) == (None, {})
+    assert tables.take("└──────┴─────┘") == (None, {"loss": 0.5, "reward": 1.0})
