@@ -103,9 +103,10 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
 
     The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens and one
-    micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update; a warning where none
-    does, and info where engine and trainer disagree: importance weights may then be in it. Skipped where `loss`
-    alone is logged (it may hold KL and entropy terms) and agrees with nothing.
+    micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update; a warning where it
+    is the sum of the tokens and the run states a mean; a warning where none does, and info where engine and trainer
+    disagree: importance weights may then be in it. Skipped where `loss` alone is logged (it may hold KL and entropy
+    terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
     if not parts:
@@ -136,6 +137,23 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         uneven = _uneven(parts) if name == order[0] else None
         if uneven is not None:
             yield uneven
+            return
+        stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+        if name == "token-sum" and stated.endswith("-mean") and min(part.mask_BT.sum() for part in parts) > 1:
+            yield finding(
+                "warning",
+                f"{first.logged.name} is a sum over the tokens of its micro-batch, and the run states {stated}",
+                place,
+                evidence=[
+                    shown(first.logged.name, first.logged.value, None, first.logged.record.path.name),
+                    shown("tokens it is the sum of", int(first.mask_BT.sum())),
+                    shown("micro-batches that agree", len(parts)),
+                ],
+                cause="the division by the number of tokens is missing: loss and gradient are hundreds of times too "
+                "large (clipping and Adam hide it), and long micro-batches count for more; right only where the "
+                "gradient is divided by the tokens of the update afterwards",
+                next_step="rldbg diagnose --explain D28   # then look at what divides the loss or the gradient",
+            )
             return
         yield finding(
             "info",

@@ -83,6 +83,16 @@ def test_the_reduction_of_a_loss_is_named(value: float, name: str, tmp_path: Pat
     assert finding.claim.startswith(f"pg_loss is {name}")
 
 
+@pytest.mark.parametrize(
+    ("stated", "severity"), [("token-mean", "warning"), ("", "info")], ids=["a mean is stated", "nothing is"]
+)
+def test_a_sum_over_tokens_where_a_mean_is_stated_is_told(stated: str, severity: str, tmp_path: Path) -> None:
+    flags = {"loss_agg_mode": stated} if stated else {}
+    finding = of(look(record(tmp_path / "run", logged={"pg_loss": token_sum()}, flags=flags), "D28"), "D28")
+    assert finding is not None
+    assert (finding.severity, "sum" in finding.claim) == (severity, True), finding.claim
+
+
 def test_a_loss_that_recorded_importance_weights_enter_is_named(tmp_path: Path) -> None:
     def fields(_step: int, batch: dict[str, Any]) -> None:
         batch["rollout_is_weights"] = torch.linspace(0.5, 2, batch["log_probs"].numel()).reshape_as(batch["log_probs"])

@@ -445,3 +445,14 @@ def test_a_sum_of_gradients_may_fall_again_as_smoothly_as_it_rose(tmp_path: Path
         line["grad_norm"] = 5 + 60 * math.sin(min(step, 26) / 30 * math.pi * 0.9) + rng.gauss(0, 0.2)
 
     assert "D68" in ids(said(tmp_path, steps(30, change)))
+
+
+@pytest.mark.parametrize(("differ", "found"), [(2, True), (10, False)], ids=["in two steps of 30", "in a third"])
+def test_groups_without_a_spread_whose_means_differ_may_be_one_text_each(
+    differ: int, found: bool, tmp_path: Path
+) -> None:
+    def change(step: int, line: Line) -> None:
+        line["frac_reward_zero_std"] = 0.9 if step < differ else 1.0
+
+    told = [one for one in said(tmp_path, steps(30, change)).findings if one.id == "D01"]
+    assert any("all responses of a group are the same text" in one.cause for one in told) is found
