@@ -58,7 +58,8 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
             steps.setdefault(mistake, []).extend([] if batch.step is None else [batch.step])
     if not looked:
         raise Skip("needs logged losses of 3 micro-batches, their advantages and ratios")
-    if unlike and 2 * len(unlike) >= fine:
+    # A step of few clipped tokens fits another range by chance: what makes the losses of more steps goes first.
+    if unlike and 2 * len(unlike) >= fine and len(unlike) >= max(wrong.values(), default=0):
         batch, one = unlike[0]
         yield from _another_range(batch, one, unlike)
         return
