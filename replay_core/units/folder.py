@@ -38,6 +38,8 @@ _KIND = "units"
 BEAT_S = 5.0
 #: Who has not touched it for so long is gone: a disk of a cluster may show a change late.
 GONE_AFTER_S = 60.0
+#: A file half written for longer was left by a worker that is gone.
+_LEFT_S = 2.0
 #: No outcome or plan is larger: a hundred thousand units are.
 _MOST_BYTES = 1 << 28
 
@@ -184,6 +186,18 @@ class UnitFolder:
             beat.join()
             with contextlib.suppress(OSError):
                 path.unlink()
+            self._sweep(path)
+
+    def _sweep(self, path: Path) -> None:
+        """Take away what a worker that was killed left half written of a unit that has ended now."""
+        now = self._now()
+        for left in path.parent.glob(f".{path.name}.*.tmp"):
+            number = left.name.removeprefix(f".{path.name}.").partition("-")[0]
+            is_ours = number.isdecimal() and not is_gone([*worker()[:2], int(number)])
+            with contextlib.suppress(OSError):
+                # One of another machine is renamed within milliseconds.
+                if not is_ours and now - left.stat().st_mtime > _LEFT_S:
+                    left.unlink()
 
     def holders(self) -> dict[str, bool]:
         """The ids of units that a worker began and did not end: whether it lives, as far as can be told from here."""

@@ -203,14 +203,15 @@ class RankGroup:
     def _cut_among(self, present: Sequence[TensorRef], whole: TensorRef) -> str:
         """How groups of ranks, each with tokens of its own, share those of the one process."""
         shapes = {one.shape for one in present}
-        if len(whole.shape) == 2 and len(shapes) == 1 and present[0].shape[0] == whole.shape[0]:
+        are_flat = any(len(shape) != 2 for shape in shapes)  # rows one behind the other, of lengths of their own
+        if not are_flat and len(whole.shape) == 2 and len(shapes) == 1 and present[0].shape[0] == whole.shape[0]:
             length = present[0].shape[1]
             if length * len(present) == whole.shape[1]:
                 self._cut_tokens(present, whole)
                 return "tokens"
         if len(whole.shape) == 2 and {shape[1:] for shape in shapes} == {whole.shape[1:]}:
             self._cut_samples(present, whole)
-        elif len(whole.shape) == 2 and len(shapes) == 1:
+        elif not are_flat and len(whole.shape) == 2 and len(shapes) == 1:
             self._cut_samples_and_tokens(present, whole)
         if len(present) == 1 and present[0].shape != whole.shape:
             self._note_same_samples(present[0].shape[0] if len(present[0].shape) == 2 else None)

@@ -337,3 +337,20 @@ def test_the_units_of_a_replay_are_micro_batches_of_ranks(tmp_path: Path) -> Non
     moved = shutil.copytree(tmp_path / "run", tmp_path / "elsewhere", copy_function=shutil.copy2)
     there = planned(Request("replay", {"plan": {**plan, "dump": str(moved)}}, {"step": "1"})).units
     assert [unit.id for unit in there] == [unit.id for unit in units], "where the dump lies is no part of the answer"
+
+
+def test_what_a_killed_worker_left_half_written_goes_with_its_unit(tmp_path: Path) -> None:
+    folder = UnitFolder(tmp_path)
+    held = tmp_path / "held"
+    held.mkdir()
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    left = held / f".one.json.{int(gone.stdout)}-7.tmp"
+    young, other = held / f".one.json.{int(gone.stdout)}-8.tmp", held / f".two.json.{int(gone.stdout)}-7.tmp"
+    ours = held / f".one.json.{os.getpid()}-9.tmp"
+    for file in (left, young, other, ours):
+        file.write_text("{")
+        if file != young:
+            os.utime(file, (1, 1))
+    with folder.held("one"):
+        pass
+    assert {file.name for file in held.iterdir()} == {young.name, other.name, ours.name}
