@@ -49,8 +49,8 @@ def agreed(compared: Comparison) -> None:
 def test_ragged_samples_of_ranks_that_hold_as_many_tokens_are_no_cut_of_a_batch(tmp_path: Path):
     batch = samples([(1, 1), (1, 2), (1, 1), (1, 1), (1, 1), (1, 1), (1, 2)])
     one = write(tmp_path / "a", batch, groups=[[*range(7)]], layout="right", ranks=1, extra=0, named=False)
-    ways = {"layout": "ragged", "ranks": 2, "extra": 0, "named": False}
-    other = write(tmp_path / "b", batch, groups=[[0, 1], [6, 3], [4, 5, 2]], **ways)
+    groups = [[0, 1], [6, 3], [4, 5, 2]]
+    other = write(tmp_path / "b", batch, groups=groups, layout="ragged", ranks=2, extra=0, named=False)
     agreed(compare_paths(one, other))
 
 
