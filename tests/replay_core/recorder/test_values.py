@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from replay_core import kernel
-from replay_core.recorder import values
+from replay_core import hashes, kernel
+from replay_core.recorder import Recorder, values
 
 DTYPES = (
     torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -98,3 +99,17 @@ def test_tensors_deep_within_lists_have_one_digest_at_every_level():
         ((name, leaf),) = values.leaves(values.Snapshots(owned=True, told=told).take(value, "all"))
         said.append(values.describe(name, leaf, 0, stats=False, bare=True)["digest"])
     assert len(set(said)) == 1
+
+
+@pytest.mark.parametrize("kind", ["xxh3", "sha256"])
+def test_a_digest_that_takes_longer_than_a_copy_is_left_to_the_writer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hashes, "taken", lambda: kind)
+    value = torch.ones(4)
+    with Recorder(tmp_path, level="hash", asynchronous=True) as recorder:
+        kept = recorder.snapshots().take(value, "x")
+        assert isinstance(kept, values.Noted) is (kind == "xxh3")
+        with recorder.step(0) as record:
+            record("loss", loss=value)
+    assert f'"digest": "{kind}:' in (tmp_path / "index_rank0.jsonl").read_text()
