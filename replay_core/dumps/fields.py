@@ -43,7 +43,11 @@ def flatten(tree: Any) -> list[TensorRef]:
     Raises:
         DumpError: more fields than any record has (a file whose parts contain each other), or than one of its size.
     """
-    if type(tree) is dict and (numbers := _plain_numbers(tree)) is not None:
+    if (
+        type(tree) is dict
+        and TensorRef not in map(type, tree.values())
+        and (numbers := _plain_numbers(tree)) is not None
+    ):
         return numbers
     seen: dict[str, int] = {}
     fields: list[TensorRef] = []

@@ -12,6 +12,7 @@ import torch
 
 from replay_core.dumps.containers import read_container
 from replay_core.errors import DumpError, NotADumpError, TruncatedError
+from replay_core.recorder import Recorder
 from tests.replay_core.dumps.containers.oracle import values
 
 
@@ -122,3 +123,37 @@ def test_zips_one_after_the_other_are_not_read_as_one(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DumpError, match="something before it"):
         read_container(path)
+
+
+@pytest.mark.parametrize("writer", ["torch", "recorder", "zipfile"])
+def test_large_storages_lie_where_the_directory_tells_and_where_only_headers_do(tmp_path: Path, writer: str) -> None:
+    tensors = {f"layer{n}": torch.randn(3000 + n, generator=torch.Generator().manual_seed(n)) for n in range(12)}
+    file = tmp_path / "a.pt"
+    if writer == "recorder":
+        with Recorder(tmp_path / "run").step(0) as record:
+            made = record("modules", tensors, micro=0)
+        assert made is not None
+        file = made
+    else:
+        torch.save(tensors, file)
+    if writer == "zipfile":
+        file = _rezip(file, tmp_path / "b.pt")
+    tree = read_container(file).tree
+    with zipfile.ZipFile(file) as opened:
+        by_zipfile = sorted(opened.read(name) for name in opened.namelist() if "/data/" in name)
+    assert sorted(values(tree[name]).tobytes() for name in tensors) == by_zipfile
+    assert all(torch.equal(torch.from_numpy(values(tree[name]).copy()), tensors[name]) for name in tensors)
+
+
+def test_a_header_that_says_otherwise_than_the_directory_is_believed(tmp_path: Path) -> None:
+    torch.save({f"layer{n}": torch.full((3000,), float(n)) for n in range(6)}, tmp_path / "a.pt")
+    data = bytearray((tmp_path / "a.pt").read_bytes())
+    with zipfile.ZipFile(tmp_path / "a.pt") as opened:
+        first = next(entry for entry in opened.infolist() if entry.filename.endswith("data/0"))
+    # Its extra field 64 bytes longer than the gap: the storage starts, and ends, 64 bytes later.
+    length = struct.unpack_from("<H", data, first.header_offset + 28)[0]
+    struct.pack_into("<H", data, first.header_offset + 28, length + 64)
+    (tmp_path / "b.pt").write_bytes(data)
+    tree = read_container(tmp_path / "b.pt").tree
+    assert values(tree["layer0"]).tolist()[:2984] == [0.0] * 2984
+    assert values(tree["layer0"]).tolist()[2984:] != [0.0] * 16
