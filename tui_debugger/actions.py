@@ -7,13 +7,12 @@ the screen asks (`screens/keyed.py`; a test holds that).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from replay_core.replay.flags import FLAGS, IN_PANE
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     id: str
     keys: tuple[str, ...]
     label: str
@@ -204,8 +203,8 @@ def for_bar(pane: str, actions: Sequence[Action] = ACTIONS, *, compared: bool = 
     fitting = [action for action in of_screen(screen, actions) if action.bar and action.pane in (None, pane)]
     fitting = [action for action in fitting if compared or action.id not in _OF_A_PAIR]
     named = [
-        replace(action, label=_MARK[pane], bar=1) if action.id == "mark" and pane in _MARK
-        else replace(action, bar=2) if action.id == "compare" and not compared
+        action._replace(label=_MARK[pane], bar=1) if action.id == "mark" and pane in _MARK
+        else action._replace(bar=2) if action.id == "compare" and not compared
         else action
         for action in fitting
     ]  # fmt: skip

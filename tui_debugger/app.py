@@ -116,7 +116,8 @@ class RldbgApp(App[None]):
         self.session = Session(self.engine, state, self._changed, self._tell, self._log_line)
         self.actions, self._key_problems = keymap.remapped(self._settings.keys)
         # Before the first style is computed: a theme that comes later has every widget styled twice.
-        self._load_themes()
+        self._theme_missed: str | None = None
+        self._take_theme()
         self.debugger = DebuggerScreen(self.session, self.actions)
         self._kept: dict[str, Any] = {}
         self._collecting = collecting.Collecting()
@@ -138,9 +139,6 @@ class RldbgApp(App[None]):
                 loop.add_signal_handler(number, self._end, 128 + number)
         # textual resumes its driver after fg, and draws nothing.
         self.app_resume_signal.subscribe(self, lambda _app: self.refresh(layout=True))
-        if self._problems:
-            text = "\n".join(self._problems)
-            self.notify(text, title="settings", severity="warning", markup=False, timeout=15)
 
     def get_driver_class(self) -> type[Driver]:
         chosen = super().get_driver_class()
@@ -164,26 +162,37 @@ class RldbgApp(App[None]):
     def _end(self, code: int) -> None:
         self.exit(return_code=code)
 
-    def _load_themes(self) -> None:
-        themes, problems = theming.load_themes()
-        for theme in themes:
-            self.register_theme(theme)
-        problems += [*self._settings.problems, *self._key_problems]
+    def _take_theme(self) -> None:
+        """The theme of the first paint, from its own file. The others are read when it stands."""
         chosen = self._theme_asked or os.environ.get("RLDBG_THEME") or self._settings.theme
-        asked = chosen or self._known(remembered.theme()) or theming.DEFAULT
-        if asked not in self.available_themes:
-            problems.append(f"no theme {asked}: using {theming.DEFAULT} (there is {', '.join(t.name for t in themes)})")
-            asked = theming.DEFAULT
+        asked = chosen or remembered.theme() or theming.DEFAULT
+        theme = theming.find_theme(asked)
+        if theme is not None:
+            self.register_theme(theme)
+        elif asked not in self.available_themes:
+            self._load_themes()
+            asked = asked if asked in self.available_themes else theming.DEFAULT
         self.theme = asked
         self._styled_for = self.get_css_variables()
         self.stylesheet.set_variables(self._styled_for)
-        self._problems = problems
+        #: The theme that the user named, which may not be there; what was remembered is not missed.
+        self._theme_missed = chosen if chosen not in (None, asked) else None
 
-    def _known(self, name: str | None) -> str | None:
-        return name if name in self.available_themes else None
+    def _load_themes(self) -> list[str]:
+        """Register every theme; one sentence for each that could not be used."""
+        themes, problems = theming.load_themes()
+        for theme in themes:
+            if theme.name != self.theme:
+                self.register_theme(theme)
+        if self._theme_missed:
+            names = ", ".join(theme.name for theme in themes)
+            problems.append(f"no theme {self._theme_missed}: using {self.theme} (there is {names})")
+        return problems
 
     async def _begin(self) -> None:
         a, b = self._paths
+        if problems := [*self._load_themes(), *self._settings.problems, *self._key_problems]:
+            self.notify("\n".join(problems), title="settings", severity="warning", markup=False, timeout=15)
         if self._units is not None:
             from tui_debugger.screens.units import UnitsScreen  # no dump pays for it
 

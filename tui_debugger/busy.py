@@ -14,7 +14,7 @@ from tui_debugger import format as fmt
 _TOLD_AFTER_S = 1.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Busy:
     """A job that runs. Times are those of `time.monotonic`, in seconds."""
 

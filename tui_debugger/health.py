@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay_core.regexes import regex
 from tui_debugger import format as fmt
@@ -23,7 +23,7 @@ MARKS = {"error": ("✗E", "first"), "warning": ("▲W", "missing"), "": ("✓",
 _STEP = regex(r"\bstep (\d+)\b")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Health:
     """The diagnosis of the open run: what is known of it so far."""
 
@@ -126,8 +126,7 @@ def _others(findings: Sequence[FindingEntry]) -> str:
 # ── lines of the findings pane ───────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line of the findings pane. `kind`: finding, problem, downstream, skipped, why, clean, note."""
 
     kind: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from textual.binding import Binding
 from textual.keys import _character_to_key
@@ -57,7 +56,7 @@ def remapped(table: Mapping[str, Sequence[str]]) -> tuple[tuple[Action, ...], li
             problems.append(f"keys: {action.name} is left without a key: the palette (:) still has it")
             if action.id in _FIXED:
                 keys = action.keys
-        result.append(replace(action, keys=keys))
+        result.append(action._replace(keys=keys))
     return tuple(result), problems
 
 

@@ -10,7 +10,7 @@ from tui_debugger import format as fmt
 SILENT_S, SILENT_STEPS = 30.0, 5.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class LiveRun:
     """How a run is doing that is followed while it is written."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _AGREEING = {"equal": "same", "noise": "close", "padding": "padding"}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ParityView:
     """One parity run, running, answered, or opened from a file."""
 

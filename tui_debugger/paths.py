@@ -13,8 +13,8 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
@@ -82,8 +82,7 @@ def new_replay_dir(label: str) -> Path:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class CachedReplay:
+class CachedReplay(NamedTuple):
     """One folder of the cache. A replay that lives may still write it, or look at it."""
 
     path: Path

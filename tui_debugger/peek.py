@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import islice
 from pathlib import Path
 
 from replay_core.regexes import regex
@@ -17,7 +18,10 @@ NAMES = 50_000
 #: Folders below the dump: role and dump point.
 _DEPTH = 3
 
-_STEP = regex(r"(?:^|[_\-/])step[_\-]?(\d{1,9})")
+#: Names are looked at so many at a time.
+_AT_ONCE = 512
+#: The step a name speaks of; names are held apart by a zero byte, which none has.
+_STEP = regex(r"(?:^|[_\-/\0])step[_\-]?(\d{1,9})")
 
 
 def steps_in(path: Path) -> list[int]:
@@ -29,14 +33,15 @@ def steps_in(path: Path) -> list[int]:
         folder, depth = waiting.pop()
         try:
             with os.scandir(folder) as entries:
-                for entry in entries:
-                    seen += 1
-                    found = _STEP.search(entry.name)
-                    if found:
-                        steps.add(int(found.group(1)))
-                    elif depth < _DEPTH and entry.is_dir(follow_symlinks=False):
-                        waiting.append((entry.path, depth + 1))
-                    if seen >= NAMES or (not seen % 512 and time.monotonic() > end):
+                while some := list(islice(entries, _AT_ONCE)):
+                    seen += len(some)
+                    names = [entry.name for entry in some]
+                    found = _STEP.findall("\0" + "\0".join(names))
+                    steps.update(map(int, found))
+                    if len(found) < len(some) and depth < _DEPTH:
+                        others = [entry for entry in some if not _STEP.search(entry.name)]
+                        waiting += [(entry.path, depth + 1) for entry in others if entry.is_dir(follow_symlinks=False)]
+                    if seen >= NAMES or time.monotonic() > end:
                         return sorted(steps)
         except OSError:
             continue

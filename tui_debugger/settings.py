@@ -29,7 +29,7 @@ else:
 _SCREEN: dict[str, type] = {"theme": str, "mouse": bool, "ascii": bool}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class UserSettings:
     theme: str | None = None
     mouse: bool = True

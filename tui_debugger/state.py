@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from replay_core.jobs import Sample
 from replay_core.replay.axes import Axes
@@ -53,8 +53,7 @@ class Part(Enum):
     PARITY = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """Which computation is looked at: None in a part means all of it."""
 
     step: int | None = None
@@ -78,7 +77,7 @@ class Scope:
         return fmt.scope(self.params())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Matrix:
     """The cells of a matrix, while it runs and after."""
 
@@ -123,8 +122,7 @@ class Matrix:
         return next((cell for cell in self.cells if cell["part"] == "reference"), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A thing marked for comparison: a tensor (sides of an inspection), a record's scope, or a cell's dump."""
 
     kind: str
@@ -146,7 +144,7 @@ class NoDifference(TypedDict):
     message: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Opened:
     """The runs that are open: A, B beside it, and what is known of A's steps."""
 
@@ -189,7 +187,7 @@ class Opened:
         return self.b is None and bool(dialects & LOGS) and dialects <= LOGS | {"grpo_notes"}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Inspection:
     """The tensor, or pair of tensors, that is looked into."""
 
@@ -206,7 +204,7 @@ class Inspection:
     strip_at: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class RunningJob:
     """The job that runs, and what is left of the last one."""
 
@@ -221,7 +219,7 @@ class RunningJob:
     """The job that was called off last, until another begins."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ReplaySetup:
     """What a replay is asked for, and what came of the last one."""
 
@@ -240,7 +238,7 @@ class ReplaySetup:
     matrix: Matrix = field(default_factory=Matrix)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class State:
     opened: Opened = field(default_factory=Opened)
     tensors: TensorList = field(default_factory=TensorList)

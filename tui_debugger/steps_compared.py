@@ -16,7 +16,7 @@ NOT_COMPARED = "not compared"
 ALONE = {"a": "only in a", "b": "only in b"}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class StepsCompared:
     """The steps of two runs. A comparison that was begun anew, or is judged by another tolerance, begins another."""
 

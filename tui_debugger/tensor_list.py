@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from replay_core.documents.record import RecordDocument
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class TensorList:
     """The tensors of the comparison or the record that is looked at."""
 

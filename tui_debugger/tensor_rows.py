@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tui_debugger import format as fmt
 
@@ -16,8 +15,7 @@ ROW_CAP = 200_000
 SORTS = ("order of computation", "worst first", "name")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRow:
+class TensorRow(NamedTuple):
     """One line of the tensor list."""
 
     name: str

@@ -84,6 +84,24 @@ def _check_colour(path: Path, key: str, value: object) -> None:
         raise ThemeError(f"{path}: {key}: expected a colour such as #ff8800 or ansi_red, found {value!r}") from None
 
 
+def find_theme(name: str, folders: Iterable[Path] | None = None) -> Theme | None:
+    """The theme of the file that bears its name, in the last folder that has one; None where it cannot be used.
+
+    A file may name its theme otherwise than itself: `load_themes` finds that.
+    """
+    if Path(name).name != name:
+        return None
+    for folder in reversed([*(paths.theme_dirs() if folders is None else folders)]):
+        path = folder / f"{name}.toml"
+        if path.is_file():
+            try:
+                theme = read_theme(path)
+            except ThemeError:
+                return None
+            return theme if theme.name == name else None
+    return None
+
+
 def load_themes(folders: Iterable[Path] | None = None) -> tuple[list[Theme], list[str]]:
     """Every theme found, and one sentence for each that could not be used. A later folder wins."""
     themes: dict[str, Theme] = {}

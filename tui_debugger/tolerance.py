@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from replay_core.errors import RequestError
 
 _EXPECTED = "1e-3 (atol), 1e-3 1e-2 (atol rtol), rtol=1e-2, exact, or a file of rules (.toml)"
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """At most one of: a pair of limits, a file of rules by name, bitwise. None of them: the table."""
 
     atol: float | None = None

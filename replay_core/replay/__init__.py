@@ -3,8 +3,3 @@
 `flags` and `plan` are pure data and `segments` is numpy; everything that needs torch hangs below
 `run`, which only the child process imports.
 """
-
-from replay_core.replay.flags import Flags
-from replay_core.replay.plan import ReplayPlan
-
-__all__ = ["Flags", "ReplayPlan"]

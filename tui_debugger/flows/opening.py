@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +182,7 @@ class Opening:
             "first": first and first["name"],
             "filter": state.tensors.filter,
             "sort": state.tensors.sort,
-            "tolerance": None if state.tolerance.is_table else asdict(state.tolerance),
+            "tolerance": None if state.tolerance.is_table else state.tolerance._asdict(),
         }
 
     async def _back_to(self, before: remembered.Place) -> None:

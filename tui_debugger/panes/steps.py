@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.style import Style
 from rich.text import Text
@@ -24,8 +23,7 @@ from tui_debugger.widgets.rows import Rows
 _EMPTY = "The records of a dump stand here, by step. o opens one."
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(NamedTuple):
     """What a line stands for: a scope, its records, and the one record when there is just one."""
 
     depth: int

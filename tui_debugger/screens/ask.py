@@ -14,6 +14,7 @@ from textual.suggester import Suggester
 from textual.widgets import Input, Static
 
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.line_input import LineInput
 
@@ -55,6 +56,8 @@ class Completing(Suggester):
 
 class AskScreen(ModalScreen[str | None], PatientScreen[str | None]):
     """Asks; answers with the text, or None on escape."""
+
+    CSS_PATH = paths.styles_dir() / "on_top.tcss"
 
     BINDINGS = [
         Binding("escape", "dismiss", show=False),

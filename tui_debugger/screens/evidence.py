@@ -15,6 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.health import WORDS, in_steps
 from tui_debugger.screens.examining import can_do
 from tui_debugger.screens.keyed import PatientScreen
@@ -35,6 +36,7 @@ def _seen(piece: Mapping[str, Any]) -> str:
 
 
 class EvidenceScreen(ModalScreen[None], PatientScreen[None]):
+    CSS_PATH = paths.styles_dir() / "on_top.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,f", "dismiss", show=False),
         Binding("enter", "go", show=False),

@@ -13,7 +13,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from tui_debugger import actions
+from tui_debugger import actions, paths
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.paint import paint
@@ -39,6 +39,7 @@ _ABOUT = (
 
 
 class HelpScreen(ModalScreen[None], PatientScreen[None]):
+    CSS_PATH = paths.styles_dir() / "on_top.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,f1", "dismiss", show=False),
         Binding("j,down", "scroll('down')", show=False),

@@ -16,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.screens.ask import AskScreen
 from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.paint import write_border
@@ -87,6 +88,7 @@ class _LogLines(Rows):
 
 
 class LogScreen(ModalScreen[None], PatientScreen[None]):
+    CSS_PATH = paths.styles_dir() / "on_top.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,l", "back", show=False),
         Binding("j", "move('step', 1)", show=False),

@@ -15,6 +15,7 @@ from replay_core.errors import RldbgError
 from replay_core.replay.axes import Axes
 from replay_core.replay.flags import Flags
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.answer import NO_DUMP
 from tui_debugger.cells import label, sentence
 from tui_debugger.screens.ask import AskScreen
@@ -128,6 +129,8 @@ def _figure(cell: CellEntry, name: str) -> str:
 
 class MatrixScreen(Overlay):
     """The cells of the matrix over the debugger's panes."""
+
+    CSS_PATH = paths.styles_dir() / "matrix.tcss"
 
     KEYS_OF = "matrix"
 

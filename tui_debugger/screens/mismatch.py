@@ -16,6 +16,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.paint import paint
 
@@ -37,6 +38,8 @@ class MismatchScreen(ModalScreen[None], PatientScreen[None]):
     Args:
         with_model: asks for a model, and asks again with it.
     """
+
+    CSS_PATH = paths.styles_dir() / "on_top.tcss"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,W", "dismiss", show=False),

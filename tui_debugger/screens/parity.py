@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.actions import PARITY_PARTS
 from tui_debugger.panes import parity_sheets as sheets
 from tui_debugger.parity_view import ParityView
@@ -186,6 +187,8 @@ class ParityTabs(Static):
 
 class ParityScreen(Overlay):
     """The answer, and seven parts below it; a narrow terminal shows one at a time."""
+
+    CSS_PATH = paths.styles_dir() / "parity.tcss"
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]

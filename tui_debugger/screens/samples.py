@@ -14,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.sample_orders import ORDERS
 from tui_debugger.screens.keyed import PatientScreen
 from tui_debugger.widgets.paint import paint, write_border
@@ -33,6 +34,8 @@ _SHORT = "j k · ← → token · v colour · b order · / · x group · w worst
 
 class SamplesScreen(ModalScreen[None], PatientScreen[None]):
     """The samples of the step that is looked at."""
+
+    CSS_PATH = paths.styles_dir() / "on_top.tcss"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,I", "leave", show=False),

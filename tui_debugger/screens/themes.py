@@ -10,11 +10,12 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.widgets import OptionList
 
-from tui_debugger import remembered, theming
+from tui_debugger import paths, remembered, theming
 from tui_debugger.screens.keyed import PatientScreen
 
 
 class ThemeScreen(ModalScreen[None], PatientScreen[None]):
+    CSS_PATH = paths.styles_dir() / "on_top.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "leave", show=False),
         Binding("j", "move('down')", show=False),

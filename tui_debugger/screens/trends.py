@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.answer import answer_of
 from tui_debugger.health import WORDS, causes
 from tui_debugger.screens.keyed import Overlay
@@ -100,6 +101,8 @@ class PlotPanel(Fixed):
 
 class TrendsScreen(Overlay):
     """The signals over the debugger's panes."""
+
+    CSS_PATH = paths.styles_dir() / "trends.tcss"
 
     KEYS_OF = "trends"
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]

@@ -16,6 +16,7 @@ from textual.widgets import Static
 
 from replay_core.errors import RldbgError
 from tui_debugger import format as fmt
+from tui_debugger import paths
 from tui_debugger.actions import FIND, LOOK, MOVE, Action
 from tui_debugger.reports.gathering import counts_line, is_over, unit_word, verdict
 from tui_debugger.screens.help import HelpScreen
@@ -78,6 +79,8 @@ class UnitsScreen(PatientScreen[None]):
         look: what the directory has come to now; called in a thread.
         leave: called with the document of a unit that is to be opened, or None to end.
     """
+
+    CSS_PATH = paths.styles_dir() / "units.tcss"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,escape", "leave", show=False),

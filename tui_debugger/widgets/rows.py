@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rich.segment import Segment
 from rich.style import Style
@@ -28,8 +27,7 @@ _KEPT = 400
 _EIGHTHS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(NamedTuple):
     """What every line of one paint is drawn with: worked out once, not once a line."""
 
     width: int

@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
     big_endian: bool
 
 
-class Recipe(NamedTuple):
+class KnownPickle(NamedTuple):
     """What a pickle makes of its storages: each by its key, with the size it had."""
 
     storages: tuple[tuple[bytes, int], ...]
@@ -66,11 +66,11 @@ class Recipe(NamedTuple):
         return tree
 
 
-_recipes: dict[Met, Recipe] = {}
+_recipes: dict[Met, KnownPickle] = {}
 _met: set[int] = set()
 
 
-def recipe(met: Met) -> Recipe | None:
+def recipe(met: Met) -> KnownPickle | None:
     """What is known of a pickle, if it is."""
     return _recipes.get(met)
 
@@ -99,7 +99,7 @@ def forget() -> None:
     _met.clear()
 
 
-def _recipe_of(tree: Any, places: dict[bytes, tuple[int, int]]) -> Recipe | None:
+def _recipe_of(tree: Any, places: dict[bytes, tuple[int, int]]) -> KnownPickle | None:
     if type(tree) is not dict or not places:
         return None
     ordered = sorted(places.items(), key=lambda item: item[1])
@@ -122,4 +122,4 @@ def _recipe_of(tree: Any, places: dict[bytes, tuple[int, int]]) -> Recipe | None
         entries.append(
             _Entry(name, value.dtype, value.shape, number, first, where.nbytes, where.strides, where.big_endian)
         )
-    return Recipe(tuple([(key, nbytes) for key, (_, nbytes) in ordered]), tuple(entries))
+    return KnownPickle(tuple([(key, nbytes) for key, (_, nbytes) in ordered]), tuple(entries))
