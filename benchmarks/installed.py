@@ -156,10 +156,11 @@ def run_msprobe(a: Path, b: Path, out: Path) -> list[dict[str, str]]:
     """The rows of its table for two dumps: `msprobe compare -tp B -gp A -o OUT` of one rank."""
     compare = msprobe_compare()
     out.mkdir(parents=True, exist_ok=True)
+    before = {*out.glob("*.csv")}  # a round before this one's
     asked = {"npu_path": str(b / "dump.json"), "bench_path": str(a / "dump.json"), "is_print_compare_log": True}
     switches = dict.fromkeys(("fuzzy_match", "diff_analyze", "xlsx", "consistent_check"), False)
     compare(asked, str(out), **switches, **dict.fromkeys(("cell_mapping", "layer_mapping", "data_mapping", "backend")))
-    (table,) = out.glob("*.csv")
+    (table,) = {*out.glob("*.csv")} - before
     with open(table, newline="") as file:
         return list(csv.DictReader(file))
 
