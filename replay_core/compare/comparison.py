@@ -35,6 +35,7 @@ from replay_core.compare.pairing.align import (
     pair_micro_batches,
     pair_tensors,
 )
+from replay_core.compare.pairing.axes import lay_alike
 from replay_core.compare.pairing.ranks import Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
@@ -274,6 +275,7 @@ class _Work:
                 side.load()
                 result.problems += side.problems
                 result.records_unreadable += side.unreadable
+        result.notes += lay_alike(micro_pairs)
         micro_pairs = put_together(micro_pairs)
         result.together += [one.together for one in micro_pairs if one.together is not None]
         result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]

@@ -73,6 +73,22 @@ def parsed(text: str) -> Dims:
     return Dims(dims, replicated, alias)
 
 
+def written(dims: Dims) -> str:
+    """The statement that `parsed` reads so."""
+    said = []
+    for dim in dims.dims:
+        name = dim.name if len(dim.names) == 1 else f"({dim.name})"
+        cuts = [
+            cut.axis + (":" + "+".join(words) if (words := [cut.order] * bool(cut.order) + ["partial"] * cut.is_partial)
+                        else "")
+            for cut in dim.cuts
+        ]  # fmt: skip
+        said.append(name + (f"[{','.join(cuts)}]" if cuts else ""))
+    comment = [f"dp:={dims.dp_alias}"] if dims.dp_alias else []
+    comment += [f"{axis}:replicated" for axis in sorted(dims.replicated)]
+    return " ".join([*said, *(["#", *comment] if comment else [])])
+
+
 def _dim(token: str) -> Dim:
     if token == "1":
         return Dim(("1",))
@@ -137,21 +153,36 @@ def _said(text: str) -> tuple[frozenset[str], str | None]:
     return frozenset(replicated), alias
 
 
-def share(total: int, cuts: Sequence[Cut], place: Mapping[str, tuple[int, int]]) -> tuple[Stretch, ...] | None:
+def share(
+    total: int, cuts: Sequence[Cut], place: Mapping[str, tuple[int, int]], sequences: Sequence[int] = ()
+) -> tuple[Stretch, ...] | None:
     """What a rank has of a dimension so long; `place`: of each axis, where it stands and among how many. None where it
     does not come out even.
+
+    sequences: the lengths of what lies end to end in it, each of which context parallelism (cp) cuts by itself; what is
+    left behind the last is one more.
     """
     mine: tuple[Stretch, ...] = ((0, total),)
     for cut in cuts:
         number, many = place[cut.axis]
-        length = sum(long for _, long in mine)
         pieces = 2 * many if cut.order == "zigzag" else many
-        if length % pieces:
-            return None
-        long = length // pieces
         taken = (number, pieces - 1 - number) if cut.order == "zigzag" else (number,)
-        mine = tuple(stretch for one in taken for stretch in _within(mine, one * long, long))
+        found: list[Stretch] = []
+        before = 0
+        for length in _each(sum(long for _, long in mine), sequences if cut.axis == "cp" else ()):
+            if length % pieces:
+                return None
+            long = length // pieces
+            found += [stretch for one in taken for stretch in _within(mine, before + one * long, long)]
+            before += length
+        mine = tuple(found)
     return mine
+
+
+def _each(total: int, sequences: Sequence[int]) -> list[int]:
+    """How long each of what lies end to end is; all of it where the lengths do not fit."""
+    rest = total - sum(sequences)
+    return [total] if rest < 0 else [*sequences, *([rest] if rest or not sequences else [])]
 
 
 def _within(mine: Sequence[Stretch], start: int, length: int) -> list[Stretch]:

@@ -119,6 +119,14 @@ class Side:
         lent = next((batch for batch in self.batches if batch.layout is not None), None)
         return lent or own
 
+    def exchange(self, place: tuple[str, str], ref: TensorRef) -> None:
+        """Let a tensor, said otherwise, stand where it stood."""
+        record, before = self.tensors[place]
+        self.tensors[place] = record, ref
+        if (batch := self._of.get(id(before))) is not None:
+            self._of[id(ref)] = batch
+        self._found = {}
+
     def owns(self, ref: TensorRef) -> bool:
         """Whether the tensor's own record says which samples there are."""
         return id(ref) in self._of

@@ -146,10 +146,28 @@ class RankGroup:
             (self._whole.tensors[key][1], refs)
             for key, refs in zip(computed, held, strict=True) if key[1] == "batch_inputs" and len(refs) > 1
         ]  # fmt: skip
+        if self._are_stated():
+            return True
         if given:
             return all(same_values(whole, ref) for whole, refs in given for ref in refs) or self.holds_slices
         # A stage of a pipeline has some of the modules; each of several replicas has them all.
         return sliced or any(0 < len(refs) < len(self._ranks) for refs in held) or not any(held)
+
+    def _are_stated(self) -> bool:
+        """Whether the dump says of some tensor what every rank has of it, on every axis along which the ranks stand."""
+        for place in self._whole.tensors:
+            said = [side.tensors[place][1].stated for side in self._ranks.values() if place in side.tensors]
+            if len(said) < len(self._ranks) or (first := said[0]) is None or any(one is None for one in said):
+                continue
+            stands = {(axis, number) for one in said if one is not None for axis, number, _ in one.axes}
+            differ = {axis for axis, number in stands if number}
+            try:
+                dims = parsed(first.dims)
+            except DumpError:
+                continue
+            if differ and differ <= dims.replicated | {cut.axis for dim in dims.dims for cut in dim.cuts}:
+                return True
+        return False
 
     def _pairs(self) -> Iterator[MicroBatchPair]:
         if self.shares != "samples" or self._cut is not None:
@@ -392,7 +410,7 @@ class RankGroup:
             texts = " and ".join(sorted({repr(one.dims) for one in said})[:2])
             raise DumpError(f"ranks say different dims: {texts}", expected="one statement of all ranks", found=texts)
         places = [{axis: (number, many) for axis, number, many in one.axes} for one in said]
-        held = laid_as_stated(refs, whole.shape, parsed(said[0].dims), places)
+        held = laid_as_stated(refs, whole.shape, parsed(said[0].dims), places, self._sequences())
         if self._cut is None or len(self._cut[1]) != len(held.ranks):
             return held
         if held.axis != self._cut[0]:
@@ -403,6 +421,16 @@ class RankGroup:
                 expected=f"{held.stretches[0]} (from, how many) on rank {held.ranks[0]}", found=f"{self._cut[1][0]}",
             )  # fmt: skip
         return held
+
+    def _sequences(self) -> tuple[int, ...]:
+        """The lengths of the sequences that lie end to end in the one process's tokens, as a rank's bounds say them."""
+        for side in (self._whole, *self._ranks.values()):
+            for name in ("cu_seqlens", "cu_seqlens_q"):
+                if (ref := side.find(name)) is not None and ref.dtype.startswith("int") and len(ref.shape) == 1:
+                    return tuple(np.diff(pages.array(ref).astype(np.int64)).tolist())
+            if (ref := side.find("seq_lens")) is not None and ref.dtype.startswith("int") and len(ref.shape) == 1:
+                return tuple(pages.array(ref).astype(np.int64).tolist())
+        return ()
 
     def _held(self, refs: dict[int, TensorRef], whole: TensorRef | None) -> HeldByRanks:
         """What each rank has of a tensor, by its shape beside the other run's."""
@@ -505,10 +533,11 @@ class RankGroup:
 
 
 def laid_as_stated(
-    refs: dict[int, TensorRef], shape: tuple[int, ...], dims: Dims, places: list[dict[str, tuple[int, int]]]
-) -> HeldByRanks:
+    refs: dict[int, TensorRef], shape: tuple[int, ...], dims: Dims, places: list[dict[str, tuple[int, int]]],
+    sequences: tuple[int, ...] = (),
+) -> HeldByRanks:  # fmt: skip
     """The ranks' parts of a tensor as `dims` say they lie, beside the other run's shape. `places`: each rank's, on each
-    axis of ranks.
+    axis of ranks. `sequences`: the lengths of what lies end to end in a packed dimension (t).
 
     Raises:
         DumpError: the parts are not as large as that, or some are not there.
@@ -529,19 +558,19 @@ def laid_as_stated(
     cut_dims = []
     for at, dim in enumerate(dims.dims):
         cuts = [cut for cut in dim.cuts if cut.axis in known and not cut.is_partial]
-        if any(cut.order == "zigzag" for cut in cuts) and dim.name != "s":
+        if any(cut.order == "zigzag" for cut in cuts) and dim.name != "s" and not (dim.name == "t" and sequences):
             why = (
-                "needs the lengths of its sequences, which a dump does not say" if dim.name == "t" else "is for s only"
+                "needs the lengths of its sequences (cu_seqlens_q or seq_lens)" if dim.name == "t" else "is for s only"
             )
             raise DumpError(
                 f"dims: zigzag of {dim.name} {why}", expected="s[cp:zigzag]", found=f"{dim.name}[...:zigzag]"
             )
         if cuts:
-            cut_dims.append((at, cuts))
+            cut_dims.append((at, cuts, sequences if dim.name == "t" else ()))
     named_axes = dims.replicated | {cut.axis for dim in dims.dims for cut in dim.cuts}
     parts = list(zip(refs, refs.values(), places, strict=True))
     while len(cut_dims) > 1:
-        at, cuts = cut_dims.pop()
+        at, cuts, packed = cut_dims.pop()
         named_axes -= {cut.axis for cut in cuts}
         groups: dict[tuple[Any, ...], list[tuple[int, TensorRef, dict[str, tuple[int, int]]]]] = defaultdict(list)
         seen: dict[tuple[Any, ...], int] = defaultdict(int)
@@ -550,10 +579,11 @@ def laid_as_stated(
             own = others, tuple(part[2].get(cut.axis) for cut in cuts)
             groups[others, seen[own]].append(part)  # copies beyond those that are named face each other
             seen[own] += 1
-        parts = [(group[0][0], standing_for(_cut_along(at, cuts, group)), group[0][2]) for group in groups.values()]
+        parts = [(group[0][0], standing_for(_cut_along(at, cuts, group, packed)), group[0][2]) for group in groups.values()]
     held = HeldByRanks(tuple(part[0] for part in parts), tuple(part[1] for part in parts))
     if cut_dims:
-        held = _cut_along(*cut_dims[0], parts)
+        at, cuts, packed = cut_dims[0]
+        held = _cut_along(at, cuts, parts, packed)
     if len(held.parts[0].shape) == len(shape):
         found = standing_for(held).shape
         if found != shape:
@@ -566,8 +596,9 @@ def laid_as_stated(
 
 
 def _cut_along(
-    axis: int, cuts: Sequence[Cut], parts: Sequence[tuple[int, TensorRef, dict[str, tuple[int, int]]]]
-) -> HeldByRanks:
+    axis: int, cuts: Sequence[Cut], parts: Sequence[tuple[int, TensorRef, dict[str, tuple[int, int]]]],
+    sequences: tuple[int, ...] = (),
+) -> HeldByRanks:  # fmt: skip
     """Parts that lie along one axis, each where its rank stands."""
     lengths: dict[tuple[tuple[int, int], ...], int] = {}
     for rank, ref, place in parts:
@@ -591,7 +622,7 @@ def _cut_along(
         )  # fmt: skip
     total = sum(lengths.values())
     if len(set(lengths.values())) == 1:
-        places = [share(total, cuts, place) for _, _, place in parts]
+        places = [share(total, cuts, place, sequences) for _, _, place in parts]
     elif len(cuts) == 1 and cuts[0].order != "zigzag":
         starts, before = {}, 0
         for at in sorted(lengths):

@@ -62,12 +62,20 @@ def dumped(path: Path, rank: int, value: torch.Tensor, dims: str | None, **place
 
 
 def put(tmp_path: Path, dims: str, whole: torch.Tensor, *ranks: tuple[torch.Tensor, dict[str, int]]) -> Comparison:
+    tmp_path.mkdir(exist_ok=True)
     dumped(tmp_path / "a", 0, whole, None)
     for rank, (value, place) in enumerate(ranks):
         sized = {f"{axis}_rank": number for axis, number in place.items()}
         sized |= {f"{axis}_size": 1 + max(other[axis] for _, other in ranks) for axis in place}
         dumped(tmp_path / "b", rank, value, dims, **sized)
     return compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
+
+
+def bounds(path: Path, rank: int, lengths: list[int], name: str = "cu_seqlens_q") -> None:
+    """The lengths of a pack's sequences, as Megatron's bounds or sglang's lengths."""
+    value = torch.tensor([0, *lengths]).cumsum(0) if name == "cu_seqlens_q" else torch.tensor(lengths)
+    meta = {"step": 0, "rank": rank, "dump_index": 2, "name": name}
+    torch.save({"value": value, "meta": meta}, path / f"step=0___rank={rank}___dump_index=2___name={name}.pt")
 
 
 WHOLE = random(4, 8, 16, 32)
@@ -108,6 +116,96 @@ LAID_OUT: dict[str, Layout] = {
     "squeezed": ("t 1 h[tp]", WHOLE[0, 0], [(WHOLE[0, 0].chunk(2, 1)[at][:, None], {"tp": at}) for at in (1, 0)]),
     "fused": ("t (a*b)[tp]", WHOLE[0, 0], [(WHOLE[0, 0].chunk(2, 1)[at], {"tp": at}) for at in (1, 0)]),
 }  # fmt: skip
+
+
+def packed_share(value: torch.Tensor, lengths: list[int], cp: int, size: int, axis: int, zigzag: bool) -> torch.Tensor:
+    """What a context-parallel rank has of a pack: of each sequence its own share."""
+    mine = []
+    for sequence in value.split(lengths, axis):
+        if zigzag:
+            chunks = sequence.chunk(2 * size, axis)
+            mine += [chunks[cp], chunks[2 * size - 1 - cp]]
+        else:
+            mine.append(sequence.chunk(size, axis)[cp])
+    return torch.cat(mine, axis)
+
+
+#: sglang's cases of a pack: dims, its shape, the axis of tokens, the sequences' lengths, ranks, and whether in zigzag.
+PACKS: dict[str, tuple[str, tuple[int, ...], int, list[int], int, bool]] = {
+    "single_seq": ("t[cp:zigzag]", (100,), 0, [100], 2, True),
+    "multi_seq": ("t[cp:zigzag]", (164,), 0, [100, 64], 2, True),
+    "with_a_padded_tail": ("t[cp:zigzag]", (256,), 0, [100, 64, 92], 2, True),
+    "with_hidden_dim": ("t[cp:zigzag] h", (100, 8), 0, [100], 2, True),
+    "with_leading_batch_dim": ("b t[cp:zigzag] h", (2, 164, 4), 1, [100, 64], 2, True),
+    "thd_cp3_single_seq": ("t[cp:zigzag]", (120,), 0, [120], 3, True),
+    "concat_single_seq": ("t[cp]", (6,), 0, [6], 2, False),
+    "concat_multi_seq": ("t[cp:natural]", (256,), 0, [100, 64, 92], 2, False),
+    "concat_with_hidden_dim": ("t[cp] h", (10, 4), 0, [6, 4], 2, False),
+    "concat_with_leading_batch_dim": ("b t[cp] h", (2, 10, 4), 1, [6, 4], 2, False),
+}
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "seq_lens"])
+@pytest.mark.parametrize("case", PACKS)
+def test_a_pack_that_ranks_share_is_put_together_sequence_by_sequence(case: str, name: str, tmp_path: Path) -> None:
+    dims, shape, axis, lengths, size, zigzag = PACKS[case]
+    whole = random(*shape)
+    dumped(tmp_path / "a", 0, whole, None)
+    for cp in range(size):
+        part = packed_share(whole, lengths, cp, size, axis, zigzag)
+        dumped(tmp_path / "b", cp, part, dims, cp_rank=cp, cp_size=size)
+        bounds(tmp_path / "b", cp, lengths, name)
+    found = compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
+    assert not found.problems
+    assert found.first is None, there(found.first).reason
+    assert found.elements == whole.numel()
+    dumped(tmp_path / "b", size - 1, part.roll(1, axis), dims, cp_rank=size - 1, cp_size=size)
+    assert compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b")).first is not None
+
+
+def test_a_pack_in_zigzag_whose_rank_shares_its_tokens_again(tmp_path: Path) -> None:
+    """t[cp:zigzag,sp]: each sequence in zigzag, and what a rank has of all of them among those beside it."""
+    whole, lengths = random(32, 8), [16, 16]
+    dumped(tmp_path / "a", 0, whole, None)
+    for rank, (cp, sp) in enumerate(product(range(2), repeat=2)):
+        part = packed_share(whole, lengths, cp, 2, 0, zigzag=True).chunk(2)[sp]
+        dumped(tmp_path / "b", rank, part, "t[cp:zigzag,sp] h", cp_rank=cp, cp_size=2, sp_rank=sp, sp_size=2)
+        bounds(tmp_path / "b", rank, lengths)
+    found = compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
+    assert not found.problems
+    assert found.first is None, there(found.first).reason
+
+
+#: sglang's cases of parts of a sum: dims, and of each rank its place and its share of the whole.
+SUMS: dict[str, tuple[str, torch.Tensor, list[tuple[torch.Tensor, dict[str, int]]]]] = {
+    "basic_tp2_reduce": (
+        "h[tp:partial] d", WHOLE[0, 0],
+        [(WHOLE[0, 0] * 0.6, {"tp": 0}), (WHOLE[0, 0] * 0.4, {"tp": 1})],
+    ),
+    "tp4_reduce": ("h[tp:partial] d", WHOLE[0, 0], [(WHOLE[0, 0] * 0.25, {"tp": tp}) for tp in range(4)]),
+    "multi_axis_concat_then_reduce": (
+        "b s[cp] h[tp:partial]", WHOLE[0],
+        [(WHOLE[0].chunk(2, 1)[cp] * (0.3, 0.7)[tp], {"cp": cp, "tp": tp}) for cp, tp in product(range(2), repeat=2)],
+    ),
+    "reduce_scrambled_ranks": (
+        "h[tp:partial] d", WHOLE[0, 0],
+        [(WHOLE[0, 0] * part, {"tp": tp}) for part, tp in ((0.1, 2), (0.2, 0), (0.3, 3), (0.4, 1))],
+    ),
+    "fully_replicated": (
+        "b h d # cp:replicated tp:replicated", WHOLE[0],
+        [(WHOLE[0], {"cp": cp, "tp": tp}) for cp, tp in product(range(2), repeat=2)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SUMS)
+def test_parts_of_a_sum_are_judged_by_their_sum(case: str, tmp_path: Path) -> None:
+    dims, whole, ranks = SUMS[case]
+    found = put(tmp_path / "right", dims, whole, *ranks)
+    assert not found.problems
+    assert found.agrees, there(found.first).reason
+    value, place = ranks[-1]
+    assert put(tmp_path / "wrong", dims, whole, *ranks[:-1], (value * 3, place)).agrees is False
 
 
 @pytest.mark.parametrize("case", LAID_OUT)
