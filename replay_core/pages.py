@@ -15,7 +15,7 @@ from replay_core import kernel
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.file_spans import Stream
-from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
+from replay_core.records import FileBytes, Inline, Marks, Parts, Reduced, TensorRef, Unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +69,8 @@ def array(ref: TensorRef) -> np.ndarray[Any, Any]:
         return _inline(ref, ref.source.value)
     if isinstance(ref.source, Parts):
         return _joined(ref, ref.source)
+    if isinstance(ref.source, Reduced):
+        return _reduced(ref, ref.source)
     if isinstance(ref.source, Marks):
         return np.asarray(array(ref.source.of) != 0, dtype=numpy_dtype(ref.dtype))
     where = ref.source
@@ -264,6 +266,21 @@ def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
             file.into(here.view(np.uint8).data, where.offset)
     whole.flags.writeable = False
     return whole
+
+
+def _reduced(ref: TensorRef, source: Reduced) -> np.ndarray[Any, Any]:
+    """The parts added up (or averaged, or the largest or smallest of each element) in doubles, as the tensor's dtype."""
+    import numpy as np
+
+    total = array(source.parts[0]).astype(np.float64)
+    step = {"max": np.maximum, "min": np.minimum}.get(source.how, np.add)
+    for part in source.parts[1:]:
+        step(total, array(part).astype(np.float64), out=total)
+    if source.how == "avg":
+        total /= len(source.parts)
+    made = total.astype(numpy_dtype(ref.dtype)).reshape(ref.shape)
+    made.flags.writeable = False
+    return made
 
 
 def flat_chunks(ref: TensorRef, elements: int = CHUNK) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:

@@ -154,6 +154,16 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class Reduced:
+    """What ranks' tensors of one shape and dtype make: their "sum", "avg", "max" or "min", element by element (a
+    DTensor whose placement is Partial).
+    """
+
+    parts: tuple[TensorRef, ...]
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class Marks:
     """Where a tensor's values are not 0: a mask whose marks the file tells apart by numbers."""
 
@@ -186,7 +196,7 @@ class TensorRef:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    source: FileBytes | Inline | Parts | Marks | Unreadable
+    source: FileBytes | Inline | Parts | Reduced | Marks | Unreadable
     canonical: str | None = None
     alignment: str | None = None
     pad: str | None = None

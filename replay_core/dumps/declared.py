@@ -8,7 +8,7 @@ from pathlib import Path
 
 from replay_core.budget import BYTES_PER_BYTE, FLOOR_BYTES, OPTION, factor, is_walkable, stored_bytes
 from replay_core.dumps.containers.torch_rebuild import overlapping
-from replay_core.records import FileBytes, Inline, Marks, Parts, TensorRef, Unreadable
+from replay_core.records import FileBytes, Inline, Marks, Parts, Reduced, TensorRef, Unreadable
 
 #: A file of at most so many bytes counts whole, its holes too.
 MOST_HOLES = 5 << 30
@@ -81,12 +81,12 @@ def _limit(path: Path) -> int:
 def _unpayable(ref: TensorRef, walked: dict[Path, int]) -> str | None:
     """Why a field is not to be walked; what it walks otherwise is added to its files."""
     source = ref.source
-    if isinstance(source, (Parts, Marks)):
-        parts = source.parts if isinstance(source, Parts) else (source.of,)
+    if isinstance(source, (Parts, Reduced, Marks)):
+        parts = (source.of,) if isinstance(source, Marks) else source.parts
         for part in parts:
             if isinstance(part.source, FileBytes):
                 walked[part.source.path] = walked.get(part.source.path, 0) + part.source.nbytes
-            elif isinstance(part.source, Parts):
+            elif isinstance(part.source, (Parts, Reduced)):
                 _unpayable(part, walked)
     if isinstance(source, (FileBytes, Inline, Parts)) and 0 in ref.shape and not is_walkable(ref.shape, 0, 0):
         return overlapping(ref.shape, 0)
@@ -99,4 +99,4 @@ def _paths(ref: TensorRef) -> set[Path]:
         return {source.path}
     if isinstance(source, Marks):
         return _paths(source.of)
-    return {path for part in source.parts for path in _paths(part)} if isinstance(source, Parts) else set()
+    return {path for part in source.parts for path in _paths(part)} if isinstance(source, (Parts, Reduced)) else set()

@@ -6,7 +6,7 @@ They are laid end to end where they lie, nothing is copied until somebody reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -14,13 +14,15 @@ from typing import Any
 from replay_core.dumps.boxes import laid_out
 from replay_core.dumps.containers.torch_rebuild import SHARDED
 from replay_core.dumps.peeking import class_of
-from replay_core.records import Parts, TensorRef, Unreadable
+from replay_core.records import Parts, Reduced, TensorRef, Unreadable
 
 CLASS = "torch.distributed.tensor.DTensor"
 _OLD_CLASS = "torch.distributed._tensor.api.DTensor"
 MAX_RANKS = 1 << 16
 #: A cut of what a later axis of the mesh has cut before: FSDP over tensor parallelism.
 STRIDED = "_StridedShard"
+#: What ranks' tensors along an axis of the mesh are to be made into, by torch's word for it: each holds a part.
+PARTIAL = {f"Partial({how})": how for how in ("sum", "avg", "max", "min")}
 
 
 def is_dtensor(value: Any) -> bool:
@@ -50,18 +52,17 @@ def assembled(shards: Mapping[int, Any]) -> TensorRef:
     mesh, placements = _mesh_shape(first), _placements(first)
     if mesh is None or placements is None or len(mesh) != len(placements):
         return whole.with_(source=Unreadable("a DTensor whose mesh or placements are in no form that is known"))
-    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate", STRIDED)), None)
+    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate", STRIDED, *PARTIAL)), None)
     if odd is not None:
         return whole.with_(source=Unreadable(f"placement {odd}: the shards are not slices of the tensor"))
     order = _order_of_cuts(first, whole.shape, placements, mesh)
     if order is None:
         return whole.with_(source=Unreadable("a strided shard that is uneven, or whose factor is not the mesh's"))
-    placements = [("Replicate" if kind == "Replicate" else "Shard", dim) for kind, dim in placements]
+    placements = [("Shard" if kind == STRIDED else kind, dim) for kind, dim in placements]
     at: dict[tuple[int, ...], TensorRef] = {}
     for rank, value in shards.items():
         at.setdefault(_coordinate(value, rank, mesh), value["local"])
-    needed = product(*(range(size if kind == "Shard" else 1) for size, (kind, _) in zip(mesh, placements, strict=True)))
-    missing = [place for place in needed if _face(at, place, placements) is None]
+    missing = [place for place in _needed(mesh, placements) if _face(at, place, placements) is None]
     if missing:
         return whole.with_(source=Unreadable(f"the shard at mesh {list(missing[0])} is missing"))
     built = _built(at, {}, order, mesh, placements)
@@ -107,15 +108,14 @@ def laid_together(
 ) -> TensorRef:
     """The whole tensor from local ones by their place in the mesh; unreadable, with the reason, where it cannot be had.
 
-    placements: (Shard or Replicate, dimension) per axis of the mesh, which cut in the mesh's order.
+    placements: (Shard, Replicate or one of PARTIAL, dimension) per axis of the mesh, which cut in the mesh's order.
     """
     first = next(iter(at.values()))
     empty = TensorRef("", first.dtype, tuple(shape), Unreadable(""))
-    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate")), None)
+    odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate", *PARTIAL)), None)
     if odd is not None or len(mesh) != len(placements):
         return empty.with_(source=Unreadable(f"placement {odd}: the shards are not slices of the tensor"))
-    needed = product(*(range(size if kind == "Shard" else 1) for size, (kind, _) in zip(mesh, placements, strict=True)))
-    missing = [place for place in needed if _face(at, place, placements) is None]
+    missing = [place for place in _needed(mesh, placements) if _face(at, place, placements) is None]
     if missing:
         return empty.with_(source=Unreadable(f"the shard at mesh {list(missing[0])} is missing"))
     built = _built(at, {}, range(len(mesh)), mesh, placements)
@@ -123,6 +123,13 @@ def laid_together(
         found = list(built.shape) if built is not None else "shards that do not fit each other"
         return empty.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(shape)}"))
     return built
+
+
+def _needed(mesh: Sequence[int], placements: Sequence[tuple[str, int]]) -> Iterator[tuple[int, ...]]:
+    """The places of the mesh whose local tensors make the whole: of copies the first."""
+    return product(
+        *(range(1 if kind == "Replicate" else size) for size, (kind, _) in zip(mesh, placements, strict=True))
+    )
 
 
 def _copies(
@@ -136,7 +143,7 @@ def _copies(
     held = [range(size if kind == "Replicate" else 1) for size, (kind, _) in zip(mesh, placements, strict=True)]
     for copy in product(*held):
         shards = [place for place in at if len(place) == len(mesh) and _is_of(place, copy, placements)]
-        wanted = prod(size for size, (kind, _) in zip(mesh, placements, strict=True) if kind == "Shard")
+        wanted = prod(size for size, (kind, _) in zip(mesh, placements, strict=True) if kind != "Replicate")
         if any(copy) and len(shards) == wanted:
             built = _built({_first_of(place, placements): at[place] for place in shards}, {}, order, mesh, placements)
             if built is not None:
@@ -239,7 +246,11 @@ def _placements(value: dict[str, Any]) -> list[tuple[str, int]] | None:
         state = placement.get("state") if isinstance(placement, dict) else None
         args = placement.get("args") if isinstance(placement, dict) else None
         dim = state.get("dim") if isinstance(state, dict) else (args[0] if isinstance(args, tuple) and args else None)
-        answer.append((class_of(placement).rpartition(".")[2], dim if type(dim) is int else 0))
+        kind = class_of(placement).rpartition(".")[2]
+        if kind == "Partial":
+            how = _attribute(placement, "reduce_op") or (args[0] if isinstance(args, tuple) and args else "sum")
+            kind = f"Partial({how})"
+        answer.append((kind, dim if type(dim) is int else 0))
     return answer
 
 
@@ -265,7 +276,7 @@ def _face(
             local
             for known, local in at.items()
             if len(known) == len(place)
-            and all(k == p or kind != "Shard" for k, p, (kind, _) in zip(known, place, placements, strict=True))
+            and all(k == p or kind == "Replicate" for k, p, (kind, _) in zip(known, place, placements, strict=True))
         ),
         None,
     )
@@ -283,9 +294,14 @@ def _built(
         return _face(at, tuple(place[axis] for axis in range(len(mesh))), placements)
     axis = order[len(place)]
     kind, dim = placements[axis]
-    if kind != "Shard":
+    if kind == "Replicate":
         return _built(at, {**place, axis: 0}, order, mesh, placements)
     pieces = [_built(at, {**place, axis: number}, order, mesh, placements) for number in range(mesh[axis])]
+    if kind in PARTIAL:
+        every = tuple(piece for piece in pieces if piece is not None)
+        if len(every) < len(pieces) or len({(piece.shape, piece.dtype) for piece in every}) != 1:
+            return None
+        return TensorRef("", every[0].dtype, every[0].shape, Reduced(every, PARTIAL[kind]))
     filled = [piece for piece in pieces if piece is not None and piece.numel]
     if not filled:
         return pieces[0]

@@ -21,7 +21,7 @@ from replay_core.dumps.columns import join
 from replay_core.dumps.containers.json_lines import NAMED_LINES, NoJsonError, decode, read_object
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
-from replay_core.dumps.dtensor import MAX_RANKS, laid_together
+from replay_core.dumps.dtensor import MAX_RANKS, PARTIAL, laid_together
 from replay_core.dumps.fields import flatten, settled
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
@@ -40,7 +40,8 @@ _FILE = regex(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|js
 _INDEX = regex(r"index_rank\d+\.jsonl$")
 #: How torch spells where a shard lies, in its short and its long words.
 _PLACEMENT = regex(r"(?:S\(|Shard\(dim=)(\d+)\)")
-_REPLICATED = {"R": "Replicate", "Replicate()": "Replicate"}
+_PLACED = {"R": "Replicate", "Replicate()": "Replicate", "P": "Partial(sum)"}
+_PLACED |= {f"P({how})": kind for kind, how in PARTIAL.items()}
 #: Of a number of a step: more are no step, and Python makes no number of thousands.
 _DIGITS = 18
 _KEY_FIELDS = ("step", "rank", "micro_idx", "epoch", "minibatch", "alignment")
@@ -408,7 +409,7 @@ def _shard(field: dict[str, Any]) -> _Shard:
     placements = []
     for said in field["placements"]:
         match = _PLACEMENT.fullmatch(str(said))
-        placements.append(("Shard", int(match.group(1))) if match else (_REPLICATED.get(str(said), str(said)), 0))
+        placements.append(("Shard", int(match.group(1))) if match else (_PLACED.get(str(said), str(said)), 0))
     return _Shard(shape, tuple(placements), mesh, coordinate)
 
 

@@ -142,6 +142,8 @@ class OfRanks:
                 said = f"the sum of what ranks {named(held.ranks)} of {together.which} hold, slice by slice"
                 self._judge_as(row, (made,), 1.0, said, pair, micro_pair, judge)
                 return
+        if held.summed and self._is_stated_sum(row, whole, held, pair, micro_pair, judge):
+            return
         found = row.ranks = algebra.explain(row.name, whole, together, held)
         if found.relation in ("parts", "mean") and kind in MAY_BE_PARTS:
             found.fault = None
@@ -177,6 +179,25 @@ class OfRanks:
         found.fault = fault
         if fault is not None:
             row.reason = f"{fault.sentence}; {row.reason}"
+
+    def _is_stated_sum(
+        self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, pair: TensorPair, micro_pair: MicroBatchPair,
+        judge: JudgeCopy,
+    ) -> bool:  # fmt: skip
+        """Whether parts of which the dump says that their sum counts add up to the whole; judged so, if they do."""
+        assert micro_pair.together is not None
+        parts = [held.parts[number] for number in held.summed]
+        if any(ref.shape != whole.shape for ref in parts) or whole.numel > _MOST:
+            return False
+        made = np.sum([pages.array(ref).astype(np.float64) for ref in parts], axis=0)
+        total = whole.with_(dtype="float64", source=Inline(made.tobytes()), digest=None)
+        if not algebra.is_near(whole, total):
+            return False
+        found = row.ranks = algebra.ranked(micro_pair.together, held)
+        found.relation, found.summands = "parts", held.summed
+        said = f"the sum of what ranks {named(held.ranks[number] for number in held.summed)} of {found.which} hold"
+        self._judge_as(row, parts, 1.0, said, pair, micro_pair, judge)
+        return True
 
     @staticmethod
     def _judge_as(

@@ -43,6 +43,8 @@ class HeldByRanks:
     parts: tuple[TensorRef, ...]
     axis: int | None = None
     stretches: tuple[tuple[Stretch, ...], ...] = ()
+    #: Where the dump says that the ranks hold parts of a sum: which of the parts make it, as numbers from 0.
+    summed: tuple[int, ...] = ()
 
     @property
     def is_cut(self) -> bool:
@@ -580,7 +582,10 @@ def laid_as_stated(
             groups[others, seen[own]].append(part)  # copies beyond those that are named face each other
             seen[own] += 1
         parts = [(group[0][0], standing_for(_cut_along(at, cuts, group, packed)), group[0][2]) for group in groups.values()]
-    held = HeldByRanks(tuple(part[0] for part in parts), tuple(part[1] for part in parts))
+    partial = {cut.axis for dim in dims.dims for cut in dim.cuts if cut.is_partial} & known
+    first_of = {tuple(part[2].get(axis) for axis in sorted(partial)): number for number, part in [*enumerate(parts)][::-1]}
+    summed = tuple(sorted(first_of.values())) if partial else ()
+    held = HeldByRanks(tuple(part[0] for part in parts), tuple(part[1] for part in parts), summed=summed)
     if cut_dims:
         at, cuts, packed = cut_dims[0]
         held = _cut_along(at, cuts, parts, packed)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+
+from replay_core import pages
 from replay_core.compare import compare_runs
 from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
 from tests.fixtures import FIXTURES
 
 DDP, FSDP2 = FIXTURES / "native" / "ddp", FIXTURES / "native" / "fsdp2"
@@ -30,3 +36,26 @@ def test_a_tensor_of_which_a_rank_is_missing_is_said_to_be_so(tmp_path: Path) ->
     ref = next(ref for ref in record.tensors() if ref.name.startswith("grad."))
     assert not ref.is_readable
     assert "shard at mesh [1] is missing" in ref.source.why  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("how", ["sum", "avg"])
+def test_parts_of_a_sum_that_ranks_recorded_are_their_sum(how: str, tmp_path: Path) -> None:
+    from torch import distributed
+    from torch.distributed.tensor import DTensor, Partial, init_device_mesh
+    from torch.testing._internal.distributed import fake_pg as fake
+
+    parts = torch.randn(2, 3, 5)
+    for rank in range(2):
+        distributed.init_process_group("fake", store=fake.FakeStore(), rank=rank, world_size=2)
+        try:
+            held = DTensor.from_local(parts[rank], init_device_mesh("cpu", (2,)), [Partial(how)])
+            with Recorder(tmp_path / "dump") as recorder, recorder.step(0, rank=rank) as step:
+                step("gradient", {"grad.w": held})
+        finally:
+            distributed.destroy_process_group()
+    records = open_run(tmp_path / "dump").select(stage="gradient")
+    for record in records:
+        (ref,) = [ref for ref in record.tensors() if ref.name == "grad.w"]
+        expected = parts.sum(0) if how == "sum" else parts.mean(0)
+        np.testing.assert_allclose(pages.array(ref), expected.numpy(), rtol=1e-6)
+    assert len(records) == 2

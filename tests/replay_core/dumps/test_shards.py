@@ -66,11 +66,26 @@ def test_shards_of_a_2d_mesh_make_the_tensor(kind: list[tuple[str, int]]) -> Non
         assert "is missing" in str(assembled(shards).source)
 
 
-def test_sums_and_strided_shards_of_an_unknown_cut_are_not_put_together() -> None:
-
-    for name, said in (("Partial", "Partial"), ("_StridedShard", "strided shard")):
+def test_other_reductions_and_strided_shards_of_an_unknown_cut_are_not_put_together() -> None:
+    for name, said in (("_MaskPartial", "MaskPartial"), ("_StridedShard", "strided shard")):
         shards = {rank: shard([(name, 0)], (rank,), (2,), torch.ones(2, 2), (4, 2)) for rank in range(2)}
         assert said in str(assembled(shards).source)
+
+
+@pytest.mark.parametrize("how", ["sum", "avg", "max", "min"])
+def test_parts_of_a_sum_are_added_up(how: str) -> None:
+    torch.manual_seed(0)
+    parts = torch.randn(2, 4, 6)
+    expected = {"sum": parts.sum(0), "avg": parts.mean(0), "max": parts.amax(0), "min": parts.amin(0)}[how]
+    shards = {}
+    for rank in range(4):
+        place = rank // 2, rank % 2
+        shards[rank] = shard([("Partial", 0), ("Shard", 0)], place, (2, 2), parts[place[0]].chunk(2)[place[1]], (4, 6))
+        shards[rank]["spec"]["state"]["placements"][0]["state"] = {"reduce_op": how}
+    found = assembled(shards)
+    np.testing.assert_allclose(pages.array(found), expected.numpy(), rtol=1e-6)
+    del shards[3]
+    assert "is missing" in str(assembled(shards).source), "a part that is not there is no sum without it"
 
 
 def local_of(whole: torch.Tensor, placements: Any, coordinate: list[int]) -> torch.Tensor:
@@ -110,13 +125,12 @@ def test_torchs_own_shards_of_a_2d_mesh(tmp_path: Path) -> None:
             distributed.destroy_process_group()
     found = fields_of(open_run(tmp_path))
     unread = {name: str(ref.source) for name, ref in found.items() if not ref.is_readable}
-    assert set(unread) == {"param.sum_even", "param.sum_odd", "param.sum_short", "param.fsdp_tp_odd",
-                           "param.fsdp_tp_short"}  # fmt: skip
-    assert "Partial" in unread["param.sum_odd"]
+    assert set(unread) == {"param.fsdp_tp_odd", "param.fsdp_tp_short"}
     assert "uneven" in unread["param.fsdp_tp_odd"]
     for name, ref in found.items():
         if ref.is_readable:
-            expected = whole[name.rpartition("_")[2]].float().numpy()
+            times = 2 if "sum_" in name else 1  # each of two ranks holds all of it as its part
+            expected = times * whole[name.rpartition("_")[2]].float().numpy()
             np.testing.assert_array_equal(pages.array(ref).astype(np.float32), expected)
 
 
