@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay_core import naming, pages
-from replay_core.compare.judging import algebra, contributions
+from replay_core.compare.judging import algebra, contributions, key_order, subspaces
 from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.verdict import Verdict
@@ -44,6 +44,8 @@ _NUMBER = regex(r"\d{1,9}")
 _MOST = 1 << 26
 #: Names of weights that are several in one.
 _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_proj|gate_and_up", re.IGNORECASE)
+#: The number of an expert in a weight's name.
+_EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
@@ -65,6 +67,8 @@ class OfRanks:
         #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
         self._left: dict[int | None, tuple[TensorRef, HeldByRanks]] = {}
         self._mean: set[int | None] = set()
+        #: Of a step: the first activation that is off, and by how much at each token, until a weight explains it.
+        self._first_off: dict[int | None, tuple[TensorVerdict, NDArray[np.float64] | None]] = {}
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
         """Say of a judged row what its ranks hold; its verdict becomes that of the rank that is furthest off."""
@@ -95,6 +99,10 @@ class OfRanks:
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
                 self._explain(row, pair, micro_pair, held, judge)
+                if row.verdict.diverges:
+                    self._note_first(row, theirs[1], ours[1], held)
+            if row.name.startswith("param.") and held.is_cut:
+                self._explain_first(row, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
             return
@@ -170,6 +178,8 @@ class OfRanks:
             fault = self._from_before(row, whole, laid, held, place) or fault
         if row.name.startswith("grad.") and (fault is None or fault.kind in ("apart", "too little")):
             fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
+            if fault is None or fault.kind == "apart":
+                fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, micro_pair, together, held) or fault
         if kind == "logprob" or row.name.endswith("logprobs"):
@@ -232,6 +242,31 @@ class OfRanks:
         is_so = len(every) == len(found.ranks) and all(abs(one - expected) <= 1e-3 * expected for one in every)
         return 1 / expected if is_so else None
 
+    def _note_first(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> None:
+        """Keep the first activation of a step that is off, and say of it what its tokens alone tell."""
+        if row.key.step in self._first_off or not naming.is_module_tensor(row.name):
+            return
+        off_NH = None
+        if row.ranks is not None and (row.ranks.fault is None or row.ranks.fault.kind == "apart"):
+            fault = key_order.of_keys(row.name, whole, laid, held) if held.is_cut else None
+            if fault is not None:
+                row.ranks.fault = fault
+                row.reason = f"{fault.sentence}; {row.reason}"
+            elif whole.shape == laid.shape and len(whole.shape) >= 2 and whole.numel <= 1 << 22:
+                off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
+                off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
+        self._first_off[row.key.step] = row, off_NH
+
+    def _explain_first(self, row: TensorVerdict, held: HeldByRanks) -> None:
+        """Whether what is off in the step's first activation came through a rank's slice of this weight."""
+        first, off_NH = self._first_off.get(row.key.step, (None, None))
+        if first is None or first.ranks is None or off_NH is None or row.verdict.diverges:
+            return
+        if (fault := subspaces.through_a_slice(first.name, off_NH, row.name, held)) is not None:
+            first.ranks.fault = fault
+            first.reason = f"{fault.sentence}; {first.reason}"
+            self._first_off[row.key.step] = first, None
+
     def _from_before(
         self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks, place: Any
     ) -> Fault | None:
@@ -266,6 +301,27 @@ class OfRanks:
         if row.name.endswith(_HEAD) and left is not None and left[1].axis in (0, 1):
             return contributions.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
         return None
+
+    @staticmethod
+    def _of_other_tokens(
+        row: TensorVerdict, own: tuple[TensorRef, TensorRef], micro_pair: MicroBatchPair, together: Together,
+        held: HeldByRanks,
+    ) -> Fault | None:  # fmt: skip
+        """Whether an expert's gradient is made of the tokens of another expert."""
+        if held.is_cut or not _EXPERT.search(row.name):
+            return None
+        side, other = (micro_pair.a, micro_pair.b) if together.which == "a" else (micro_pair.b, micro_pair.a)
+        pattern = _NUMBER.sub("#", row.name)
+
+        def others() -> Iterator[tuple[str, TensorRef, tuple[int, ...]]]:
+            for (name, _), (_, ref) in other.tensors.items():
+                if name != row.name and _NUMBER.sub("#", name) == pattern and _EXPERT.sub("#", name) == in_layer:
+                    mine = next((together.held.get(id(one)) for _, one in side.named(name)), None)
+                    yield name, ref, mine.ranks if mine is not None else ()
+
+        in_layer = _EXPERT.sub("#", row.name)
+        what = f"{row.name.removeprefix('grad.')}'s gradient"
+        return subspaces.other_tokens(what, own, others(), held.ranks)
 
     @staticmethod
     def _of_another(

@@ -436,21 +436,22 @@ def backward(model: Any, given: dict[str, Tensor]) -> None:
     if MODE != "pp":
         model(**given)["loss"].backward()
         return
-    shape = (option.batch, option.seq, option.hidden)
+    shape = (option.batch // option.dp, option.seq, option.hidden)
+    first, second = DP * WORLD, DP * WORLD + 1
     if RANK == 0:
         last = list(model(given["position_ids"], given["input_ids"])["hidden_states"].values())[-1]
-        dist.send(last.detach().contiguous(), 1)
+        dist.send(last.detach().contiguous(), second)
         grad = torch.empty(shape)
-        dist.recv(grad, 1)
+        dist.recv(grad, second)
         last.backward(grad)
         weight = model.embed_tokens.weight
     else:
         handed = torch.empty(shape)
-        dist.recv(handed, 0)
+        dist.recv(handed, first)
         handed.requires_grad_()
         rest = {name: given[name] for name in ("position_ids", "target_ids", "advantages")}
         model(inputs_embeds=handed, **rest)["loss"].backward()
-        dist.send(handed.grad, 0)
+        dist.send(handed.grad, first)
         weight = model.lm_head.weight
     if option.tied and FAULT != "tied_unsummed":
         weight.grad = summed(weight.grad)

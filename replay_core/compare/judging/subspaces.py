@@ -1,0 +1,115 @@
+"""What a difference is made of, where its parts were not recorded: the directions that a rank's slice of a weight, or an
+expert's tokens, can reach and nothing else can.
+
+A part of a sum over ranks is `x_r W_r`: whatever its inputs were, it lies in what the columns of the rank's slice of the
+weight span, which are fewer than the hidden size. A weight's gradient `g^T x` lies in what its inputs span: with fewer
+tokens than the hidden size it says which tokens an expert was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.products import Array
+from replay_core.compare.pairing.ranks import HeldByRanks
+from replay_core.records import TensorRef
+
+#: What part of itself a difference may have outside the directions that explain it; and must have outside all others.
+_INSIDE, _OUTSIDE = 5e-3, 0.2
+#: A tensor spans what it has above this part of its largest singular value.
+_SPANNED = 1e-5
+#: Directions of so large a share of the hidden size explain nothing.
+_MOST_OF = 0.75
+#: Elements that are decomposed.
+_MOST = 1 << 22
+
+
+def through_a_slice(what: str, off_NH: Array, name: str, held: HeldByRanks) -> Fault | None:
+    """The rank through whose slice of a weight all of a difference came, which is the sum over the ranks otherwise.
+
+    what: the tensor that is off, by off_NH at each token. name, held: a weight of which every rank has a slice.
+    """
+    hidden = off_NH.shape[1]
+    if not held.is_cut or held.axis is None or len(held.parts[0].shape) != 2 or off_NH.size > _MOST:
+        return None
+    inner = held.axis
+    if any(ref.shape[1 - inner] != hidden or ref.shape[inner] > _MOST_OF * hidden for ref in held.parts):
+        return None
+    if off_NH.shape[0] < 2 * hidden // len(held.parts):
+        return None
+    left = []
+    for ref in held.parts:
+        weight = pages.array(ref).astype(np.float64)
+        left.append(_outside(off_NH, _directions(weight.T if inner == 1 else weight)))
+    order = sorted(range(len(left)), key=left.__getitem__)
+    if left[order[0]] > _INSIDE or left[order[1]] < _OUTSIDE:
+        return None
+    rank = held.ranks[order[0]]
+    return Fault(
+        "contribution", (rank,),
+        f"rank {rank}'s contribution to {what} through its slice of {name.removeprefix('param.')} is missing, there "
+        "twice, or made of other inputs: all that is off lies in what that slice can reach, and the other ranks' is right",
+    )  # fmt: skip
+
+
+def other_tokens(
+    what: str, own: tuple[TensorRef, TensorRef], others: Iterator[tuple[str, TensorRef, tuple[int, ...]]],
+    ranks: tuple[int, ...],
+) -> Fault | None:  # fmt: skip
+    """The expert whose tokens an expert's gradient is made of, where they are not its own.
+
+    own: the gradient as the ranks have it, and as the other run has it. others: the other run's of the other experts,
+    with their names and the ranks whose they are.
+    """
+    mine = _matrix(own[0])
+    right = _matrix(own[1])
+    if mine is None or right is None:
+        return None
+    for name, ref, of in others:
+        other = _matrix(ref)
+        if other is None or other.shape != mine.shape:
+            continue
+        for axis in (1, 0):
+            ours, candidate, theirs = (one if axis else one.T for one in (mine, other, right))
+            if _spans_alike(ours, candidate) and _spans_alike(ours, theirs) is False:
+                called = name.removeprefix("grad.")
+                those = tuple(sorted({*ranks, *of}))
+                theirs_too = f", which is {whose(of)}'s" if of and of != ranks else ""
+                return Fault(
+                    "other tokens", those,
+                    f"{what} on {whose(ranks)} is made of the tokens that the other run gave to {called}{theirs_too}: "
+                    "the router's choices are sent to another expert",
+                )  # fmt: skip
+    return None
+
+
+def _matrix(ref: TensorRef) -> Array | None:
+    if len(ref.shape) != 2 or not ref.is_readable or not 0 < ref.numel <= _MOST:
+        return None
+    values = pages.array(ref).astype(np.float64)
+    return values if np.isfinite(values).all() and values.any() else None
+
+
+def _directions(rows: Array) -> Array:
+    """An orthonormal basis of what rows span: [directions, width]."""
+    _, sizes, basis = np.linalg.svd(rows, full_matrices=False)
+    return np.asarray(basis[sizes > _SPANNED * sizes.max(initial=0.0)])
+
+
+def _outside(rows: Array, basis: Array) -> float:
+    """What part of rows lies outside of what a basis spans."""
+    size = float(np.linalg.norm(rows))
+    return float(np.linalg.norm(rows - (rows @ basis.T) @ basis)) / size if size else 1.0
+
+
+def _spans_alike(one: Array, other: Array) -> bool | None:
+    """Whether the rows of two matrices span the same; None where one spans so much that it says nothing."""
+    a, b = _directions(one), _directions(other)
+    if max(len(a), len(b)) > _MOST_OF * one.shape[1] or min(len(a), len(b)) < 2:
+        return None
+    left = _outside(one, b), _outside(other, a)
+    return True if max(left) <= _INSIDE else False if max(left) >= 10 * _INSIDE else None

@@ -1,0 +1,94 @@
+"""A rank's contribution and an expert's tokens, told by what a difference or a gradient is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from replay_core.compare import Comparison
+from replay_core.compare.parallel import Parallel, parallel
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import compared, random
+
+RANKS, HIDDEN, WIDE, TOKENS = 4, 16, 32, 24
+
+
+def found(compared: Comparison) -> Parallel:
+    return there(parallel(compared.tensors, compared.together))
+
+
+def kinds(compared: Comparison) -> set[tuple[str, tuple[int, ...]]]:
+    return {(one.fault.kind, one.fault.ranks) for one in found(compared).faults}
+
+
+def parts_of(weight_HW: Tensor) -> list[Tensor]:
+    """What each rank adds: its slice of the inputs through its slice of the weight."""
+    inputs_NW = random(TOKENS, WIDE, seed=5)
+    slices = zip(inputs_NW.chunk(RANKS, 1), weight_HW.chunk(RANKS, 1), strict=True)
+    return [x @ w.T for x, w in slices]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("times", [0.0, 2.0, 0.5])
+def test_a_contribution_that_is_missing_within_a_forward_is_the_ranks_whose_slice_it_came_through(
+    times: float, transposed: bool, tmp_path: Path
+) -> None:
+    weight_HW = random(HIDDEN, WIDE)
+    parts, before = parts_of(weight_HW), random(TOKENS, HIDDEN, seed=9)
+    right, wrong = before + sum(parts), before + sum(parts) + (times - 1) * parts[2]
+    whole = weight_HW.T.contiguous() if transposed else weight_HW
+    cut = [one.contiguous() for one in whole.chunk(RANKS, 0 if transposed else 1)]
+    one = {"modules": {"layers.0.output": right}, "param": {"param.layers.0.mlp.down.weight": whole}}
+    ranks = [{"modules": {"layers.0.output": wrong}, "param": {"param.layers.0.mlp.down.weight": w}} for w in cut]
+    assert kinds(compared(tmp_path, one, *ranks)) == {("contribution", (2,))}
+
+
+@pytest.mark.parametrize("how", ["all ranks", "anything"])
+def test_what_did_not_come_through_one_ranks_slice_is_nobodys_contribution(how: str, tmp_path: Path) -> None:
+    weight_HW = random(HIDDEN, WIDE)
+    parts, before = parts_of(weight_HW), random(TOKENS, HIDDEN, seed=9)
+    off = 0.1 * sum(parts) if how == "all ranks" else random(TOKENS, HIDDEN, seed=7)
+    one = {"modules": {"layers.0.output": before + sum(parts)}, "param": {"param.layers.0.mlp.down.weight": weight_HW}}
+    ranks = [
+        {"modules": {"layers.0.output": before + sum(parts) + off},
+         "param": {"param.layers.0.mlp.down.weight": w.contiguous()}}
+        for w in weight_HW.chunk(RANKS, 1)
+    ]  # fmt: skip
+    assert not any(kind == "contribution" for kind, _ in kinds(compared(tmp_path, one, *ranks)))
+
+
+def experts(tokens: list[Tensor], seed: int) -> dict[str, Tensor]:
+    """Gradients of experts' weights, each made of what went into its tokens and what came back to them."""
+    return {
+        f"grad.layers.1.mlp.experts.{number}.up.weight": random(WIDE, len(x), seed=seed + number) @ x
+        for number, x in enumerate(tokens)
+    }
+
+
+def routed() -> list[Tensor]:
+    return [random(6 + number, HIDDEN, seed=20 + number) for number in range(4)]
+
+
+def test_experts_that_were_given_another_ranks_tokens_are_named(tmp_path: Path) -> None:
+    """Four experts on two ranks; each is given the tokens of the one of its number on the other rank."""
+    tokens = routed()
+    right, wrong = experts(tokens, 0), experts([tokens[2], tokens[3], tokens[0], tokens[1]], 50)
+    names = list(right)
+    ranks = [{"gradient": {name: wrong[name] for name in mine}} for mine in (names[:2], names[2:])]
+    said = found(compared(tmp_path, {"gradient": right}, *ranks))
+    assert {(one.fault.kind, one.fault.ranks) for one in said.faults} == {("other tokens", (0, 1))}
+    assert "experts.3.up.weight's gradient on rank 1 is made of the tokens that the other run gave to " in (
+        said.faults[0].fault.sentence
+    )
+    assert said.faults[0].tensors == 4
+
+
+def test_an_experts_gradient_of_its_own_tokens_is_not_another_experts(tmp_path: Path) -> None:
+    tokens = routed()
+    right, wrong = experts(tokens, 0), experts(tokens, 50)
+    names = list(right)
+    ranks = [{"gradient": {name: wrong[name] for name in mine}} for mine in (names[:2], names[2:])]
+    assert not any(kind == "other tokens" for kind, _ in kinds(compared(tmp_path, {"gradient": right}, *ranks)))
