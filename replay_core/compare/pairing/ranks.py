@@ -103,6 +103,8 @@ class RankGroup:
         self.of_one_process = of_one_process
         self._whole_ids = ids if ids is not None else ids_of(whole)
         self.key, self._many, self._whole, self._ranks = key, many, whole, ranks
+        #: Of every rank, the token ids it computed with; None where these are not known.
+        self._ids = _ids_of_stages(list(ranks.values()))
         self._astray: Astray | None = None
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it. Where both are,
         #: of samples; and of tokens beside it.
@@ -193,7 +195,7 @@ class RankGroup:
 
     def _shared(self) -> str:
         """How the ranks share the tokens of the one process."""
-        ids, whole = [ids_of(side) for side in self._ranks.values()], self._whole_ids
+        ids, whole = self._ids, self._whole_ids
         every = [one for one in ids if one is not None]
         if whole is None or len(every) != len(ids):
             return "none"
@@ -350,9 +352,8 @@ class RankGroup:
             rows = self._cut is not None and self._cut[0] == 0
             together.samples = len(set(self._cut[1])) if rows and self._cut is not None else len(self._groups)
         side = self._side(whole, ranks, together)
-        ids = [ids_of(one) for one in self._ranks.values()]
-        if all(one is not None for one in ids):
-            together.ids = tuple(one for one in ids if one is not None)
+        if all(one is not None for one in self._ids):
+            together.ids = tuple(one for one in self._ids if one is not None)
         pair = MicroBatchPair(key, *((side, whole) if self._many == "a" else (whole, side)))
         pair.together = together
         if together.handed:
@@ -413,14 +414,15 @@ class RankGroup:
             raise DumpError(f"ranks say different dims: {texts}", expected="one statement of all ranks", found=texts)
         places = [{axis: (number, many) for axis, number, many in one.axes} for one in said]
         held = laid_as_stated(refs, whole.shape, parsed(said[0].dims), places, self._sequences())
-        if self._cut is None or len(self._cut[1]) != len(held.ranks):
+        cut = next(self._cuts_of(refs), None)
+        if cut is None or len(cut[1]) != len(held.ranks):
             return held
-        if held.axis != self._cut[0]:
+        if held.axis != cut[0]:
             return None  # which samples or tokens are whose the ids say; the rest is told by shapes
-        if held.stretches != self._cut[1]:
+        if held.stretches != cut[1]:
             raise DumpError(
                 f"dims {said[0].dims!r} say another turn of tokens or samples than the ranks' token ids",
-                expected=f"{held.stretches[0]} (from, how many) on rank {held.ranks[0]}", found=f"{self._cut[1][0]}",
+                expected=f"{held.stretches[0]} (from, how many) on rank {held.ranks[0]}", found=f"{cut[1][0]}",
             )  # fmt: skip
         return held
 
@@ -456,10 +458,10 @@ class RankGroup:
             return self._of_groups(refs, whole) or alike
         (axis,) = axes
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
-        for cut in (self._cut, self._cut_too):
-            if cut is not None and self._is_cut_so(cut, axis, total, lengths):
+        for cut in self._cuts_of(refs):
+            if self._is_cut_so(cut, axis, total, lengths):
                 return HeldByRanks(ranks, parts, axis, cut[1])
-        if (within := self._within_groups(lengths, total)) is not None:
+        if (within := self._within_groups(refs, lengths, total)) is not None:
             return HeldByRanks(ranks, parts, axis, within)
         if sum(lengths) == total or (len(shapes) == 1 and total % lengths[0] == 0 and sum(lengths) % total == 0):
             # More ranks than slices: those of one copy follow each other, as tensor-parallel ranks do.
@@ -470,6 +472,12 @@ class RankGroup:
             return HeldByRanks(ranks, parts, axis, tuple(starts))
         return alike
 
+    def _cuts_of(self, refs: dict[int, TensorRef]) -> Iterator[tuple[int, tuple[tuple[Stretch, ...], ...]]]:
+        """The axes of samples and tokens that are cut, with the stretches of those ranks that have a tensor."""
+        for cut in (self._cut, self._cut_too):
+            if cut is not None and len(cut[1]) == len(self._ranks):
+                yield cut[0], tuple(mine for rank, mine in zip(self._ranks, cut[1], strict=True) if rank in refs)
+
     def _is_cut_so(
         self, cut: tuple[int, tuple[tuple[Stretch, ...], ...]], axis: int, total: int, lengths: list[int]
     ) -> bool:
@@ -479,15 +487,20 @@ class RankGroup:
         own = [sum(long for _, long in stretches) for stretches in cut[1]]
         return lengths == own and total == sum(sum(long for _, long in stretches) for stretches in set(cut[1]))
 
-    def _within_groups(self, lengths: list[int], total: int) -> tuple[tuple[Stretch, ...], ...] | None:
+    def _within_groups(
+        self, refs: dict[int, TensorRef], lengths: list[int], total: int
+    ) -> tuple[tuple[Stretch, ...], ...] | None:
         """Where ranks of the same tokens, wherever they stand among all, hold a slice each: which; None elsewhere."""
-        sizes = {len(members) for members in self._groups}
-        if len(set(lengths)) > 1 or sum(map(len, self._groups)) != len(lengths) or len(sizes) > 1:
+        have = {number: at for at, number in enumerate(n for n, rank in enumerate(self._ranks) if rank in refs)}
+        groups = [[have[number] for number in members if number in have] for members in self._groups]
+        groups = [members for members in groups if members]
+        sizes = {len(members) for members in groups}
+        if len(set(lengths)) > 1 or sum(map(len, groups)) != len(lengths) or len(sizes) > 1:
             return None
         (size,) = sizes
         if size < 2 or lengths[0] * size != total:
             return None
-        place = {number: at for members in self._groups for at, number in enumerate(members)}
+        place = {number: at for members in groups for at, number in enumerate(members)}
         return tuple(((place[number] * lengths[0], lengths[0]),) for number in range(len(lengths)))
 
     def _of_groups(self, refs: dict[int, TensorRef], whole: TensorRef) -> HeldByRanks | None:
@@ -497,9 +510,7 @@ class RankGroup:
         shapes = [ref.shape for ref in refs.values()]
         axes = [axis for axis in range(len(whole.shape)) if any(shape[axis] != whole.shape[axis] for shape in shapes)]
         known: list[tuple[int, tuple[tuple[Stretch, ...], ...]]] = []
-        for cut in (self._cut, self._cut_too):
-            if cut is None or len(cut[1]) != len(refs):
-                continue
+        for cut in self._cuts_of(refs):
             lengths = [sum(long for _, long in stretches) for stretches in cut[1]]
             at = [axis for axis in axes if axis not in dict(known) and [shape[axis] for shape in shapes] == lengths]
             if at:
@@ -799,6 +810,30 @@ def named(ranks: Any) -> str:
     """`0, 1 and 3`."""
     words = [str(rank) for rank in ranks]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _ids_of_stages(sides: Sequence[Side]) -> list[TensorRef | None]:
+    """Of every rank its token ids; of a pipeline's later stages, those of the rank whose output they were given."""
+    found = [ids_of(side) for side in sides]
+    if all(one is None for one in found) or all(one is not None for one in found):
+        return found
+    given = [
+        [ref for (_, stage), (_, ref) in side.tensors.items()
+         if stage == "batch_inputs" and len(ref.shape) > 2 and ref.dtype.startswith(("float", "bfloat"))]
+        for side in sides
+    ]  # fmt: skip
+    put_out = [[ref for (_, stage), (_, ref) in side.tensors.items() if stage == "modules"] for side in sides]
+    for _ in sides:
+        left = [number for number, one in enumerate(found) if one is None and given[number]]
+        lent = {
+            number: other for number in left for other, ids in enumerate(found)
+            if ids is not None and any(same_values(ref, mine) for ref in put_out[other] for mine in given[number])
+        }  # fmt: skip
+        if not lent:
+            break
+        for number, other in lent.items():
+            found[number] = found[other]
+    return found
 
 
 def ids_of(side: Side) -> TensorRef | None:

@@ -91,6 +91,8 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], tuple[str, tuple[int, ...]]]] = {
     "dropout_equal": ("cp", ("--dropout", "0.2"), ("masks alike", (0, 1))),
     "tied_unsummed": ("pp", ("--tied",), ("not summed", (0, 1))),
     "ep_experts": ("ep", ("--experts", "4"), ("another's", (0, 1))),
+    "ep_router": ("ep", ("--experts", "4", "--batch", "2", "--seq", "8"), ("other tokens", (0, 1))),
+    "cp_keys_order": ("cp", (), ("keys order", (0, 1))),
 }
 
 
@@ -115,7 +117,7 @@ def test_planted_faults_are_named_with_their_ranks(tmp_path: Path, capfd: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [
     "tp", "dtensor", "cp", "cp --zigzag", "dp", "fsdp", "pp --tied", "ep --experts 4", "tp --dp 2", "cp --dp 2",
-    "cp --zigzag --dp 2",
+    "cp --zigzag --dp 2", "pp --dp 2", "pp --tied --dp 2",
 ])  # fmt: skip
 def test_steps_that_were_trained_right_in_parallel_agree_with_one_process(
     mode: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
