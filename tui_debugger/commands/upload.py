@@ -25,7 +25,12 @@ def command(dump: Path, url: str) -> int:
     from replay_core.remote.upload import upload  # and a library of 16 MB
 
     progress = ProgressLine("uploaded")
-    found = upload(dump, url, lambda done, of, name: progress(Progress(done, of, name)))
+    try:
+        found = upload(dump, url, lambda done, of, name: progress(Progress(done, of, name)))
+    except KeyboardInterrupt:
+        progress.clear()
+        click.echo("note: the same command goes on from here; until then who reads the URL is told so", err=True)
+        raise
     progress.clear()
     for what in found.left[:_MOST_LEFT]:
         click.echo(f"note: left out: {safe(what)}", err=True)

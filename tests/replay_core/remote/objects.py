@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -37,6 +38,11 @@ class Objects:
         #: Answers to ranges that end after half their bytes, from the next on.
         self.drops = 0
         self.refuses = False
+        #: Seconds that a put takes.
+        self.slow = 0.0
+        #: Objects that come in parts and are not whole yet: upload -> number -> bytes; and how large a put was at most.
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.largest = 0
         self.url = ""
         self.modified = "2026-01-02T03:04:05.000Z"
 
@@ -89,25 +95,54 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         objects, key = self.objects, unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").lstrip("/")
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(objects.slow)
+        objects.largest = max(objects.largest, len(data))
         if objects.refuses or len(objects.puts) >= objects.takes:
             self.answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
             return
         objects.puts.append(key)
+        query = parse_qs(urlsplit(self.path).query)
+        if "uploadId" in query:
+            objects.parts[query["uploadId"][0]][int(query["partNumber"][0])] = data
+            self.answer(200, b"", ETag=_etag(data))
+            return
         objects.held[key] = data
         self.answer(200, b"", ETag=_etag(data))
 
     def do_DELETE(self) -> None:
-        self.objects.held.pop(unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").lstrip("/"), None)
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        if "uploadId" in query:
+            self.objects.parts.pop(query["uploadId"][0], None)
+        else:
+            self.objects.held.pop(unquote(parts.path).removeprefix(f"/{BUCKET}").lstrip("/"), None)
         self.answer(204, b"")
 
     def do_POST(self) -> None:
-        """Objects to delete, by a list of them."""
+        """Objects to delete, by a list of them; an object that comes in parts, begun or whole."""
+        parts = urlsplit(self.path)
+        query, key = parse_qs(parts.query, keep_blank_values=True), unquote(parts.path).removeprefix(f"/{BUCKET}/")
+        if "uploads" in query:
+            number = f"upload{len(self.objects.parts)}-{len(self.objects.puts)}"
+            self.objects.parts[number] = {}
+            self._in_parts("InitiateMultipartUpload", key, f"<UploadId>{number}</UploadId>")
+            return
+        if "uploadId" in query:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            came = self.objects.parts.pop(query["uploadId"][0])
+            data = self.objects.held[key] = b"".join(came[number] for number in sorted(came))
+            self._in_parts("CompleteMultipartUpload", key, f"<ETag>{escape(_etag(data))}</ETag>")
+            return
         listed = self.rfile.read(int(self.headers["Content-Length"])).decode()
         keys = re.findall("<Key>(.*?)</Key>", listed)
         for key in keys:
             self.objects.held.pop(unescape(key), None)
         said = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
         self.answer(200, f"<DeleteResult>{said}</DeleteResult>".encode(), Content_Type="application/xml")
+
+    def _in_parts(self, what: str, key: str, said: str) -> None:
+        text = f"<{what}Result><Bucket>{BUCKET}</Bucket><Key>{escape(key)}</Key>{said}</{what}Result>"
+        self.answer(200, text.encode(), Content_Type="application/xml")
 
     def _list(self, query: dict[str, list[str]]) -> None:
         self.objects.lists += 1

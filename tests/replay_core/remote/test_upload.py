@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +151,64 @@ def test_a_store_that_refuses_is_said(store: Objects, tmp_path: Path, capfd: pyt
     store.refuses = True
     assert run(["upload", str(record(tmp_path / "a", steps=1)), URL]) == 2
     assert "one may not look there" in capfd.readouterr().err
+
+
+def large(folder: Path) -> tuple[Path, bytes]:
+    """A dump with a file above 64 MiB."""
+    dump, data = record(folder, steps=1), os.urandom(1 << 20) * 66
+    (dump / "model.safetensors").write_bytes(data)
+    return dump, data
+
+
+def test_an_object_above_64_mib_goes_in_parts_and_is_whole(store: Objects, tmp_path: Path) -> None:
+    dump, data = large(tmp_path / "a")
+    found = upload(dump, URL)
+    assert store.held["runs/a/model.safetensors"] == data
+    assert store.largest <= 8 << 20, "no request holds all of it"
+    assert store.puts.count("runs/a/model.safetensors") > 8
+    assert not store.parts
+    store.puts.clear()
+    assert (upload(dump, URL).there, store.puts) == (found.sent, [])
+
+
+def test_parts_that_are_refused_midway_leave_no_object_and_the_same_command_sends_it(
+    store: Objects, tmp_path: Path
+) -> None:
+    dump, data = large(tmp_path / "a")
+    store.takes = 5
+    with pytest.raises(DumpError, match="the same command goes on from here"):
+        upload(dump, URL)
+    assert "runs/a/model.safetensors" not in store.held
+    _, left = mirror(URL, tmp_path / "cache", CAP)
+    assert any("an upload has not ended" in what for what in left)
+    store.takes = 1 << 30
+    upload(dump, URL)
+    assert store.held["runs/a/model.safetensors"] == data
+    assert not mirror(URL, tmp_path / "cache", CAP)[1]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_upload_ends_soon_says_how_it_goes_on_and_goes_on(
+    sign: signal.Signals, store: Objects, tmp_path: Path
+) -> None:
+    dump = record(tmp_path / "a", steps=40)
+    store.slow = 0.2
+    words = [sys.executable, "-m", "tui_debugger", "upload", str(dump), URL]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+        until = time.monotonic() + 60
+        while len(store.puts) < 6 and time.monotonic() < until:
+            time.sleep(0.02)
+        began = time.monotonic()
+        ran.send_signal(sign)
+        _, said = ran.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert ran.returncode in (128 + sign, -sign)
+    assert "Traceback" not in said
+    if sign == signal.SIGINT:
+        assert "the same command goes on from here" in said
+    assert not any("index" in key for key in store.held)
+    assert f"runs/a/{UPLOADING}" in store.held
+    before = len(store.held) - 1
+    store.slow = 0.0
+    assert upload(dump, URL).there >= before > 0
+    assert f"runs/a/{UPLOADING}" not in store.held
