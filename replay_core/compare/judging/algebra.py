@@ -276,6 +276,9 @@ def _slices(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
         sentence = f"{what} is 0 in the slice of {whose(those)}, and is not in the other run: nothing of it was counted"
         found.fault = Fault("zeros", those, sentence, 0.0)
         return
+    if (kept := _copies_not_summed(what, held, blocks)) is not None:
+        found.fault = kept
+        return
     if (elsewhere := _elsewhere(what, held, blocks, odd, size)) is not None:
         found.fault = elsewhere
         return
@@ -310,6 +313,38 @@ def _block(whole: TensorRef, axis: int, stretches: Sequence[tuple[int, int]]) ->
     pieces = [pages.array(narrowed(whole, axis, *stretch)) for stretch in stretches]
     made = np.concatenate(pieces, axis)
     return whole.with_(shape=made.shape, source=Inline(np.ascontiguousarray(made).tobytes()), digest=None)
+
+
+def _copies_not_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) -> Fault | None:
+    """Slices of which several ranks have one each, whose sum or mean over these is the other run's: replicas that kept
+    their own.
+    """
+    by_place: dict[object, list[int]] = {}
+    for number, stretches in enumerate(held.stretches):
+        by_place.setdefault(stretches, []).append(number)
+    if len(by_place) == len(held.parts) or min(map(len, by_place.values())) < 2:
+        return None
+    count = len(next(iter(by_place.values())))
+    left = {1: 0.0, count: 0.0}
+    for members in by_place.values():
+        products = products_of([blocks[members[0]], *(held.parts[number] for number in members)])
+        size = products.norm({0: 1})
+        nearest = min(products.norm({0: -1, place: 1}) for place in range(1, len(members) + 1))
+        if not all(products.finite) or not size or nearest <= NEAR * size or len(members) != count:
+            return None
+        for times in left:
+            off = products.norm({0: -float(times), **dict.fromkeys(range(1, count + 1), 1.0)}) / times
+            left[times] = max(left[times], off / size, off / nearest * NEAR / _LEFT)
+    times = min(left, key=left.__getitem__)
+    if left[times] > NEAR:
+        return None
+    groups = "; ".join(named(held.ranks[number] for number in members) for members in by_place.values())
+    done, is_whole = ("averaged", "mean") if times > 1 else ("summed", "sum")
+    return Fault(
+        f"not {done}", held.ranks,
+        f"{what} is not {done} over the ranks that hold one slice ({groups}): each holds its own, and their {is_whole} is the "
+        "other run's",
+    )  # fmt: skip
 
 
 def _elsewhere(what: str, held: HeldByRanks, blocks: list[TensorRef], odd: list[int], size: float) -> Fault | None:

@@ -153,6 +153,32 @@ def without_tokens(
     return None
 
 
+def of_one_slice(
+    what: str, a: Array, parts: Sequence[Array], held: HeldByRanks, targets: NDArray[np.int64]
+) -> Fault | None:
+    """Of what is said of each token's target, over a cut vocabulary: the rank in whose slice every target lies where it
+    is off, and whose targets are nearly all off.
+
+    a: [N]; parts: each rank's [N], alike; targets: [N].
+    """
+    off_N = np.abs(parts[0] - a)
+    most = float(off_N.max(initial=0.0))
+    if not most or not np.isfinite(most) or any(np.abs(one - parts[0]).max() > NEAR * most for one in parts[1:]):
+        return None
+    is_off_N = off_N > 1e-3 * most
+    for rank, ((start, length), *more) in zip(held.ranks, held.stretches, strict=True):
+        own_N = (targets >= start) & (targets < start + length)
+        if more or own_N.all() or own_N.sum() < 3:
+            continue
+        if not (is_off_N & ~own_N).any() and (is_off_N & own_N).sum() >= 0.8 * own_N.sum():
+            return Fault(
+                "vocabulary slice", (rank,),
+                f"{what} is off where the target is one of the words {start} to {start + length - 1}, which are rank "
+                f"{rank}'s, and nowhere else: where that rank's slice begins, or what it adds for a target, is wrong",
+            )  # fmt: skip
+    return None
+
+
 def own_vocabulary(
     a: Array, parts: Sequence[Array], logits: Array, held: HeldByRanks, targets: NDArray[np.int64]
 ) -> Fault | None:

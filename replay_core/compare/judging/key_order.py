@@ -47,7 +47,11 @@ def of_keys(what: str, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> 
         if np.array_equal(_right(real, assumed), is_right_S):
             last = " or nothing hides later keys:" if is_right_S.sum() == 1 and is_right_S[-1] else ""
             right = np.flatnonzero(is_right_S)
-            said = "the last token alone is right, as it" if last else f"{right.size} of {real.size} tokens are right, as they"
+            said = (
+                "the last token alone is right, as it"
+                if last
+                else f"{right.size} of {real.size} tokens are right, as they"
+            )
             return Fault(
                 "keys order", held.ranks,
                 f"the keys that {whose(held.ranks)} gathered for {what} stand in another order than the positions they "
@@ -68,7 +72,10 @@ def _orders(held: HeldByRanks, real: Ints) -> Iterator[tuple[str, Ints]]:
     yield "as if they were in order", np.arange(real.size)
     if len({one.size for one in each}) == 1:
         for turn in turns(ranks, each[0].size):
-            yield ("as if ranks held them in order" if len(turn[0]) == 1 else "as if ranks held them in zigzag"), _places(turn)
+            yield (
+                ("as if ranks held them in order" if len(turn[0]) == 1 else "as if ranks held them in zigzag"),
+                _places(turn),
+            )
     yield "the ranks' in reverse", np.concatenate(each[::-1])
     for by in range(1, ranks):
         yield f"the ranks' turned by {by}", np.concatenate([*each[by:], *each[:by]])

@@ -101,7 +101,7 @@ class OfRanks:
                 self._explain(row, pair, micro_pair, held, judge)
                 if row.verdict.diverges:
                     self._note_first(row, theirs[1], ours[1], held)
-            if row.name.startswith("param.") and held.is_cut:
+            if row.name.startswith("param."):
                 self._explain_first(row, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
@@ -182,7 +182,7 @@ class OfRanks:
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, micro_pair, together, held) or fault
-        if kind == "logprob" or row.name.endswith("logprobs"):
+        if len(whole.shape) == 2 and not held.is_cut and row.key.stage == "modules":
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
             fault = Fault(together.astray.kind, together.astray.ranks, together.astray.sentence)
@@ -262,7 +262,8 @@ class OfRanks:
         first, off_NH = self._first_off.get(row.key.step, (None, None))
         if first is None or first.ranks is None or off_NH is None or row.verdict.diverges:
             return
-        if (fault := subspaces.through_a_slice(first.name, off_NH, row.name, held)) is not None:
+        told = subspaces.through_a_slice if held.is_cut else subspaces.added_by_each
+        if (fault := told(first.name, off_NH, row.name, held)) is not None:
             first.ranks.fault = fault
             first.reason = f"{fault.sentence}; {first.reason}"
             self._first_off[row.key.step] = first, None
@@ -360,7 +361,12 @@ class OfRanks:
                 continue
             logits = pages.array(facing[1]).astype(np.float64).reshape(-1, facing[1].shape[-1])
             said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
-            return contributions.own_vocabulary(said[0], said[1:], logits, cut, pages.array(targets).reshape(-1))
+            targets_N = pages.array(targets).reshape(-1)
+            if naming.meaning(row.name).kind == "logprob" or row.name.endswith("logprobs"):
+                fault = contributions.own_vocabulary(said[0], said[1:], logits, cut, targets_N)
+                if fault is not None:
+                    return fault
+            return contributions.of_one_slice(row.name, said[0], said[1:], cut, targets_N)
         return None
 
     def _note_tokens(self, together: Together, row: TensorVerdict) -> None:

@@ -22,8 +22,9 @@ from replay_core.records import TensorRef
 _INSIDE, _OUTSIDE = 5e-3, 0.2
 #: A tensor spans what it has above this part of its largest singular value.
 _SPANNED = 1e-5
-#: Directions of so large a share of the hidden size explain nothing.
-_MOST_OF = 0.75
+#: Directions of a larger share of the hidden size explain nothing: of a slice of a weight; of an expert's tokens, which
+#: lie in each other's or do not.
+_MOST_OF, _MOST_OF_TOKENS = 0.75, 0.96
 #: Elements that are decomposed.
 _MOST = 1 << 22
 
@@ -53,6 +54,27 @@ def through_a_slice(what: str, off_NH: Array, name: str, held: HeldByRanks) -> F
         "contribution", (rank,),
         f"rank {rank}'s contribution to {what} through its slice of {name.removeprefix('param.')} is missing, there "
         "twice, or made of other inputs: all that is off lies in what that slice can reach, and the other ranks' is right",
+    )  # fmt: skip
+
+
+def added_by_each(what: str, off_NH: Array, name: str, held: HeldByRanks) -> Fault | None:
+    """Whether a difference is a vector that every rank holds, once more for each rank but one: a bias that each adds to
+    its part before the sum.
+    """
+    ref = held.parts[0]
+    if held.is_cut or ref.shape != off_NH.shape[1:] or len(held.parts) < 2:
+        return None
+    bias_H = pages.array(ref).astype(np.float64)
+    more = (len(held.parts) - 1) * bias_H
+    if not bias_H.any() or np.linalg.norm(off_NH - more) > 10 * _INSIDE * np.linalg.norm(
+        np.broadcast_to(more, off_NH.shape)
+    ):
+        return None
+    return Fault(
+        "too much", held.ranks,
+        f"{name.removeprefix('param.')} is in {what} {len(held.parts)} times: each of {whose(held.ranks)} adds it to its part "
+        "before the sum",
+        float(len(held.parts)),
     )  # fmt: skip
 
 
@@ -109,7 +131,7 @@ def _outside(rows: Array, basis: Array) -> float:
 def _spans_alike(one: Array, other: Array) -> bool | None:
     """Whether the rows of two matrices span the same; None where one spans so much that it says nothing."""
     a, b = _directions(one), _directions(other)
-    if max(len(a), len(b)) > _MOST_OF * one.shape[1] or min(len(a), len(b)) < 2:
+    if max(len(a), len(b)) > _MOST_OF_TOKENS * one.shape[1] or min(len(a), len(b)) < 2:
         return None
     left = _outside(one, b), _outside(other, a)
     return True if max(left) <= _INSIDE else False if max(left) >= 10 * _INSIDE else None

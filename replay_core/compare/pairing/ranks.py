@@ -592,9 +592,13 @@ def laid_as_stated(
             own = others, tuple(part[2].get(cut.axis) for cut in cuts)
             groups[others, seen[own]].append(part)  # copies beyond those that are named face each other
             seen[own] += 1
-        parts = [(group[0][0], standing_for(_cut_along(at, cuts, group, packed)), group[0][2]) for group in groups.values()]
+        parts = [
+            (group[0][0], standing_for(_cut_along(at, cuts, group, packed)), group[0][2]) for group in groups.values()
+        ]
     partial = {cut.axis for dim in dims.dims for cut in dim.cuts if cut.is_partial} & known
-    first_of = {tuple(part[2].get(axis) for axis in sorted(partial)): number for number, part in [*enumerate(parts)][::-1]}
+    first_of = {
+        tuple(part[2].get(axis) for axis in sorted(partial)): number for number, part in [*enumerate(parts)][::-1]
+    }
     summed = tuple(sorted(first_of.values())) if partial else ()
     held = HeldByRanks(tuple(part[0] for part in parts), tuple(part[1] for part in parts), summed=summed)
     if cut_dims:

@@ -30,9 +30,15 @@ def faults(tmp_path: Path, ranks: int, zigzag: bool, assumed: Tensor) -> set[tup
     x, ids = random(2, S, HIDDEN), torch.arange(2 * S).reshape(2, S)
     mine = held(ranks, zigzag)
     gathered = torch.cat(mine)
-    one = {"batch_inputs": {"input_ids": ids}, "modules": {"layers.0.output": attended(x, x, torch.arange(S), torch.arange(S))}}
+    one = {
+        "batch_inputs": {"input_ids": ids},
+        "modules": {"layers.0.output": attended(x, x, torch.arange(S), torch.arange(S))},
+    }
     wrong = [
-        {"batch_inputs": {"input_ids": ids[:, at]}, "modules": {"layers.0.output": attended(x[:, at], x[:, gathered], at, assumed)}}
+        {
+            "batch_inputs": {"input_ids": ids[:, at]},
+            "modules": {"layers.0.output": attended(x[:, at], x[:, gathered], at, assumed)},
+        }
         for at in mine
     ]
     found = compared(tmp_path, one, *wrong)

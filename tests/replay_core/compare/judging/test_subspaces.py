@@ -92,3 +92,37 @@ def test_an_experts_gradient_of_its_own_tokens_is_not_another_experts(tmp_path: 
     names = list(right)
     ranks = [{"gradient": {name: wrong[name] for name in mine}} for mine in (names[:2], names[2:])]
     assert not any(kind == "other tokens" for kind, _ in kinds(compared(tmp_path, {"gradient": right}, *ranks)))
+
+
+def test_a_bias_that_each_rank_adds_before_the_sum_is_named(tmp_path: Path) -> None:
+    weight_HW, bias_H = random(HIDDEN, WIDE), random(HIDDEN, seed=3)
+    right = random(TOKENS, HIDDEN, seed=9) + sum(parts_of(weight_HW)) + bias_H
+    given = {"input_ids": torch.arange(TOKENS)[None]}
+    one = {"batch_inputs": given, "modules": {"layers.0.output": right[None]}, "param": {"param.layers.0.b": bias_H}}
+    rank = {**one, "modules": {"layers.0.output": right[None] + 3 * bias_H}}
+    assert kinds(compared(tmp_path, one, *[rank] * 4)) == {("too much", (0, 1, 2, 3))}
+
+
+@pytest.mark.parametrize(("times", "kind"), [(1, "not summed"), (2, "not averaged")])
+def test_slices_of_which_replicas_kept_their_own_are_named(times: int, kind: str, tmp_path: Path) -> None:
+    """Two tensor-parallel ranks, twice: each of the four kept the gradient of its own samples."""
+    own = [random(8, 12, seed=1), random(8, 12, seed=2)]
+    whole = (own[0] + own[1]) / times
+    ranks = [{"gradient": {"grad.w": replica.chunk(2)[tp].contiguous()}} for replica in own for tp in range(2)]
+    found_kinds = kinds(compared(tmp_path, {"gradient": {"grad.w": whole}}, *ranks))
+    assert found_kinds == {(kind, (0, 1, 2, 3))}
+
+
+def test_what_is_off_for_the_words_of_one_rank_alone_is_that_ranks(tmp_path: Path) -> None:
+    logits = random(2, 9, 12)
+    labels = torch.arange(18).reshape(2, 9) % 12
+    right = -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+    wrong = right + (labels >= 6) * random(2, 9, seed=4)
+    given = {"input_ids": torch.arange(18).reshape(2, 9), "labels": labels}
+    one = {"batch_inputs": given, "modules": {"forward.output.logits": logits, "forward.output.nll": right}}
+    ranks = [
+        {"batch_inputs": given,
+         "modules": {"forward.output.logits": logits.chunk(2, -1)[rank].contiguous(), "forward.output.nll": wrong}}
+        for rank in range(2)
+    ]  # fmt: skip
+    assert kinds(compared(tmp_path, one, *ranks)) == {("vocabulary slice", (1,))}
