@@ -269,7 +269,7 @@ def _joined(ref: TensorRef, source: Parts) -> np.ndarray[Any, Any]:
 
 
 def _reduced(ref: TensorRef, source: Reduced) -> np.ndarray[Any, Any]:
-    """The parts added up (or averaged, or the largest or smallest of each element) in doubles, as the tensor's dtype."""
+    """The parts added up (averaged, the largest or smallest of each element) in doubles, as the tensor's dtype."""
     import numpy as np
 
     total = array(source.parts[0]).astype(np.float64)

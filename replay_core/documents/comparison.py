@@ -131,7 +131,7 @@ class RankFault(TypedDict):
     kind: str
     """missing, zeros, not summed, summed in groups, not averaged, twice, too much, too little, order, held twice,
     boundary, another's, apart, clipped apart, masks alike, masks differ, own positions, own vocabulary, own maximum,
-    same samples."""
+    same samples, contribution, other tokens, keys order, vocabulary slice."""
     ranks: list[int]
     factor: Number | None
     """Where what is held is a multiple of what it should be."""

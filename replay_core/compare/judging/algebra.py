@@ -342,8 +342,8 @@ def _copies_not_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) ->
     done, is_whole = ("averaged", "mean") if times > 1 else ("summed", "sum")
     return Fault(
         f"not {done}", held.ranks,
-        f"{what} is not {done} over the ranks that hold one slice ({groups}): each holds its own, and their {is_whole} is the "
-        "other run's",
+        f"{what} is not {done} over the ranks that hold one slice ({groups}): each holds its own, and their {is_whole} "
+        "is the other run's",
     )  # fmt: skip
 
 

@@ -16,18 +16,18 @@ from replay_core.compare.pairing.ranks import HeldByRanks, turns
 from replay_core.records import TensorRef
 from replay_core.samples.layout import Bools, Ints
 
-#: A token is right where it is off by no more than this part of what tokens are off by at most: of half precision, else.
+#: A token is right where it is off by no more than this part of what the worst is off by: of half precision, else.
 _RIGHT_HALF, _RIGHT = 0.03, 3e-4
 _MOST = 1 << 24
 _FEWEST = 8
 
 
 def of_keys(what: str, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> Fault | None:
-    """Which order the keys stand in, by which tokens of the first tensor that is off are right; None where none says it.
+    """Which order the keys stand in, by which tokens of the first tensor that is off are right; None where none says.
 
     whole, laid: [sample, position, ...] of one process, and of the ranks put together.
     """
-    if held.axis != 1 or whole.shape != laid.shape or not _FEWEST <= whole.shape[1] or whole.numel > _MOST:
+    if held.axis != 1 or whole.shape != laid.shape or not whole.shape[1] >= _FEWEST or whole.numel > _MOST:
         return None
     own = [(rank, stretches) for rank, stretches in zip(held.ranks, held.stretches, strict=True)]
     if len({stretches for _, stretches in own}) != len(own):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.compare.judging import algebra, contributions, key_order, subspaces

@@ -1,9 +1,9 @@
-"""What a difference is made of, where its parts were not recorded: the directions that a rank's slice of a weight, or an
-expert's tokens, can reach and nothing else can.
+"""What a difference is made of, where its parts were not recorded: the directions that a rank's slice of a weight, or
+an expert's tokens, can reach and nothing else can.
 
-A part of a sum over ranks is `x_r W_r`: whatever its inputs were, it lies in what the columns of the rank's slice of the
-weight span, which are fewer than the hidden size. A weight's gradient `g^T x` lies in what its inputs span: with fewer
-tokens than the hidden size it says which tokens an expert was given.
+A part of a sum over ranks is `x_r W_r`: whatever its inputs were, it lies in what the columns of the rank's slice of
+the weight span, which are fewer than the hidden size. A weight's gradient `g^T x` lies in what its inputs span: with
+fewer tokens than the hidden size it says which tokens an expert was given.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def through_a_slice(what: str, off_NH: Array, name: str, held: HeldByRanks) -> F
     return Fault(
         "contribution", (rank,),
         f"rank {rank}'s contribution to {what} through its slice of {name.removeprefix('param.')} is missing, there "
-        "twice, or made of other inputs: all that is off lies in what that slice can reach, and the other ranks' is right",
+        "twice, or made of other inputs: all that is off lies in what that slice alone can reach",
     )  # fmt: skip
 
 
@@ -65,15 +65,13 @@ def added_by_each(what: str, off_NH: Array, name: str, held: HeldByRanks) -> Fau
     if held.is_cut or ref.shape != off_NH.shape[1:] or len(held.parts) < 2:
         return None
     bias_H = pages.array(ref).astype(np.float64)
-    more = (len(held.parts) - 1) * bias_H
-    if not bias_H.any() or np.linalg.norm(off_NH - more) > 10 * _INSIDE * np.linalg.norm(
-        np.broadcast_to(more, off_NH.shape)
-    ):
+    more_NH = np.broadcast_to((len(held.parts) - 1) * bias_H, off_NH.shape)
+    if not bias_H.any() or np.linalg.norm(off_NH - more_NH) > 10 * _INSIDE * np.linalg.norm(more_NH):
         return None
     return Fault(
         "too much", held.ranks,
-        f"{name.removeprefix('param.')} is in {what} {len(held.parts)} times: each of {whose(held.ranks)} adds it to its part "
-        "before the sum",
+        f"{name.removeprefix('param.')} is in {what} {len(held.parts)} times: each of {whose(held.ranks)} adds it to "
+        "its part before the sum",
         float(len(held.parts)),
     )  # fmt: skip
 

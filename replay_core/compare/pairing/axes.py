@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -145,7 +146,7 @@ def _strides(ref: TensorRef, turn: Turn) -> tuple[int, ...] | None:
     own = ref.source.strides or tuple(prod(ref.shape[axis + 1 :]) for axis in range(len(ref.shape)))
     found = []
     for axes in turn.own:
-        for before, after in zip(axes, axes[1:], strict=False):
+        for before, after in pairwise(axes):
             if own[before] != own[after] * ref.shape[after]:
                 return None
         found.append(own[axes[-1]])

@@ -79,14 +79,16 @@ def written(dims: Dims) -> str:
     for dim in dims.dims:
         name = dim.name if len(dim.names) == 1 else f"({dim.name})"
         cuts = [
-            cut.axis + (":" + "+".join(words) if (words := [cut.order] * bool(cut.order) + ["partial"] * cut.is_partial)
-                        else "")
-            for cut in dim.cuts
+            ":".join([cut.axis, *(["+".join(words)] if (words := _words(cut)) else [])]) for cut in dim.cuts
         ]  # fmt: skip
         said.append(name + (f"[{','.join(cuts)}]" if cuts else ""))
     comment = [f"dp:={dims.dp_alias}"] if dims.dp_alias else []
     comment += [f"{axis}:replicated" for axis in sorted(dims.replicated)]
     return " ".join([*said, *(["#", *comment] if comment else [])])
+
+
+def _words(cut: Cut) -> list[str]:
+    return [*([cut.order] if cut.order else []), *(["partial"] if cut.is_partial else [])]
 
 
 def _dim(token: str) -> Dim:

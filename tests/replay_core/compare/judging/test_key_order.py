@@ -42,7 +42,7 @@ def faults(tmp_path: Path, ranks: int, zigzag: bool, assumed: Tensor) -> set[tup
         for at in mine
     ]
     found = compared(tmp_path, one, *wrong)
-    assert found.agrees is (True if torch.equal(assumed, gathered) else False)
+    assert found.agrees is torch.equal(assumed, gathered)
     return {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults}
 
 
@@ -70,8 +70,13 @@ def test_tokens_that_are_off_for_another_reason_are_no_order_of_keys(tmp_path: P
     mine = held(2, zigzag=False)
     whole = attended(x, x, torch.arange(S), torch.arange(S))
     one = {"batch_inputs": {"input_ids": ids}, "modules": {"layers.0.output": whole}}
-    wrong = [{"batch_inputs": {"input_ids": ids[:, at]}, "modules": {"layers.0.output": attended(x[:, at], x[:, at], at, at)}}
-             for at in mine]  # fmt: skip
+    wrong = [
+        {
+            "batch_inputs": {"input_ids": ids[:, at]},
+            "modules": {"layers.0.output": attended(x[:, at], x[:, at], at, at)},
+        }
+        for at in mine
+    ]
     found = compared(tmp_path, one, *wrong)
     said = {one.fault.kind for one in there(parallel(found.tensors, found.together)).faults}
     assert "keys order" not in said
