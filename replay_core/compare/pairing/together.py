@@ -181,6 +181,8 @@ def _assembled(
         record, ref = next(side.tensors[place] for side in ranks.values() if place in side.tensors)
         theirs = next((side.tensors[place][1] for side in others.values() if place in side.tensors), None)
         shape = ref.shape if theirs is None else sizes.of(place[1], ref.shape, theirs.shape)
+        if theirs is not None and shape == ref.shape == theirs.shape and place[1] in OF_ALL_SAMPLES:
+            shape = _of_slices(place, ranks, others, counts)
         imagined.tensors[place] = record, ref.with_(shape=shape, source=Unreadable(""), copies=(), digest=None)
     group = RankGroup(key, which, imagined, ranks, ids)
     (pair,) = group.made if len(group.made) == 1 else group.made[:1]
@@ -192,6 +194,30 @@ def _assembled(
             theirs_of = [other.tensors[place][1] for other in others.values() if place in other.tensors]
             side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of, pair.together)
     return side, pair.together
+
+
+def _of_slices(
+    place: tuple[str, str], ranks: dict[int, Side], others: dict[int, Side], counts: Counts
+) -> tuple[int, ...]:
+    """The shape of a tensor that is of one shape on every rank of both runs: of one, where all hold the same; of a
+    slice for each rank with the same tokens, where these hold values of their own in both runs, alike (tensor
+    parallelism as wide in both). Along which axis does not matter to values that face each other one by one.
+    """
+    held = [[side.tensors[place][1] for side in sides.values() if place in side.tensors] for sides in (ranks, others)]
+    shape = held[0][0].shape
+    (_, cell), (_, cell_of_others) = counts
+    if cell != cell_of_others or cell < 2 or not shape or any(len(refs) < cell for refs in held):
+        return shape
+    # Ranks of one copy follow each other, as tensor-parallel ranks do: gradients are of no micro-batch that has tokens.
+    first = [ref for refs in held for ref in refs[:cell]]
+    if not all(ref.is_readable and ref.shape == shape for ref in first) or first[0].numel > _MOST:
+        return shape
+    firsts = [[pages.array(ref).astype(np.float64) for ref in refs[:cell]] for refs in held]
+    own, theirs = firsts
+    apart = [float(np.abs(one - sides[0]).max(initial=0.0)) for sides in firsts for one in sides[1:]]
+    off = [float(np.abs(one - other).max(initial=0.0)) for one, other in zip(own, theirs, strict=True)]
+    is_sliced = min(apart) > 0 and 10 * sorted(off)[0] < min(apart)
+    return (cell * shape[0], *shape[1:]) if is_sliced else shape
 
 
 class _Sizes:
@@ -246,9 +272,12 @@ def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef
         own, there = _different(list(held.parts)), _different(theirs)
         total = _sum(own)
         if there and all(one.shape == ref.shape for one in theirs):
-            apart = [float(np.abs(total / own_of - _sum(there) / of).sum())
-                     for own_of, of in ((1, 1), (len(own), len(there)))]  # fmt: skip
-            if 10 * apart[1] < apart[0]:
+            theirs_sum = _sum(there)
+            # Either run's may be parts of a sum, or each a mean of its own.
+            apart = {(own_of, of): float(np.abs(total / own_of - theirs_sum / of).sum())
+                     for own_of in (1, len(own)) for of in (1, len(there))}  # fmt: skip
+            best = min(apart, key=apart.__getitem__)
+            if 10 * apart[best] < apart[1, 1] and best[0] > 1:
                 total = total / len(own)
                 together.own_mean |= naming.meaning(name).kind == "loss"
         return ref.with_(dtype="float32", source=Inline(total.astype(np.float32).tobytes()), digest=None)

@@ -171,3 +171,32 @@ def test_slices_of_q_k_and_v_in_one_weight_that_are_another_ranks_are_found(tmp_
     for step, value in zip(steps, (second, first), strict=True):
         step["gradient"] = {**step["gradient"], name: value}
     assert there(compared(tmp_path, ONE, *steps).first).name == name
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_slices_as_wide_in_both_runs_are_no_copies_that_differ(turned: bool, tmp_path: Path) -> None:
+    """Two tensor-parallel ranks against the same twice over the samples: every rank has slices of one shape."""
+    whole, ids = random(12, 8), torch.arange(8).reshape(2, 4)
+    slices = [{"gradient": {"grad.w": part.contiguous()}} for part in whole.chunk(2)]
+    one = [{"batch_inputs": {"input_ids": ids}, **part} for part in slices]
+    two = [{"batch_inputs": {"input_ids": half}, **part} for half in ids.chunk(2) for part in slices]
+    a, b = write(tmp_path / "a", *one), write(tmp_path / "b", *two)
+    found = compare_runs(open_run(b if turned else a), open_run(a if turned else b))
+    assert found.agrees, found.first
+    wrong = [*two[:3], {**two[3], "gradient": {"grad.w": two[3]["gradient"]["grad.w"] + 1}}]
+    c = write(tmp_path / "c", *wrong)
+    found = compare_runs(open_run(c if turned else a), open_run(a if turned else c))
+    assert found.agrees is False
+    assert there(found.first).name == "grad.w"
+
+
+def test_losses_that_are_means_in_one_run_and_parts_of_a_sum_in_the_other_agree(tmp_path: Path) -> None:
+    ids = torch.arange(16).reshape(2, 8)
+    means = [{"batch_inputs": {"input_ids": half}, "modules": {"forward.output.loss": torch.tensor(loss)}}
+             for half, loss in zip(ids.chunk(2), (5.0, 6.0), strict=True)]  # fmt: skip
+    parts = [{"batch_inputs": {"input_ids": half}, "modules": {"forward.output.loss": torch.tensor(loss)}}
+             for half, loss in zip(ids.chunk(2, 1), (2.25, 3.25), strict=True)]  # fmt: skip
+    a, b = write(tmp_path / "a", *means), write(tmp_path / "b", *parts)
+    for sides in ((a, b), (b, a)):
+        found = compare_runs(*map(open_run, sides))
+        assert found.agrees, found.first
