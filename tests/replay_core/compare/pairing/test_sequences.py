@@ -93,6 +93,6 @@ def test_a_pack_faces_a_padded_batch_token_by_token(tmp_path: Path) -> None:
             step("modules", {"layers.0.output": hidden}, micro=0)
     right, wrong = (compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / one)) for one in "bc")
     assert right.first is None
-    row = next(row for row in right.tensors if row.name == "layers.0.output")
-    assert there(row.figures).compared == 5 * 4
+    output = next(one for one in right.tensors if one.name == "layers.0.output")
+    assert there(output.figures).compared == 5 * 4
     assert there(wrong.first).token == (1, 1)

@@ -198,5 +198,5 @@ def test_losses_that_are_means_in_one_run_and_parts_of_a_sum_in_the_other_agree(
              for half, loss in zip(ids.chunk(2, 1), (2.25, 3.25), strict=True)]  # fmt: skip
     a, b = write(tmp_path / "a", *means), write(tmp_path / "b", *parts)
     for sides in ((a, b), (b, a)):
-        found = compare_runs(*map(open_run, sides))
+        found = compare_runs(open_run(sides[0]), open_run(sides[1]))
         assert found.agrees, found.first
