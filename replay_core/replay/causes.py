@@ -155,6 +155,12 @@ def _kernels(evidence: Evidence) -> tuple[str, str] | None:
 
 
 def _lost(lost: Mapping[str, Any], there: str, here: str) -> str:
+    seen = lost.get("seen")
+    if seen:
+        return (
+            f"token {lost['token']} of sample {seen['sample']} has {seen['share']:.2g} of the attention of token "
+            f"{seen['query']} {there}, nothing {here} ({seen['pairs']:,} pairs so): {lost['module']}"
+        )
     whom = "what it is given itself" if lost.get("itself") else "later ones of its sample"
     return f"token {lost['token']} moves {whom} {there}, not {here}: {lost['module']}"
 
@@ -173,6 +179,9 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
     where = f", first in {first['module']}" if first else ", in the head"
     if first and first["kind"] == "position":
         return "positions", f"{first['module']} gives other positions than each row alone has"
+    if evidence.get("by_position"):
+        said = "what is added to the scores is other than each row alone adds, and depends on where a key stands alone"
+        return "positions", f"{said}: the same whatever the tokens are{where}"
     if evidence.get("unturned_agrees"):
         return "positions", f"where no token is rotated by its position, the two are one{where}"
     more_of = next((one for one in evidence["visibility"] if one["what"] in _MORE and one["by"] == "cell"), None)

@@ -159,7 +159,7 @@ class Observer:
     def hidden(self, ids: Ints | None = None, call: compiling.Call = compiling.plain) -> torch.Tensor:
         """[N, D] float64: the final hidden states, by sample and position; `ids`: other tokens in the slots."""
         with torch.no_grad(), evaluating(self.cell.model.causal_lm):
-            return self._joined([self.cell.forward(call, one) for one in self._forwards(ids)])
+            return self._joined([self.cell.forward(call, one) for one in self.forwards(ids)])
 
     def trace(
         self, ids: Ints | None = None, after_each: Callable[[], Any] = lambda: None,
@@ -169,7 +169,7 @@ class Observer:
         laid: list[dict[str, torch.Tensor]] = []
         hidden = []
         with torch.no_grad(), evaluating(self.cell.model.causal_lm):
-            for forward in self._forwards(ids):
+            for forward in self.forwards(ids):
                 watch = TokenWatch(self.cell.model.backbone, self.modules, forward, heads)
                 with watch:
                     hidden.append(self.cell.forward(compiling.plain, forward))
@@ -191,7 +191,7 @@ class Observer:
         """
         chosen = np.zeros(self.ids.size, dtype=self.ids.dtype)
         chosen[self.slots.numpy()[self.position_N == token]] = 1
-        waiting = [torch.from_numpy(one.input_ids != 0) for one in self._forwards(chosen)]
+        waiting = [torch.from_numpy(one.input_ids != 0) for one in self.forwards(chosen)]
 
         def before(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             which_BS = waiting[0]
@@ -428,6 +428,10 @@ class Observer:
             sight.reach, sight.spread = self._spread(base, sight, ids)
         return sight
 
+    def all_changed(self) -> Ints:
+        """Every token another."""
+        return self._changed(self.sample_N >= 0)
+
     def after_others(self) -> Trace:
         """A pass of the batch after one of other tokens: what a model keeps from its first call is then of those."""
         self.hidden(self._changed(self.sample_N >= 0))
@@ -537,7 +541,8 @@ class Observer:
         ids[chosen] = words[(np.searchsorted(words, ids[chosen]) + 1) % words.size]
         return ids
 
-    def _forwards(self, ids: Ints | None) -> list[Forward]:
+    def forwards(self, ids: Ints | None = None) -> list[Forward]:
+        """The cell's calls of the model; `ids`: other tokens in the slots."""
         forwards = self.cell.arrangement.forwards
         if ids is None:
             return forwards

@@ -22,7 +22,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import CellError, RldbgError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, ignore
 from replay_core.records import Run
-from replay_core.replay import attention, causes, settings
+from replay_core.replay import attended, attention, causes, settings
 from replay_core.replay.asking import Asking
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.cell import BatchReplay
@@ -178,6 +178,7 @@ def _evidence(
         "kernels_apart": None, "truth": {}, "smallest": None, "first": None, "single_agrees": None, "visibility": [],
         "packed": flags.packing, "mixture": is_mixture(bench.model), "shifted": False,
         "kernel_noise": _kernel_noise(reference), "kernel": None, "unturned_agrees": None,
+        "by_position": False,
     }  # fmt: skip
     with contextlib.suppress(CellError):
         found["logp_apart"] = _logprobs_apart(bench, flags, reference, batch)
@@ -237,6 +238,10 @@ def _evidence(
         ),
         None,
     )
+    if not is_one and found["lost"] is None:
+        found["lost"], found["by_position"] = asking(
+            "what attention gives each key", lambda: _attended(bench, (flags, reference), small, parted), (None, False)
+        )
     if not is_one and found["lost"] is None:
         found["unturned_agrees"] = asking("no rotation", lambda: _agree_unturned(bench, flags, reference, small), None)
         more, lost_there = asking(
@@ -428,6 +433,28 @@ def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: M
         with observer.at_one_position():
             hidden.append(observer.hidden())
     return _worst(relative(*hidden)) <= SAME
+
+
+def _attended(
+    bench: ReplayBench, parties: Sequence[Flags], batch: MicroBatch, parted: TensorPlace | None
+) -> tuple[dict[str, Any] | None, bool]:
+    """The key that one of two settings gives nothing where they part, and whether their scores differ by what depends
+    on positions alone; both in eager, which forms its shares where they can be read.
+    """
+    if parted is None or parted.kind != "mixer":
+        return None, False
+    shares: list[attended.Attended] = []
+    for flags in parties:
+        eager = flags if flags.attention == "own" else replace(flags, attention="eager")
+        observer = bench.observer(eager, batch)  # one after the other: the model has one kernel at a time
+        for ids in (None, observer.all_changed()):
+            one = attended.attended(observer, parted.module, ids)
+            if one is None:
+                return None, False
+            shares.append(one)
+    cell, cell_other, own, own_other = shares
+    gone = attended.lost_keys(observer, cell, own, parted)
+    return gone, gone is None and attended.is_by_position(cell, own, cell_other, own_other)
 
 
 def _with_more(

@@ -1,0 +1,145 @@
+"""What attention gives each key, in eager, under two settings: keys that one gives nothing, and what is added to scores.
+
+A key that only its own token sees (the last of a row) moves nobody when it is changed: its token hears itself in the
+query. And what a bias adds to the scores is told from other maths by changing every token: a bias of the positions is
+the same whatever the tokens say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from replay_core.replay import compiling
+from replay_core.replay.interventions import Observer, TensorPlace, evaluating
+from replay_core.samples.layout import Ints
+
+#: A key of less weight may round to nothing.
+_SEEN = 1e-12
+#: Differences of log-weights up to which two are one: softmax and rotations take float32 inside.
+_SAME, _SHARE = 1e-3, 1e-2
+#: Differences that a query's keys must have among them: one that is only a step hides a few keys more than others.
+_LEVELS = 3
+#: Numbers that may be kept of one setting.
+_MOST = 1 << 25
+_SOFTMAX = frozenset({torch.softmax, torch.nn.functional.softmax, torch.Tensor.softmax})
+
+
+@dataclass(frozen=True)
+class Attended:
+    """[H, N, N] float64: the share of each token that each token of its own sample gets; zero for all others."""
+
+    share: torch.Tensor
+
+
+class _Softmaxes(TorchFunctionMode):
+    """Keeps what every softmax over keys returns while `is_on`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_on, self.found = False, list[torch.Tensor]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        put = func(*args, **(kwargs or {}))
+        if self.is_on and func in _SOFTMAX and torch.is_tensor(put):
+            self.found.append(put.detach())
+        return put
+
+
+def attended(observer: Observer, module: str, ids: Ints | None = None) -> Attended | None:
+    """What `module` gives each key; `ids`: other tokens in the slots. None where it forms no one softmax over keys."""
+    arrangement, parts = observer.cell.arrangement, list[torch.Tensor]()
+    with torch.no_grad(), evaluating(observer.cell.model.causal_lm):
+        for forward in observer.forwards(ids):
+            rows, width = (int(size) for size in forward.input_ids.shape)
+            with _within(observer.cell.model.backbone.get_submodule(module)) as kept:
+                observer.cell.forward(compiling.plain, forward)
+            found = None if len(kept.found) != 1 else _by_keys(kept.found[0], rows, width)
+            if found is None:
+                return None
+            parts.append(found.double().cpu())
+    size = int(observer.sample_N.size)
+    if int(parts[0].shape[1]) * size**2 > _MOST:
+        return None
+    share_HNN = torch.zeros(int(parts[0].shape[1]), size, size, dtype=torch.float64)
+    rows_N, columns_N = np.unravel_index(observer.slots.numpy(), arrangement.input_ids.shape)
+    along_N, start = (rows_N if arrangement.axis == 0 else columns_N), 0
+    for forward, part in zip(observer.forwards(ids), parts, strict=True):
+        end = start + int(forward.input_ids.shape[arrangement.axis])
+        for sample in np.unique(observer.sample_N[(along_N >= start) & (along_N < end)]):
+            mine = np.flatnonzero(observer.sample_N == sample)
+            row = int(rows_N[mine[0]]) - start * (arrangement.axis == 0)
+            at = torch.from_numpy(columns_N[mine] - start * (arrangement.axis == 1))
+            share_HNN[:, mine[:, None], mine] = part[row][:, at[:, None], at]
+        start = end
+    return Attended(share_HNN)
+
+
+def lost_keys(observer: Observer, cell: Attended, own: Attended, place: TensorPlace) -> dict[str, Any] | None:
+    """The first key that each row alone sees and the cell gives nothing, as `why` says what is lost."""
+    if cell.share.shape != own.share.shape:
+        return None
+    gone_HNN = (own.share > _SEEN) & (cell.share == 0)
+    if not bool(gone_HNN.any()):
+        return None
+    gone_NN = gone_HNN.any(0).numpy()
+    query, key = (int(one) for one in np.argwhere(gone_NN)[0])
+    return {
+        **place.to_mapping(), "token": int(observer.position_N[key]),
+        "itself": bool((np.argwhere(gone_NN)[:, 0] == np.argwhere(gone_NN)[:, 1]).all()),
+        "seen": {"sample": int(observer.sample_N[key]), "query": int(observer.position_N[query]),
+                 "share": float(own.share[:, query, key].max()), "pairs": int(gone_NN.sum())},
+    }  # fmt: skip
+
+
+def is_by_position(cell: Attended, own: Attended, cell_other: Attended, own_other: Attended) -> bool:
+    """Whether the two settings' scores differ by the same with other tokens, and not by one number for all of a
+    query's keys nor by a step: then what is added depends on where a key stands, not on what it says.
+    """
+    there = [one.share > _SEEN for one in (cell, own, cell_other, own_other)]
+    both = there[0] & there[1] & there[2] & there[3]
+    first, other = (
+        torch.where(both, (a.share.clamp(min=_SEEN) / b.share.clamp(min=_SEEN)).log(), torch.nan)
+        for a, b in ((cell, own), (cell_other, own_other))
+    )
+    first, other = (one - one.nanmean(-1, keepdim=True) for one in (first, other))
+    most = float(first[both].abs().max()) if bool(both.any()) else 0.0
+    if not most > _SAME or float((first - other)[both].abs().max()) > max(_SAME, _SHARE * most):
+        return False
+    furthest = [head[int((~head.isnan()).sum(-1).argmax())] for head in first]
+    return max(int((row[~row.isnan()] / _SAME).round().unique().numel()) for row in furthest) >= _LEVELS
+
+
+@contextmanager
+def _within(module: torch.nn.Module) -> Iterator[_Softmaxes]:
+    """The softmaxes that are formed while this module works."""
+    kept = _Softmaxes()
+
+    def begin(*_: Any) -> None:
+        kept.is_on = True
+
+    def end(*_: Any) -> None:
+        kept.is_on = False
+
+    hooks = [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    try:
+        with kept:
+            yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _by_keys(share: torch.Tensor, rows: int, width: int) -> torch.Tensor | None:
+    """[b, H, S, S] of a softmax over keys: heads may be folded into rows, and a sink may stand behind the keys."""
+    if share.ndim == 3 and share.shape[0] % rows == 0:
+        share = share.unflatten(0, (rows, -1))
+    if share.ndim != 4 or share.shape[0] != rows or share.shape[2] != width or share.shape[3] < width:
+        return None
+    return share[..., :width]
