@@ -273,6 +273,8 @@ class _SightReach(TypedDict, total=False):
     """Share of the tokens of the samples that moved which move in the first tensor that does."""
     spread: Number | None
     """The same where a single token is changed: all there is together, or a few."""
+    given_away: Count | None
+    """Its own tokens that move nothing of their own there: what they were is another's now."""
     amid: Count | None
     """The token that all other samples were made of, while this one got its own back."""
 
@@ -325,6 +327,8 @@ class KeysAsked(TypedDict):
 
 
 class _CauseAsked(TypedDict, total=False):
+    symmetric: bool | None
+    """Whether each sample is what it was when all stand in another order, where some move others; null: not asked."""
     asked: KeysAsked | None
     beside: bool | None
     """Whether a row moves another beside it where each row alone has its tokens see their future; null: not asked."""
@@ -349,6 +353,13 @@ class CauseEvidence(_CauseAsked):
     visibility: list[SightEntry]
 
 
+class KindShown(TypedDict):
+    """A kind of cause, and what shows it."""
+
+    kind: str
+    sentence: str
+
+
 class CellCause(TypedDict):
     """Why a cell disagrees, or seems to, in one sentence and by sample."""
 
@@ -360,6 +371,8 @@ class CellCause(TypedDict):
     exact: list[Count]
     causes: list[str]
     """Codes of what the inputs themselves show."""
+    also: list[KindShown]
+    """Other kinds whose proof holds as well: those that come earlier in the order of computation first."""
     sentence: str
     evidence: CauseEvidence | None
 

@@ -78,7 +78,7 @@ def cause_of(
     who = f"{samples(off)} off" if off else "no sample's final state is off by itself"
     found: dict[str, Any] = {
         "is_noise": False, "off": off, "exact": exact, "causes": [finding["code"] for finding in findings],
-        "evidence": None if evidence is None else _told(evidence),
+        "also": [], "evidence": None if evidence is None else _told(evidence),
     }  # fmt: skip
     if not_finite:
         return {"kind": "maths", **found, "sentence": f"{who}: {not_finite}"}
@@ -86,7 +86,7 @@ def cause_of(
         why = said or f"why could not be asked: {failure}"
         return {"kind": "unknown", **found, "sentence": f"{who}: {why}"}
     evidence = _in_numbers(evidence)
-    kind, because = _kind(evidence)
+    (kind, because), also = _kind(evidence), _also(evidence)
     if kind == "rounding":
         found["is_noise"], because = _noise(evidence, epsilon, compiled)
         kind = "rounding" if found["is_noise"] or not (compiled or _is_no_rounding(evidence)) else "maths"
@@ -97,6 +97,7 @@ def cause_of(
     small = evidence["smallest"]
     if small and not found["is_noise"]:
         sentence += f"; smallest case {_case(small, evidence['first'])}"
+    found["also"] = _as_entries([one for one in also if one[0] != kind]) if not found["is_noise"] else []
     return {"kind": kind, **found, "sentence": sentence + (f" ({said})" if said else "") + _skipped(evidence)}
 
 
@@ -126,13 +127,15 @@ def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     """What is wrong with each row alone, to which everything else is held; None where nothing shows."""
     if evidence is None:
         return None
-    found = _violated(evidence, "reference") or _violated(evidence, "eager") or _kernels(evidence)
-    if found is None:
+    found = _violated(evidence, "reference") or _violated(evidence, "eager")
+    if not found and (kernel := _kernels(evidence)) is not None:
+        found = [kernel]
+    if not found:
         return None
-    kind, because = found
+    kind, because = found[0]
     return {
         "kind": kind, "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": _told(evidence),
-        "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}{_skipped(evidence)}",
+        "also": _as_entries(found[1:]), "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}{_skipped(evidence)}",
     }  # fmt: skip
 
 
@@ -144,8 +147,8 @@ def _kernels(evidence: Evidence) -> tuple[str, str] | None:
     kernel = evidence.get("kernel") or {}
     there = {**evidence, "visibility": kernel.get("visibility", ()), "packed": False}
     violated = _violated(there, "reference") or _violated(there, "eager")
-    if violated is not None:
-        return violated
+    if violated:
+        return violated[0]
     lost = kernel.get("lost")
     if lost:
         return "own_keys", _lost(lost, "in eager", "in this kernel")
@@ -168,8 +171,8 @@ def _lost(lost: Mapping[str, Any], there: str, here: str) -> str:
 def _kind(evidence: Evidence) -> tuple[str, str]:
     for by in ("reference", "cell"):
         found = _violated(evidence, by)
-        if found is not None:
-            return found[0], (_ITSELF if by == "reference" else "") + found[1]
+        if found:
+            return found[0][0], (_ITSELF if by == "reference" else "") + found[0][1]
     if _is_one(evidence):
         kernel = _kernels(evidence)
         return ("rounding", "") if kernel is None else (kernel[0], _ITSELF + kernel[1])
@@ -204,9 +207,32 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
     return "maths", f"{alone}{sees}{how_far}, and computes something else{where}{more}"
 
 
-def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
-    """What one party's table of visibility shows first in the order of computation, and the line of it that does: what
-    leaks in one layer comes to others by the next. At one place the first of KINDS.
+def _also(evidence: Evidence) -> list[tuple[str, str]]:
+    """Every kind whose proof holds, once: what the table of visibility shows, then what is lost or turned otherwise."""
+    listed: dict[str, str] = {}
+    for kind, because in (*_violated(evidence, "reference"), *_violated(evidence, "cell")):
+        listed.setdefault(kind, because)
+    if _is_one(evidence):
+        return list(listed.items())
+    if evidence.get("lost"):
+        lost = evidence["lost"]
+        listed.setdefault("own_keys", _lost(lost, "when alone", _AMONG.get(lost.get("among"), "here")))
+    if evidence.get("by_position") or evidence.get("unturned_agrees"):
+        listed.setdefault("positions", "the two are one but for what depends on positions alone")
+    sees = [kind for kind in ("batch", "state") if kind in listed]
+    if sees and any(one["what"] == "other" and one["moved"] for one in evidence["visibility"]):
+        how = {"batch": "by what is taken of all together", "state": "by what one leaves to the next"}[sees[0]]
+        listed.setdefault("other_samples", f"samples see each other {how}, not by attention")
+    return list(listed.items())
+
+
+def _as_entries(found: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"kind": kind, "sentence": f"{KINDS[kind]}: {because}"} for kind, because in found]
+
+
+def _violated(evidence: Evidence, by: str) -> list[tuple[str, str]]:
+    """What one party's table of visibility shows, first in the order of computation first, and the line of it that
+    does: what leaks in one layer comes to others by the next. At one place the first of KINDS.
     """
     found: dict[str, tuple[int, str]] = {}
     whole_batch, both_ways = _is_of_the_batch(evidence), by == "cell" and _are_rows_moved_both_ways(evidence)
@@ -219,16 +245,25 @@ def _violated(evidence: Evidence, by: str) -> tuple[str, str] | None:
             kind = "state"
         if kind is not None:
             order = -1 if sight["first"] is None else sight["first"]["order"]
-            found[kind] = min(found.get(kind, (order, line(sight))), (order, line(sight)), key=lambda one: one[0])
-    if not found:
-        return None
+            said = line(sight) + _mechanism(kind, sight)
+            found[kind] = min(found.get(kind, (order, said)), (order, said), key=lambda one: one[0])
     if "own_keys" in found and len(found) > 1:
         del found["own_keys"]
     if {"padding", "future"} <= set(found) and _is_through_padding(evidence, by):
         del found["future"]
     kinds = list(KINDS)
-    kind = min(found, key=lambda one: (found[one][0], kinds.index(one)))
-    return kind, found[kind][1]
+    ranked = sorted(found, key=lambda one: (found[one][0], kinds.index(one)))
+    return [(kind, found[kind][1]) for kind in ranked]
+
+
+def _mechanism(kind: str, sight: Mapping[str, Any]) -> str:
+    """How samples come to each other, where it is not by attention."""
+    first = sight["first"]
+    if sight["what"] != "other" or first is None:
+        return ""
+    if kind == "batch":
+        return f": {first['module']} takes all there is together (a mean, a norm, who is chosen), and so they see it"
+    return f": {first['module']} goes on from one sample to the next" if kind == "state" else ""
 
 
 def _is_through_padding(evidence: Evidence, by: str) -> bool:
@@ -248,6 +283,8 @@ def _is_of_the_batch(evidence: Evidence) -> bool:
     others = [sight for sight in evidence["visibility"] if sight["what"] == "other"]
     if not others:
         return _moves_all_earlier(evidence)
+    if evidence.get("symmetric") and not _is_handed_on(evidence):
+        return True
     if any(sight["what"] == "padding" and sight["sample"] is not None for sight in evidence["visibility"]):
         return not _is_handed_on(evidence)
     if not any(sight["moved"] for sight in others) or _leaves_somebody_out(evidence) or _is_handed_on(evidence):
@@ -286,9 +323,11 @@ def _is_handed_on(evidence: Evidence) -> bool:
     together one token moves everybody, or every sample moves all tokens of the others. Nor does anything but an
     exchange come from each sample to one other alone.
     """
-    if evidence.get("handed_round"):
-        return True
     others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
+    if evidence.get("handed_round") or any(one.get("given_away") for one in others):
+        return True
+    if evidence.get("symmetric"):
+        return False
     told = [one for one in others if one["moved"] and one.get("spread") is not None]
     if not told or max(one["spread"] for one in told) >= _SPREAD:
         return False
@@ -409,7 +448,7 @@ def _is_clean(evidence: Evidence) -> bool:
 def _told(evidence: Evidence) -> dict[str, Any]:
     """The document's part."""
     names = ("arithmetic", "apart", "logp_apart", "kernels_apart", "truth", "smallest", "first", "visibility")
-    told = {name: evidence[name] for name in names} | {name: evidence.get(name) for name in ("asked", "beside")}
+    told = {name: evidence[name] for name in names} | {name: evidence.get(name) for name in ("asked", "beside", "symmetric")}
     told["skipped"] = list(evidence.get("skipped") or ())
     return {**told, "visibility": [{**sight, "sentence": line(sight)} for sight in evidence["visibility"]]}
 

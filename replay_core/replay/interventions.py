@@ -100,6 +100,8 @@ class Sight:
     spread: float | None = None
     #: Share of their tokens that all of the changed ones move there.
     reach: float | None = None
+    #: Tokens of the changed sample that move nothing of their own there: what they were is another's now.
+    given_away: int | None = None
     #: The token that all other samples are made of while one of them gets its own back.
     amid: int | None = None
     #: Samples that move where the first does; by the last layer they have moved others in turn.
@@ -111,7 +113,7 @@ class Sight:
             "by": by, "what": self.what, "sample": self.sample, "token": self.token,
             "moved": [dict(zip(names, one, strict=True)) for one in self.moved],
             "first": None if self.first is None else self.first.to_mapping(), "deaf": self.deaf, "spread": self.spread,
-            "reach": self.reach, "amid": self.amid,
+            "reach": self.reach, "amid": self.amid, "given_away": self.given_away,
         }  # fmt: skip
 
 
@@ -363,6 +365,16 @@ class Observer:
         moved = moves(group)
         return reach, float(moved.sum() / concerned.sum()) if moved.any() else None
 
+    def _given_away(self, base: Trace, sight: Sight, ids: Ints) -> int | None:
+        """`Sight.given_away`: none of what is nothing anyway, as a token that no expert takes."""
+        assert sight.first is not None
+        name, trace = sight.first.tensor, self.trace(ids)
+        if name not in trace.laid:
+            return None
+        something = (base.laid[name][:, -1] > 0).numpy()
+        mine = (self.sample_N == sight.sample) & (ids[self.slots.numpy()] != self.ids[self.slots.numpy()])
+        return int((mine & something & ~self.moved(base, trace, name, STILL)).sum())
+
     def _padding_of_rows(self, base: Trace, padding: Bools, rows: Sequence[int]) -> list[Sight]:
         """What the padding of one row moves of the others: what takes all there is together takes that as well."""
         shape, found = self.cell.arrangement.input_ids.shape, []
@@ -426,6 +438,7 @@ class Observer:
             sight = self._seen(base, Sight("other", sample, None), ids)
         if thorough and sight.moved and sight.first is not None and sight.first.kind == "other":
             sight.reach, sight.spread = self._spread(base, sight, ids)
+            sight.given_away = self._given_away(base, sight, ids)
         return sight
 
     def all_changed(self) -> Ints:

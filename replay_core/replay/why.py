@@ -66,6 +66,8 @@ _QUERIES, _TRIED = 8, 6
 _TURNED = 4
 #: Samples that must each move one other alone: of two that move each other all would be together as well.
 _ROUND = 3
+#: Rows that have one other order.
+_PAIR = 2
 #: Columns of padding by which a batch is made wider.
 _WIDER = 8
 #: A kernel of the user's own may round to the dtype of the cell inside, by so many epsilons.
@@ -224,6 +226,9 @@ def _evidence(
         "the samples turned round", lambda: _moves_forward_only(bench, flags, small, sights), False
     )
     found["handed_round"] = _is_handed_round(sights)
+    found["symmetric"] = asking(
+        "the samples in another order", lambda: _is_symmetric(bench, flags, small, base, sights), None
+    )
     told = Proposed()
     if not is_one:
         told = asking("gradients", lambda: _proposed(bench, (flags, reference), small, (base, own_base), parted), told)
@@ -416,6 +421,26 @@ def _moves_forward_only(bench: ReplayBench, flags: Flags, batch: MicroBatch, sig
     base = observer.trace()
     turned = [observer.of_sample(base, sample) for sample in range(min(batch.rows, _TURNED))]
     return any(one.moved for one in turned) and is_forward(turned)
+
+
+def _is_symmetric(
+    bench: ReplayBench, flags: Flags, batch: MicroBatch, base: Trace, sights: Sequence[Sight]
+) -> bool | None:
+    """Whether each sample is what it was when all stand in another order: so does whatever takes all together (a mean,
+    a norm, who is chosen of all), and no row that is handed on to the next. None where no sample moves another.
+    """
+    if not any(one.what == "other" and one.moved for one in sights):
+        return None
+    rows = list(range(batch.rows))
+    hidden_of = bench.observer(flags, batch)
+    for order in [rows[::-1], [*rows[1:], 0]][: 1 if batch.rows == _PAIR else None]:
+        observer = bench.observer(flags, batch.take(order))
+        hidden_ND = observer.hidden()
+        for place, row in enumerate(order):
+            was_ND, is_ND = base.hidden[hidden_of.sample_N == row], hidden_ND[observer.sample_N == place]
+            if was_ND.shape != is_ND.shape or not _worst(relative(was_ND, is_ND)) <= SAME:
+                return False
+    return True
 
 
 def _is_handed_round(sights: Sequence[Sight]) -> bool:
