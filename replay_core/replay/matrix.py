@@ -406,6 +406,14 @@ class Bench:
                 name, why = parting.start, "the digests differ"
         return {"cell": number, "equal": name is None, "first": name, "why": why, "tensors": tensors}
 
+    def rounded(self, dtype: str) -> CellResult:
+        """The baseline in another dtype: a run beside the answer, which says how far rounding takes it."""
+        number = self.results.index(self.baseline)
+        flags = replace(Flags.from_mapping(self.baseline.cell["flags"]), dtype=dtype)
+        plan = self.plan.with_flags(flags, str(self.out / f"cell{number}_{dtype}"))
+        self._tell(Progress(0, None, f"each row alone in {dtype}: how far rounding goes"))
+        return self._once(replace(plan, capture="none", forward=None, backward=False, micros=None, optimizer=None))
+
     def _once(self, plan: ReplayPlan) -> CellResult:
         """A cell that need not run again while nothing it depends on has changed."""
         identity = identity_of(plan, self.recorded)

@@ -43,6 +43,13 @@ COMPARABLE = {
 }
 #: Stages of a micro-batch that a backward replay computes again.
 _TRAINED = ("forward_data", "loss")
+#: Times the mean, and the greatest, distance between two dtypes up to which a recording is off by rounding alone; a
+#: rollout engine has kernels of its own. Below the second pair nobody is accused (nats), nor by fewer tokens than that.
+_MEAN, _MOST, _ENGINE = 3.0, 6.0, 3.0
+_LEAST_MEAN, _LEAST_MOST = 5e-3, 0.05
+_FEWEST, _FEW = 3, 0.02
+#: The share of a number that bfloat16 may round away.
+_HALF = 2.0**-8
 #: What ranks weights by default: the tokens' own sampler.
 AGAINST = "rollout_logprobs"
 
@@ -207,6 +214,38 @@ def replayed(run: Run, batch: MicroBatch) -> Floats:
     values = np.zeros(batch.ids_BS.size)
     values[own.slots("next")] = np.asarray(pages.array(ref)).reshape(-1)[layout.slots("next")].astype(np.float64)
     return values.reshape(batch.ids_BS.shape)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How far a replay in two dtypes is apart on the tokens that were recorded, in nats; and whether that, or the
+    rounding of what was stored, explains how far the recording is from the nearer of the two.
+    """
+
+    mean: float
+    most: float
+    explains: bool
+
+    @classmethod
+    def of(cls, recorded: RecordedTokens, one: Run, other: Run, batch: MicroBatch) -> Explained:
+        chosen = recorded.known_BS
+        values_N, one_N, other_N = (
+            part[chosen] for part in (recorded.values_BS, replayed(one, batch), replayed(other, batch))
+        )
+        noise_N = np.abs(one_N - other_N)
+        off_N = min((np.abs(values_N - one_N), np.abs(values_N - other_N)), key=lambda distance_N: distance_N.mean())
+        mean, most = float(noise_N.mean()), float(noise_N.max())
+        # Log-probabilities that were themselves formed in half precision are rounded once more.
+        stored_N = _HALF * np.abs(values_N) if _is_half(values_N) else np.zeros_like(values_N)
+        times = _ENGINE if recorded.name == AGAINST else 1.0
+        is_typical = off_N.mean() <= times * max(_MEAN * mean, _LEAST_MEAN) + stored_N.mean()
+        beyond_N = off_N > times * max(_MOST * most, _LEAST_MOST) + stored_N
+        return cls(mean, most, bool(is_typical and beyond_N.sum() < max(_FEWEST, _FEW * beyond_N.size)))
+
+
+def _is_half(values_N: Floats) -> bool:
+    bits_N = np.asarray(values_N, np.float32).view(np.uint32)
+    return bool(((bits_N & 0xFFFF) == 0).all())
 
 
 def against(recorded: RecordedTokens, run: Run, batch: MicroBatch, *, known_fp32: bool) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from replay_core.compare.judging.limits import LOGPROB_NOISE_FP32
+from replay_core.dtypes import named
 from replay_core.errors import RequestError
 from replay_core.jobs import OnEvent, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay.axes import Axes
-from replay_core.replay.flags import settings_asked, settings_known
+from replay_core.replay.flags import FLAGS, settings_asked, settings_known
 from replay_core.replay.forecast import unavailable
 from replay_core.replay.kept import Kept
 from replay_core.replay.losses import Loss
@@ -24,6 +25,7 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import RecordedBatch, read_batch
 from replay_core.replay.recorded import (
     AGAINST,
+    Explained,
     RecordedTokens,
     against,
     against_params,
@@ -139,20 +141,37 @@ class _Recording:
         verdict = row.recorded[0]["verdict"]
         row.agrees = None if verdict is None else verdict in ("SAME", "CLOSE", "PADDING")
 
-    def doubted(self, baseline: CellResult) -> list[str]:
-        """That it is further off than float32 rounds, and only within bounds as nobody says that it is not coarser."""
+    def weigh(self, bench: Bench) -> list[str]:
+        """Hold what is further off than float32 rounds, and within the bounds of half precision, to what half precision
+        makes of these very tokens: the baseline is run in it once more, beside the answer. What no dtype explains is
+        DIFF. Notes on what was and was not judged.
+        """
+        baseline = bench.baseline
         held = baseline.recorded[0] if baseline.recorded else None
-        if held is None or held["name"] == "values" or held["verdict"] != "CLOSE":
+        if held is None or held["name"] == "values" or held["verdict"] != "CLOSE" or baseline.run is None:
             return []
         named = settings_asked(self.run.flags).get("dtype")
-        if named is not None or baseline.cell["flags"]["dtype"] != "float32" or held["max_abs"] <= LOGPROB_NOISE_FP32:
+        ran = baseline.cell["flags"]["dtype"]
+        if held["max_abs"] <= LOGPROB_NOISE_FP32 or (ran == "float32" and _family(named) == "float32"):
             return []
-        return [
+        other = "float32" if ran != "float32" else _family(named) or "bfloat16"
+        far = (
             f"recorded {held['field']} is up to {held['max_abs']:.3g} nats from each row alone, on average "
-            f"{held['mean_abs']:.3g}: more than float32 rounds ({LOGPROB_NOISE_FP32:g}), no more than half precision "
-            "may. The dump does not name its dtype, so other weights or maths are not ruled out: --matrix "
-            "dtype=float32,bfloat16 shows which it is nearer to"
-        ]
+            f"{held['mean_abs']:.3g}: more than float32 rounds ({LOGPROB_NOISE_FP32:g})"
+        )
+        rounded = bench.rounded(other)
+        if rounded.run is None:
+            why = rounded.cell["error"]["message"]
+            return [f"{far}. Whether {other} explains it was not judged: it did not run ({why})"]
+        noise = Explained.of(self.values[0], baseline.run, rounded.run, self.micro.batch)
+        limit = f"{ran} and {other} are up to {noise.most:.3g} apart on these tokens, on average {noise.mean:.3g}"
+        if noise.explains:
+            return [f"{far}, no more than {_coarser(ran, other)} explains: {limit}"] if named is None else []
+        reason = (
+            f"{held['max_abs']:.3g} nats off at most, {held['mean_abs']:.3g} on average, which no dtype explains: {limit}"
+        )
+        baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
+        return []
 
     def stated(self, results: Sequence[CellResult]) -> dict[str, Any] | None:
         """What was recorded, and which cell comes nearest to it; none does where the weights are others."""
@@ -231,6 +250,7 @@ def answer(
         if plan.forward is not None:
             bench.run(plan.flags, "cell", forward=plan.forward)
         replayed.breaking, replayed.failing = breaking(bench.results), failing(bench.results)
+        replayed.notes += recording.weigh(bench)
         recording.judge(bench.results[0], bench.baseline)
     else:
         cells = cells_for(plan.flags, bench.settings)
@@ -240,8 +260,8 @@ def answer(
             bench.run(flags, "control" if mine else part, forward=None)
         if plan.forward is not None:
             bench.run(plan.flags, "cell")
+        replayed.notes += recording.weigh(bench)
     replayed.recording = recording.stated(bench.results)
-    replayed.notes += recording.doubted(bench.results[replayed.baseline])
     replayed.floors = floors(bench.results)
     if request.twice:
         replayed.determinism = bench.repeat(bench.results[-1])
@@ -252,6 +272,16 @@ def _settings(run: Run, plan: ReplayPlan) -> dict[str, Any]:
     """The settings that the dump names, but for a kernel that this machine lacks: nothing could be held to it."""
     said = settings_known(run.flags)
     return {name: value for name, value in said.items() if not unavailable(name, value, plan.flags.to_mapping())}
+
+
+def _family(dtype: Any) -> str | None:
+    """The flag's name of a dtype that a dump names in words of its own; None where it is none of them."""
+    said = named(str(dtype).removeprefix("torch.")) if dtype is not None else ""
+    return said if FLAGS["dtype"].takes(said) else None
+
+
+def _coarser(*dtypes: str) -> str:
+    return next((one for one in dtypes if one != "float32"), "float32")
 
 
 def _stranger(run: Run, plan: ReplayPlan) -> str | None:

@@ -12,11 +12,11 @@ from replay_core.dumps import open_run
 from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
 from replay_core.recorder import Recorder
-from replay_core.records import Inline, TensorRef
+from replay_core.records import Inline, RecordKey, TensorRef
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.replay.reading import RecordedBatch
-from replay_core.replay.recorded import placed_in
+from replay_core.replay.recorded import Explained, RecordedTokens, placed_in
 from tests.builders import Here, record_with, samples_with, write_dump
 
 BATCH = {
@@ -155,8 +155,14 @@ def test_a_backward_with_random_weights_is_not_judged_by_the_recorded_losses(dem
 NEEDED = ("input_ids", "attention_mask", "response_mask", "log_probs")
 
 
-@pytest.mark.parametrize(("dtype", "off", "told"), [(None, 0.05, True), (None, 0.0, False), ("bfloat16", 0.05, False)])
-def test_more_than_float32_rounds_is_said_of_a_recording_that_names_no_dtype(demo, tmp_path, dtype, off, told):
+@pytest.mark.parametrize(
+    ("dtype", "off", "verdict", "told"),
+    [
+        (None, 0.0, "CLOSE", False), (None, 0.004, "CLOSE", True), ("bfloat16", 0.004, "CLOSE", False),
+        (None, 0.05, "DIFF", False), ("bfloat16", 0.05, "DIFF", False),
+    ],
+)  # fmt: skip
+def test_a_recording_is_held_to_what_half_precision_makes_of_its_tokens(demo, tmp_path, dtype, off, verdict, told):
     run = open_run(demo)
     records = [one for one in run.records if (one.key.step, one.key.micro) == (0, 0)]
     held = {ref.name: torch.tensor(pages.array(ref)) for one in records for ref in one.tensors() if ref.name in NEEDED}
@@ -167,8 +173,34 @@ def test_more_than_float32_rounds_is_said_of_a_recording_that_names_no_dtype(dem
         record("forward_data", micro=0, **held)
     doc = ask(tmp_path / "dump", tmp_path / "out", plan={"model": str(demo / "checkpoints" / "step_000000")})
     recorded = doc["cells"][doc["baseline"]]["recorded"][0]
-    assert (recorded["name"], recorded["verdict"], recorded["max_abs"] > 0.04) == ("policy_logprobs", "CLOSE", off > 0)
-    assert any("log_probs is up to 0.05 nats from each row alone" in note for note in doc["notes"]) is told
+    assert (recorded["name"], recorded["verdict"]) == ("policy_logprobs", verdict)
+    assert ("which no dtype explains" in recorded["reason"]) is (verdict == "DIFF")
+    assert any("no more than bfloat16 explains" in note for note in doc["notes"]) is told
+    assert exit_code(doc) == (verdict == "DIFF")
+
+
+def explained(recorded, one, other, name="old_logprobs"):
+    values = np.asarray(recorded, dtype=np.float64)[None]
+    told = RecordedTokens(name, name, RecordKey(0, 0, "actor"), values, np.ones_like(values, dtype=bool), "float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replay_core.replay.recorded.replayed", lambda run, _batch: run)
+        return Explained.of(told, np.asarray(one)[None], np.asarray(other)[None], None)
+
+
+def test_a_recording_is_explained_by_the_nearer_of_two_dtypes_or_by_how_it_was_stored():
+    generator = np.random.default_rng(0)
+    fine = -5.0 - generator.random(400)
+    coarse = fine + 0.01 * generator.standard_normal(400)
+    assert explained(fine, fine, coarse).explains
+    assert explained(coarse, fine, coarse).explains
+    assert explained(fine + 0.02 * generator.standard_normal(400), fine, coarse).explains, "another kernel's noise"
+    assert not explained(fine * 0.98, fine, coarse).explains, "another temperature"
+    assert explained(fine * 0.992, fine, coarse, name="rollout_logprobs").explains, "an engine rounds otherwise"
+    stored = (fine.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+    assert explained(stored, fine, fine).explains, "log-probabilities cut to bfloat16"
+    one_row = fine + np.where(np.arange(400) < 12, 0.5, 0.0)
+    assert not explained(one_row, fine, coarse).explains, "few tokens that are far off"
+    assert not explained(fine + 0.1, fine, fine).explains
 
 
 def test_the_temperature_a_recorder_was_told_once_divides_the_logits(tmp_path):
