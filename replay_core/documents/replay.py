@@ -360,7 +360,12 @@ class KindShown(TypedDict):
     sentence: str
 
 
-class CellCause(TypedDict):
+class _CauseAlso(TypedDict, total=False):
+    also: list[KindShown]
+    """Other kinds whose proof holds as well: those that come earlier in the order of computation first."""
+
+
+class CellCause(_CauseAlso):
     """Why a cell disagrees, or seems to, in one sentence and by sample."""
 
     kind: Literal["random", "state", "batch", "other_samples", "future", "padding", "own_keys", "positions", "maths",
@@ -371,8 +376,6 @@ class CellCause(TypedDict):
     exact: list[Count]
     causes: list[str]
     """Codes of what the inputs themselves show."""
-    also: list[KindShown]
-    """Other kinds whose proof holds as well: those that come earlier in the order of computation first."""
     sentence: str
     evidence: CauseEvidence | None
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from replay_core.jobs import OnEvent, Progress, ignore
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -15,12 +17,16 @@ _QUOTED = 160
 
 @dataclass
 class Asking:
-    """What has not been asked, and why: `padding (RuntimeError: ...)`."""
+    """What has not been asked, and why: `padding (RuntimeError: ...)`. `on_event` hears of each question."""
 
     skipped: list[str] = field(default_factory=list)
+    on_event: OnEvent = ignore
+    _asked: int = 0
 
     def __call__(self, what: str, ask: Callable[[], T], otherwise: U) -> T | U:
         """The answer of `ask`, or `otherwise` where it raises."""
+        self._asked += 1
+        self.on_event(Progress(self._asked, None, f"questions, who moves whom: {what}"))
         try:
             return ask()
         except Exception as error:  # a model's own code raises anything

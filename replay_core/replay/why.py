@@ -137,7 +137,7 @@ def explain(
         for dtype in wanted:
             arithmetic = str(dtype).removeprefix("torch.")
             on_event(LogLine(f"why: {flags.label()} against each row alone, in {arithmetic}"))
-            bench = ReplayBench(plan, model, temperature, run, recorded.batch)
+            bench = ReplayBench(plan, model, temperature, run, recorded.batch, Asking(on_event=on_event))
             try:
                 with in_dtype(model, dtype):
                     is_last = dtype is wanted[-1]

@@ -148,6 +148,7 @@ def answer_lines(doc: ReplayDocument) -> list[str]:
             lines.append(f"DISAGREES  cell {number} ({name}) with each row alone{_pattern(cell)}")
             if cell["cause"]:
                 lines.append(f"  {cell['cause']['kind']}: {cell['cause']['sentence']}")
+                lines += [f"  also {one['kind']}: {one['sentence']}" for one in cell["cause"].get("also", ())]
             if cell["agreement"]["first_divergence"]:
                 lines.append(divergence(cell["agreement"]["first_divergence"]))
         elif cell["agreement"]["agrees"] is None:
