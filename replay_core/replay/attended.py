@@ -22,6 +22,8 @@ from replay_core.samples.layout import Ints
 
 #: A key of less weight may round to nothing.
 _SEEN = 1e-12
+#: Shares that float32 leaves where there are none.
+_ASTRAY = 1e-6
 #: Differences of log-weights up to which two are one: softmax and rotations take float32 inside.
 _SAME, _SHARE = 1e-3, 1e-2
 #: Differences that a query's keys must have among them: one that is only a step hides a few keys more than others.
@@ -33,9 +35,16 @@ _SOFTMAX = frozenset({torch.softmax, torch.nn.functional.softmax, torch.Tensor.s
 
 @dataclass(frozen=True)
 class Attended:
-    """[H, N, N] float64: the share of each token that each token of its own sample gets; zero for all others."""
+    """What each token gives the tokens of its own sample: `share` [H, N, N] float64, zero for all others.
+
+    even [N]: it gives every slot of the batch alike, in some head: it was let see none.
+    ahead, astray [N]: it gives something to later tokens of its sample, or to what is none of its sample.
+    """
 
     share: torch.Tensor
+    even: torch.Tensor
+    ahead: torch.Tensor
+    astray: torch.Tensor
 
 
 class _Softmaxes(TorchFunctionMode):
@@ -68,6 +77,7 @@ def attended(observer: Observer, module: str, ids: Ints | None = None) -> Attend
     if int(parts[0].shape[1]) * size**2 > _MOST:
         return None
     share_HNN = torch.zeros(int(parts[0].shape[1]), size, size, dtype=torch.float64)
+    even_N, ahead_N, astray_N = (torch.zeros(size, dtype=torch.bool) for _ in range(3))
     rows_N, columns_N = np.unravel_index(observer.slots.numpy(), arrangement.input_ids.shape)
     along_N, start = (rows_N if arrangement.axis == 0 else columns_N), 0
     for forward, part in zip(observer.forwards(ids), parts, strict=True):
@@ -76,9 +86,15 @@ def attended(observer: Observer, module: str, ids: Ints | None = None) -> Attend
             mine = np.flatnonzero(observer.sample_N == sample)
             row = int(rows_N[mine[0]]) - start * (arrangement.axis == 0)
             at = torch.from_numpy(columns_N[mine] - start * (arrangement.axis == 1))
-            share_HNN[:, mine[:, None], mine] = part[row][:, at[:, None], at]
+            given_HnS = part[row][:, at]
+            share_HNN[:, mine[:, None], mine] = given_HnS[..., at]
+            own_Hnn = given_HnS[..., at]
+            ahead_N[mine] = (own_Hnn.triu(1).sum(-1) > _ASTRAY).any(0)
+            astray_N[mine] = (given_HnS.sum(-1) - own_Hnn.sum(-1) > _ASTRAY).any(0)
+            spread_Hn = given_HnS.amax(-1) - given_HnS.amin(-1)
+            even_N[mine] = (spread_Hn <= _ASTRAY).any(0) if part.shape[-1] > 1 else False
         start = end
-    return Attended(share_HNN)
+    return Attended(share_HNN, even_N, ahead_N, astray_N)
 
 
 def lost_keys(observer: Observer, cell: Attended, own: Attended, place: TensorPlace) -> dict[str, Any] | None:
@@ -96,6 +112,20 @@ def lost_keys(observer: Observer, cell: Attended, own: Attended, place: TensorPl
         "seen": {"sample": int(observer.sample_N[key]), "query": int(observer.position_N[query]),
                  "share": float(own.share[:, query, key].max()), "pairs": int(gone_NN.sum())},
     }  # fmt: skip
+
+
+def emptied(observer: Observer, cell: Attended, own: Attended) -> dict[str, Any] | None:
+    """The first token that is let see nothing, so that softmax gives every slot alike, padding and the future with
+    them; and whether such tokens alone give something to the future, and to padding or other samples (explains).
+    """
+    none_N = cell.even & ~own.even
+    if not bool(none_N.any()):
+        return None
+    first = int(none_N.nonzero()[0])
+    explains = ["future"] * (not bool((cell.ahead & ~cell.even).any()))
+    explains += ["padding", "other_samples"] * (not bool((cell.astray & ~cell.even).any()))
+    return {"sample": int(observer.sample_N[first]), "token": int(observer.position_N[first]),
+            "tokens": int(none_N.sum()), "explains": explains}  # fmt: skip
 
 
 def is_by_position(cell: Attended, own: Attended, cell_other: Attended, own_other: Attended) -> bool:

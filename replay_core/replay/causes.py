@@ -239,8 +239,10 @@ def _violated(evidence: Evidence, by: str) -> list[tuple[str, str]]:
     if by != "cell" and evidence.get("beside") is False:
         whole_batch = False  # it takes together what is of one row
     runs_on = by == "cell" and _runs_from_row_to_row(evidence)
+    # Rows beside each other see each other nowhere: what moves them there takes all there is together.
+    beside = evidence.get("beside") is True and evidence.get("symmetric") is not False
     for sight in evidence["visibility"]:
-        kind = _shown(sight, whole_batch=whole_batch, both_ways=both_ways) if sight["by"] == by else None
+        kind = _shown(sight, whole_batch=whole_batch, both_ways=both_ways, beside=beside) if sight["by"] == by else None
         if runs_on and kind in ("batch", "other_samples") and (sight["first"] or {}).get("kind") == "other":
             kind = "state"
         if kind is not None:
@@ -251,9 +253,23 @@ def _violated(evidence: Evidence, by: str) -> list[tuple[str, str]]:
         del found["own_keys"]
     if {"padding", "future"} <= set(found) and _is_through_padding(evidence, by):
         del found["future"]
+    emptied = evidence.get("emptied") if by == "cell" else None
+    if emptied:
+        explained = [kind for kind in emptied["explains"] if kind in found]
+        order = min((found.pop(kind)[0] for kind in explained), default=0)
+        if explained:
+            found["own_keys"] = (order, _of_nothing(emptied))
     kinds = list(KINDS)
     ranked = sorted(found, key=lambda one: (found[one][0], kinds.index(one)))
     return [(kind, found[kind][1]) for kind in ranked]
+
+
+def _of_nothing(emptied: Mapping[str, Any]) -> str:
+    many = f" (so are {emptied['tokens']} tokens)" if emptied["tokens"] > 1 else ""
+    return (
+        f"token {emptied['token']} of sample {emptied['sample']} is let see no key, not even its own{many}: attention "
+        "then gives every slot alike, the future and padding with them"
+    )
 
 
 def _mechanism(kind: str, sight: Mapping[str, Any]) -> str:
@@ -359,7 +375,9 @@ def _are_rows_moved_both_ways(evidence: Evidence) -> bool:
     return not evidence["packed"] and len(ways) == 2 and not is_left_out
 
 
-def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = False) -> str | None:
+def _shown(
+    sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = False, beside: bool = False
+) -> str | None:
     where = (sight["first"] or {}).get("kind")
     if sight["what"] == "token" and not sight["moved"]:
         return "own_keys" if sight["deaf"] else None
@@ -373,6 +391,8 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = Fal
         return None  # told only where nothing else tells: what is counted with the padding moves with it
     if where == "router" and sight["what"] == "other" and sight["by"] == "cell":
         return "batch"  # who comes first has a place with an expert: later samples alone may move
+    if where == "mixer" and beside and sight["what"] in ("token", "other"):
+        return "batch"
     if where in ("other", "router") and whole_batch:
         # What works on each token by itself has nothing to see of another: it takes all there is together.
         return "batch"

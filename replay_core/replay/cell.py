@@ -77,13 +77,10 @@ class BatchReplay:
         self._takes_positions = _takes(self.model.backbone, "position_ids")
         if not self._heeds_positions():
             name = type(self.model.backbone).__name__
-            if any(forward.segments > 1 for forward in self.arrangement.forwards):
-                raise UnavailableError(
-                    f"{name} takes no position_ids: packed samples cannot begin anew",
-                    found="other position_ids change nothing of what it computes" if self._takes_positions else None,
-                    hint="packing=off",
-                )
-            self.notes.append(f"{name} takes no position_ids: it counts by itself")
+            drops = "drops position_ids" if self._takes_positions else "takes no position_ids"
+            is_pack = any(forward.segments > 1 for forward in self.arrangement.forwards)
+            so = "nothing tells it where a sample of the pack begins" if is_pack else "it counts by itself"
+            self.notes.append(f"{name} {drops}: {so}")
 
     def compute(self) -> Computed:
         if self.routing is None:

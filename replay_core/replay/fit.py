@@ -160,9 +160,11 @@ def heeds_positions(backbone: Any, ids_1T: torch.Tensor) -> bool:
         near = backbone(**given, position_ids=positions_1T).last_hidden_state
         # A table of positions may end: stretch within the tokens there are.
         far = backbone(**given, position_ids=(positions_1T * _STRETCH) % ids_1T.shape[1]).last_hidden_state
+        # What has no positions of its own may still begin anew where they do.
+        anew = backbone(**given, position_ids=positions_1T % (ids_1T.shape[1] // 2)).last_hidden_state
     except TypeError:
         return False
-    return not torch.equal(near, far)
+    return not torch.equal(near, far) or not torch.equal(near, anew)
 
 
 def mask_note(implementation: str) -> str | None:

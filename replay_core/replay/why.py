@@ -31,6 +31,7 @@ from replay_core.replay.flags import Flags
 from replay_core.replay.held import HOLDER, Holder
 from replay_core.replay.influence import Proposed, hanging, proposed, queries_of
 from replay_core.replay.interventions import (
+    STILL,
     Observer,
     Sight,
     TensorPlace,
@@ -243,10 +244,11 @@ def _evidence(
         ),
         None,
     )
-    if not is_one and found["lost"] is None:
-        found["lost"], found["by_position"] = asking(
-            "what attention gives each key", lambda: _attended(bench, (flags, reference), small, parted), (None, False)
+    if not is_one:
+        gives = asking(
+            "what attention gives each key", lambda: _attended(bench, (flags, reference), small, parted), {}
         )
+        found |= {**gives, "lost": found["lost"] or gives.get("lost")}
     if not is_one and found["lost"] is None:
         found["unturned_agrees"] = asking("no rotation", lambda: _agree_unturned(bench, flags, reference, small), None)
         more, lost_there = asking(
@@ -273,14 +275,17 @@ def _smallest_case(bench: ReplayBench, flags: Flags, reference: Flags, batch: Mi
 
 
 def _moves_beside(bench: ReplayBench, reference: Flags, batch: MicroBatch, sights: Sequence[Sight]) -> bool | None:
-    """Whether each row alone, where what works on each token has it see its future, takes all there is together: then
-    a row moves another beside it. A mean over a row's own tokens moves that row alone. None where it does not matter.
+    """Whether each row alone, where it sees its future, takes all there is together: then a row moves another beside
+    it. A mean over a row's own tokens, or a mask, moves that row alone. None where it does not matter.
     """
-    if not any(one.what == "token" and one.moved and one.first and one.first.kind in ("other", "router")
+    if not any(one.what == "token" and one.moved and one.first and one.first.kind in ("other", "router", "mixer")
                for one in sights):  # fmt: skip
         return None
     longest = int(batch.valid_BS.sum(axis=1).argmax())
-    ids = batch.ids_BS[longest][batch.valid_BS[longest]][None, :_ITSELF].repeat(2, axis=0)
+    own = batch.ids_BS[longest][batch.valid_BS[longest]][None, :_ITSELF]
+    # The other row has other tokens: the greatest of two that are one is still there when either is changed.
+    words = np.unique(own)
+    ids = np.concatenate([own, words[(np.searchsorted(words, own) + 1) % words.size]])
     together = replace(reference, packing=False, rows_per_forward=None)
 
     def ask() -> bool:
@@ -462,12 +467,13 @@ def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: M
 
 def _attended(
     bench: ReplayBench, parties: Sequence[Flags], batch: MicroBatch, parted: TensorPlace | None
-) -> tuple[dict[str, Any] | None, bool]:
-    """The key that one of two settings gives nothing where they part, and whether their scores differ by what depends
-    on positions alone; both in eager, which forms its shares where they can be read.
+) -> dict[str, Any]:
+    """The key that one of two settings gives nothing where they part (lost), the token that is let see none (emptied),
+    and whether their scores differ by what depends on positions alone (by_position); both in eager, which forms its
+    shares where they can be read.
     """
     if parted is None or parted.kind != "mixer":
-        return None, False
+        return {}
     shares: list[attended.Attended] = []
     for flags in parties:
         eager = flags if flags.attention == "own" else replace(flags, attention="eager")
@@ -475,11 +481,12 @@ def _attended(
         for ids in (None, observer.all_changed()):
             one = attended.attended(observer, parted.module, ids)
             if one is None:
-                return None, False
+                return {}
             shares.append(one)
     cell, cell_other, own, own_other = shares
-    gone = attended.lost_keys(observer, cell, own, parted)
-    return gone, gone is None and attended.is_by_position(cell, own, cell_other, own_other)
+    gone, emptied = attended.lost_keys(observer, cell, own, parted), attended.emptied(observer, cell, own)
+    by_position = gone is None and emptied is None and attended.is_by_position(cell, own, cell_other, own_other)
+    return {"lost": gone, "emptied": emptied, "by_position": by_position}
 
 
 def _with_more(
@@ -571,6 +578,8 @@ def _lost(
             if found is None or found[0].kind not in ("mixer", "state"):
                 continue
             place, is_itself = found
+            if not _works(a, base, [one.trace for one in sights if one.trace is not None], place):
+                continue
             follows = parted is not None and parted.kind != "position" and place.order > parted.order
             if parted is None or not follows or place.module == parted.module:
                 return {**place.to_mapping(), "token": sight.token, "itself": is_itself}
@@ -596,6 +605,13 @@ def _asked_of(
     changed = sorted({sight.token for sight in sights if sight.token is not None} | set(near))
     first_of_all = [] if told is None else told.lost[:_TRIED]
     return list(dict.fromkeys([*first_of_all, *changed, *far]))
+
+
+def _works(observer: Observer, base: Trace, changed: Sequence[Trace], place: TensorPlace) -> bool:
+    """Whether any token that was changed moves anything in a tensor: a module that is left out loses no key."""
+    return any(
+        place.tensor in one.laid and bool(observer.moved(base, one, place.tensor, STILL).any()) for one in changed
+    )
 
 
 def _lost_within(
@@ -625,7 +641,9 @@ def _lost_within(
             and not found[1]
             and any(a.moves_later(base, seen[0][one], parted.tensor, one) for one in tokens)
         )
-        if found is not None and is_mixing and found[0].module == parted.module:
+        if found is None or not is_mixing or found[0].module != parted.module:
+            continue
+        if _works(a, base, list(seen[0].values()), found[0]):
             return {**found[0].to_mapping(), "token": token, "itself": found[1]}
     return None
 
