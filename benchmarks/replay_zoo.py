@@ -849,6 +849,77 @@ def own_kernel_doubles_the_scores(patient: Patient) -> None:
     _own_kernel(patient, "zoo_doubles", torch.ones_like, 2.0)
 
 
+# ── biases of the positions, keys that only their own token sees, who is chosen of all, rows exchanged by two ──
+
+
+@fault(POSITIONS, flags=PAD, among=("llama", "qwen3", "mistral", "mixtral"))
+def distances_counted_by_fours_in_the_batch(patient: Patient) -> None:
+    def before(module: Any, args: Any, kwargs: Any) -> Any:
+        hidden = kwargs.get("hidden_states", args[0] if args else None)
+        at = torch.arange(hidden.shape[1])
+        apart = (at[:, None] - at).clamp(min=0)
+        bias = -0.1 * (apart if patient.call.is_alone else apart // 4 * 4)
+        given = kwargs.get("attention_mask")
+        if given is None or given.dtype == torch.bool:
+            allowed = _causal(hidden.shape[1])[None, None] if given is None else given
+            given = torch.zeros(allowed.shape, dtype=hidden.dtype)
+            given = given.masked_fill(~allowed, torch.finfo(hidden.dtype).min)
+        return args, {**kwargs, "attention_mask": given + bias.to(hidden.dtype)}
+
+    for one in patient.attentions:
+        one.register_forward_pre_hook(before, with_kwargs=True)
+
+
+@fault(OWN, flags=PAD, layout="left")
+def last_column_of_keys_lost(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        if call.is_alone:
+            return seen
+        kept = seen.clone()
+        kept[..., -1] = False
+        return torch.where(kept.any(-1, keepdim=True), kept, seen)
+
+    patient.seeing(change)
+
+
+@fault(BATCH, flags=PAD)
+def experts_choose_of_all_tokens(patient: Patient) -> None:
+    def change(given: Tensor, put: Tensor) -> Tensor:
+        if patient.call.is_alone:
+            return put
+        scores = given.reshape(-1, given.shape[-1])[:, :4]
+        chosen = torch.zeros_like(scores).scatter_(0, scores.topk(scores.shape[0] // 3, dim=0).indices, 1.0)
+        return (put.reshape(-1, put.shape[-1]) * (0.5 + 0.25 * chosen.sum(1, keepdim=True))).reshape(put.shape)
+
+    changed_output(patient.mlps[0], change)
+
+
+@fault(OTHERS, flags=PAD, layout="long")
+def two_rows_change_places(patient: Patient) -> None:
+    changed_output(patient.mlps[0], lambda _given, put: put.roll(1, 0) if put.ndim == 3 else put)
+
+
+@fault(BATCH, flags=PAD, among=PROJECTING, layout="right")
+def values_quantised_by_the_greatest_of_the_batch(patient: Patient) -> None:
+    def change(_given: Tensor, put: Tensor) -> Tensor:
+        step = put.abs().amax() / 16
+        return (put / step).round() * step
+
+    for one in patient.modules(".v_proj"):
+        changed_output(one, change)
+
+
+@fault(OWN, PADDING, flags=PAD, among=("llama", "qwen3", "mistral"), layout="left")
+def first_tokens_are_let_see_nothing(patient: Patient) -> None:
+    def change(call: Call, seen: Tensor) -> Tensor:
+        if call.mask_BS is None:
+            return seen
+        first = call.mask_BS.bool() & (call.mask_BS.cumsum(1) <= 2)
+        return seen & ~first[:, None, :, None]
+
+    patient.seeing(change)
+
+
 #: Faults that the rules were not made with.
 HELD_BACK = tuple(one.name for one in FAULTS[1::2])
 

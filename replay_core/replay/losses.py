@@ -110,6 +110,9 @@ class Loss:
             RequestError: a setting that does not exist, or a value it cannot have.
         """
         settings = spec.parsed(text, "a loss", _NUMBERS, "grpo,kl=0.001")
+        said = settings.get("reduction")
+        if isinstance(said, str):
+            settings["reduction"] = _CALLED.get(said, said)
         cls.from_mapping({**_VALUE_DEFAULTS, **settings} if settings.get("kind") == "value" else settings)
         return settings
 
@@ -236,6 +239,8 @@ def _needed(values_BT: Any, term: str, name: str) -> Any:
 
 
 #: What a value loss takes where nothing is said: OpenRLHF's mean over all tokens.
+#: verl's names of the same (verl.trainer.ppo.core_algos.agg_loss, `loss_agg_mode`).
+_CALLED = {"token-mean": "token_mean", "seq-mean-token-sum": "sequence_sum", "seq-mean-token-mean": "sequence_mean"}
 _VALUE_DEFAULTS = {"kind": "value", "reduction": "openrlhf"}
 
 

@@ -295,3 +295,41 @@ def test_infinities_that_a_document_says_in_words_are_read_as_numbers():
 
 def test_a_sample_that_moves_others_made_of_one_token_says_so():
     assert "changing sample 0 (where all others are token 7 alone) moves" in line({**moves(0, 1), "amid": 7})
+
+
+def test_what_is_the_same_in_another_order_takes_all_together_however_few_it_moves():
+    few = [{**moves(0, 1), "spread": 0.1, "reach": 0.2}, {**moves(1), "spread": None, "reach": None}]
+    assert kind(*few, packed=False) == "other_samples"
+    assert kind(*few, packed=False, symmetric=True) == "batch", "who is chosen of all"
+    exchanged = [{**one, "given_away": 3} for one in (moves(0, 1), moves(1, 0))]
+    assert kind(*exchanged, packed=False, symmetric=True) == "other_samples", "two rows that are exchanged"
+
+
+def test_other_kinds_that_hold_are_listed_in_their_order():
+    seen = (sight("padding", order=4), sight("token", relation="earlier", order=30))
+    found = cause_of(evidence(*seen, lost={"token": 1, "module": "layers.0.x"}), rows(0.0, 1.0), 1e-3)
+    assert found["kind"] == "padding"
+    assert [one["kind"] for one in found["also"]] == ["future", "own_keys"]
+    of_the_batch = cause_of(evidence(sight("other", "other"), symmetric=True), rows(0.0, 1.0), 1e-3)
+    assert of_the_batch["kind"] == "batch"
+    assert [one["kind"] for one in of_the_batch["also"]] == ["other_samples"]
+    assert "takes all there is together" in of_the_batch["sentence"]
+
+
+def test_what_only_tokens_with_an_empty_mask_see_is_a_loss_of_their_keys():
+    nothing = {"sample": 0, "token": 0, "tokens": 2, "explains": ["future"]}
+    ahead = sight("token", relation="earlier")
+    assert kind(ahead, emptied=nothing) == "own_keys"
+    assert kind(ahead, sight("padding"), emptied=nothing) == "padding", "others see padding all the same"
+    assert kind(ahead, emptied={**nothing, "explains": []}) == "future"
+
+
+def test_a_statistic_within_attention_is_of_the_batch_where_rows_move_each_other_beside():
+    ahead = sight("token", relation="earlier", by="reference")
+    assert kind(ahead, beside=True) == "batch"
+    assert kind(ahead, beside=False) == "future"
+
+
+def test_scores_that_differ_by_where_keys_stand_are_positions():
+    assert kind(by_position=True) == "positions"
+    assert kind(by_position=False) == "maths"

@@ -24,6 +24,10 @@ CHOSEN = (
     ("queries_scaled_by_the_padded_width", "llama", "float32"),
     ("last_layer_turns_by_twice_the_positions", "llama", "float32"),
     ("own_kernel_skips_a_tile", "llama", "float32"),
+    ("distances_counted_by_fours_in_the_batch", "llama", "float32"),
+    ("last_column_of_keys_lost", "qwen3", "float32"),
+    ("experts_choose_of_all_tokens", "llama", "float32"),
+    ("two_rows_change_places", "llama", "float32"),
 )
 #: Further faults of these kinds.
 MORE = (
@@ -45,6 +49,8 @@ MORE = (
     ("state_kept_between_calls", "gemma2", "bfloat16"),
     ("attention_scaled_in_the_pack", "gpt_neox", "float32"),
     ("experts_permuted_in_the_pack", "mixtral", "bfloat16"),
+    ("values_quantised_by_the_greatest_of_the_batch", "llama", "float32"),
+    ("first_tokens_are_let_see_nothing", "mistral", "float32"),
 )
 
 

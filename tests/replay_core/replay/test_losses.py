@@ -10,6 +10,7 @@ ONES = np.ones((2, 3))
 def test_a_text_names_only_what_it_sets():
     assert Loss.parse("grpo,kl=0.001,clip_high=0.28") == {"kind": "grpo", "kl": 0.001, "clip_high": 0.28}
     assert Loss.parse("reduction=sequence_mean") == {"reduction": "sequence_mean"}
+    assert Loss.parse("reduction=seq-mean-token-sum") == {"reduction": "sequence_sum"}, "as verl calls it"
 
 
 @pytest.mark.parametrize("text", ["dpo", "grpo,kl=much", "grpo,beta=1", "reduction=median"])
