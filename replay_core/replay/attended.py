@@ -1,4 +1,4 @@
-"""What attention gives each key, in eager, under two settings: keys that one gives nothing, and what is added to scores.
+"""What attention gives each key in eager, under two settings: keys that one gives nothing, what is added to scores.
 
 A key that only its own token sees (the last of a row) moves nobody when it is changed: its token hears itself in the
 query. And what a bias adds to the scores is told from other maths by changing every token: a bias of the positions is
@@ -47,7 +47,7 @@ class Attended:
     astray: torch.Tensor
 
 
-class _Softmaxes(TorchFunctionMode):
+class _Softmaxes(TorchFunctionMode):  # type: ignore[misc]
     """Keeps what every softmax over keys returns while `is_on`."""
 
     def __init__(self) -> None:

@@ -135,7 +135,8 @@ def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     kind, because = found[0]
     return {
         "kind": kind, "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": _told(evidence),
-        "also": _as_entries(found[1:]), "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}{_skipped(evidence)}",
+        "also": _as_entries(found[1:]),
+        "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}{_skipped(evidence)}",
     }  # fmt: skip
 
 
@@ -375,9 +376,7 @@ def _are_rows_moved_both_ways(evidence: Evidence) -> bool:
     return not evidence["packed"] and len(ways) == 2 and not is_left_out
 
 
-def _shown(
-    sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = False, beside: bool = False
-) -> str | None:
+def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = False, beside: bool = False) -> str | None:
     where = (sight["first"] or {}).get("kind")
     if sight["what"] == "token" and not sight["moved"]:
         return "own_keys" if sight["deaf"] else None
@@ -468,7 +467,9 @@ def _is_clean(evidence: Evidence) -> bool:
 def _told(evidence: Evidence) -> dict[str, Any]:
     """The document's part."""
     names = ("arithmetic", "apart", "logp_apart", "kernels_apart", "truth", "smallest", "first", "visibility")
-    told = {name: evidence[name] for name in names} | {name: evidence.get(name) for name in ("asked", "beside", "symmetric")}
+    told = {name: evidence[name] for name in names} | {
+        name: evidence.get(name) for name in ("asked", "beside", "symmetric")
+    }
     told["skipped"] = list(evidence.get("skipped") or ())
     return {**told, "visibility": [{**sight, "sentence": line(sight)} for sight in evidence["visibility"]]}
 

@@ -167,9 +167,8 @@ class _Recording:
         limit = f"{ran} and {other} are up to {noise.most:.3g} apart on these tokens, on average {noise.mean:.3g}"
         if noise.explains:
             return [f"{far}, no more than {_coarser(ran, other)} explains: {limit}"] if named is None else []
-        reason = (
-            f"{held['max_abs']:.3g} nats off at most, {held['mean_abs']:.3g} on average, which no dtype explains: {limit}"
-        )
+        off = f"{held['max_abs']:.3g} nats off at most, {held['mean_abs']:.3g} on average"
+        reason = f"{off}, which no dtype explains: {limit}"
         baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
         return []
 

@@ -245,9 +245,7 @@ def _evidence(
         None,
     )
     if not is_one:
-        gives = asking(
-            "what attention gives each key", lambda: _attended(bench, (flags, reference), small, parted), {}
-        )
+        gives = asking("what attention gives each key", lambda: _attended(bench, (flags, reference), small, parted), {})
         found |= {**gives, "lost": found["lost"] or gives.get("lost")}
     if not is_one and found["lost"] is None:
         found["unturned_agrees"] = asking("no rotation", lambda: _agree_unturned(bench, flags, reference, small), None)
