@@ -88,7 +88,7 @@ def test_a_pack_of_a_model_that_takes_no_positions_is_one_sequence_and_that_is_s
     bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4))
     doc = ask(matrix="attention=eager packing=off,on", plan={"model": saved(bloom, tmp_path / "bloom")})
     assert outcomes(doc) == ["ran"] * 4
-    assert "BloomModel takes no position_ids" in " ".join(doc["cells"][-1]["notes"])
+    assert "BloomModel drops position_ids: nothing tells it" in " ".join(doc["cells"][-1]["notes"])
     assert [cell["agreement"]["agrees"] for cell in doc["cells"][2:]] == [True, False]
     assert doc["cells"][-1]["cause"]["kind"] == "other_samples"
 
