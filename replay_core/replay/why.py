@@ -57,6 +57,8 @@ SAME_NATS = 1e-4
 _BUDGET = 4e11
 #: Slots of a batch whose every token is watched, and rows and columns that are kept of a larger one.
 _WATCHED, _COMPANY = 1024, (3, 32)
+#: Parameters times slots from which on a batch is made smaller first: some eighty passes of it are asked for.
+_LARGE = 2e10
 #: Tokens right before the first that parts, of which each is changed by itself.
 _BEFORE = 4
 #: Tokens of its past, from the first to itself, of which each is changed if none of those before it was lost.
@@ -203,7 +205,8 @@ def _evidence(
         return found
     # A row of one token has nobody to be moved by: interventions are made in a batch that still has company.
     small = batch
-    if batch.ids_BS.size > _WATCHED:
+    parameters = sum(one.numel() for one in bench.model.backbone.parameters())
+    if batch.ids_BS.size > _WATCHED or parameters * batch.ids_BS.size > _LARGE:
         small = asking("a smaller batch", lambda: smallest(bench, flags, reference, batch, *_COMPANY), batch)
     if not is_one:
         found["smallest"] = asking("the smallest case", lambda: _smallest_case(bench, flags, reference, small), None)
