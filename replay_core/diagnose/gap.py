@@ -16,6 +16,7 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.kinship import Kin, odd_one
 from replay_core.diagnose.rule import Skip, given
 from replay_core.measure.lag import Lag, detect_lag
 
@@ -319,13 +320,21 @@ def unsampled(rollout: Column, trainer: Column, both_N: Array) -> Array:
     return zero_N if improbable and count < 0.9 * both_N.sum() else np.zeros_like(both_N)
 
 
+def _is_one_shift(odd: Kin) -> bool:
+    """Whether it is the rollout that is off by one token: that is D08's."""
+    return odd.suspect.name == "rollout_logprobs" and abs(odd.by) == 1
+
+
 def gap(batch: StepBatch) -> Gap:
     """The gap between rollout and trainer.
 
     Raises:
-        Skip: fewer than 8 tokens have both, or they are one tensor.
+        Skip: fewer than 8 tokens have both, they are one tensor, or one of the two is no log-probability of its tokens.
     """
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
+    odd = odd_one(batch)
+    if odd is not None and {odd.suspect.name} & {rollout.name, trainer.name} and not _is_one_shift(odd):
+        raise Skip(f"{odd.suspect.name} are {odd.what} (D79, D80, D92): their distance has no other cause")
     both_N = batch.pair(rollout, trainer)
     both_N = both_N & ~unsampled(rollout, trainer, both_N)
     if both_N.sum() < FEWEST:

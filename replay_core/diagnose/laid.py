@@ -123,6 +123,24 @@ class Laid:
                 ]
         return [None] * len(self._flat)
 
+    def first_update_B(self, name: str) -> Array:
+        """Which samples of a tensor are surely of the first optimizer step of their batch: nothing has moved there."""
+        keys = self.keys_of(name)
+        known = any(key is not None and (key.minibatch is not None or key.epoch is not None) for key in keys)
+        first = []
+        lowest: dict[int | None, int] = {}
+        for key in keys:
+            if key is not None and key.micro is not None:
+                lowest[key.rank] = min(lowest.get(key.rank, key.micro), key.micro)
+        for key in keys:
+            if key is None:
+                first.append(False)
+            elif known:
+                first.append((key.minibatch or 0) == 0 and (key.epoch or 0) == 0)
+            else:
+                first.append(key.micro is None or key.micro == lowest.get(key.rank))
+        return np.array(first, dtype=bool)
+
     def rows_by_micro(self) -> dict[tuple[int | None, int | None], list[int]]:
         """The samples of every (rank, micro) that a sheet names."""
         found: dict[tuple[int | None, int | None], list[int]] = {}

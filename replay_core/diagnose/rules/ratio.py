@@ -12,7 +12,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import FEWEST
+from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
@@ -59,25 +59,6 @@ def ratios(batch: StepBatch) -> tuple[Array, Array, str]:
     return column.values_N, known_N, column.source
 
 
-def first_update_B(batch: StepBatch) -> Array:
-    """Which samples are surely of the first optimizer step of their batch: nothing has moved there."""
-    keys = batch.laid.keys_of("policy_logprobs")
-    known = any(key is not None and (key.minibatch is not None or key.epoch is not None) for key in keys)
-    first = []
-    lowest: dict[int | None, int] = {}
-    for key in keys:
-        if key is not None and key.micro is not None:
-            lowest[key.rank] = min(lowest.get(key.rank, key.micro), key.micro)
-    for key in keys:
-        if key is None:
-            first.append(False)
-        elif known:
-            first.append((key.minibatch or 0) == 0 and (key.epoch or 0) == 0)
-        else:
-            first.append(key.micro is None or key.micro == lowest.get(key.rank))
-    return np.array(first, dtype=bool)
-
-
 #: Of a batch that is recorded whole, the share of samples that its first of several mini-batches may have.
 FIRST_OF = (0.12, 0.55)
 
@@ -98,7 +79,7 @@ def _is_of_several_updates(batch: StepBatch, policy: Column, old: Column) -> boo
 
 def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
     """The lag at which old and new log-probabilities face each other, where it is not 0."""
-    first_B = first_update_B(batch)
+    first_B = batch.laid.first_update_B("policy_logprobs")
     inside_N = batch.response_N if batch.response_N is not None else batch.pair(policy, old)
     rows_a, rows_b = [], []
     for start, length, first in zip(batch.flat.starts_B, batch.flat.lengths_B, first_B, strict=True):
@@ -138,7 +119,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
                 " it has to be about 1, and clipping cuts tokens off as if the policy had left",
             )  # fmt: skip
             return
-    both_N = both_N & np.repeat(first_update_B(batch), batch.flat.lengths_B)
+    both_N = both_N & np.repeat(batch.laid.first_update_B("policy_logprobs"), batch.flat.lengths_B)
     if both_N.sum() < FEWEST:
         raise Skip("no tokens are surely of the first update")
     moved = policy.values_N[both_N] - old.values_N[both_N]
@@ -170,6 +151,21 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
             cause="one forward is about the token at its index, the other about the next: labels or logits are off by "
             "one (a slice or a roll) where the loss is made",
         )  # fmt: skip
+        return
+    as_engine = Gap(batch, old, policy, both_N)
+    if as_engine.is_tempered:
+        yield finding(
+            "error",
+            "policy and old log-probabilities are at different temperatures before any update: "
+            f"{given(as_engine.gain):.2f} explains their difference",
+            place,
+            evidence=[
+                shown("temperature of the old over the policy's", given(as_engine.gain), "0.9 to 1.1"),
+                shown("correlation", as_engine.correlation),
+                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
+            ],
+            cause="one of the two forwards divides its logits by the sampling temperature and the other does not",
+        )
         return
     yield finding(
         "error" if largest > 0.2 else "warning",
@@ -460,7 +456,7 @@ def torn_away(batch: StepBatch) -> Iterator[Finding]:
     """mean |policy - old| over 1 nat per token in a later update of a batch (its first update is D14's): an error."""
     policy, old, _ = _pair(batch)
     # Every epoch is a row of its own; the first ones have not moved yet.
-    both_N = batch.pair(policy, old) & ~np.repeat(first_update_B(batch), batch.flat.lengths_B)
+    both_N = batch.pair(policy, old) & ~np.repeat(batch.laid.first_update_B("policy_logprobs"), batch.flat.lengths_B)
     if both_N.sum() < FEWEST:
         raise Skip("one update for each batch")
     moved = np.abs(policy.values_N - old.values_N)[both_N]

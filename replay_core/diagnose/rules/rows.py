@@ -8,53 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE
+from replay_core.diagnose.kinship import odd_one, whose
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.sheets import marked
 from replay_core.diagnose.stating import finding, share, shown
 
-#: Tokens of a response that tell it from another, samples that tell rows exchanged from one that is odd, and the most
-#: samples that each is held against each other.
-FEWEST, SAMPLES, MOST = 3, 4, 512
-#: How near another's values are, in shares of what its own are apart.
-NEARER = 0.2
-
-
-def whose(batch: StepBatch, rollout: Column, trainer: Column) -> Array | None:
-    """The sample [B] whose trainer log-probabilities each sample's rollout's are, where four fifths of those that can
-    be told (4 and more) are another's; -1 where it cannot be told. None where rows are not exchanged.
-    """
-    inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
-    if inside_N is None or not SAMPLES <= len(batch) <= MOST:
-        return None
-    spans = [slice(start, start + length) for start, length in zip(
-        batch.flat.starts_B, batch.flat.lengths_B, strict=True)]  # fmt: skip
-    theirs = [np.nan_to_num(rollout.values_N[at][inside_N[at]]) for at in spans]
-    ours = [np.nan_to_num(trainer.values_N[at][inside_N[at]]) for at in spans]
-    found_B = np.full(len(batch), -1)
-    told = 0
-    for sample, values in enumerate(theirs):
-        if len(values) < FEWEST or len(ours[sample]) < FEWEST:
-            continue
-        apart = np.full(len(batch), np.inf)
-        for other, mine in enumerate(ours):
-            # A row that is longer than the sample it stands for is filled up with zeros.
-            held = min(len(values), len(mine))
-            if held >= FEWEST and values[:held].all():
-                apart[other] = np.abs(values[:held] - mine[:held]).mean()
-        own = np.abs(values - ours[sample]).mean()
-        if own <= DISAGREE:
-            told += 1
-            continue
-        best = int(apart.argmin())
-        told += 1
-        if best != sample and apart[best] < min(NEARER * own, DISAGREE):
-            found_B[sample] = best
-    moved = int((found_B >= 0).sum())
-    return found_B if moved >= SAMPLES and moved >= 0.6 * told else None
+#: Samples that tell what is of all rows from what one odd row has.
+SAMPLES = 4
 
 
 @rule("D79", "rollout log-probabilities are another sample's", link="rollout_logprobs", scope="batch",
@@ -67,6 +28,9 @@ def another_row(batch: StepBatch) -> Iterator[Finding]:
     their own and within .03 nats.
     """
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
+    odd = odd_one(batch)
+    if odd is not None and odd.suspect.name != "rollout_logprobs":
+        raise Skip(f"it is {odd.suspect.name} that are another quantity (D92)")
     found_B = whose(batch, rollout, trainer)
     if found_B is None:
         return

@@ -1,0 +1,373 @@
+"""What a tensor of log-probabilities is, where it is not what its name says: another one, put through a known mistake.
+
+Rollout, old, policy and reference say nearly the same of the same tokens. Where one does not, a closed family of
+transforms of the others is searched: zeros, probabilities, another base or sign, sums, means, a shift, another row, a
+bound. A transform is believed where it makes the numbers of nearly all tokens that tell it from the plain tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.flat import Array
+
+#: Two forwards of one model differ by less in most tokens: nats, and a share of the log-probability (bf16).
+ROUNDING, RELATIVE = 0.03, 0.03
+#: Mean distance below which two tensors are one; tokens that tell, and the share of them that a transform makes.
+ALIKE, FEWEST, SHARE = 0.03, 12, 0.9
+#: Log-probabilities in which a factor and a temperature differ: a temperature leaves p = 1/2 where it is.
+MIDDLE = (-1.5, -0.2)
+#: Places that a row may be shifted by.
+SHIFTS = (1, -1, 2, -2, 3, -3)
+#: Tokens of a response that tell it from another; samples that tell rows exchanged from one that is odd, and the most
+#: that each is held against each other; how near another's values are, in shares of what its own are apart.
+TOKENS, SAMPLES, MOST, NEARER = 3, 4, 512, 0.2
+
+_NAMES = ("rollout_logprobs", "old_logprobs", "policy_logprobs", "ref_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """`suspect` is what a transform makes of `model`. `share`: of the tokens that tell, those it makes."""
+
+    suspect: Column
+    model: Column
+    what: str
+    """What it is, as the rest of a sentence."""
+    cause: str
+    share: float
+    tokens: int
+    at: int
+    """The first flat token that tells."""
+    by: int = 0
+    """Places it is shifted by, where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Transform:
+    what: str
+    cause: str
+    values_K: Array
+    """What the suspect should be, NaN where it says nothing."""
+    tells_K: Array | None = None
+    """Tokens that tell, where the distance alone does not say it."""
+    by: int = 0
+
+
+def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
+    """The sample [B] whose values in `those` each sample's values in `these` are, where four fifths of those that can
+    be told (4 and more) are another's; -1 where it cannot be told. None where rows are not exchanged.
+    """
+    inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
+    if inside_N is None or not SAMPLES <= len(batch) <= MOST:
+        return None
+    spans = [slice(start, start + length) for start, length in zip(
+        batch.flat.starts_B, batch.flat.lengths_B, strict=True)]  # fmt: skip
+    theirs = [np.nan_to_num(these.values_N[at][inside_N[at]]) for at in spans]
+    ours = [np.nan_to_num(those.values_N[at][inside_N[at]]) for at in spans]
+    found_B = np.full(len(batch), -1)
+    told = 0
+    for sample, values in enumerate(theirs):
+        if len(values) < TOKENS or len(ours[sample]) < TOKENS:
+            continue
+        apart = np.full(len(batch), np.inf)
+        for other, mine in enumerate(ours):
+            # A row that is longer than the sample it stands for is filled up with zeros.
+            held = min(len(values), len(mine))
+            if held >= TOKENS and values[:held].all():
+                apart[other] = np.abs(values[:held] - mine[:held]).mean()
+        own = np.abs(values - ours[sample]).mean()
+        if own <= ALIKE:
+            told += 1
+            continue
+        best = int(apart.argmin())
+        told += 1
+        if best != sample and apart[best] < min(NEARER * own, ALIKE):
+            found_B[sample] = best
+    moved = int((found_B >= 0).sum())
+    return found_B if moved >= SAMPLES and moved >= 0.6 * told else None
+
+
+def odd_one(batch: StepBatch) -> Kin | None:
+    """The log-probabilities of the batch that are another quantity; None where none is, or it cannot be told."""
+    if "odd_one" not in batch.worked_out:
+        batch.worked_out["odd_one"] = _odd_one(batch)
+    found: Kin | None = batch.worked_out["odd_one"]
+    return found
+
+
+def _odd_one(batch: StepBatch) -> Kin | None:
+    columns = {name: column for name in _NAMES if (column := batch.columns.of(name)) is not None}
+    sure_B = batch.laid.first_update_B("policy_logprobs") if "policy_logprobs" in columns else None
+    inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
+    if inside_N is None or len(columns) < 2:
+        return None
+    if batch.trained_N is not None:
+        # Tool output and prompts within a response have no log-probability of the engine.
+        inside_N = inside_N & batch.trained_N if batch.trained_N.any() else inside_N
+    known: dict[str, Array] = {}
+    for name, column in columns.items():
+        here_N = inside_N & column.said_N & np.isfinite(column.values_N)
+        if name == "policy_logprobs" and sure_B is not None:
+            here_N = here_N & np.repeat(sure_B, batch.flat.lengths_B)
+        known[name] = here_N
+
+    def alike(a: str, b: str) -> bool:
+        both_N = known[a] & known[b]
+        apart = np.abs(columns[a].values_N[both_N] - columns[b].values_N[both_N])
+        return len(apart) >= FEWEST and float(apart.mean()) <= ALIKE
+
+    copied = _copied(columns, known)
+    if copied is not None:
+        return copied
+    best: tuple[bool, float] = (False, 0.0)
+    odd: Kin | None = None
+    for name, suspect in columns.items():
+        for other, model in columns.items():
+            if name == other:
+                continue
+            found = _kin(batch, suspect, model, np.flatnonzero(known[name] & known[other]))
+            if found is None:
+                continue
+            # Of two that differ the odd one is that which a third does not agree with.
+            voted = any(alike(other, third) for third in columns if third not in (name, other))
+            if (voted, found.share) > best:
+                best, odd = (voted, found.share), found
+    return odd
+
+
+#: What stands in another's place is the same to the last bit: two forwards of one model are not.
+_PLACES = (
+    ("ref_logprobs", "rollout_logprobs", "the engine's", "old_logprobs"),
+    ("ref_logprobs", "rollout_logprobs", "the engine's", "policy_logprobs"),
+)
+
+
+def _copied(columns: dict[str, Column], known: dict[str, Array]) -> Kin | None:
+    """A reference that is the rollout to the last bit, while the trainer's own forward differs from both."""
+    for name, other, words, third in _PLACES:
+        if not {name, other, third} <= columns.keys():
+            continue
+        at_K = np.flatnonzero(known[name] & known[other] & known[third])
+        x_K, y_K, z_K = (columns[each].values_N[at_K] for each in (name, other, third))
+        if len(at_K) < FEWEST or not np.ptp(x_K) > 0:
+            continue
+        tells_K = y_K != z_K
+        if tells_K.mean() > 0.5 and float((x_K == y_K)[tells_K].mean()) > 0.99:
+            return Kin(
+                columns[name], columns[other], f"{words}, to the last bit",
+                "another tensor stands in its place (a key, an index, a default): what is measured is no distance to "
+                "the reference",
+                1.0, int(tells_K.sum()), int(at_K[np.flatnonzero(tells_K)[0]]),
+            )  # fmt: skip
+    return None
+
+
+def _kin(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -> Kin | None:
+    x_K, y_K = suspect.values_N[at_K], model.values_N[at_K]
+    if len(at_K) < FEWEST or float(np.abs(x_K - y_K).mean()) <= ALIKE or not np.ptp(y_K) > 0:
+        return None
+    for one in _transforms(batch, suspect, model, at_K):
+        f_K = one.values_K
+        known_K = np.isfinite(f_K)
+        tolerance_K = ROUNDING + RELATIVE * np.abs(np.where(known_K, f_K, 0.0))
+        tells_K = one.tells_K
+        if tells_K is None:
+            tells_K = known_K & ((np.abs(x_K - y_K) > tolerance_K) | (np.abs(f_K - y_K) > tolerance_K))
+        if tells_K.sum() < max(FEWEST, 0.02 * len(at_K)) or known_K.sum() < 0.5 * len(at_K):
+            continue
+        share = float((np.abs(x_K - f_K) <= tolerance_K)[tells_K].mean())
+        if share >= SHARE:
+            first = int(at_K[np.flatnonzero(tells_K)[0]])
+            return Kin(suspect, model, one.what, one.cause, share, int(tells_K.sum()), first, one.by)
+    return None
+
+
+def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -> Iterator[_Transform]:
+    """Every known way that log-probabilities become something else, the simplest first."""
+    x_K, y_K = suspect.values_N[at_K], model.values_N[at_K]
+    every = np.ones(len(at_K), dtype=bool)
+    if not x_K.any():
+        yield _Transform(
+            f"exactly 0 on all {len(at_K)} tokens: a probability of 1",
+            "the engine did not return them and zeros stand in for them (a placeholder, an option that is off), or it "
+            "samples the best token alone (temperature 0)"
+            if suspect.name == "rollout_logprobs"
+            else "the tensor was allocated and never filled, or holds a difference (log_probs - log_probs.detach())",
+            np.zeros(len(at_K)),
+            every,
+        )
+        return
+    if not np.ptp(x_K) > 1e-6:
+        yield _Transform(
+            f"one number on all {len(at_K)} tokens ({x_K[0]:.4g})",
+            "a placeholder or a mean over the whole batch stands in for them",
+            x_K,
+            every,
+        )
+        return
+    yield _Transform(
+        "probabilities, not their logarithms: they lie between 0 and 1",
+        "the logarithm is missing (softmax for log_softmax, or an exp too many)",
+        np.exp(y_K),
+    )
+    yield _Transform(
+        "negated: they are positive",
+        "negative log-likelihoods (a cross entropy) are taken for log-probabilities: the sign is missing",
+        -y_K,
+    )
+    if float(x_K.min()) > 1e-3:
+        return
+    rows = _rows(batch, at_K)
+    yield from _scaled(x_K, y_K)
+    for what, cause, summed_K in (
+        (
+            "added up along the response: each has the sum of all before it",
+            "a cumulative sum over the response is taken for the tokens' own",
+            _cumulated(y_K, rows),
+        ),
+        (
+            "added up from the end of the response: each has the sum of all behind it",
+            "a sum over what follows is taken for the tokens' own",
+            _cumulated(y_K[::-1], rows[::-1])[::-1],
+        ),
+        (
+            "one number for each response: the mean over its tokens",
+            "the response's mean is spread over its tokens: what is of a sequence is taken for what is of a token",
+            _spread(y_K, rows, mean=True),
+        ),
+        (
+            "one number for each response: the sum over its tokens",
+            "the response's sum is spread over its tokens: what is of a sequence is taken for what is of a token",
+            _spread(y_K, rows, mean=False),
+        ),
+    ):
+        longer = np.bincount(rows)[rows] > 1
+        yield _Transform(what, cause, np.where(longer, summed_K, np.nan))
+    low_K, high_K = (_extreme(x_K, rows, pick) for pick in (np.minimum, np.maximum))
+    if np.ptp(x_K) > 1e-3 and float((high_K - low_K).max()) <= 1e-6:
+        yield _Transform(
+            "one number for each response",
+            "what is of a sequence (a mean, a sum) is spread over its tokens and taken for what is of a token",
+            np.where(np.bincount(rows)[rows] > 1, x_K, np.nan),
+        )
+    for by in SHIFTS:
+        yield _Transform(
+            f"shifted by {by:+d} token{'s' * (abs(by) > 1)}",
+            "one side is about the token at its index, the other about one beside it: a roll or a slice is off",
+            _shifted(y_K, rows, by),
+            by=by,
+        )
+    yield from _bounded(x_K, y_K)
+    entropy = batch.columns.of("entropy")
+    if entropy is not None and entropy.said_N[at_K].all():
+        yield _Transform(
+            "the negative entropy of each place",
+            "the sum of p log p over the vocabulary is taken instead of the sampled token's log p",
+            -entropy.values_N[at_K],
+        )
+    found_B = whose(batch, suspect, model)
+    if found_B is not None:
+        yield _Transform(*_of_rows(found_B), _other_rows(batch, model, at_K, found_B))
+
+
+def _scaled(x_K: Array, y_K: Array) -> Iterator[_Transform]:
+    """One factor. A temperature is none: it normalises again."""
+    inside_K = (y_K > MIDDLE[0]) & (y_K < MIDDLE[1])
+    if inside_K.sum() < FEWEST:
+        return
+    factor = float(np.median(x_K[inside_K] / y_K[inside_K]))
+    close_K = np.abs(x_K - factor * y_K) <= 0.02 * np.abs(factor * y_K) + 0.01
+    if not factor > 0 or abs(factor - 1) < 0.1 or close_K[inside_K].mean() < SHARE:
+        return
+    base = {"2": 1 / np.log(2), "10": 1 / np.log(10)}
+    named = next((name for name, value in base.items() if abs(factor / value - 1) < 0.02), None)
+    yield _Transform(
+        f"logarithms to the base {named}, not natural ones" if named else f"{factor:.3g} times what they should be",
+        "another base of the logarithm (log2, log10)"
+        if named
+        else "a factor too many: they are divided by a temperature, a length or a count after they were normalised",
+        factor * y_K,
+        inside_K,
+    )
+
+
+def _bounded(x_K: Array, y_K: Array) -> Iterator[_Transform]:
+    """Cut off at the smallest of them, which many tokens have."""
+    floor = float(x_K.min())
+    cut_K = x_K == floor
+    below_K = y_K < floor - ROUNDING - RELATIVE * abs(floor)
+    if cut_K.sum() >= FEWEST and below_K.sum() >= FEWEST // 2 and floor < -1e-3:
+        yield _Transform(
+            f"cut off below at {floor:.4g}: no token is less probable",
+            "a clamp on log-probabilities (or probabilities): rare tokens, which differ most, all have one ratio",
+            np.maximum(y_K, floor),
+        )
+
+
+def _rows(batch: StepBatch, at_K: Array) -> Array:
+    """The sample of each of these tokens, in order."""
+    return batch.flat.sample_N[at_K]
+
+
+def _cumulated(y_K: Array, rows: Array) -> Array:
+    total = np.cumsum(y_K)
+    first = np.flatnonzero(np.diff(rows, prepend=rows[0] - 1))
+    before = np.repeat(total[first] - y_K[first], np.diff([*first, len(rows)]))
+    summed: Array = total - before
+    return summed
+
+
+def _spread(y_K: Array, rows: Array, *, mean: bool) -> Array:
+    total = np.bincount(rows, weights=y_K)
+    count = np.bincount(rows)
+    each: Array = (total / np.maximum(count, 1) if mean else total)[rows]
+    return each
+
+
+def _extreme(x_K: Array, rows: Array, pick: np.ufunc) -> Array:
+    """The largest or smallest value of each token's sample."""
+    first = np.flatnonzero(np.diff(rows, prepend=rows[0] - 1))
+    each: Array = np.repeat(pick.reduceat(x_K, first), np.diff([*first, len(rows)]))
+    return each
+
+
+def _shifted(y_K: Array, rows: Array, by: int) -> Array:
+    moved_K = np.full(len(y_K), np.nan)
+    here, there = (slice(by, None), slice(None, -by)) if by > 0 else (slice(None, by), slice(-by, None))
+    same = rows[here] == rows[there]
+    moved_K[here] = np.where(same, y_K[there], np.nan)
+    return moved_K
+
+
+def _of_rows(found_B: Array) -> tuple[str, str]:
+    moved = np.flatnonzero(found_B >= 0)
+    by, counts = np.unique((moved - found_B[moved]) % len(found_B), return_counts=True)
+    most = int(by[counts.argmax()])
+    rolled = counts.max() >= 0.8 * len(moved)
+    return (
+        f"in the wrong rows: those of {len(moved)} of {len(found_B)} samples are another sample's"
+        + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
+        "rows were permuted (sorted by length, balanced over ranks, shuffled or rolled) and this tensor was not "
+        "permuted with them",
+    )
+
+
+def _other_rows(batch: StepBatch, model: Column, at_K: Array, found_B: Array) -> Array:
+    """The model's values of the found rows, at the same place of the response."""
+    sample_K, starts_B = batch.flat.sample_N[at_K], batch.flat.starts_B
+    inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
+    assert inside_N is not None
+    heads_B = batch.flat.first(inside_N)
+    place_K = batch.flat.position_N[at_K] - heads_B[sample_K]
+    other_K = np.where(found_B[sample_K] >= 0, found_B[sample_K], sample_K)
+    there_K = heads_B[other_K] + place_K
+    inside_K = there_K < batch.flat.lengths_B[other_K]
+    index_K = np.where(inside_K, starts_B[other_K] + there_K, 0)
+    values_K: Array = np.where(inside_K, model.values_N[index_K], np.nan)
+    return values_K

@@ -1,0 +1,55 @@
+"""Log-probabilities that are another quantity than their name says: recomputed from their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.kinship import odd_one
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stating import finding, shown
+
+_WORDS = {
+    "rollout_logprobs": ("rollout", "rollout_logprobs"), "old_logprobs": ("old", "logprobs"),
+    "policy_logprobs": ("policy", "logprobs"), "ref_logprobs": ("reference", "ref"),
+}  # fmt: skip
+
+
+@rule("D92", "log-probabilities are another quantity", link="logprobs", scope="batch", lasts=True,
+      needs=("rollout_logprobs|old_logprobs|policy_logprobs|ref_logprobs", "mask|response"),
+      explains=("D08", "D09", "D10", "D11", "D12", "D13", "D14", "D15", "D16", "D24", "D28", "D29", "D31", "D35",
+                "D46", "D50", "D55", "D59", "D60", "D69", "D89", "L08", "L10", "L16"),
+      source="rollout, old, policy and reference say nearly the same of the same tokens")  # fmt: skip
+def another_quantity(batch: StepBatch) -> Iterator[Finding]:
+    """Rollout, old, policy (of the first update) and reference log-probabilities, each that is over .03 nats from
+    another held against what known mistakes make of that: zeros, one number, probabilities, the sign turned, another
+    base or a factor, sums along the response, means and sums of it, a shift by up to three tokens, another row's, cut
+    off below, the entropy. An error where one makes 90 % of the tokens that tell it from the plain values (12 and more,
+    to .03 nats and 3 %). The odd one of three is the one that the others do not agree with. A factor is told from a
+    temperature by tokens of a probability near 1/2, which a temperature leaves alone.
+    """
+    odd = odd_one(batch)
+    if odd is None:
+        if sum(batch.has(name) for name in _WORDS) < 2:
+            raise Skip("needs two of rollout, old, policy and reference log-probabilities")
+        return
+    word, link = _WORDS[odd.suspect.name]
+    rollout, zero = odd.suspect.name == "rollout_logprobs", odd.what.startswith("exactly 0")
+    if (rollout and (abs(odd.by) == 1 or odd.what.startswith("in the wrong rows"))) or (
+        zero and odd.suspect.name in ("old_logprobs", "policy_logprobs")
+    ):
+        raise Skip("a shift of the rollout by one token (D08), its rows (D79) and zeros of the trainer (D80) are told "
+                   "there")  # fmt: skip
+    yield finding(
+        "error",
+        f"{word} log-probabilities are {odd.what}",
+        batch.laid.where(odd.suspect.name, at=odd.at),
+        link=link,
+        evidence=[
+            shown("share of the tokens that tell which it makes", odd.share, "0", odd.suspect.source),
+            shown("tokens that tell", odd.tokens),
+            shown("made of", odd.model.source),
+        ],
+        cause=odd.cause,
+    )
