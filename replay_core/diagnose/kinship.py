@@ -366,8 +366,9 @@ def _other_rows(batch: StepBatch, model: Column, at_K: Array, found_B: Array) ->
     heads_B = batch.flat.first(inside_N)
     place_K = batch.flat.position_N[at_K] - heads_B[sample_K]
     other_K = np.where(found_B[sample_K] >= 0, found_B[sample_K], sample_K)
+    told_K = found_B[sample_K] >= 0
     there_K = heads_B[other_K] + place_K
-    inside_K = there_K < batch.flat.lengths_B[other_K]
+    inside_K = told_K & (there_K < batch.flat.lengths_B[other_K])
     index_K = np.where(inside_K, starts_B[other_K] + there_K, 0)
     values_K: Array = np.where(inside_K, model.values_N[index_K], np.nan)
     return values_K

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
@@ -92,36 +94,6 @@ def _moving(batch: StepBatch) -> float | None:
     size = max(float(np.abs(reward_B[np.isfinite(reward_B)]).max(initial=0.0)), 1e-6)
     same = len(apart_B) >= 4 and float(np.ptp(apart_B)) <= 1e-5 * size and float(np.abs(apart_B).max()) > 1e-5 * size
     return float(apart_B.mean()) if same else None
-
-
-@rule("D04", "advantages are the raw rewards", link="advantages", scope="case",
-      explains=("L08",),
-      source="REINFORCE without a baseline; a moving baseline is 0 in its first step alone")  # fmt: skip
-def raw_rewards(case: Case) -> Iterator[Finding]:
-    """Advantages that are the rewards themselves, in every step that has rewards other than 0: an error. A baseline
-    that moves over the steps begins at 0: its first step alone has them.
-    """
-    steps: list[int] = []
-    where, looked, kind = None, 0, ""
-    for batch in case.batches():
-        kind = kind or batch.laid.algorithm.estimator
-        if not (batch.has("rewards") and batch.has("advantage")) or (raw := _is_raw(batch)) is None:
-            continue
-        looked += 1
-        if not raw:
-            raise Skip("advantages are not the raw rewards")
-        where = where or batch.laid.where("advantages", sample=0)
-        steps += [batch.step] if batch.step is not None else []
-    if not looked:
-        raise Skip("needs rewards that are not 0, and an advantage for each response")
-    yield finding(
-        "info" if kind.startswith("reinforce") else "error",
-        "advantages are the raw rewards: nothing is subtracted",
-        where,
-        evidence=[shown("steps in which they are", looked, "0")],
-        cause="no baseline is computed",
-        steps=steps,
-    )
 
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
@@ -237,11 +209,19 @@ def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> 
             yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
 
 
+_ONE_BASELINE = "r - one baseline for the whole batch"
+
+
 def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[str, str] | None:
     """Claim and cause where the estimator that agrees is not the one that is stated; None where it is, or none is."""
     stated, scaled = batch.laid.algorithm.estimator, batch.laid.algorithm.is_scaled
     if not several:
         return None
+    if name.startswith(_ONE_BASELINE) and stated in OF_GROUPS:
+        return (
+            f"advantages are not centred by the group: they are {name}",
+            f"{stated} measures a response against its own group: the mean is taken over the wrong axis",
+        )
     if name.startswith("(r - batch mean)") and stated in OF_GROUPS:
         return (
             f"advantages are normalised over the whole batch, not within the group: {name}",
@@ -319,16 +299,31 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     batch, without the std (Dr. GRPO), leave-one-out (RLOO), OPO, GPG, pass@k, ReMax's recorded baseline, REINFORCE++
     whitened over tokens, each as it is or clipped: one must agree to 1e-4 (2e-2 in bf16).
 
-    Where one does, it is named (info). Where none does: a warning, and an error where a known mistake does agree:
-    the sign turned, another grouping, another sample's advantage, zeros although rewards differ.
+    Where one does, it is named (info). Where none does in any step, all steps together are held against what a mistake
+    makes of them (the other D04).
     Where a known variant agrees, but groups whose rewards differ by less than 1e-4 of what the batch's do,
     have advantages over 0.1: a warning, noise is taught (not where most rewards of the batch differ).
     Skipped where advantages change from token to token (GAE), and where all groups are of one (D05). Where every
     sample stands equally often, a batch was trained on for several epochs: each counts once.
     """
-    found = list(_recomputed(batch))
+    found = list(_right(batch))
     worst = found[0].severity if found else "info"
-    yield from found if worst == "info" or batch.once is batch else _recomputed(batch.once)
+    yield from found if worst == "info" or batch.once is batch else _right(batch.once)
+
+
+class Unlike(Exception):  # noqa: N818 - it is no error, it is an answer
+    """Advantages that no known variant has: of the samples that have one, which those are, and how close is close."""
+
+    def __init__(self, heard_B: Array, kept_B: Array, close: Array, stored: float) -> None:
+        super().__init__("advantages are no known variant")
+        self.heard_B, self.kept_B, self.close, self.stored = heard_B, kept_B, close, stored
+
+
+def _right(batch: StepBatch) -> Iterator[Finding]:
+    try:
+        yield from _recomputed(batch)
+    except Unlike as unlike:
+        raise Skip("no known variant agrees: what they are instead is judged over all steps") from unlike
 
 
 def _recomputed(batch: StepBatch) -> Iterator[Finding]:
@@ -351,7 +346,6 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
     if (close >= 1).all():
         raise Skip("no group has a spread of rewards (D01, D03): what is left is rounding, which every variant gives")
     heard_B = advantage_B[kept_B]
-    named = batch.group_is_named
     for what, candidate_B in _rewards(batch):
         known = list(_zeroed(_known(batch, candidate_B, group_B), kept_B))
         name = _matching(heard_B, iter(known), close) or _matching(heard_B, _clipped(heard_B, known), close)
@@ -382,29 +376,7 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
                 next_step="rldbg diagnose --explain D04",
             )
             return
-    place = batch.laid.where("advantages", sample=int(np.flatnonzero(kept_B)[0]))
-    severity, claim, cause = (_mistake if named else _turned)(batch, heard_B, kept_B, close)
-    if severity is None:
-        raise Skip(cause or "groups are not named in the dump, and equal prompts as groups explain no known variant")
-    expected_B = advantages.group_normalised(reward_B, group_B)[kept_B]
-    worst = int(np.abs(heard_B - expected_B).argmax())
-    yield finding(
-        severity,
-        claim,
-        place,
-        evidence=[
-            shown(
-                "largest |A - recomputed|",
-                float(np.abs(heard_B - expected_B).max()),
-                f"<= {stored:g}",
-                column.source if column else None,
-            ),
-            shown("sample", int(np.flatnonzero(kept_B)[worst])),
-            shown("advantage there", float(heard_B[worst]), f"{float(expected_B[worst]):.6g}"),
-            shown("groups", listed(np.bincount(group_B), 4)),
-        ],
-        cause=cause,
-    )
+    raise Unlike(heard_B, kept_B, close, stored)
 
 
 #: What is left of a group's spread of rewards beside the batch's, and how large advantages of it must not be.
@@ -440,82 +412,406 @@ def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Ar
     )  # fmt: skip
 
 
-def _mistake(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
-    """Severity, claim and cause of advantages that are no known variant; severity None where that cannot be judged."""
-    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
-    if not np.abs(heard_B).max() > 0:
-        return (
-            "error",
-            "all advantages are 0 although rewards differ within groups",
-            "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One mistake that makes all advantages of a batch; `key` is the same in every step it is made in."""
+
+    severity: Severity
+    key: str
+    claim: str
+    cause: str
+
+
+@rule("D04", "advantages are made by a mistake", link="advantages", scope="case", explains=("L08",),
+      source="DeepSeekMath eq. 4.1.2; RLOO 2402.14740; a moving baseline is 0 in its first step alone")  # fmt: skip
+def made_by_mistake(case: Case) -> Iterator[Finding]:
+    """Steps whose advantages no known variant makes of rewards and groups, against a closed family of mistakes; the one
+    that makes those of most steps is said.
+
+    In every group with a spread A = (r - b) / s is solved for b and s: b is held against 0, the batch's mean, the
+    group's first, last, best, worst, second best and median reward, its sum over another count; s against the std, the
+    variance, 1 / std, the range, a factor or an epsilon on top of each. Further: the sign, absolute values, signs
+    alone, a clamp, a constant that is added, one for all, another grouping, another order of rows or of rewards, a
+    division by the length, parts that are 0 or of the other sign. An error where a mistake is sure, a warning where it
+    may be meant or none is found; the raw rewards only where every step has them.
+
+    Where the dump names no groups equal prompts are one: there only the sign, and lines, are judged. Skipped where a KL
+    in the rewards explains all of it, where groups are parts of larger ones, where rewards are sums of functions whose
+    weights are not recorded.
+    """
+    ballot: dict[str, list[tuple[StepBatch, Guess, Unlike]]] = {}
+    looked = 0
+    raw: list[StepBatch] = []
+    whys: list[str] = []
+    for batch in case.batches():
+        if not all(batch.has(need) for need in ("rewards", "group", "advantage")):
+            continue
+        is_raw = _is_raw(batch)
+        looked += is_raw is not None
+        if is_raw:
+            raw.append(batch)
+        unlike, of = _unlike(batch), batch
+        if unlike is not None and batch.once is not batch:
+            unlike, of = _unlike(batch.once), batch.once
+        if unlike is None:
+            continue
+        try:
+            for guess in _guesses(of, unlike):
+                ballot.setdefault(guess.key, []).append((batch, guess, unlike))
+        except Skip as skip:
+            whys.append(str(skip))
+    if raw and len(raw) == looked:
+        kind = raw[0].laid.algorithm.estimator
+        yield finding(
+            "info" if kind.startswith("reinforce") else "error",
+            "advantages are the raw rewards: nothing is subtracted",
+            raw[0].laid.where("advantages", sample=0),
+            evidence=[shown("steps in which they are", len(raw), "0")],
+            cause="no baseline is computed",
+            steps=[batch.step for batch in raw if batch.step is not None],
         )
+        return
+    if not ballot:
+        raise Skip(whys[0] if whys else "a known variant makes the advantages, or rewards, groups and advantages are "
+                   "not recorded together")  # fmt: skip
+    found = max(ballot.values(), key=len)
+    batch, guess, unlike = found[0]
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    column, kept_B = batch.columns.of("advantages"), unlike.kept_B
+    source = column.source if column else None
+    evidence = [shown("steps it makes", len(found), None, source), shown("agree to", unlike.stored)]
+    if len(kept_B) == len(reward_B):
+        expected_B = advantages.group_normalised(reward_B, group_B)[kept_B]
+        worst = int(np.abs(unlike.heard_B - expected_B).argmax())
+        evidence += [
+            shown("sample", int(np.flatnonzero(kept_B)[worst])),
+            shown("advantage there", float(unlike.heard_B[worst]), f"{float(expected_B[worst]):.6g}"),
+        ]
+    yield finding(
+        guess.severity,
+        guess.claim,
+        batch.laid.where("advantages", sample=int(np.flatnonzero(kept_B)[0]) if len(kept_B) == len(batch) else 0),
+        evidence=[*evidence, shown("groups", listed(np.bincount(group_B), 4))],
+        cause=guess.cause,
+        steps=[each.step for each, _, _ in found if each.step is not None],
+    )
+
+
+def _unlike(batch: StepBatch) -> Unlike | None:
+    try:
+        for _ in _recomputed(batch):
+            return None
+    except Unlike as unlike:
+        return unlike
+    except Skip:
+        pass
+    return None
+
+
+def _guesses(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Every mistake that makes the advantages of the batch, the likeliest first; what says least comes last and is for
+    batches that nothing else explains.
+
+    Raises:
+        Skip: nothing explains them, and something that is not recorded may.
+    """
+    heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
+    if not batch.group_is_named:
+        if (turned := _turned(batch, heard_B, kept_B, close)) is not None:
+            yield turned
+            return
+        raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
+    if not np.abs(heard_B).max() > 0:
+        yield Guess(
+            "error", "zero", "all advantages are 0 although rewards differ within groups",
+            "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
+        )  # fmt: skip
+        return
     if _is_raw(batch):
-        return None, "", "advantages are the raw rewards here: judged over all steps"
-    turned = _turned(batch, heard_B, kept_B, close)
-    if turned[0] is not None:
-        return turned
+        raise Skip("advantages are the raw rewards in some steps alone: a baseline that begins at 0")
+    if (turned := _turned(batch, heard_B, kept_B, close)) is not None:
+        yield turned
+        return
     weight = _kl_in_rewards(batch, heard_B, kept_B)
     if weight is not None:
-        return None, "", f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do"
-    told = next(_other_formula(batch, heard_B, kept_B, close), None)
-    if told is not None:
-        return told
-    for how, other_B in _groupings(batch):
-        found = _matching(heard_B, _zeroed(_known(batch, reward_B, other_B), kept_B), close)
-        if found is not None:
-            return (
+        raise Skip(f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do")
+    several = False
+    for guess in (
+        *_from_equal(batch, unlike), *_from_lines(batch, unlike), *_from_values(batch, unlike),
+        *_from_groupings(batch, unlike), *_from_order(batch, unlike), *_from_parts(batch, unlike),
+    ):  # fmt: skip
+        several = True
+        yield guess
+    if several:
+        return
+    if np.unique(np.bincount(given(batch.group_B))).size > 1:
+        raise Skip("groups have different sizes: part of the batch may not be in the dump")
+    if batch.columns.reward_functions_FB is not None:
+        raise Skip("rewards are a sum of functions, whose weights (and a penalty) are not recorded")
+    yield Guess(
+        "warning", "none", "advantages are no variant that rewards and groups give",
+        "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
+    )  # fmt: skip
+
+
+def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Groups of equal rewards whose rounding is divided by a std of 0, where a known variant makes all others."""
+    reward_B, group_B, heard_B = given(batch.reward_B), given(batch.group_B), unlike.heard_B
+    spread_B = _std_B(reward_B, group_B)
+    equal_B = (spread_B - 1e-6 <= 1e-6 * np.maximum(np.abs(reward_B), 1e-12))[unlike.kept_B]
+    if not equal_B.any() or equal_B.all() or not np.abs(heard_B[equal_B]).max() > 0.1:
+        return
+    for name, values_B in _zeroed(_known(batch, reward_B, group_B), unlike.kept_B):
+        if np.isfinite(values_B).all() and _agree(heard_B[~equal_B], values_B[~equal_B], unlike.close[~equal_B]):
+            yield Guess(
                 "error",
-                f"advantages are computed in the wrong groups: {found}, with {how}",
-                "samples are grouped by their place in a batch that was reordered, not by their prompt",
+                "equal",
+                f"groups of equal rewards have advantages, up to {np.abs(heard_B[equal_B]).max():.3g}: what "
+                f"rounding leaves of them is divided by a std of 0 without an epsilon; the others are {name}",
+                "the std of equal rewards is 0 but for rounding, and no epsilon is added to it: noise is taught",
             )
+            return
+
+
+#: An epsilon beside a std that no recipe has.
+LARGE_EPSILON = 0.05
+_OF_ONE = (
+    "one response of the group stands for all of them, or the mean counts one too many or too few: an index, a padded "
+    "row or a reduction over the wrong axis"
+)
+
+
+def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """The group's baseline and scale, solved for and named."""
+    kept_B = unlike.kept_B
+    reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
+    lines = solved(unlike.heard_B, reward_B, group_B, unlike.stored)
+    if lines is None:
+        return
+    baseline, scale = baseline_of(lines), scale_of(lines)
+    name, k, epsilon = scale if scale is not None else ("", 1.0, 0.0)
+    of_one = scale is not None and not name
+    over = "" if of_one else f", over {name}" if scale is not None else ", over a scale that rewards do not give"
+    if k != 1 and scale is not None and baseline != MEAN:
+        over += f", times {1 / k:.4g}"
+    if bool((lines.scale_G < 0).all()) and baseline == MEAN:
+        yield Guess(
+            "error", "turned", f"advantages have the wrong sign: they fall with the reward within every group{over}",
+            "the sign is turned twice, or not at all",
+        )  # fmt: skip
+    elif baseline == MEAN and scale is None:
+        if not lines.has_middle or batch.columns.reward_functions_FB is not None:
+            return
+        yield Guess(
+            "warning", "scale", "advantages are r - group mean, over a scale that rewards and groups do not give",
+            "they are divided by the std of other samples or of shaped rewards, or scaled per group",
+        )  # fmt: skip
+    elif baseline == MEAN and epsilon:
+        if epsilon < LARGE_EPSILON:
+            return
+        yield Guess(
+            "warning", "epsilon", f"advantages are (r - group mean) / ({name} + {epsilon:.3g}): the epsilon is no "
+            "longer small beside the std",
+            "an epsilon of another size than is meant (1e-6 to 1e-4), or a constant that is added to the std: groups "
+            "of small spread hardly count",
+        )  # fmt: skip
+    elif baseline == MEAN and (of_one or name.startswith("the group's std")):
+        if abs(k - 1) > 1e-2:
+            what = f"r - group mean{over}"
+            yield Guess(
+                "warning", f"times {1 / k:.2g}",
+                f"advantages are {1 / k:.4g} times what they should be: {1 / k:.4g} x ({what})",
+                "a factor too many: they are scaled once more after they were normalised, or summed over ranks",
+            )  # fmt: skip
+    elif baseline == MEAN:
+        yield Guess(
+            "error", name, f"advantages are divided by {name}",
+            "another figure stands for the group's std: groups of small and of large spread do not count alike",
+        )  # fmt: skip
+    elif baseline == "0":
+        yield Guess(
+            "error", "no baseline",
+            f"nothing is subtracted from the rewards: advantages are r{over}, there is no baseline",
+            "the group's mean is not taken away: every answer is pushed up, whatever the others are",
+        )  # fmt: skip
+    elif baseline is not None and "batch" in baseline:
+        # One mean and one std for all samples is another estimator, or samples that are not in the dump.
+        whole = float(np.ptp(lines.scale_G)) <= lines.close * abs(float(lines.scale_G[0]))
+        if whole and batch.laid.algorithm.estimator not in OF_GROUPS | {""}:
+            return
+        yield Guess(
+            "warning" if whole and not batch.laid.algorithm.estimator else "error", baseline,
+            f"advantages are not centred by the group: the baseline is {baseline}{over}",
+            "the mean is taken over the wrong axis: a response is measured against answers to other prompts, and easy "
+            "prompts are pushed up, hard ones down",
+        )  # fmt: skip
+    elif baseline is not None:
+        yield Guess(
+            "error", baseline, f"the baseline is {baseline}, not the group's mean: advantages are r - that{over}",
+            _OF_ONE,
+        )  # fmt: skip
+    elif lines.has_middle and np.unique(np.bincount(group_B)).size == 1:
+        if np.ptp(lines.baseline_G) <= lines.close * float(lines.range_G.min()):
+            return  # one baseline for all: moving, or of samples that are not in the dump
+        yield Guess(
+            "warning", "baseline", f"advantages are not centred by their group: they are r - a baseline that is no "
+            f"mean of its rewards{over}",
+            "the baseline is made of other rewards (another group's, an earlier step's, shaped ones), or over another "
+            "axis",
+        )  # fmt: skip
+
+
+def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """What is made of right advantages afterwards: absolute values, signs, ranks, a clamp, a constant, lengths."""
+    heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    known = [
+        (name, values_B) for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B)
+        if np.isfinite(values_B).all() and np.ptp(values_B) > 0
+    ]  # fmt: skip
+    # Of one size all advantages are anything: at least one group has three different rewards.
+    several = any(np.unique(np.round(reward_B[group_B == group], 9)).size > 2 for group in np.unique(group_B))
+    if float(np.ptp(heard_B)) <= 1e-6 * float(np.abs(heard_B).max()):
+        yield Guess(
+            "error", "one number", f"all advantages are one number ({heard_B[0]:.4g}), although rewards differ",
+            "a constant stands for them: no answer is told from another",
+        )  # fmt: skip
+        return
+    if several and known:
+        centred_B = advantages.group_centred(reward_B, group_B)[kept_B]
+        # What rounding leaves of equal rewards has a sign, too.
+        nothing_B = np.abs(centred_B) <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+        if _agree(heard_B[~nothing_B], np.sign(centred_B)[~nothing_B], close[~nothing_B]):
+            yield Guess(
+                "error", "sign alone", "only the sign of the advantages is left: they are -1, 0 and 1",
+                "a sign (or a comparison) is taken: how much better an answer is no longer counts",
+            )  # fmt: skip
+    for name, values_B in known:
+        turned = int((values_B < -close).sum())
+        # Of a handful of values, or of one size, another formula may have the same.
+        told = np.unique(np.round(np.abs(values_B), 4)).size > 3 and turned > 3
+        if told and _agree(heard_B, np.abs(values_B), close):
+            yield Guess(
+                "error", "absolute", f"no advantage is negative: they are {name}, without their sign",
+                "an absolute value (or a root of a square) is taken: what is worse than the others is pushed up, too",
+            )  # fmt: skip
+            break
+    low, high = float(heard_B.min()), float(heard_B.max())
+    for name, values_B in known:
+        cut_B = np.clip(values_B, low, high)
+        lost = float((np.abs(cut_B - values_B) > close).mean())
+        inside = np.unique(np.round(heard_B[(heard_B > low) & (heard_B < high)], 9)).size
+        # A handful of values lies within any two bounds.
+        if lost > CUT_OFF and inside >= 3 and _agree(heard_B, cut_B, close):
+            where = "below 0: none is negative" if low == 0 else f"at {low:.4g} and {high:.4g}"
+            yield Guess(
+                "warning", "cut off", f"advantages are cut off {where}, {lost:.0%} of them: they are {name}, clamped",
+                "a clamp: what it cuts off teaches less or nothing, and the mean is no longer 0",
+            )  # fmt: skip
+            break
+    for name, values_B in known:
+        moved = float((heard_B - values_B).mean())
+        spread = values_B - values_B.mean()
+        gain = float(spread @ (heard_B - heard_B.mean())) / max(float(spread @ spread), 1e-30)
+        off = float(heard_B.mean()) - gain * float(values_B.mean())
+        if not gain > 0:
+            continue
+        if abs(moved) > 1e-2 and abs(off) > 1e-2 and _agree(heard_B, gain * values_B + off, close):
+            yield Guess(
+                "warning", "moved",
+                f"advantages are normalised once more over the batch and moved: {gain:.4g} x ({name}) + {off:.4g}"
+                if abs(gain - 1) > 1e-3
+                else f"a constant is added to the advantages: they are {name}, {off:+.4g}",
+                "their mean is not 0: every token is pushed one way, whatever its reward",
+            )  # fmt: skip
+            break
+    for name, values_B in known:
+        size = float(values_B @ values_B)
+        times = float(values_B @ heard_B) / size
+        if (
+            batch.columns.reward_functions_FB is None
+            and times > 0
+            and abs(times - 1) > 1e-2
+            and _agree(heard_B / times, values_B, close)
+        ):
+            yield Guess(
+                "warning", f"times {times:.2g}",
+                f"advantages are {times:.4g} times what they should be: {times:.4g} x {name}",
+                "a factor too many: they are scaled once more after they were normalised, or summed over ranks",
+            )  # fmt: skip
+            break
+    if batch.trained_N is None:
+        return
+    tokens_B = np.maximum(batch.flat.count(batch.trained_N), 1)[kept_B]
+    if np.unique(tokens_B).size < 2:
+        return
+    if _matching(heard_B, ((name, values_B / tokens_B) for name, values_B in known), close) is not None:
+        yield Guess(
+            "warning", "over length",
+            f"advantages are divided by the length of their response: they are {known[0][0]}, over its tokens",
+            "the mean over a response's tokens is taken in the advantage already: a loss that averages over tokens "
+            "divides by the length twice, and long responses count for less",
+        )  # fmt: skip
+    elif _matching(heard_B / tokens_B, iter(known), close / tokens_B) is not None:
+        yield Guess(
+            "warning", "times length",
+            "advantages are multiplied by the length of their response: a sum over its tokens stands in them",
+            "they are added up over a response's tokens instead of standing once: long responses count for more",
+        )  # fmt: skip
+
+
+def _from_groupings(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    reward_B = given(batch.reward_B)
+    for how, other_B in _groupings(batch):
+        found = _matching(unlike.heard_B, _zeroed(_known(batch, reward_B, other_B), unlike.kept_B), unlike.close)
+        if found is not None:
+            yield Guess(
+                "error", f"groups: {how}", f"advantages are computed in the wrong groups: {found}, with {how}",
+                "samples are grouped by their place in a batch that was reordered, not by their prompt",
+            )  # fmt: skip
+
+
+def _from_order(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Right advantages in another order, or of rewards in another order."""
+    heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    if np.unique(np.round(heard_B, 6)).size < 4:
+        return
     for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B):
         if (
             np.isfinite(values_B).all()
             and _agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min()))
             and len(heard_B) > 2
         ):
-            return (
-                "error",
+            yield Guess(
+                "error", "other samples",
                 f"advantages belong to other samples: as {name} they are right, in another order",
                 "the batch was reordered after the advantages were computed",
-            )
-    if kept_B.all():
-        for how, order_B in orders(len(reward_B), int(group_B.max()) + 1):
-            found = _matching(heard_B, _known(batch, reward_B[order_B], group_B), close)
-            if found is not None and np.unique(np.round(heard_B, 6)).size > 3:
-                return (
-                    "error",
-                    f"advantages are made of other samples' rewards: they are {found}, of the rewards {how}",
-                    "rewards come back in another order than the samples, as where parts of several ranks or workers "
-                    "are put together one by one instead of one after the other",
-                )
-    if batch.trained_N is not None:
-        tokens_B = np.maximum(batch.flat.count(batch.trained_N), 1)[kept_B]
-        known = ((name, values_B / tokens_B) for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B))
-        if np.unique(tokens_B).size > 1 and (over := _matching(heard_B, known, close)) is not None:
-            return (
-                "warning",
-                f"advantages are divided by the length of their response: they are {over}, over its tokens",
-                "the mean over a response's tokens is taken in the advantage already: a loss that averages over tokens "
-                "divides by the length twice, and long responses count for less",
-            )
-    if (partly := _in_some_groups(batch, heard_B, kept_B, close)) is not None:
-        return partly
-    if np.unique(np.bincount(group_B)).size > 1:
-        return None, "", "groups have different sizes: part of the batch may not be in the dump"
-    if batch.columns.reward_functions_FB is not None:
-        return None, "", "rewards are a sum of functions, whose weights (and a penalty) are not recorded"
-    return (
-        "warning",
-        "advantages are no variant that rewards and groups give",
-        "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
-    )
+            )  # fmt: skip
+            break
+    if not kept_B.all():
+        return
+    for how, order_B in orders(len(reward_B), int(group_B.max()) + 1):
+        found = _matching(heard_B, _known(batch, reward_B[order_B], group_B), close)
+        if found is not None:
+            yield Guess(
+                "error", f"rewards: {how}",
+                f"advantages are made of other samples' rewards: they are {found}, of the rewards {how}",
+                "rewards come back in another order than the samples, as where parts of several ranks or workers "
+                "are put together one by one instead of one after the other",
+            )  # fmt: skip
+            return
 
 
-def _in_some_groups(
-    batch: StepBatch, heard_B: Array, kept_B: Array, close: Array
-) -> tuple[Severity | None, str, str] | None:
-    """Severity, claim and cause where a variant has the advantages of a third of the groups and more, and in all of the
+def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """A variant that makes the advantages of some groups, where all of the others' are 0 or turned."""
+    told = _in_some_groups(batch, unlike.heard_B, unlike.kept_B, unlike.close)
+    if told is not None:
+        yield Guess("error", "part", *told)
+
+
+def _in_some_groups(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str, str] | None:
+    """Claim and cause where a variant has the advantages of a third of the groups and more, and in all of the
     others, though rewards differ, they are 0, or of the other sign.
     """
     reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
@@ -543,7 +839,6 @@ def _in_some_groups(
         ):  # fmt: skip
             if are(other_B)[~right_G].all():
                 return (
-                    "error",
                     f"advantages are {what} in {share(int((~right_G).sum()), len(names))} groups whose rewards differ; "
                     f"in the others they are {name}",
                     cause,
@@ -555,130 +850,12 @@ def _in_some_groups(
 CUT_OFF = 0.25
 
 
-def _other_formula(
-    batch: StepBatch, heard_B: Array, kept_B: Array, close: Array
-) -> Iterator[tuple[Severity, str, str]]:
-    """What else is made of the right rewards and groups: another baseline, cut off at a bound, scaled, or moved."""
-    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
-    spread_B = _std_B(reward_B, group_B)
-    equal_B = (spread_B - 1e-6 <= 1e-6 * np.maximum(np.abs(reward_B), 1e-12))[kept_B]
-    if equal_B.any() and not equal_B.all() and np.abs(heard_B[equal_B]).max() > 0.1:
-        for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B):
-            if np.isfinite(values_B).all() and _agree(heard_B[~equal_B], values_B[~equal_B], close[~equal_B]):
-                yield (
-                    "error",
-                    f"groups of equal rewards have advantages, up to {np.abs(heard_B[equal_B]).max():.3g}: what "
-                    f"rounding leaves of them is divided by a std of 0 without an epsilon; the others are {name}",
-                    "the std of equal rewards is 0 but for rounding, and no epsilon is added to it: noise is taught",
-                )
-    for how, baseline_B in _baselines(reward_B, group_B):
-        for over, scale_B in (("", 1.0), (", over the group std", _std_B(reward_B, group_B))):
-            if _agree(heard_B, ((reward_B - baseline_B) / scale_B)[kept_B], close):
-                yield (
-                    "error",
-                    f"the baseline is {how}, not the group's mean: advantages are r - that{over}",
-                    "one response of the group stands for all of them, or the mean counts one too many or too few: an "
-                    "index, a padded row or a reduction over the wrong axis",
-                )
-    if _agree(heard_B, (reward_B / _std_B(reward_B, group_B))[kept_B], close):
-        yield (
-            "error",
-            "nothing is subtracted from the rewards: advantages are r / (group std), there is no baseline",
-            "the group's mean is not taken away before its std is divided by: every answer is pushed up",
-        )
-    known = list(_zeroed(_known(batch, reward_B, group_B), kept_B))
-    for name, values_B in known:
-        turned = int((values_B < -close).sum()) if np.isfinite(values_B).all() else 0
-        # Of a handful of values, or of one size, another formula may have the same.
-        several = np.unique(np.round(np.abs(values_B), 4)).size > 3 and turned > 3
-        if several and _agree(heard_B, np.abs(values_B), close):
-            yield (
-                "error",
-                f"no advantage is negative: they are {name}, without their sign",
-                "an absolute value (or a root of a square) is taken: what is worse than the others is pushed up, too",
-            )
-    low, high = float(heard_B.min()), float(heard_B.max())
-    for name, values_B in known:
-        cut_B = np.clip(values_B, low, high)
-        lost = float((np.abs(cut_B - values_B) > close).mean())
-        inside = np.unique(np.round(heard_B[(heard_B > low) & (heard_B < high)], 9)).size
-        # A handful of values lies within any two bounds.
-        if lost > CUT_OFF and inside >= 3 and np.isfinite(values_B).all() and _agree(heard_B, cut_B, close):
-            where = "below 0: none is negative" if low == 0 else f"at {low:.4g} and {high:.4g}"
-            yield (
-                "warning",
-                f"advantages are cut off {where}, {lost:.0%} of them: they are {name}, clamped",
-                "a clamp: what it cuts off teaches less or nothing, and the mean is no longer 0",
-            )
-    for name, values_B in known:
-        size = float(values_B @ values_B)
-        if not np.isfinite(values_B).all() or not size > 0:
-            continue
-        times = float(values_B @ heard_B) / size
-        if (
-            batch.columns.reward_functions_FB is None
-            and times > 0
-            and abs(times - 1) > 1e-2
-            and _agree(heard_B / times, values_B, close)
-        ):
-            yield (
-                "warning",
-                f"advantages are {times:.4g} times what they should be: {times:.4g} x {name}",
-                "a factor too many: they are scaled once more after they were normalised, or summed over ranks",
-            )
-        moved = float((heard_B - values_B).mean())
-        spread = values_B - values_B.mean()
-        gain = float(spread @ (heard_B - heard_B.mean())) / max(float(spread @ spread), 1e-30)
-        off = float(heard_B.mean()) - gain * float(values_B.mean())
-        if gain > 0 and abs(moved) > 1e-2 and abs(off) > 1e-2 and _agree(heard_B, gain * values_B + off, close):
-            yield (
-                "warning",
-                f"advantages are normalised once more over the batch and moved: {gain:.4g} x ({name}) + {off:.4g}",
-                "their mean is not 0: every token is pushed one way, whatever its reward",
-            )
-
-
 def _std_B(reward_B: Array, group_B: Array) -> Array:
     centred_B = advantages.group_centred(reward_B, group_B)
     sizes_G = np.bincount(group_B)
     std_G = np.sqrt(np.bincount(group_B, weights=centred_B**2) / np.maximum(sizes_G - 1, 1))
     scale_B: Array = std_G[group_B] + 1e-6
     return scale_B
-
-
-def _baselines(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
-    """What may stand for a group's mean by mistake: single responses of it, another middle, nothing."""
-    groups = int(group_B.max()) + 1
-    order = np.argsort(group_B, kind="stable")
-    starts_G = np.searchsorted(group_B[order], np.arange(groups))
-    sizes_G = np.bincount(group_B, minlength=groups)
-    yield "the reward of the group's first response", reward_B[order][starts_G][group_B]
-    yield "the reward of the group's last response", reward_B[order][starts_G + sizes_G - 1][group_B]
-    total_G = np.bincount(group_B, weights=reward_B, minlength=groups)
-    yield (
-        "the group's sum over one response more than it has",
-        (total_G / (sizes_G + 1))[group_B],
-    )
-    if sizes_G.min() > 2:
-        yield "the group's sum over one response less than it has", (total_G / (sizes_G - 1))[group_B]
-        yield (
-            "the sum of the others over all responses of the group",
-            ((total_G[group_B] - reward_B) / sizes_G[group_B]),
-        )
-    for how, pick, begin in (("best", np.maximum, -np.inf), ("worst", np.minimum, np.inf)):
-        found_G = np.full(groups, begin)
-        pick.at(found_G, group_B, reward_B)
-        yield f"the group's {how} reward", found_G[group_B]
-    if sizes_G.min() < 3:
-        return
-    ranked = np.lexsort((reward_B, group_B))
-    ends_G = np.cumsum(sizes_G)
-    yield (
-        "the group's second best reward (pass@k keeps the best response's alone)",
-        reward_B[ranked][ends_G - 2][group_B],
-    )
-    middle_G = [float(np.median(reward_B[group_B == group])) for group in range(groups)]
-    yield "the group's median reward", np.asarray(middle_G)[group_B]
 
 
 def _kl_in_rewards(batch: StepBatch, heard_B: Array, kept_B: Array) -> float | None:
@@ -721,17 +898,16 @@ def _apart_from(values_B: Array, other_B: Array, groups_B: Array) -> Array:
     return left_B
 
 
-def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[Severity | None, str, str]:
-    """Severity, claim and cause of advantages that are a known variant with the sign turned; else None first."""
+def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> Guess | None:
+    """Advantages that are a known variant with the sign turned."""
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     flipped = _matching(-heard_B, _zeroed(_known(batch, reward_B, group_B), kept_B), close)
     if flipped is None or not np.abs(heard_B).max() > 0:
-        return None, "", ""
-    return (
-        "error",
-        f"advantages have the wrong sign: they are -1 x {flipped}",
+        return None
+    return Guess(
+        "error", "turned", f"advantages have the wrong sign: they are -1 x {flipped}",
         "the sign is turned twice, or not at all",
-    )
+    )  # fmt: skip
 
 
 def _known(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
@@ -741,7 +917,7 @@ def _known(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[
         reward_B, group_B, None if trained_N is None else batch.flat.count(trained_N).astype(np.float64)
     )
     if (moved := _moving(batch)) is not None:
-        yield f"r - {moved:.4g}, one baseline for the whole batch (a moving mean)", reward_B - moved
+        yield f"{_ONE_BASELINE} ({moved:.4g})", reward_B - moved
     baseline_B = batch.columns.per_sample("reward_baselines")
     if baseline_B is not None:
         yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
