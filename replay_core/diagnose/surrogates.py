@@ -31,13 +31,60 @@ _UPSIDE_DOWN = "the ratio is upside down, old over new"
 _SMALLER = "the smaller of clipped and unclipped loss is taken, not the larger"
 _SIGN = "the sign is wrong: it is +A x ratio, and falls with the advantage"
 _SUMMED = "a sequence's ratio is e to the sum of its log ratios, not to their mean: it is not normalised by length"
+_SIZE = "the size of the advantage stands in it, without its sign"
+_UP = "only positive advantages count, negative ones are 0"
+_DOWN = "only negative advantages count, positive ones are 0"
+_SQUARED = "the advantage stands in it twice (squared)"
+_OTHER_ROW = "each row has the advantage of another row of its micro-batch"
+_REWARD = "the reward stands in it, not the advantage"
+_TOKEN_BEFORE = "each token has the advantage of the token before"
+_TOKEN_AFTER = "each token has the advantage of the token after"
+_RETURN = "the return stands in it, not the advantage"
+_VALUE = "the value stands in it, not the advantage"
+_NO_ADVANTAGE = "the advantage is missing: every token is pushed alike"
+_LOG = "the exponential is missing: the logarithm of the ratio stands for the ratio"
+_RATIO_SQUARED = "the ratio stands in it twice (squared)"
+_ALWAYS = "the clipped loss alone is taken, not the larger of clipped and unclipped"
+_AROUND_0 = "the clip range lies around 0, not around 1: nearly every token is cut off"
+_ABOVE_ALONE = "the ratio is clipped above alone, and not below"
+_BELOW_ALONE = "the ratio is clipped below alone, and not above"
+_SWAPPED = "the two clip ranges are swapped: the lower stands above, the higher below"
+_OF_ENGINE = "the ratio is taken to the rollout's log-probabilities, not to the old ones that are recorded"
 _CAUSES = {
+    _SIZE: "an absolute value is taken: what is worse than the others is pushed up, too",
+    _UP: "a clamp (relu, max with 0) before the loss: bad answers are never pushed down",
+    _DOWN: "a clamp (min with 0) before the loss: good answers are never pushed up",
+    _SQUARED: "it is multiplied in at two places",
+    _OTHER_ROW: "advantages were not shuffled (sorted, packed) with the rows they belong to",
+    _REWARD: "advantages are computed, recorded, and not used",
+    _TOKEN_BEFORE: "advantages are shifted by one against the log-probabilities",
+    _TOKEN_AFTER: "advantages are shifted by one against the log-probabilities",
+    _RETURN: "another tensor is handed to the loss: the baseline is not in it",
+    _VALUE: "another tensor is handed to the loss",
+    _NO_ADVANTAGE: "advantages are computed, recorded, and not multiplied in",
+    _LOG: "log pi - log pi_old is used as it is",
+    _RATIO_SQUARED: "it is multiplied in at two places",
+    _ALWAYS: "the maximum of the two losses is missing: a token outside of the range never has a gradient, and one "
+    "that went the wrong way stays there",
+    _AROUND_0: "clamp(ratio, -eps, eps) stands for clamp(ratio, 1 - eps, 1 + eps)",
+    _ABOVE_ALONE: "one bound of the clamp is missing",
+    _BELOW_ALONE: "one bound of the clamp is missing",
+    _SWAPPED: "clip_low and clip_high are handed over in the wrong order",
+    _OF_ENGINE: "the engine's numbers are handed over as the old policy's: rounding between engine and trainer is "
+    "taken for a step of the policy",
     _UPSIDE_DOWN: "exp(old - new) stands for exp(new - old)",
     _SMALLER: "min stands for max: of a loss (a negated objective) the larger one is the pessimistic one, and clipping "
     "is on the wrong side",
     _SIGN: "the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
     _SUMMED: "GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios",
 }
+
+
+#: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
+_OF_RATIO = {
+    _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED, _OF_ENGINE,
+    _SMALLER,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +102,11 @@ class Surrogate:
     @property
     def cause(self) -> str:
         return _CAUSES[self.mistake]
+
+    @property
+    def link(self) -> str:
+        """Where in the chain the mistake is."""
+        return "ratio" if self.mistake in _OF_RATIO else "loss"
 
 
 def by_sequence(batch: StepBatch, ratio_N: Array, known_N: Array, *, summed: bool = False) -> Array:
@@ -112,6 +164,76 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
                 yield Surrogate(-w * plain_N, (low, high), _SIGN)
             yield Surrogate(w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), _SUMMED)
         yield Surrogate(w * a_N * r_N, None, _SIGN)
+    yield from _of_other_advantages(batch, a_N, r_N, ranges[:1])
+    yield from _of_other_ratios(batch, a_N, r_N, known_N, ranges)
+
+
+def _of_other_advantages(
+    batch: StepBatch, a_N: Array, r_N: Array, ranges: tuple[tuple[float, float], ...]
+) -> Iterator[Surrogate]:
+    """What stands for the advantage: none, its size, one side of it, its square, another sample's, another tensor."""
+    flat = batch.flat
+    each_B = batch.advantage_B
+    others: list[tuple[str, Array]] = [
+        (_SIZE, np.abs(a_N)), (_UP, np.maximum(a_N, 0.0)), (_DOWN, np.minimum(a_N, 0.0)), (_SQUARED, a_N * np.abs(a_N)),
+    ]  # fmt: skip
+    if each_B is not None and np.isfinite(each_B).all():
+        # Rows of a micro-batch stand together: what is rolled is rolled within it.
+        for by in (1, -1):
+            moved_B = each_B.copy()
+            for rows in batch.laid.rows_by_micro().values():
+                moved_B[rows] = np.roll(each_B[rows], by)
+            others.append((_OTHER_ROW, np.repeat(moved_B, flat.lengths_B)))
+        if batch.reward_B is not None and np.isfinite(batch.reward_B).all():
+            others.append((_REWARD, np.repeat(batch.reward_B, flat.lengths_B)))
+    else:
+        inside_N = np.ones(len(a_N), dtype=bool) if batch.trained_N is None else batch.trained_N
+        at, sample_N = np.flatnonzero(inside_N), flat.sample_N
+        for by, word in ((1, _TOKEN_BEFORE), (-1, _TOKEN_AFTER)):
+            moved_N = np.zeros(len(a_N))
+            near = np.roll(at, by)
+            same = sample_N[near] == sample_N[at]
+            moved_N[at[same]] = a_N[near[same]]
+            others.append((word, moved_N))
+        for name, word in (("returns", _RETURN), ("values", _VALUE)):
+            column = batch.columns.of(name)
+            if column is not None:
+                others.append((word, np.where(column.said_N, np.nan_to_num(column.values_N), 0.0)))
+    for what, other_N in others:
+        if not np.ptp(other_N) > 0:
+            continue
+        for low, high in ranges:
+            yield Surrogate(policy_loss.clipped(r_N, other_N, clip_low=low, clip_high=high), (low, high), what)
+        yield Surrogate(-other_N * r_N, None, what)
+    moved = float(np.abs(r_N - 1).max(initial=0.0)) > 1e-3
+    if moved:
+        yield Surrogate(-r_N, None, _NO_ADVANTAGE)
+
+
+def _of_other_ratios(
+    batch: StepBatch, a_N: Array, r_N: Array, known_N: Array, ranges: tuple[tuple[float, float], ...]
+) -> Iterator[Surrogate]:
+    """What stands for the ratio or the pessimistic one of two losses."""
+    if not float(np.abs(r_N - 1).max(initial=0.0)) > 1e-3:
+        return
+    yield Surrogate(-a_N * np.log(np.maximum(r_N, 1e-30)), None, _LOG)
+    yield Surrogate(-a_N * r_N**2, None, _RATIO_SQUARED)
+    for low, high in ranges:
+        yield Surrogate(-a_N * r_N.clip(1 - low, 1 + high), (low, high), _ALWAYS)
+        yield Surrogate(np.maximum(-a_N * r_N, -a_N * r_N.clip(-low, high)), (low, high), _AROUND_0)
+        yield Surrogate(np.maximum(-a_N * r_N, -a_N * np.minimum(r_N, 1 + high)), (low, high), _ABOVE_ALONE)
+        yield Surrogate(np.maximum(-a_N * r_N, -a_N * np.maximum(r_N, 1 - low)), (low, high), _BELOW_ALONE)
+        if low != high:
+            swapped_N = policy_loss.clipped(r_N, a_N, clip_low=high, clip_high=low)
+            yield Surrogate(swapped_N, (high, low), _SWAPPED)
+    policy, rollout = batch.columns.of("policy_logprobs"), batch.columns.of("rollout_logprobs")
+    old = batch.columns.of("old_logprobs")
+    if policy is not None and rollout is not None and old is not None and not batch.has("is_weights"):
+        both_N = known_N & rollout.said_N & np.isfinite(rollout.values_N)
+        other_N = np.where(both_N, np.exp(np.clip(policy.values_N - rollout.values_N, -20, 20)), 1.0)
+        if float(np.abs(other_N - r_N).max(initial=0.0)) > 1e-2:
+            low, high = ranges[0]
+            yield Surrogate(policy_loss.clipped(other_N, a_N, clip_low=low, clip_high=high), (low, high), _OF_ENGINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +254,12 @@ class Logged:
         """
         return self.factor(values_N, loose=loose) is not None
 
-    def factor(self, values_N: Array, *, loose: float = 1.0) -> float | None:
-        """That factor (of the token mean, or of what fits); None where none does."""
+    def is_made_by(self, values_N: Array) -> bool:
+        """Whether values make the logged losses: by any factor where 3 micro-batches tell, else by none."""
+        return self.factor(values_N, plain=len(self.values_M) < FEWEST) is not None
+
+    def factor(self, values_N: Array, *, loose: float = 1.0, plain: bool = False) -> float | None:
+        """That factor (of the token mean, or of what fits); None where none does. `plain`: it has to be 1."""
         samples = len(self.micro_of_sample)
         sums = np.bincount(self.sample_of, weights=values_N[self.token_of], minlength=samples)
         counts = np.bincount(self.sample_of, minlength=samples)
@@ -153,6 +279,8 @@ class Logged:
                 continue
             factor = float(base @ self.values_M) / size
             limit = loose * (CLOSE * np.maximum(np.abs(self.values_M), 1e-2 * np.abs(self.values_M).max()) + FLOOR)
+            if plain and abs(factor - 1) > CLOSE:
+                continue
             if factor > 0 and bool((np.abs(factor * base - self.values_M) <= limit).all()):
                 return factor
         return None

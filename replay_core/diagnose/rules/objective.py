@@ -30,18 +30,21 @@ FEWEST, MOVED = 8, 1e-3
       "2506.13585")  # fmt: skip
 def policy_loss_made(case: Case) -> Iterator[Finding]:
     """Makes the logged policy loss of every micro-batch from advantages, ratios and importance weights, as every known
-    algorithm does and as the classic mistakes do: the ratio upside down, the smaller of clipped and unclipped loss, the
-    sign turned, a sequence's ratio not divided by its length. A way fits if one factor makes it all logged losses of
-    a batch (2e-4). An error where no right way fits and one mistake fits, in half of such batches and more.
+    algorithm does and as mistakes do: the ratio upside down, squared, its logarithm, summed over a sequence, to the
+    rollout; the smaller of clipped and unclipped loss, the clipped one alone, one bound alone, bounds swapped or around
+    0; the sign turned; no advantage, its size, one side or square of it, another row's, another token's, rewards,
+    returns or values in its place. A way fits if one factor makes it all logged losses of a batch (2e-4; the factor 1
+    where fewer than 3 micro-batches are logged). An error where no right way fits and one mistake
+    fits, in half of such batches and more.
     """
     looked, fine = 0, 0
     wrong: Counter[str] = Counter()
-    causes: dict[str, str] = {}
+    causes: dict[str, Surrogate] = {}
     steps: dict[str, list[int]] = {}
     first: StepBatch | None = None
     unlike: list[tuple[StepBatch, Surrogate]] = []
     for batch in case.batches():
-        logged = logged_of(batch, "pg_loss", "loss")
+        logged = logged_of(batch, "pg_loss", "loss", fewest=2)
         if logged is None:
             continue
         looked += 1
@@ -54,7 +57,7 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
         first = first or batch
         for mistake, one in found.items():
             wrong[mistake] += 1
-            causes[mistake] = one.cause
+            causes[mistake] = one
             steps.setdefault(mistake, []).extend([] if batch.step is None else [batch.step])
     if not looked:
         raise Skip("needs logged losses of 3 micro-batches, their advantages and ratios")
@@ -68,18 +71,21 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
             raise Skip("no known way makes the logged losses: other terms are in them")
         return
     mistake, count = wrong.most_common(1)[0]
+    if count < min(2, looked):
+        return  # one step of several: chance, of so many ways
     # A step whose ratios are all 1 agrees with every way to make it.
     assert first is not None
     yield finding(
         "error",
         f"the policy loss is made wrongly: {mistake}",
         first.laid.where("advantages", sample=0),
+        link=causes[mistake].link,
         evidence=[
             shown("steps whose losses it makes", share(count, looked)),
             shown("steps whose losses a right way makes", fine),
             shown("agree to", CLOSE),
         ],
-        cause=causes[mistake],
+        cause=causes[mistake].cause,
         steps=steps[mistake],
     )
 
@@ -121,7 +127,7 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
     """The first right way that fits; else each mistake that does."""
     try:
         for one in surrogates(batch):
-            if logged.fits(one.values_N):
+            if logged.is_made_by(one.values_N):
                 yield one
                 if not one.mistake:
                     return

@@ -17,6 +17,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.surrogates import surrogates
 from replay_core.objectives import policy_loss
 
 #: Relative agreement of what is recomputed; and terms smaller than this beside the loss are its rounding.
@@ -103,13 +104,37 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
             return
     if agrees(-a_N) or (logp_N is not None and agrees(-a_N * logp_N)):
         return
-    for what, cause, values_N in _mistakes(batch, ratio_kinds[0], advantages.values_N, both_N, ranges):
-        if agrees(values_N):
+    for one in surrogates(batch):
+        if one.mistake and agrees(one.values_N[both_N]):
             yield finding(
-                "error", f"the loss of a token is made wrongly: {what}", place, evidence=evidence, cause=cause
-            )
+                "error", f"the loss of a token is made wrongly: {one.mistake}", place, link=one.link,
+                evidence=evidence, cause=one.cause,
+            )  # fmt: skip
             return
+    if (times := _times(loss_N, a_N, ratio_kinds, ranges)) is not None:
+        yield finding(
+            "warning", f"the loss of a token is {times:.4g} times what it should be", place, evidence=evidence,
+            cause="a factor too many in the loss of a token: the advantage is multiplied in twice as a number, a world "
+            "size, a weight that is not recorded",
+        )  # fmt: skip
+        return
     raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
+
+
+def _times(
+    loss_N: Array, a_N: Array, kinds: tuple[Array, ...], ranges: tuple[tuple[float, float], ...]
+) -> float | None:
+    """The whole number (or one over it) that the clipped loss is multiplied by on every token."""
+    for r_N in kinds:
+        for low, high in ranges:
+            plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
+            size = float(plain_N @ plain_N)
+            times = float(plain_N @ loss_N) / size if size > 0 else 0.0
+            whole = min(abs(times - round(times)), abs(1 / times - round(1 / times)) if times > 0 else 1.0)
+            close = CLOSE * float(np.abs(loss_N).max()) + FLOOR
+            if times > 0.01 and whole < 1e-3 and (np.abs(loss_N - times * plain_N) <= close).all():
+                return times
+    return None
 
 
 def _tells(r_N: Array, a_N: Array, stated: tuple[float, float], other: tuple[float, float] | None) -> bool:
@@ -118,35 +143,6 @@ def _tells(r_N: Array, a_N: Array, stated: tuple[float, float], other: tuple[flo
     mine_N = policy_loss.clipped(r_N, a_N, clip_low=stated[0], clip_high=stated[1])
     theirs_N = -a_N * r_N if other is None else policy_loss.clipped(r_N, a_N, clip_low=other[0], clip_high=other[1])
     return bool((np.abs(mine_N - theirs_N) > 3 * CLOSE * np.abs(mine_N).max() + FLOOR).any())
-
-
-def _mistakes(
-    batch: StepBatch, r_N: Array, advantages_N: Array, both_N: Array, ranges: tuple[tuple[float, float], ...]
-) -> Iterator[tuple[str, str, Array]]:
-    a_N = advantages_N[both_N]
-    for low, high in ranges:
-        inverse_N = policy_loss.clipped(1 / np.maximum(r_N, 1e-30), a_N, clip_low=low, clip_high=high)
-        yield "the ratio is upside down, old over new", "exp(old - new) stands for exp(new - old)", inverse_N
-        least_N = np.minimum(-a_N * r_N, -a_N * r_N.clip(1 - low, 1 + high))
-        yield (
-            "the smaller of clipped and unclipped loss is taken, not the larger",
-            "min stands for max: of a loss (a negated objective) the larger one is the pessimistic one",
-            least_N,
-        )
-        yield (
-            "the sign is wrong: it is +A x ratio, and falls with the advantage",
-            "the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
-            -policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high),
-        )
-    low, high = ranges[0]
-    for by in (-1, 1):
-        moved_N = np.roll(np.where(both_N, advantages_N, 0.0), by)[both_N]
-        words = "before" if by == 1 else "after"
-        yield (
-            f"each token has the advantage of the token {words}",
-            "advantages are shifted by one against the log-probabilities",
-            policy_loss.clipped(r_N, moved_N, clip_low=low, clip_high=high),
-        )
 
 
 # ---- the terms of the whole loss
