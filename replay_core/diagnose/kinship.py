@@ -27,6 +27,8 @@ SHIFTS = (1, -1, 2, -2, 3, -3)
 #: Tokens of a response that tell it from another; samples that tell rows exchanged from one that is odd, and the most
 #: that each is held against each other; how near another's values are, in shares of what its own are apart.
 TOKENS, SAMPLES, MOST, NEARER = 3, 4, 512, 0.2
+#: And the most where each of four tensors is held against each other.
+ROWS = 160
 
 _NAMES = ("rollout_logprobs", "old_logprobs", "policy_logprobs", "ref_logprobs")
 
@@ -271,7 +273,8 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
             "the sum of p log p over the vocabulary is taken instead of the sampled token's log p",
             -entropy.values_N[at_K],
         )
-    found_B = whose(batch, suspect, model)
+    # Every row against every other: the rollout's beside the trainer's are looked at in larger batches, too (D79).
+    found_B = whose(batch, suspect, model) if len(batch) <= ROWS else None
     if found_B is not None:
         yield _Transform(*_of_rows(found_B), _other_rows(batch, model, at_K, found_B))
 

@@ -20,6 +20,8 @@ FRESH_S = 10.0
 _LOOKED_AT = 32
 #: Written where a mini-batch closes: not every micro-batch has one, but every rank has the same ones.
 _CLOSING = frozenset({"gradient", "param", "optimizer", "training_metrics"})
+#: How many times as many numbers as records a count may span.
+_SPARSE = 8
 #: Problems of one kind that are spelled out.
 _SPELLED = 8
 
@@ -44,7 +46,8 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
                 problems.append(_hole(where, f"step {step} {stage}: nothing of rank {few(missing)}", stage, step))
             numbers = {micro for micros in by_rank.values() for micro in micros if micro is not None}
             # Some trainers count on across steps, so a step begins where its first micro-batch is.
-            whole = bool(numbers) and max(numbers) < 1 << 20 and stage not in _CLOSING
+            # Numbers with far more gaps than records are no count: a part of them begins at 1000, say.
+            whole = bool(numbers) and max(numbers) - min(numbers) < _SPARSE * len(numbers) and stage not in _CLOSING
             expected = set(range(min(numbers), max(numbers) + 1)) if whole else numbers
             for rank, micros in by_rank.items():
                 lost = sorted(expected - {micro for micro in micros if micro is not None}) if None not in micros else []

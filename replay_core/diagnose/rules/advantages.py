@@ -284,6 +284,13 @@ def _tolerance(reward_B: Array, group_B: Array, close: float) -> Array:
     return np.where(std_B <= 4 * rounding_B, 1.0, close + rounding_B / np.maximum(std_B, 1e-12))
 
 
+def _is_rounded(values_B: Array) -> bool:
+    """Whether numbers in float32 have no more than bfloat16's bits: they were computed in it."""
+    bits_B = values_B.astype(np.float32).view(np.uint32)
+    several = np.unique(np.abs(np.round(values_B, 6))).size > 4
+    return several and bool(((bits_B & 0xFFFF) == 0).all())
+
+
 def _zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[tuple[str, Array]]:
     for name, values_B in candidates:
         yield name, values_B[kept_B]
@@ -341,7 +348,8 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
     if np.bincount(group_B).max() < 2:
         raise Skip("every group has one response (D05)")
     column = batch.columns.of("advantages")
-    stored = CLOSE.get(column.dtype if column else "float32", 1e-4)
+    stored = CLOSE.get("float32" if column is None else "bfloat16" if _is_rounded(advantage_B[kept_B]) else
+                       column.dtype, 1e-4)  # fmt: skip
     close = _tolerance(reward_B, group_B, stored)[kept_B]
     if (close >= 1).all():
         raise Skip("no group has a spread of rewards (D01, D03): what is left is rounding, which every variant gives")
@@ -521,6 +529,8 @@ def _guesses(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             yield turned
             return
         raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
+    if batch.trained_N is not None and not batch.trained_N.any():
+        raise Skip("no token counts (D07): advantages are masked out with it")
     if not np.abs(heard_B).max() > 0:
         yield Guess(
             "error", "zero", "all advantages are 0 although rewards differ within groups",

@@ -43,7 +43,7 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
         if at.size >= 3:
             rows.append(column.values_N[at])
             turns.append(np.cumsum(np.diff(at, prepend=at[0]) > 1))
-    told = _told(rows, turns)
+    told = _told(rows, turns) or _ends_elsewhere(batch, column.values_N, counted_N)
     if told is None:
         raise Skip("advantages change along responses in no way that is known: rewards by turn or by token")
     severity, claim, cause, many = told
@@ -56,6 +56,45 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
             shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
         ],
         cause=cause,
+    )
+
+
+def _ends_elsewhere(batch: StepBatch, a_N: Array, counted_N: Array) -> tuple[Severity, str, str, int] | None:
+    """Responses whose advantage is one number and then 0 up to the end: where those of a row some rows away end."""
+    counts_B = batch.flat.count(counted_N)
+    ends_B, early = counts_B.copy(), 0
+    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
+        row = a_N[start : start + length][counted_N[start : start + length]]
+        inside = np.flatnonzero(row)
+        if not len(inside):
+            ends_B[sample] = -1
+            continue
+        head = row[: inside[-1] + 1]
+        if np.ptp(head) > CLOSE * max(float(np.abs(head).max()), 1e-12):
+            return None
+        ends_B[sample] = len(head)
+        early += len(head) < len(row)
+    heard_B = ends_B >= 0
+    if early < FEWEST:
+        return None
+    group = 1 if batch.group_B is None else max(len(batch) // (int(batch.group_B.max()) + 1), 1)
+    for order in batch.laid.orders:
+        counts, ends, heard = counts_B[order], ends_B[order], heard_B[order]
+        for by in (1, -1, group, -group):
+            if (ends == np.minimum(counts, np.roll(counts, by)))[heard].all():
+                away = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
+                return (
+                    "error",
+                    f"advantages belong to other samples: each ends where the response {away} it ends, and is 0 from "
+                    "there on",
+                    "rows of the advantages were moved (rolled, shuffled, sorted) against those of the tokens",
+                    early,
+                )
+    return (
+        "warning",
+        f"advantages end before their response does: they are 0 from there on in {early} responses",
+        "they are masked by another mask than the loss's: of other rows, or of another length",
+        early,
     )
 
 

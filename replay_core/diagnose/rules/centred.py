@@ -159,7 +159,8 @@ def _guesses(a_B: Array, group_B: Array, tokens_B: Array) -> Iterator[Guess]:
             "a sign (or a comparison) is taken: how much better an answer is no longer counts",
         )  # fmt: skip
         return
-    if (np.abs(mean_G - np.median(mean_G)) <= NEAR * np.maximum(std_G, 1)).all():
+    whitened = abs(float(a_B @ tokens_B)) <= NEAR * float(a_B.std()) * float(tokens_B.sum())
+    if not whitened and (np.abs(mean_G - np.median(mean_G)) <= NEAR * np.maximum(std_G, 1)).all():
         yield Guess(
             "error", "moved", f"a constant is added to the advantages: every group's mean is {np.median(mean_G):.4g}, "
             "not 0",
@@ -170,8 +171,7 @@ def _guesses(a_B: Array, group_B: Array, tokens_B: Array) -> Iterator[Guess]:
     if float(a_B.min()) >= 0 or unit:
         yield _of_sides(a_B, group_B, unit=unit)
         return
-    whole = float(a_B.std())
-    if abs(float(a_B.mean())) <= NEAR * whole and abs(float(a_B @ tokens_B)) > NEAR * whole * float(tokens_B.sum()):
+    if not whitened and abs(float(a_B.mean())) <= NEAR * float(a_B.std()):
         yield Guess(
             "warning", "batch", "advantages are centred over the whole batch, not by the group: only all of them add "
             "up to 0",

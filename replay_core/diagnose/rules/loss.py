@@ -531,8 +531,14 @@ def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
     except Skip:
         return -values_N, False
     ratio_N = np.where(known_N, ratio_N, 1.0)
-    logged = logged_of(batch, "pg_loss", "loss", fewest=2)
-    fitting = None if logged is None else next((one for one in surrogates(batch) if logged.fits(one.values_N)), None)
+    logged = logged_of(batch, "pg_loss", "loss", fewest=1)
+    # One loss alone fits some way by chance: then only what has no ratio in it (REINFORCE) is asked for, and no factor.
+    alone = logged is not None and len(logged.values_M) < 2
+    fitting = None if logged is None else next((
+        one for one in surrogates(batch)
+        if (not one.mistake and not one.is_ratio and logged.is_made_by(one.values_N) if alone
+            else logged.fits(one.values_N))
+    ), None)  # fmt: skip
     # What no way makes may hold other terms; what a mistake makes is D50's.
     if fitting is None or fitting.mistake:
         return policy_loss.clipped(ratio_N, values_N), bool((np.abs(ratio_N - 1) < 1e-3).all())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
@@ -82,9 +83,10 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
 def of_returns(batch: StepBatch) -> Iterator[Finding]:
     """Advantages that change from token to token, held against returns - values, and without a critic against the
     discounted reward to come (gamma 1 to .9): whitening leaves a correlation of 1. Where that is above 0.999 all is
-    well. Below, an error if a known mistake has it: the sign, the values not subtracted, the token before or after,
-    another sample's. Skipped where none does (decoupled lambdas, clipped advantages), and where what is expected
-    correlates to 0.98 and more: neighbours are then too much alike to be told apart.
+    well. Below, an error if they are an exact line (to 1e-3 of their spread) of what a mistake gives: the sign, values
+    not subtracted, added, or alone, the token before or after, another row's, a sum along the response, its mean,
+    absolute values, signs, squares, one side, the first or last token alone. Without a critic a mistake has to
+    correlate to 0.999, and what is expected to less than 0.98. Skipped where none does (decoupled lambdas, clipped advantages).
     """
     advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
     if batch.advantage_B is not None:
@@ -119,6 +121,22 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
         if values is not None and returns is not None:
             yield from _whitened_over_padding(batch, expected[0], counted_N)
         return
+    if values is not None and returns is not None:
+        solved = next(_lines_of(batch, advantages, values.values_N, returns.values_N, counted_N), None)
+        if solved is not None:
+            what, cause, left = solved
+            yield finding(
+                "error",
+                f"advantages are not what returns and values give: {what}",
+                batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
+                evidence=[
+                    shown("correlation with returns - values", right, "> 0.999", advantages.source),
+                    shown("share of their spread that the mistake leaves unexplained", left, "0"),
+                    shown("tokens compared", int(counted_N.sum())),
+                ],
+                cause=cause,
+            )
+            return
     if right > TOLD_APART:
         raise Skip("they follow what is expected so closely that a mistake cannot be told from it")
     for one_N in expected:
@@ -146,6 +164,95 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
             )
             return
     raise Skip("they are no whitened returns - values, nor a known mistake of them")
+
+
+#: What a line of the mistake may leave of the advantages (rms, in shares of their spread), by precision.
+EXACT = {"bfloat16": 2e-2, "float16": 5e-3}
+
+
+def _lines_of(
+    batch: StepBatch, column: Column, values_N: Array, returns_N: Array, counted_N: Array
+) -> Iterator[tuple[str, str, float]]:
+    """(what, cause, share left) of every mistake that advantages are an exact line of, on the tokens that count.
+
+    Whitening is a line: any factor and offset are allowed, and what is left must be rounding.
+    """
+    at = np.flatnonzero(counted_N)
+    a_K, rows = column.values_N[at], batch.flat.sample_N[at]
+    d_K = (returns_N - values_N)[at]
+    limit = EXACT.get(column.dtype, 1e-3)
+    first = np.flatnonzero(np.diff(rows, prepend=rows[0] - 1))
+    sizes = np.diff([*first, len(rows)])
+    place = np.arange(len(rows)) - np.repeat(first, sizes)
+    back = np.repeat(sizes, sizes) - 1 - place
+    mean_K = np.repeat(np.add.reduceat(d_K, first) / sizes, sizes)
+    shift = "a roll or a slice is off by one"
+
+    def beside(by: int) -> Array:
+        moved_K = np.roll(d_K, by)
+        return np.where(np.roll(rows, by) == rows, moved_K, np.nan)
+
+    def of_row(order: Array, by: int) -> Array:
+        """The same place of the row `by` rows before, in one of the orders that rows are stored in."""
+        rank_B = np.argsort(order)
+        held = np.argsort(rank_B[rows[first]])
+        number = np.argsort(held)
+        other = held[(np.repeat(number, sizes) - by) % len(first)]
+        inside = place < sizes[other]
+        return np.where(inside, d_K[np.where(inside, first[other] + place, 0)], np.nan)
+
+    groups = 0 if batch.group_B is None else len(batch) // max(int(batch.group_B.max()) + 1, 1)
+    words = {1: "the row before", -1: "the row after"}
+    moved = [
+        (f"each row has those of {words.get(by, 'another row')}",
+         "rows were reordered (shuffled, sorted, gathered) and advantages were not, or the other way round",
+         of_row(order, by))
+        for order in batch.laid.orders for by in sorted({1, -1, groups, -groups} - {0})
+    ]  # fmt: skip
+    family: list[tuple[str, str, Array]] = [
+        ("values are not subtracted: they are the returns", "the baseline is left out", returns_N[at]),
+        ("values are added to the returns, not subtracted", "the sign of the baseline is turned",
+         (returns_N + values_N)[at]),
+        ("they are the values", "another tensor stands in their place", values_N[at]),
+        ("each token has the one of the token before", shift, beside(1)),
+        ("each token has the one of the token after", shift, beside(-1)),
+        *moved,
+        ("each response has one number, the mean over its tokens",
+         "what differs from token to token is averaged over the response: the critic's part is lost", mean_K),
+        *(one for base_K in (d_K, d_K - d_K.mean()) for one in _made_of(base_K, place, back, first, sizes)),
+    ]  # fmt: skip
+    for what, cause, f_K in [("", "", d_K), *family]:
+        known = np.isfinite(f_K)
+        x, y = f_K[known], a_K[known]
+        if known.sum() < max(FEWEST, 0.4 * len(a_K)) or not np.ptp(x) > 0 or not np.ptp(y) > 0:
+            continue
+        gain = float((x - x.mean()) @ (y - y.mean())) / float((x - x.mean()) @ (x - x.mean()))
+        left = float((y - y.mean() - gain * (x - x.mean())).std()) / float(y.std())
+        if left > limit:
+            continue
+        if gain < 0 and not what:
+            yield "the sign is wrong", "the sign is turned twice, or not at all: what is rewarded is avoided", left
+        elif what:
+            yield what + (", with the sign turned" if gain < 0 else ""), cause, left
+        return
+
+
+def _made_of(d_K: Array, place: Array, back: Array, first: Array, sizes: Array) -> Iterator[tuple[str, str, Array]]:
+    """What is no line of advantages but made of them, raw or whitened."""
+    total = np.cumsum(d_K) - np.repeat(np.cumsum(d_K)[first] - d_K[first], sizes)
+    yield "they are added up along the response", "a cumulative sum is taken once too often", total
+    yield (
+        "no advantage keeps its sign: they are absolute values",
+        "an absolute value (or a square and its root) is taken",
+        np.abs(d_K),
+    )
+    wrong = "they are masked by the wrong mask"
+    yield "only the last token of each response has one", wrong, np.where(back == 0, d_K, 0.0)
+    yield "only the first token of each response has one", wrong, np.where(place == 0, d_K, 0.0)
+    yield "only positive ones are kept", "a clamp (max with 0): what is bad is never pushed down", np.maximum(d_K, 0)
+    yield "only negative ones are kept", "a clamp (min with 0): what is good is never pushed up", np.minimum(d_K, 0)
+    yield "only their signs are left", "a sign (or a comparison) is taken", np.sign(d_K)
+    yield "they are squared", "they are multiplied by themselves", d_K * np.abs(d_K)
 
 
 def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array) -> Iterator[Finding]:

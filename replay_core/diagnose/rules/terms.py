@@ -88,6 +88,7 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
                         f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and "
                         f"{stated[1]:g}",
                         place,
+                        link="ratio",
                         evidence=evidence,
                         cause="the clip range that is configured does not reach the loss, or another one is logged",
                     )
@@ -98,11 +99,23 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
                     "error",
                     f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
                     place,
+                    link="ratio",
                     evidence=evidence,
                     cause="the clipped loss is computed and not used, or the range is ignored",
                 )
             return
     if agrees(-a_N) or (logp_N is not None and agrees(-a_N * logp_N)):
+        return
+    if (range_ := _solved_range(loss_N, a_N, ratio_kinds[0], close)) is not None:
+        low, high = range_
+        if stated or not all(USUAL[0] <= each <= USUAL[1] for each in range_):
+            yield finding(
+                "warning", f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
+                + (f", and the run states {stated[0]:g} and {stated[1]:g}" if stated else ", where recipes have 0.1 to "
+                   "0.4"), place, link="ratio", evidence=evidence,
+                cause="the clip range that is configured does not reach the loss, or another one is logged: so wide a "
+                "range cuts nothing off, so narrow a one nearly every token",
+            )  # fmt: skip
         return
     for one in surrogates(batch):
         if one.mistake and agrees(one.values_N[both_N]):
@@ -119,6 +132,27 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
         )  # fmt: skip
         return
     raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
+
+
+#: Clip ranges that recipes have, GSPO's aside.
+USUAL = (0.05, 0.6)
+
+
+def _solved_range(loss_N: Array, a_N: Array, r_N: Array, close: float) -> tuple[float, float] | None:
+    """(low, high) of the clipped loss, read off the tokens that are cut: their ratio in the loss is one number above
+    and one below 1. None where no range makes every token's loss, or only one side is ever cut.
+    """
+    cut_N = (np.abs(loss_N + a_N * r_N) > close) & (np.abs(a_N) > 1e-3 * float(np.abs(a_N).max()))
+    bounds = []
+    for side_N in (cut_N & (a_N < 0), cut_N & (a_N > 0)):
+        if not side_N.any():
+            return None
+        bounds.append(float(np.median(-loss_N[side_N] / a_N[side_N])))
+    low, high = 1 - bounds[0], bounds[1] - 1
+    if min(low, high) <= 0:
+        return None
+    made_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
+    return (low, high) if bool((np.abs(loss_N - made_N) <= close).all()) else None
 
 
 def _times(
