@@ -116,6 +116,12 @@ class Algorithm:
         return "gspo" in " ".join(self._names) or level.startswith(("seq", "geo"))
 
     @property
+    def is_of_weights(self) -> bool:
+        """Whether the clipped ratio weighs log-probabilities (CISPO): its lower bound is often none."""
+        loss = self.word("policy_loss", "policy_loss_type", "loss_mode", "loss_type", "loss_fn")
+        return "cispo" in " ".join([*self._names, loss])
+
+    @property
     def is_distilled(self) -> bool:
         """Whether a teacher's log-probabilities make the advantages."""
         told = stated(self._facts, "distill", "on_policy_distillation", "use_teacher", "opd")

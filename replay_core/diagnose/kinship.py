@@ -119,10 +119,10 @@ def _odd_one(batch: StepBatch) -> Kin | None:
             here_N = here_N & np.repeat(sure_B, batch.flat.lengths_B)
         known[name] = here_N
 
-    def alike(a: str, b: str) -> bool:
+    def apart(a: str, b: str) -> float:
         both_N = known[a] & known[b]
-        apart = np.abs(columns[a].values_N[both_N] - columns[b].values_N[both_N])
-        return len(apart) >= FEWEST and float(apart.mean()) <= ALIKE
+        each = np.abs(columns[a].values_N[both_N] - columns[b].values_N[both_N])
+        return float(each.mean()) if len(each) >= FEWEST else np.inf
 
     copied = _copied(columns, known)
     if copied is not None:
@@ -137,7 +137,9 @@ def _odd_one(batch: StepBatch) -> Kin | None:
             if found is None:
                 continue
             # Of two that differ the odd one is that which a third does not agree with.
-            voted = any(alike(other, third) for third in columns if third not in (name, other))
+            voted = any(
+                apart(other, third) < 0.5 * apart(name, third) for third in columns if third not in (name, other)
+            )
             if (voted, found.share) > best:
                 best, odd = (voted, found.share), found
     return odd
@@ -213,18 +215,17 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
             every,
         )
         return
-    yield _Transform(
-        "probabilities, not their logarithms: they lie between 0 and 1",
-        "the logarithm is missing (softmax for log_softmax, or an exp too many)",
-        np.exp(y_K),
-    )
-    yield _Transform(
-        "negated: they are positive",
-        "negative log-likelihoods (a cross entropy) are taken for log-probabilities: the sign is missing",
-        -y_K,
-    )
-    if float(x_K.min()) > 1e-3:
-        return
+    if float(x_K.max()) > 1e-3:
+        yield _Transform(
+            "probabilities, not their logarithms: they lie between 0 and 1",
+            "the logarithm is missing (softmax for log_softmax, or an exp too many)",
+            np.exp(y_K),
+        )
+        yield _Transform(
+            "negated: they are positive",
+            "negative log-likelihoods (a cross entropy) are taken for log-probabilities: the sign is missing",
+            -y_K,
+        )
     rows = _rows(batch, at_K)
     yield from _scaled(x_K, y_K)
     for what, cause, summed_K in (

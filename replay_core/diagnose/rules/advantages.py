@@ -545,14 +545,13 @@ def _guesses(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     weight = _kl_in_rewards(batch, heard_B, kept_B)
     if weight is not None:
         raise Skip(f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do")
-    several = False
-    for guess in (
+    every = [
         *_from_equal(batch, unlike), *_from_lines(batch, unlike), *_from_values(batch, unlike),
         *_from_groupings(batch, unlike), *_from_order(batch, unlike), *_from_parts(batch, unlike),
-    ):  # fmt: skip
-        several = True
-        yield guess
-    if several:
+    ]  # fmt: skip
+    # That a line is none of those known says less than what makes it.
+    yield from sorted(every, key=lambda one: one.key in ("baseline", "scale"))
+    if every:
         return
     if np.unique(np.bincount(given(batch.group_B))).size > 1:
         raise Skip("groups have different sizes: part of the batch may not be in the dump")

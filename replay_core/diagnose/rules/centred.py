@@ -168,7 +168,7 @@ def _guesses(a_B: Array, group_B: Array, tokens_B: Array) -> Iterator[Guess]:
         )  # fmt: skip
         return
     unit = _is_unit(std_G, size)
-    if float(a_B.min()) >= 0 or unit:
+    if float(a_B.min()) >= 0 or float(a_B.max()) <= 0 or unit:
         yield _of_sides(a_B, group_B, unit=unit)
         return
     if not whitened and abs(float(a_B.mean())) <= NEAR * float(a_B.std()):

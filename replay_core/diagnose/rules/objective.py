@@ -90,6 +90,8 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
     )
 
 
+#: Micro-batches that tell one clip range from another.
+MICROS = 3
 #: A range that is stated below is no clip range: an epsilon of the optimizer goes by the same word.
 LEAST_RANGE = 1e-4
 
@@ -99,8 +101,10 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
     stated = batch.laid.algorithm.clip_range
     if stated is None or min(stated) < LEAST_RANGE or not found.is_ratio or found.clip == stated:
         return False
-    if batch.laid.algorithm.estimator.startswith("reinforce") or batch.laid.algorithm.kind == "cispo":
+    if batch.laid.algorithm.estimator.startswith("reinforce") or batch.laid.algorithm.is_of_weights:
         return False
+    if len(logged.values_M) < MICROS:
+        return False  # of so many ranges one makes two losses by chance
     # Two ways that hardly differ are not told apart by their losses.
     every = [one for one in surrogates(batch) if one.clip == stated and not one.mistake]
     return not any(logged.fits(one.values_N, loose=10.0) for one in every)

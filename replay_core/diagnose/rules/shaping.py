@@ -86,7 +86,8 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     well. Below, an error if they are an exact line (to 1e-3 of their spread) of what a mistake gives: the sign, values
     not subtracted, added, or alone, the token before or after, another row's, a sum along the response, its mean,
     absolute values, signs, squares, one side, the first or last token alone. Without a critic a mistake has to
-    correlate to 0.999, and what is expected to less than 0.98. Skipped where none does (decoupled lambdas, clipped advantages).
+    correlate to 0.999, and what is expected to less than 0.98. Skipped where none does (decoupled lambdas, clipped
+    advantages).
     """
     advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
     if batch.advantage_B is not None:
