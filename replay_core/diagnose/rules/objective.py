@@ -194,7 +194,8 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
 def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
     """The recorded importance weights beside exp(trainer - rollout), each cut off at the largest weight, by token and
     by sequence: an error where they are exp(rollout - trainer) on 95 % of tokens that differ by 1e-3 and more
-    (8 and more), and trainer over rollout on less than half of them; or where they are its square, or 1 on all of them.
+    (8 and more), and trainer over rollout on less than half of them; or where they are its square, its logarithm, the
+    weight of the token before or after, trainer over reference, or 1 on all of them.
     """
     weights, rollout = given(batch.columns.of("is_weights")), given(batch.columns.of("rollout_logprobs"))
     best_right, best_wrong, squared, ones, count = 0.0, 0.0, 0.0, 0.0, 0
@@ -223,6 +224,17 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
     if not count:
         raise Skip("rollout and trainer hardly differ: every weight is 1")
+    if best_right < 0.5 and (unlike := _other_weights(batch, weights, rollout)) is not None:
+        what, cause, share_ = unlike
+        yield finding(
+            "error",
+            f"importance weights are not trainer over rollout: {what}",
+            batch.laid.where("is_weights", sample=0),
+            evidence=[shown("tokens that agree with the mistake", share_, "0", weights.source),
+                      shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count)],
+            cause=cause,
+        )  # fmt: skip
+        return
     stated = batch.laid.algorithm.weight_cap
     if stated is not None and (over_N := weights.said_N & (weights.values_N > stated * (1 + 1e-3))).any():
         heard_N = weights.said_N & np.isfinite(weights.values_N)
@@ -267,6 +279,41 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
                       shown("tokens compared that differ", count)],
             cause="the weights are made of the trainer's own log-probabilities, or never computed",
         )  # fmt: skip
+
+
+def _other_weights(batch: StepBatch, weights: Column, rollout: Column) -> tuple[str, str, float] | None:
+    """(what, cause, share of tokens that agree) of weights that a mistake makes, of the tokens it tells apart."""
+    for name in ("old_logprobs", "policy_logprobs"):
+        trainer = batch.columns.of(name)
+        if trainer is None:
+            continue
+        both_N = batch.pair(trainer, rollout) & weights.said_N & np.isfinite(weights.values_N)
+        at = np.flatnonzero(both_N)
+        if len(at) < 2 * FEWEST:
+            continue
+        w, d = weights.values_N[at], np.clip((trainer.values_N - rollout.values_N)[at], -30, 30)
+        right, rows = np.exp(d), batch.flat.sample_N[at]
+        cap = float(w.max())
+        made: list[tuple[str, str, Array]] = [
+            ("the exponential is missing: they are its logarithm", "log pi - log mu is used as it is", d),
+        ]
+        for by, word in ((1, "before"), (-1, "after")):
+            moved = np.where(np.roll(rows, by) == rows, np.roll(right, by), np.nan)
+            made.append((f"each token has the weight of the token {word}", "a roll or a slice is off by one",
+                         np.minimum(moved, cap)))  # fmt: skip
+        ref = batch.columns.of("ref_logprobs")
+        if ref is not None:
+            other = np.exp(np.clip((trainer.values_N - ref.values_N)[at], -30, 30))
+            made.append(("they are trainer over reference", "the reference stands in the rollout's place",
+                         np.minimum(other, cap)))  # fmt: skip
+        for what, cause, value in made:
+            known = np.isfinite(value) & ((np.abs(value - np.minimum(right, cap)) > MOVED) | (np.abs(d) > MOVED))
+            if known.sum() < FEWEST:
+                continue
+            agree = float((np.abs(w - value) <= 1e-3 * np.abs(value) + 1e-4)[known].mean())
+            if agree >= 0.95:
+                return what, cause, agree
+    return None
 
 
 @rule("D60", "old log-probabilities are not those of the batch", link="logprobs", scope="batch",
