@@ -50,8 +50,6 @@ class StepBatch:
         self.flat = Flat(spine)
         self.columns = Columns(self.flat, others, records)
         self.laid = Laid(step, self.flat, self.columns, run)
-        #: What was worked out of these values once, for all rules that ask.
-        self.worked_out: dict[str, Any] = {}
         #: Files that hold samples of another file, said in words.
         self.repeated: list[str] = []
         #: Sheets of the step with tokens that share none with these samples.
@@ -68,7 +66,6 @@ class StepBatch:
     def release(self) -> None:
         """Forget every value read, and every record's fields."""
         self.columns.forget()
-        self.worked_out.clear()
         for cached in (
             "tokens_N",
             "trained_N",

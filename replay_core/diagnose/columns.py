@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,10 +50,13 @@ class Columns:
         own: list[int | None] = list(range(len(spine)))
         self.sheets: list[tuple[Sheet, list[int | None]]] = [(spine, own), *others]
         self._columns: dict[str, Column | None] = {}
+        #: What was worked out of these values once, for all rules that ask.
+        self.worked_out: dict[str, Any] = {}
 
     def forget(self) -> None:
         """Drop every value that was read."""
         self._columns.clear()
+        self.worked_out.clear()
 
     def ref(self, name: str) -> TensorRef | None:
         """The tensor of a canonical name, of the first sheet that has it in every part."""

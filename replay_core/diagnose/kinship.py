@@ -97,9 +97,9 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
 
 def odd_one(batch: StepBatch) -> Kin | None:
     """The log-probabilities of the batch that are another quantity; None where none is, or it cannot be told."""
-    if "odd_one" not in batch.worked_out:
-        batch.worked_out["odd_one"] = _odd_one(batch)
-    found: Kin | None = batch.worked_out["odd_one"]
+    if "odd_one" not in batch.columns.worked_out:
+        batch.columns.worked_out["odd_one"] = _odd_one(batch)
+    found: Kin | None = batch.columns.worked_out["odd_one"]
     return found
 
 
@@ -281,24 +281,20 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
 
 
 def _scaled(x_K: Array, y_K: Array) -> Iterator[_Transform]:
-    """One factor. A temperature is none: it normalises again."""
+    """Another base of the logarithm: one factor, where a temperature normalises again."""
     inside_K = (y_K > MIDDLE[0]) & (y_K < MIDDLE[1])
     if inside_K.sum() < FEWEST:
         return
-    factor = float(np.median(x_K[inside_K] / y_K[inside_K]))
-    close_K = np.abs(x_K - factor * y_K) <= 0.02 * np.abs(factor * y_K) + 0.01
-    if not factor > 0 or abs(factor - 1) < 0.1 or close_K[inside_K].mean() < SHARE:
-        return
-    base = {"2": 1 / np.log(2), "10": 1 / np.log(10)}
-    named = next((name for name, value in base.items() if abs(factor / value - 1) < 0.02), None)
-    yield _Transform(
-        f"logarithms to the base {named}, not natural ones" if named else f"{factor:.3g} times what they should be",
-        "another base of the logarithm (log2, log10)"
-        if named
-        else "a factor too many: they are divided by a temperature, a length or a count after they were normalised",
-        factor * y_K,
-        inside_K,
-    )
+    for base in (2, 10):
+        factor = 1 / float(np.log(base))
+        close_K = np.abs(x_K - factor * y_K) <= 0.02 * np.abs(factor * y_K) + 0.01
+        if close_K[inside_K].mean() >= SHARE:
+            yield _Transform(
+                f"logarithms to the base {base}, not natural ones",
+                "another base of the logarithm (log2, log10)",
+                factor * y_K,
+                inside_K,
+            )
 
 
 def _bounded(x_K: Array, y_K: Array) -> Iterator[_Transform]:

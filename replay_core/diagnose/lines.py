@@ -19,7 +19,7 @@ FEWEST, CLOSE = 3, 2e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class GroupLines:
     """Baseline b and scale s of A = (r - b) / s in each group whose rewards differ [G], and the rewards of each."""
 
     baseline_G: Array
@@ -51,7 +51,7 @@ class Lines:
         return k if k and bool((np.abs(each - k) <= self.close * abs(k)).all()) else None
 
 
-def solved(advantage_B: Array, reward_B: Array, group_B: Array, close: float) -> Lines | None:
+def solved(advantage_B: Array, reward_B: Array, group_B: Array, close: float) -> GroupLines | None:
     """The lines of all groups whose rewards differ; None where a group's advantages are no line of its rewards, or
     fewer than 3 groups have a spread.
 
@@ -73,14 +73,14 @@ def solved(advantage_B: Array, reward_B: Array, group_B: Array, close: float) ->
         rewards.append(r)
     if len(rewards) < FEWEST:
         return None
-    return Lines(np.array(baselines), np.array(scales), rewards, reward_B, max(CLOSE, 2 * close))
+    return GroupLines(np.array(baselines), np.array(scales), rewards, reward_B, max(CLOSE, 2 * close))
 
 
 #: What is right for a baseline, and for a scale.
 MEAN = "the group's mean"
 
 
-def baselines(lines: Lines) -> Iterator[tuple[str, Array]]:
+def baselines(lines: GroupLines) -> Iterator[tuple[str, Array]]:
     """What may stand for a group's mean, the right one first."""
     groups = lines.rewards_G
 
@@ -90,10 +90,10 @@ def baselines(lines: Lines) -> Iterator[tuple[str, Array]]:
     yield MEAN, each(np.mean)
     yield "0", np.zeros(len(groups))
     yield "the mean of the whole batch", np.full(len(groups), lines.batch_B.mean())
-    yield "the group's best reward", each(np.max)
-    yield "the group's worst reward", each(np.min)
     yield "the reward of the group's first response", each(lambda r: r[0])
     yield "the reward of the group's last response", each(lambda r: r[-1])
+    yield "the group's best reward", each(np.max)
+    yield "the group's worst reward", each(np.min)
     yield "the group's median reward", each(np.median)
     yield "the group's median reward", each(lambda r: np.sort(r)[(len(r) - 1) // 2])
     yield "the group's second best reward (pass@k keeps the best response's alone)", each(lambda r: np.sort(r)[-2])
@@ -106,7 +106,7 @@ def baselines(lines: Lines) -> Iterator[tuple[str, Array]]:
     yield "the batch's worst reward", np.full(len(groups), lines.batch_B.min())
 
 
-def scales(lines: Lines) -> Iterator[tuple[str, Array]]:
+def scales(lines: GroupLines) -> Iterator[tuple[str, Array]]:
     """What may stand for a group's std, the right ones first: of the group, of the batch, none."""
     groups = lines.rewards_G
     std_G = np.array([r.std(ddof=1) for r in groups])
@@ -124,12 +124,12 @@ def scales(lines: Lines) -> Iterator[tuple[str, Array]]:
     yield "the group's norm", np.array([float(np.sqrt(((r - r.mean()) ** 2).sum())) for r in groups])
 
 
-def baseline_of(lines: Lines) -> str | None:
+def baseline_of(lines: GroupLines) -> str | None:
     """Which of the baselines it is, in all groups; None where it is none of them."""
     return next((name for name, known_G in baselines(lines) if lines.is_baseline(known_G)), None)
 
 
-def scale_of(lines: Lines) -> tuple[str, float, float] | None:
+def scale_of(lines: GroupLines) -> tuple[str, float, float] | None:
     """(name, factor, epsilon) with s = factor x name + epsilon in all groups; None where it is none of them."""
     named = [(name, known_G, lines.factor(known_G)) for name, known_G in scales(lines)]
     for name, _, k in named:

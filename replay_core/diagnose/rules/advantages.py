@@ -209,7 +209,7 @@ def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> 
             yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
 
 
-_ONE_BASELINE = "r - one baseline for the whole batch"
+_BATCH_MEAN = "r - batch mean, one baseline for all groups"
 
 
 def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[str, str] | None:
@@ -217,7 +217,7 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
     stated, scaled = batch.laid.algorithm.estimator, batch.laid.algorithm.is_scaled
     if not several:
         return None
-    if name.startswith(_ONE_BASELINE) and stated in OF_GROUPS:
+    if name == _BATCH_MEAN and stated in OF_GROUPS:
         return (
             f"advantages are not centred by the group: they are {name}",
             f"{stated} measures a response against its own group: the mean is taken over the wrong axis",
@@ -313,9 +313,21 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     Skipped where advantages change from token to token (GAE), and where all groups are of one (D05). Where every
     sample stands equally often, a batch was trained on for several epochs: each counts once.
     """
-    found = list(_right(batch))
-    worst = found[0].severity if found else "info"
-    yield from found if worst == "info" or batch.once is batch else _right(batch.once)
+    try:
+        found = list(_recomputed(batch))
+        if not found or found[0].severity == "info" or batch.once is batch:
+            yield from found
+            return
+    except Unlike as unlike:
+        if batch.once is batch:
+            raise Skip(_OVER_ALL) from unlike
+    try:
+        yield from _recomputed(batch.once)
+    except Unlike as unlike:
+        raise Skip(_OVER_ALL) from unlike
+
+
+_OVER_ALL = "no known variant agrees: what they are instead is judged over all steps"
 
 
 class Unlike(Exception):  # noqa: N818 - it is no error, it is an answer
@@ -324,13 +336,6 @@ class Unlike(Exception):  # noqa: N818 - it is no error, it is an answer
     def __init__(self, heard_B: Array, kept_B: Array, close: Array, stored: float) -> None:
         super().__init__("advantages are no known variant")
         self.heard_B, self.kept_B, self.close, self.stored = heard_B, kept_B, close, stored
-
-
-def _right(batch: StepBatch) -> Iterator[Finding]:
-    try:
-        yield from _recomputed(batch)
-    except Unlike as unlike:
-        raise Skip("no known variant agrees: what they are instead is judged over all steps") from unlike
 
 
 def _recomputed(batch: StepBatch) -> Iterator[Finding]:
@@ -599,6 +604,8 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         return
     baseline, scale = baseline_of(lines), scale_of(lines)
     name, k, epsilon = scale if scale is not None else ("", 1.0, 0.0)
+    if baseline != MEAN and scale is None and not lines.has_middle:
+        return  # of two rewards any two numbers are a line
     of_one = scale is not None and not name
     over = "" if of_one else f", over {name}" if scale is not None else ", over a scale that rewards do not give"
     if k != 1 and scale is not None and baseline != MEAN:
@@ -926,7 +933,11 @@ def _known(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[
         reward_B, group_B, None if trained_N is None else batch.flat.count(trained_N).astype(np.float64)
     )
     if (moved := _moving(batch)) is not None:
-        yield f"{_ONE_BASELINE} ({moved:.4g})", reward_B - moved
+        is_mean = abs(moved - float(reward_B.mean())) <= 1e-4 * max(float(np.abs(reward_B).max()), 1e-9)
+        yield (
+            _BATCH_MEAN if is_mean else f"r - {moved:.4g}, one baseline for the whole batch (a moving mean)",
+            reward_B - moved,
+        )
     baseline_B = batch.columns.per_sample("reward_baselines")
     if baseline_B is not None:
         yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B

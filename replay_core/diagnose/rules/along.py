@@ -90,12 +90,7 @@ def _ends_elsewhere(batch: StepBatch, a_N: Array, counted_N: Array) -> tuple[Sev
                     "rows of the advantages were moved (rolled, shuffled, sorted) against those of the tokens",
                     early,
                 )
-    return (
-        "warning",
-        f"advantages end before their response does: they are 0 from there on in {early} responses",
-        "they are masked by another mask than the loss's: of other rows, or of another length",
-        early,
-    )
+    return None
 
 
 def _told(rows: list[Array], turns: list[Array]) -> tuple[Severity, str, str, int] | None:

@@ -24,10 +24,10 @@ _WORDS = {
 def another_quantity(batch: StepBatch) -> Iterator[Finding]:
     """Rollout, old, policy (of the first update) and reference log-probabilities, each that is over .03 nats from
     another held against what known mistakes make of that: zeros, one number, probabilities, the sign turned, another
-    base or a factor, sums along the response, means and sums of it, a shift by up to three tokens, another row's, cut
+    base, sums along the response, means and sums of it, a shift by up to three tokens, another row's, cut
     off below, the entropy. An error where one makes 90 % of the tokens that tell it from the plain values (12 and more,
-    to .03 nats and 3 %). The odd one of three is the one that the others do not agree with. A factor is told from a
-    temperature by tokens of a probability near 1/2, which a temperature leaves alone.
+    to .03 nats and 3 %). The odd one of three is the one that the others do not agree with. Another base is told from
+    a temperature by tokens of a probability near 1/2, which a temperature leaves alone.
     """
     odd = odd_one(batch)
     if odd is None:

@@ -39,7 +39,6 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "negated": np.negative,
     "base 10": lambda values: values / np.log(10),
     "base 2": lambda values: values / np.log(2),
-    "3 times": lambda values: values * 3,
     "sum of all before": np.cumsum,
     "sum of all behind": lambda values: np.cumsum(values[::-1])[::-1],
     "mean over its tokens": lambda values: np.full_like(values, values.mean()),
