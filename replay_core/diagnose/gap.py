@@ -321,8 +321,8 @@ def unsampled(rollout: Column, trainer: Column, both_N: Array) -> Array:
 
 
 def _is_one_shift(odd: Kin) -> bool:
-    """Whether it is the rollout that is off by one token: that is D08's."""
-    return odd.suspect.name == "rollout_logprobs" and abs(odd.by) == 1
+    """Whether rollout or trainer is off by one token: that is D08's."""
+    return odd.suspect.name in ("rollout_logprobs", "old_logprobs") and abs(odd.by) == 1
 
 
 def gap(batch: StepBatch) -> Gap:

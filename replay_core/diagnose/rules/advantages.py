@@ -689,7 +689,7 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     several = any(np.unique(np.round(reward_B[group_B == group], 9)).size > 2 for group in np.unique(group_B))
     if float(np.ptp(heard_B)) <= 1e-6 * float(np.abs(heard_B).max()):
         yield Guess(
-            "error", "one number", f"all advantages are one number ({heard_B[0]:.4g}), although rewards differ",
+            "warning", "one number", f"all advantages are one number ({heard_B[0]:.4g}), although rewards differ",
             "a constant stands for them: no answer is told from another",
         )  # fmt: skip
         return

@@ -198,7 +198,8 @@ def _of_sides(a_B: Array, group_B: Array, *, unit: bool) -> Guess:
     elif float(a_B.min()) >= 0:
         what, cause = (
             "none is negative",
-            "nothing is subtracted from the rewards, or an absolute value (a square, a clamp) is taken",
+            "there is no baseline: nothing is subtracted from the rewards; or an absolute value (a square, a clamp) is "
+            "taken",
         )
     else:
         what, cause = (

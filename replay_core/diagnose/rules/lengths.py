@@ -11,6 +11,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.stating import finding, share, shown
 
 #: Responses of a batch, and tokens of each, before one length is no chance; the share that may end on one token.
@@ -28,16 +29,16 @@ def _lengths_B(batch: StepBatch) -> Array:
       source="ignore_eos, an end token that the engine does not know, min_tokens as large as the limit")  # fmt: skip
 def never_ends(batch: StepBatch) -> Iterator[Finding]:
     """All responses of a batch (16 and more) have one length, of 4 tokens and more, and no token ends more than .6 of
-    them: a warning. Answers of one length that end by themselves end on one token, the end token. Silent where the dump
-    says of each that it was cut off (D20).
+    them: a warning. Answers of one length that end by themselves end on one token, the end token. Silent where D20
+    knows of each that it was cut off.
     """
-    lengths_B, cut_B, tokens_N = _lengths_B(batch), batch.truncated_flag_B, given(batch.tokens_N)
+    lengths_B, cut_B, tokens_N = _lengths_B(batch), truncated(batch), given(batch.tokens_N)
     if len(batch) < FEWEST or lengths_B.min() < TOKENS:
         raise Skip(f"needs {FEWEST} responses of {TOKENS} tokens")
     if lengths_B.min() != lengths_B.max():
         return
     if cut_B is not None and cut_B.all():
-        raise Skip("the dump says that all of them were cut off (D20)")
+        raise Skip("all of them are known to be cut off (D20)")
     last_B = tokens_N[batch.flat.starts_B + batch.flat.lengths_B - 1]
     ends, counts = np.unique(last_B, return_counts=True)
     if counts.max() > ONE_END * len(batch):
