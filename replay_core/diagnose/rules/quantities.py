@@ -42,8 +42,7 @@ def another_quantity(batch: StepBatch) -> Iterator[Finding]:
         or (rollout and odd.what.startswith("in the wrong rows"))
         or (zero and odd.suspect.name in ("old_logprobs", "policy_logprobs"))
     ):
-        raise Skip("a shift of rollout or old by one token (D08), its rows (D79) and zeros of the trainer (D80) are told "
-                   "there")  # fmt: skip
+        raise Skip("a shift by one token is D08's, the rollout's rows are D79's, zeros of the trainer D80's")
     yield finding(
         "error",
         f"{word} log-probabilities are {odd.what}",
