@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replay_core.dumps.log_lines import TrainerLine
 from replay_core.regexes import regex
@@ -20,11 +20,16 @@ _LONGEST = 2000
 #: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     # torch's CUDA allocator, torch's CPU allocator, Ray's memory monitor, the kernel.
-    ("oom", r"(?:CUDA|HIP|NPU|XPU) out of memory\. Tried to allocate"),
+    (
+        "oom",
+        r"(?:CUDA|HIP|NPU|XPU|MPS)(?: (?:driver )?[Ee]rror)?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory",
+    ),
     (
         "oom_host",
         r"can't allocate memory: you tried to allocate|ray\.exceptions\.OutOfMemoryError|OOMKilled"
-        r"|oom[-_]kill(?:er)?:|oom[-_]kill event"
+        r"|oom[-_]kill(?:er)?:|oom[-_]kill event|node running low on memory|killed due to memory pressure"
+        r"|^MemoryError\b|Cannot allocate memory"
         r"|[Oo]ut of memory: Killed process",
     ),
     # A collective that a rank waited for in vain: torch's watchdog, NCCL's own results.
@@ -32,6 +37,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "nccl",
         r"Watchdog caught collective operation timeout|[Ww]atchdog (?:thread terminated|got stuck)"
         r"|Heartbeat monitor timed out|Some NCCL operations have failed or timed out|NCCL error[: ]"
+        r"|^\s+(?:all_\w+|broadcast\w*|barrier|reduce\w*|recv|send|gather|scatter) \(\S*(?:torch/distributed|c10d)\S*:\d+\)$"
+        r"|Timeout at NCCL work|[Tt]imed out waiting \d+ ?ms for (?:recv|send|\w+ operation)|failed to pass monitoredBarrier"
         r"|nccl(?:UnhandledCuda|System|Internal|Remote)Error|detected by watchdog at work",
     ),
     (
@@ -51,6 +58,34 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
         r"|slurmstepd: error: .*CANCELLED|srun: error: .*: (?:Killed|Terminated|Exited with exit code)",
     ),
+    # Failures that are no exception's line: gloo's, Ray's, the engines', a command line's.
+    (
+        "failed",
+        r"Gloo connectFullMesh failed|gloo/transport/tcp/\S+\] |client socket has (?:failed|timed out)"
+        r"|cannot be scheduled right now|No available node types can fulfill|Could not override '|Duplicate GPU detected"
+        r"|Call to (?:connect|bind|accept|ibv_)\w* .{0,80}(?:failed|returned)|marked dead because|missed too many heartbeats"
+        r"|Watchdog timeout \(self\.watchdog_timeout|EngineCore encountered|Engine core initialization failed"
+        r"|No available shared memory broadcast block|: error: (?:unrecognized arguments|the following arguments|argument )"
+        r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
+        r"|EADDRINUSE|DataLoader worker \(pid|: undefined symbol: |GLIBC\S* not found|shared memory limit",
+    ),
+    (
+        "traceback",
+        r"^(?:[\w.]+\.)?(?:\w+(?:Error|Exception|Timeout|Expired|Unsupported|NotFound)|Unsupported|Empty)(?:\(\w+\))?: "
+        r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b"
+        r"|^(?:[a-z_]\w*\.)+[A-Z]\w+(?:\(\w+\))?: |^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
+    ),
+    # What goes on, and is worth knowing of.
+    (
+        "notice",
+        r"is preempted by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract|sequence length is "
+        r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
+        r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
+        r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a `peft_config`"
+        r"|average ratio of batch|to instantiate a model of type|but the current dype|but the current dtype"
+        r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ -]?out|time-?out|failed|"
+        r"unreachable|refused|exception))",
+    ),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
     ("recompile", r"Recompiling function \S+ in "),
     ("graph_break", r"Graph break (?:in user code|from|due to|:)|Graph Break Reason"),
@@ -61,11 +96,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "not_finite",
         r"(?i)grad_norm is not finite|Gradient overflow|found (?:nan|inf) in",
     ),
-    ("traceback", r"^(?:[\w.]+\.)?(?:\w+Error|\w+Exception)(?:\(\w+\))?: |^\W*EXC\b"),
 )
 KINDS = tuple(kind for kind, _ in _PATTERNS)
 #: Of these a run dies, and the frames that led there are kept.
-DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "traceback")
+DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "failed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.
 HINT = regex(
     r"[Oo]ut of memory|OutOfMemory|allocate memory|oom[-_]kill|OOMKilled|torch\._dynamo hit|Recompiling"
@@ -74,7 +108,21 @@ HINT = regex(
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
+    r"|gloo|[Tt]imed? ?-?out|Timeout|Expired|EADDRINUSE|monitoredBarrier|scheduled right now|marked dead|heartbeats|EngineCore"
+    r"|Engine core|broadcast block|: error: |NaN in local|loss scale|fallen off|ECC|DataLoader worker|undefined symbol"
+    r"|GLIBC|shared memory limit|running low on memory|memory pressure|OUT_OF_MEMORY|[Pp]reempt|Retract|longer than the spec"
+    r"|right-padding|requires_grad|newly init|`do_sample`|NaN or Inf|OVERFLOW|cache flushes|Spilled|95% full|params: 0 "
+    r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
+    r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate GPU|^(?:[a-z_]\w*\.)+[A-Z]\w+: |c10d|torch/dist"
 )
+#: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
+_BEFORE = (
+    r"(?:\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2}\d{1,4})*\]?"
+    r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\]?:?"
+    r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|[EWIFC]\d{4}|\d{1,7}(?= [\w./-]+\.py:)"
+    r"|[-–|]{1,2})"
+)
+_LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
 _FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
 _BEGINS = "Traceback (most recent call last)"
 #: What Python says of an exception that ends nothing.
@@ -104,6 +152,15 @@ class Watch:
 
     def event(self, line: TrainerLine) -> Event | None:
         """The line as an event, if it is one."""
+        # An engine logs each line of a traceback behind its own clock and file.
+        prefix = _LOGGER.match(line.text)
+        if prefix is None:
+            return self._event(line)
+        found = self._event(replace(line, text=line.text[prefix.end() :]))
+        # How long it waits is told by the clock.
+        return replace(found, text=line.text.strip()[:_LONGEST]) if found and found.kind == "waiting" else found
+
+    def _event(self, line: TrainerLine) -> Event | None:
         is_frame, is_indented = _FRAME.match(line.text), line.text[:1].isspace()
         if is_frame or (is_indented and line.stream in self._code_follows):
             kept = self._frames.setdefault(line.stream, deque(maxlen=_FRAMES))

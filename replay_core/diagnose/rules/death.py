@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from replay_core.diagnose.failure_texts import failure_of
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
@@ -17,14 +18,15 @@ from replay_core.regexes import regex
 _WAITED = regex(r"WorkNCCL\((?=[^)]*OpType=(?P<op>\w+))(?=[^)]*SeqNum=(?P<number>\d+))")
 _RANK = regex(r"\bRank (\d+)\]")
 _MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
-_INDEX = regex(r"device-side assert|index out of|indexSelect|srcIndex")
 #: What an engine that has died says of itself, and where its own frames lie.
 _ENGINE = regex(r"EngineDeadError|EngineCore|vllm/v1/engine/|sglang/srt/managers/")
 _FULL = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded")
-_SHARED = regex(
-    r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
-)
-_LOADED = regex(r"[Ee]rror\(s\) in loading state_dict|size mismatch for |Missing key\(s\) in state_dict")
+#: An exception of another process, as the one that asked it tells it.
+_RELAYED = regex(r"Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
+#: NCCL's own failures that no other rank has caused.
+_ALONE = regex(r"nccl(?:System|Internal|InvalidUsage|UnhandledCuda)\w*|invalid usage|unhandled (?:system|cuda) error")
+#: What waits is no death: an engine's worker that does not answer, a stack that stands in a collective.
+_HUNG = regex(r"shared memory broadcast block|watchdog_timeout|^\s*\w+ \(\S+:\d+\)$")
 _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
 _SIGKILL = regex(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
 _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
@@ -35,7 +37,9 @@ _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CA
       source="Python's and torch's own messages, torchrun's agent; Megatron-LM#1207, LLaMA-Factory#163")  # fmt: skip
 def died(log: RunLog) -> Iterator[Finding]:
     """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first such
-    line, which the later ones follow from. After a CUDA error, the watchdog or a signal it is an error even where
+    line that is a cause: what tells of another process's end (an actor that is gone, a collective waited for in vain, a
+    launcher's signal) is none while any other line tells more. What known texts mean is a table
+    (`diagnose/failure_texts.py`). After a CUDA error, the watchdog or a signal it is an error even where
     metrics follow: that is another start of the run. A traceback that more metrics follow was caught: info. Out of
     memory is D36's.
     """
@@ -44,9 +48,12 @@ def died(log: RunLog) -> Iterator[Finding]:
     files = list(dict.fromkeys(one.point.path for one in log.events(*DEATHS)))
     told = sorted(log.events(*DEATHS), key=lambda one: (files.index(one.point.path), one.point.line or 0))
     at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
-    if at_the_end and not at_the_end[0].kind.startswith("oom"):
+    causes = [one for one in at_the_end if not _follows(one)] or at_the_end
+    if causes and not any(one.kind.startswith("oom") for one in causes if not _waited_in_vain(one)):
         yield _dead(at_the_end, went_on=False)
         return
+    if causes:
+        return  # a rank that ran out of memory is why the others waited
     before = [one for one in told if one not in at_the_end]
     fatal = [one for one in before if one.kind in ("nccl", "cuda_error", "killed")]
     if fatal and not (all(map(_is_preempted, fatal)) and last):
@@ -64,6 +71,35 @@ def died(log: RunLog) -> Iterator[Finding]:
         )
 
 
+def _waited_in_vain(one: Told) -> bool:
+    """Whether it tells of a collective that others did not come to."""
+    return one.kind == "nccl" and "CUDA error" not in one.text and (_ALONE.search(one.text) is None)
+
+
+def _follows(one: Told) -> bool:
+    """Whether a line only tells that another process has ended."""
+    if one.kind == "killed":
+        return _SIGKILL.search(one.text) is None and (_SIGTERM.search(one.text) is not None or "Sending" in one.text)
+    if one.kind in ("oom", "oom_host"):
+        return False
+    known = failure_of(_said(one))
+    return (known is not None and known.follows) or (known is None and _RELAYED.search(one.text) is not None)
+
+
+def _said(one: Told) -> str:
+    """Its words without the frames; Ray's and torch's envelopes hold the cause behind them."""
+    return one.text.splitlines()[0]
+
+
+def _weight(one: Told) -> int:
+    """How much a line tells of the cause: what is known and no consequence, an exception of any kind, a kernel or a
+    kill, a collective that others did not come to, a consequence.
+    """
+    if _follows(one):
+        return 3
+    return 2 if _waited_in_vain(one) else 0
+
+
 def _is_preempted(one: Told) -> bool:
     """Whether a scheduler ended it: a run that goes on from its checkpoint after that is as it should be."""
     text = one.text
@@ -78,19 +114,20 @@ def _is_preempted(one: Told) -> bool:
 
 def _dead(every: list[Told], *, went_on: bool) -> Finding:
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk.
-    one = next((each for each in every if _FULL.search(each.text)), every[0])
+    one = next((each for each in every if _FULL.search(each.text)), None) or min(every, key=_weight)
     # NCCL's watchdog also tells of a kernel that failed, which is no wait.
     failed = "CUDA error" in one.text
     hang = _hang(every) if one.kind == "nccl" and not failed else None
     cause, next_step = _blamed(one) if hang is None else (hang.cause, _WHO_IS_MISSING)
-    if cause == _UNCAUGHT and any(_ENGINE.search(each.text) for each in every):
-        cause = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
+    if any(_ENGINE.search(each.text) for each in every) and "engine" not in cause.lower():
+        cause = cause if cause != _UNCAUGHT else "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
     by_hand = _BY_HAND.search(one.text) is not None
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
     words = _words(one) if hang is None else hang.claim
+    hung = hang is not None or _HUNG.search(one.text) is not None
     return finding(
         "warning" if by_hand else "error",
-        f"the run {'was stopped by hand' if by_hand else 'hung' if hang else 'died'} at line {one.point.line}, {step}"
+        f"the run {'was stopped by hand' if by_hand else 'hung' if hung else 'died'} at line {one.point.line}, {step}"
         f"{', and was started again' if went_on else ''}: {words}",
         one.point.where(),
         evidence=[
@@ -190,17 +227,16 @@ _UNCAUGHT = "an exception that nobody caught"
 
 def _blamed(one: Told) -> tuple[str, str]:
     """Cause and next step."""
-    if one.kind == "nccl" and "CUDA error" not in one.text:
+    if _waited_in_vain(one):
         return (
             "a collective was never joined by every rank: one stalled, died before, or called another",
             _WHO_IS_MISSING,
         )
+    if (known := failure_of(_said(one))) is not None and one.kind != "killed":
+        return known.cause, known.next_step
     if one.kind in ("cuda_error", "nccl"):
-        index = (
-            "an index out of range (a token id or label beyond the vocabulary), or " if _INDEX.search(one.text) else ""
-        )
         return (
-            f"{index}a kernel failed; kernels run later than the line that names them",
+            "a kernel failed; kernels run later than the line that names them",
             "CUDA_LAUNCH_BLOCKING=1 names the true line; compute-sanitizer the access",
         )
     if one.kind == "killed":
@@ -215,23 +251,8 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "the first error of any other rank; else the scheduler's own record of the job",
             )
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
-    if _LOADED.search(one.text):
-        return (
-            "the checkpoint's weights are not the model's: another architecture or size, a vocabulary that was padded, "
-            "an adapter or a wrapper's prefix in the names, or another sharding",
-            "compare the names and shapes: rldbg show CHECKPOINT beside rldbg show MODEL",
-        )
-    if _SHARED.search(one.text):
-        return (
-            "shared memory (/dev/shm) is full: workers hand tensors over by it, and a container has 64 MB of it unless "
-            "it is told otherwise",
-            "df -h /dev/shm; docker run --shm-size=16g, or fewer data loader workers",
-        )
-    if _FULL.search(one.text):
-        return (
-            "the disk is full: what was being written (a checkpoint, a cache) is broken",
-            "df -h; keep fewer checkpoints; resume from the last whole one",
-        )
+    if (known := failure_of(one.text)) is not None:
+        return known.cause, known.next_step  # its frames tell
     return (
         _UNCAUGHT,
         "the frames above the line; rldbg record -- YOUR COMMAND keeps the steps that lead there",

@@ -1,0 +1,412 @@
+"""What the stack's own failure texts mean: a table from the words of a line to its cause and what to do next.
+
+    known = failure_of("ValueError: No available memory for the cache blocks. ...")
+    known.cause, known.next_step
+
+The first entry whose pattern is found speaks: particular texts stand before general ones. A text that only tells of
+another process's end (`follows`) is no cause while any other is told. Texts were read in the sources and the public
+issues of torch, NCCL, gloo, Ray, vLLM, SGLang, FlashAttention, Triton, DeepSpeed, Megatron-LM, transformers, TRL, verl,
+OpenRLHF, datasets, huggingface_hub, hydra and wandb.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from replay_core.regexes import regex
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a text means. `follows`: it tells of another failure's consequence."""
+
+    pattern: re.Pattern[str]
+    cause: str
+    next_step: str
+    follows: bool = False
+
+
+_OTHER_FIRST = "the first error of any other rank, actor or process is the cause: look above, and in its own log"
+_VERSIONS = "pip show both; install the versions that the framework pins"
+
+#: (pattern, cause, next step): what ends a run.
+_DEATHS: tuple[tuple[str, str, str], ...] = (
+    # Ranks that do not find each other, or do not call the same.
+    (r"Duplicate GPU detected", "two ranks hold one GPU: every process was given the same device",
+     "torch.cuda.set_device(LOCAL_RANK) before init_process_group; look at CUDA_VISIBLE_DEVICES of each rank"),
+    (r"Detected mismatch between collectives|mismatch between collective operations",
+     "ranks called different collectives, or the same with different shapes: a branch on data of the rank, or another "
+     "number of micro-batches", "the line names both ranks and what each called: follow both to where they part"),
+    (r"EADDRINUSE|[Aa]ddress already in use|[Pp]ort \d+ is (?:already )?in use|errno: 98",
+     "the port is in use: another run on this node, or a process of the last one that still lives",
+     "lsof -i :PORT; end the orphan, or set another MASTER_PORT (or server port)"),
+    (r"failed to pass monitoredBarrier|monitoredBarrier",
+     "the named rank never came to the barrier: it stalled or died before", "py-spy dump --pid PID of the named rank"),
+    (r"Gloo connectFullMesh failed|unable to resolve hostname|gloo.*(?:no address|connect timeout)",
+     "gloo cannot connect the hosts: the host name resolves to a loopback or to another network",
+     "export GLOO_SOCKET_IFNAME=IFACE on every node; getent hosts $(hostname)"),
+    (r"ncclSystemError|Call to (?:connect|bind|accept|ibv_\w+).*(?:failed|returned)|NET/(?:IB|Socket)|ibv_\w+ failed",
+     "NCCL's network or system call failed: the wrong interface, InfiniBand that is not usable, a limit of the "
+     "container (memlock, /dev/shm) or a peer that is gone",
+     "NCCL_DEBUG=INFO names the call; NCCL_SOCKET_IFNAME=IFACE; NCCL_IB_DISABLE=1 tells whether it is InfiniBand"),
+    (r"ncclInvalidUsage", "NCCL was used wrongly: two ranks on one GPU, or tensors of another device or shape",
+     "NCCL_DEBUG=WARN names it"),
+    (r"DistStoreError|client socket has (?:failed|timed out)|Rendezvous(?:Timeout|Connection|Closed)\w*Error"
+     r"|wait timeout after \d+ ?ms|TCPStore.*(?:[Tt]imed? ?out|[Tt]imeout)",
+     "the ranks did not all meet: a process did not start or died before, or the address, port or number of ranks is "
+     "not the same on every node",
+     "compare MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK of all; nc -vz MASTER_ADDR MASTER_PORT from each node"),
+    # Engines: vLLM, SGLang.
+    (r"No available memory for the cache blocks",
+     "after the weights nothing of the engine's share of GPU memory is left for the KV cache",
+     "raise gpu_memory_utilization, lower max_model_len or use more tensor parallelism; see what else is on the GPU"),
+    (r"larger than the (?:maximum number of tokens that can be stored|available KV cache memory)|(?:is )?needed, which "
+     r"is larger than the available KV cache|To serve at least one request with the model",
+     "the KV cache cannot hold one request of the full context length: max_model_len is too large for the memory that "
+     "the engine may use", "lower max_model_len or raise gpu_memory_utilization"),
+    (r"Not enough memory.*mem-fraction-static|KV cache pool is too small|(?:token|KV).* pool is full.*(?:fail|raise)"
+     r"|Decode out of memory|Prefill out of memory",
+     "SGLang's KV cache is full: too many or too long requests for its share of GPU memory",
+     "adjust --mem-fraction-static, lower --max-running-requests or the context length"),
+    (r"Free memory on device .*less than desired GPU memory utilization",
+     "another process holds the GPU's memory: the trainer beside a colocated engine that was not offloaded, or an "
+     "orphan of the last run", "nvidia-smi names the process; lower gpu_memory_utilization or offload the trainer"),
+    (r"Error in memory profiling|memory profiling.*(?:Initial|initial) free memory",
+     "GPU memory was freed or taken by another process while vLLM measured what it may use: two engines or a trainer "
+     "start on one GPU at once", "start them one after the other"),
+    (r"longer than the maximum model length|maximum (?:context|model) length (?:is|of)|maximum context length"
+     r"|exceeds? (?:the )?(?:model's )?(?:max(?:imum)?)[ _](?:model|context|allowed|input|sequence)[ _]?len"
+     r"|is too long and exceeds limit|prompt.{0,40} (?:is )?too long|longer than the model's context",
+     "a prompt, or prompt and response together, is longer than the engine's max_model_len (context length)",
+     "raise max_model_len, or filter prompts and lower max_tokens: prompt + response must fit"),
+    (r"attention heads.*(?:must be )?divisible by tensor parallel|not divisible by (?:the )?tensor[ _-](?:model[ _-])?"
+     r"parallel", "the tensor parallel size does not divide the model's heads (or its vocabulary or hidden size)",
+     "choose a tensor parallel size that divides num_attention_heads and num_key_value_heads"),
+    (r"Expandable segments are not compatible with memory pool",
+     "vLLM's sleep mode holds memory in a pool of its own, which expandable_segments forbids",
+     "unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the engine's process"),
+    (r"operation not permitted when stream is capturing|[Cc]apture (?:cuda|CUDA) graph failed|StreamCapture"
+     r"|while (?:the )?stream is capturing|capturing CUDA graph",
+     "CUDA graph capture failed: something in the forward synchronises, or memory ran out during the capture",
+     "enforce_eager=True (vLLM) or --disable-cuda-graph (SGLang) tells whether it is the capture"),
+    (r"Watchdog timeout \(self\.watchdog_timeout|soft_watchdog|watchdog_timeout=",
+     "SGLang's scheduler made no step for its watchdog's time: a forward or collective of the engine hangs",
+     "py-spy dump of the scheduler, which its log prints, too; --watchdog-timeout only where a step is that long"),
+    (r"Token id \d+ is out of vocabulary|out of vocabulary",
+     "a token id beyond the engine's vocabulary was sent: another tokenizer, or added tokens the engine does not have",
+     "compare len(tokenizer) with the model's vocab_size on both sides"),
+    (r"There is no module or parameter named|Attempted to load weight|not found in params_dict"
+     r"|assert param(?:_data)?\.(?:size|shape).*loaded_weight|KeyError: [\"'](?:\w+\.)*(?:layers|"
+     r"embed_tokens|lm_head|visual|language_model)\.\S*",
+     "weights that were sent to the engine are not named or shaped as its model's: a wrapper's or adapter's prefix "
+     "(_fsdp_wrapped_module, base_model.model), fused against split projections, tied or padded embeddings",
+     "compare the names and shapes: rldbg weights; or rldbg show CHECKPOINT beside rldbg show MODEL"),
+    (r"(?:[Ee]rror\(s\) in loading state_dict|size mismatch for |(?:Missing|Unexpected) key(?:\(s\)|s)? in (?:checkpoint "
+     r")?state_dict|CheckpointException)",
+     "the checkpoint's weights are not the model's: another architecture or size, a vocabulary that was padded, "
+     "an adapter or a wrapper's prefix in the names, or another sharding",
+     "compare the names and shapes: rldbg show CHECKPOINT beside rldbg show MODEL"),
+    (r"Model architectures .* (?:are not supported|failed to be inspected)|does not recognize this architecture"
+     r"|has no (?:vLLM|SGLang) implementation|[Uu]nrecognized model in",
+     "the installed version does not know the model's architecture: the model is newer than transformers or the engine",
+     _VERSIONS),
+    # Ray.
+    (r"ObjectStoreFullError|[Oo]bject store (?:is full|memory)|because it is full|out of (?:object store )?disk",
+     "Ray's object store is full: references to batches are kept, or it is small (it lies in /dev/shm)",
+     "ray memory names who holds what; raise object_store_memory; drop references after each step"),
+    (r"Total available GPUs \d+ is less than|cannot be scheduled right now|No available node types can fulfill"
+     r"|[Pp]lacement group.*(?:cannot|could not|infeasible|failed|[Tt]ime)|[Ii]nsufficient (?:GPU )?resources"
+     r"|[Nn]ot enough GPUs|infeasible (?:resource|request|task|actor)",
+     "the placement group or actor asks for more GPUs (or CPUs) than the Ray cluster has free: too few nodes joined, "
+     "another job holds them, or the configuration asks for too many",
+     "ray status lists what is there and asked for; compare n_gpus_per_node * nnodes"),
+    (r"RuntimeEnvSetupError|Failed to set ?up runtime env", "Ray could not build the runtime environment of its workers"
+     " (a package, a working_dir that is too large)", "the log of runtime_env_setup in /tmp/ray/session_latest/logs"),
+    (r"[Vv]ersion mismatch: The cluster was started with|Ray version mismatch",
+     "nodes of the cluster have other versions of Ray or Python", "install the same version on every node"),
+    (r"Failed to connect to (?:GCS|Ray cluster)|unable to connect to GCS|GCS server|missed too many heartbeats"
+     r"|marked dead because|[Nn]ode .{0,80}(?:was|has been) marked dead",
+     "a node of the Ray cluster is gone: it died (memory, preemption, hardware) or the network broke",
+     "ray list nodes; dmesg and the raylet's log on the node"),
+    (r"GetTimeoutError|Get timed out", "an object of Ray was not ready in time: its task hangs, or waits for resources",
+     "ray list tasks --filter state=RUNNING; py-spy dump of its worker"),
+    # Python's processes.
+    (r"[Cc]annot pickle|[Cc]an't pickle|PicklingError|[Cc]ould not serialize|Can't get (?:local object|attribute)"
+     r"|not serializ|SerializationError",
+     "an object cannot be pickled for another process: a lambda, a local function or class, a lock, an open handle or "
+     "a CUDA object in what is sent or captured",
+     "define it at module level, and make what it holds in the worker; ray.util.inspect_serializability names it"),
+    (r"Cannot re-initialize CUDA in forked subprocess", "a worker was forked after CUDA was initialised",
+     "start workers by spawn: multiprocessing.set_start_method('spawn'), VLLM_WORKER_MULTIPROC_METHOD=spawn"),
+    (r"An attempt has been made to start a new process before",
+     "a process is spawned at import: the script has no if __name__ == '__main__'", "guard the script's entry point"),
+    (r"signal only works in main thread", "a verifier sets a signal (SIGALRM) for its time-out from a thread or an "
+     "actor's thread: math_verify and others do", "run it in a process, or switch its time-out off"),
+    (r"[Ee]vent loop is closed|no (?:current|running) event loop|asyncio\.run\(\) cannot be called",
+     "asyncio is used across threads or loops: a client of one loop in another", "one loop per thread; make the client "
+     "in the loop that uses it"),
+    # The GPU.
+    (r"uncorrectable ECC|ECC error|double.bit ECC|Xid.{0,60}: (?:48|63|64|92|94|95)\b|[Uu]ncorrectable (?:NVLink )?error"
+     r"|row.remap", "the GPU's memory has an uncorrectable ECC error: hardware",
+     "nvidia-smi -q -d ECC,ROW_REMAPPER; reset or replace the GPU, and exclude the node"),
+    (r"Xid.{0,60}: (?:79|119|120|109)\b|fallen off the bus|GPU (?:is )?lost|GPU has fallen",
+     "the GPU is gone from the bus (or its firmware hangs): hardware, power or driver",
+     "dmesg | grep -i xid; drain the node"),
+    (r"Xid.{0,60}: 74\b|NVLink.*(?:error|fail|fatal)", "an NVLink failed: hardware", "nvidia-smi nvlink -e; drain the "
+     "node"),
+    (r"Xid", "the driver reports an error of the GPU; 13 and 31 are an invalid access of a kernel, most others hardware",
+     "dmesg | grep -i xid; compute-sanitizer for 13 and 31"),
+    (r"no kernel image is available|sm_\d+ is not compatible|not compatible with the current PyTorch installation"
+     r"|arch.*not supported.*(?:sm_|compute)|PTX.*unsupported toolchain|unsupported toolchain",
+     "the binary was not built for this GPU's architecture (sm)", "install a build for it (torch.cuda.get_arch_list())"
+     ", or build with TORCH_CUDA_ARCH_LIST"),
+    (r"driver version is insufficient|[Nn][Vv][Ii][Dd][Ii][Aa] driver .*too old|forward compatibility was attempted"
+     r"|system has unsupported display driver", "the NVIDIA driver is older than the CUDA runtime needs",
+     "nvidia-smi shows the driver's CUDA; update it or install a torch of an older CUDA"),
+    (r"no CUDA-capable device|No CUDA GPUs are available|CUDA_ERROR_NO_DEVICE|invalid device ordinal"
+     r"|Torch not compiled with CUDA|devices are busy or unavailable|cuda is not available",
+     "the process sees no such GPU: CUDA_VISIBLE_DEVICES is empty or short (Ray sets it for actors without GPUs), or "
+     "another process has the device exclusively", "print CUDA_VISIBLE_DEVICES and torch.cuda.device_count() there"),
+    (r"device-side assert|indexSelect|srcIndex|index out of (?:bounds|range)|Assertion `.*(?:index|t >= 0|n_classes)",
+     "an index out of range (a token id or label beyond the vocabulary), or another assertion of a kernel; kernels run "
+     "later than the line that names them",
+     "CUDA_LAUNCH_BLOCKING=1 names the true line; compare the largest token id with the embedding's rows"),
+    (r"illegal memory access|misaligned address|illegal instruction|unspecified launch failure|invalid program counter",
+     "a kernel failed: it read or wrote beyond its tensors (lengths or an index that do not fit, a fused attention or "
+     "MoE kernel); kernels run later than the line that names them",
+     "CUDA_LAUNCH_BLOCKING=1 names the true line; compute-sanitizer the access"),
+    (r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
+     "cuBLAS could not allocate its workspace: out of GPU memory (or a kernel failed before)",
+     "leave memory free: a smaller batch or cache; CUDA_LAUNCH_BLOCKING=1 if there is plenty"),
+    (r"CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|cuBLAS", "a matrix product failed: shapes or dtypes that the library does "
+     "not take, an index error before it, or versions of cuBLAS and torch that do not fit",
+     "CUDA_LAUNCH_BLOCKING=1; pip list | grep nvidia: a second cuBLAS beside torch's"),
+    (r"cudaIpc|invalid resource handle|peer access is not supported|CUDA IPC",
+     "memory is shared between processes (CUDA IPC) that do not see the same GPU, or whose owner has freed it",
+     "look at CUDA_VISIBLE_DEVICES of both; keep the tensor until the other has read it"),
+    # Attention, dtypes, shapes.
+    (r"FlashAttention only supports? (?:fp16|half)|only supports? fp16 and bf16|FlashAttention.{0,40}dtype",
+     "flash attention was handed float32: the model is loaded or autocast in another dtype than fp16 or bf16",
+     "load with torch_dtype=torch.bfloat16, or autocast; LayerNorms kept in float32 upcast what follows"),
+    (r"FlashAttention only supports (?:Ampere|Hopper)|requires? (?:device with )?(?:compute )?capability"
+     r"|sm_?\d\d or (?:newer|higher)|Bfloat16 is only supported on GPUs with compute capability",
+     "the kernel needs a newer GPU (compute capability)", "attn_implementation='sdpa', or dtype float16"),
+    (r"FlashAttention forward only supports head dim|head[_ ]dim(?:ension)?.{0,30}(?:not supported|at most)",
+     "flash attention does not support this head dimension", "attn_implementation='sdpa', or a newer flash-attn"),
+    (r"undefined symbol|DLL load failed|GLIBC(?:XX)?_[\d.]+' not found|cannot open shared object file|symbol lookup error",
+     "a compiled extension was built for another torch, CUDA or libc (flash-attn's binary, most often)",
+     "reinstall it against this torch: pip install --no-build-isolation --no-cache-dir flash-attn"),
+    (r"FlashAttention2 has been toggled on|flash_attn seems to be not installed|flash[-_]attn.*not (?:installed|found)",
+     "flash-attn is asked for and not installed", "pip install flash-attn, or attn_implementation='sdpa'"),
+    (r"probability tensor contains either|invalid multinomial distribution|to satisfy the constraint"
+     r"|[Pp]robabilities contain NaN",
+     "the policy's probabilities are not finite: its logits are NaN or Inf, since its weights are (an update with a NaN "
+     "gradient, a bad synchronisation), fp16 overflowed, or an attention row is masked whole",
+     "the first metric or weight that is not finite, before this step; rldbg record -- YOUR COMMAND"),
+    (r"[Ff]ound NaN in (?:local )?(?:forward|grad|loss)|found Inf in local|returned nan values|[Ll]oss (?:is|became) (?:nan"
+     r"|inf)|NaN (?:detected|loss)|nan (?:detected|loss)",
+     "a loss or gradient is not finite: an overflow or 0/0 in the forward or backward, or data that is (the line names "
+     "where)", "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first tensor"),
+    (r"loss scale already at minimum|loss scale.*cannot decrease",
+     "fp16 overflows in every step until the loss scale is at its minimum: gradients are not finite",
+     "train in bf16; look for the first NaN"),
+    (r"Expected all tensors to be on the same device|found at least two devices|is on cpu.*cuda|tensors? .*different devices",
+     "tensors of two devices meet: offloaded weights or optimizer state not loaded back, or an input left on the CPU",
+     "move what the frame names; look whether offload and load are paired"),
+    (r"must have the same dtype|expected (?:scalar type|m1 and m2|mat1 and mat2)|Input type .* and (?:weight|bias) type"
+     r"|same dtype, but got|Index put requires the source and destination dtypes match|dtype mismatch",
+     "tensors of two dtypes meet: an adapter, head or value model in float32 beside bf16 weights, outside of autocast",
+     "cast the one the frame names, or run it under autocast"),
+    (r"mat1 and mat2 shapes cannot be multiplied|must match the size of tensor|shape mismatch|size mismatch"
+     r"|shape .{0,60}is invalid for input|[Ss]izes of tensors must match|could not be broadcast|shapes? .* not aligned"
+     r"|expanded size of the tensor|should have the same (?:shape|number)|inconsistent tensor size|Expected size \d+ but got",
+     "shapes do not fit: prompt and response lengths, padding or a shift by one applied to one of two tensors, or "
+     "sharded weights used whole", "print the shapes at the frame; rldbg record keeps both tensors"),
+    (r"stack expects each tensor to be equal size|activate truncation and/or padding|expected sequence of length \d+ at",
+     "samples of a batch have other lengths: they are not padded (a collate function is missing)",
+     "pad to the longest of the batch in the collate function"),
+    (r"only support equal chunk|(?:batch[ _]size|batch|samples?).{0,80}(?:must be|is not|should be|not evenly) (?:evenly )?"
+     r"(?:divisible|a multiple)|not divisible by|[Cc]heck batch related parameters|must be (?:evenly )?divisible|"
+     r"must be divisible by",
+     "numbers do not divide: the batch (or heads, or world size) is no multiple of ranks, micro-batches, generations "
+     "per prompt or parallel sizes",
+     "batch = micro-batch x accumulation x data-parallel ranks, and a multiple of the generations per prompt"),
+    (r"[\"']?weight[\"']? must be 2-D|ZeroParamStatus|ds_status|inflight_param|partitioned.*(?:not|un)gathered|size torch\.Size"
+     r"\(\[0\]\)", "a weight sharded by ZeRO-3 or FSDP is used without being gathered: a module called beside its wrapped "
+     "forward, or generation outside of the gathering context",
+     "call it through the wrapped module; deepspeed.zero.GatheredParameters, FSDP.summon_full_params"),
+    (r"[Mm]ust flatten tensors with (?:the same|uniform)", "FSDP wraps frozen and trained parameters (LoRA), or two "
+     "dtypes, into one flat tensor", "use_orig_params=True, or an auto-wrap policy for LoRA; one dtype"),
+    (r"different (?:number of tensors was saved|metadata)|CheckpointError|Recomputed values",
+     "gradient checkpointing recomputed something else than the forward: the forward is not repeatable (a cache, "
+     "dropout's state, a branch, autocast or hooks that differ)",
+     "use_cache=False; gradient_checkpointing_kwargs={'use_reentrant': False}; find what the second forward changes"),
+    (r"does not require grad|no grad_fn", "the loss hangs on no parameter: detached, made under no_grad, every weight "
+     "frozen, or checkpointed with inputs that need no gradient",
+     "model.enable_input_require_grads() with checkpointing; look for no_grad, detach and .item()"),
+    (r"backward through the graph a second time|[Ss]aved intermediate values of the graph",
+     "a graph is used for two backward calls: something of an earlier step (a loss, values, a hidden state) was kept "
+     "with its graph", "detach what is kept from step to step"),
+    (r"modified by an inplace operation", "a tensor that the backward needs was changed in place (masked_fill_, +=, or "
+     "weights that were synchronised or updated between forward and backward)",
+     "torch.autograd.set_detect_anomaly(True) names the forward"),
+    (r"[Ee]xpected to have finished reduction|[Ee]xpected to mark a variable ready only once",
+     "DDP: some parameters got no gradient in this step (unused ones), or got it twice (reentrant checkpointing, shared "
+     "weights)", "find_unused_parameters=True, or use_reentrant=False"),
+    # Files that are broken or absent.
+    (r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
+     r"|/dev/shm|[Bb]us error|SIGBUS|exitcode: -7\b",
+     "shared memory (/dev/shm) is full: workers hand tensors over by it, and a container has 64 MB of it unless "
+     "it is told otherwise", "df -h /dev/shm; docker run --shm-size=16g, or fewer data loader workers"),
+    (r"No space left on device|Errno 28\b|ENOSPC|[Dd]isk quota exceeded|PytorchStreamWriter failed|file write failed",
+     "the disk is full: what was being written (a checkpoint, a cache) is broken",
+     "df -h; keep fewer checkpoints; resume from the last whole one"),
+    (r"PytorchStreamReader failed|unexpected EOF|HeaderTooLarge|MetadataIncomplete|InvalidHeaderDeserialization"
+     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|file in archive is not|not a ZIP",
+     "a checkpoint or file is broken: half written, still being written, or a Git LFS pointer",
+     "compare its size with another shard's; download or save it again; resume from the last whole one"),
+    (r"Weights only load failed|weights_only", "torch.load refuses to run code of a pickle (weights_only=True is the "
+     "default since torch 2.6)", "torch.serialization.add_safe_globals for what it names, if you trust the file"),
+    (r"Too many open files|Errno 24\b|EMFILE|received 0 items of ancdata",
+     "the limit of open file handles is reached: shared tensors by file descriptor, sockets or files not closed",
+     "ulimit -n 65536; torch.multiprocessing.set_sharing_strategy('file_system')"),
+    (r"can't start new thread|Thread creation failed|pthread_create failed|Resource temporarily unavailable|Errno 11\b"
+     r"|BlockingIOError|fork: retry",
+     "the limit of processes or threads is reached (ulimit -u, a container's pids limit)",
+     "ulimit -u; OMP_NUM_THREADS=1; fewer workers and Ray CPUs"),
+    (r"Stale file handle|Errno 116\b|Input/output error|Errno 5\b|Read-only file system|Errno 30\b|Transport endpoint",
+     "the file system fails (a network mount that went away, a disk)", "dmesg; mount; write elsewhere"),
+    (r"Permission ?(?:denied|Error)|Errno 13\b", "no right to read or write the path it names (a cache of another "
+     "user, a mount that is read-only)", "ls -l PATH; set HF_HOME and the output folder to a place of your own"),
+    # Hugging Face's hub and the network.
+    (r"GatedRepoError|gated repo|401 Client Error|403 (?:Client Error|Forbidden)|[Ii]nvalid (?:user )?token|Unauthorized",
+     "the hub refuses: the repository is gated or private, and there is no token that may read it",
+     "huggingface-cli login, or HF_TOKEN in every worker's environment; accept the model's licence"),
+    (r"429 Client Error|Too Many Requests|RateLimitError|rate limit",
+     "a server limits the rate of requests: every rank downloads, or a judge is called too often",
+     "download once and share the cache; fewer calls at once, with retries"),
+    (r"RepositoryNotFoundError|is not a local folder and is not a valid model identifier|404 Client Error|EntryNotFoundError"
+     r"|does not appear to have a file named|HFValidationError|Repo id must",
+     "there is no such model, file or folder: a name mistyped, or a local path that does not exist on this node",
+     "ls PATH on the node that failed; huggingface-cli download NAME"),
+    (r"OfflineModeIsEnabled|LocalEntryNotFoundError|couldn't connect to|cannot find the requested files|Max retries exceeded"
+     r"|Name(?:Resolution)?Error.*resolve|Temporary failure in name resolution|Network is unreachable|Name or service not known"
+     r"|ConnectionError.*(?:huggingface|hub)|offline mode",
+     "no network where it is needed (or offline mode and the files are not in the cache of this node)",
+     "download beforehand and set HF_HUB_OFFLINE=1 with HF_HOME on a shared disk; proxy settings of the workers"),
+    # Tokenizers, templates, data.
+    (r"does not have a padding token|pad_token.{0,20}(?:is )?(?:None|not set)|Cannot handle batch sizes > 1 if no padding",
+     "the tokenizer has no pad token", "set pad_token to a token of its own that is not eos_token, or its end of "
+     "response is masked with the padding"),
+    (r"chat_template is not set|(?:no|not have a) chat template|jinja2\.exceptions|Conversation roles must alternate"
+     r"|TemplateError|apply_chat_template", "the chat template is missing or refuses the messages (roles that do not "
+     "alternate, a system message it does not know)", "print one prompt; set tokenizer.chat_template, or fix the roles"),
+    (r"instantiate the backend tokenizer|Can't load tokenizer|Unrecognized tokenizer|tokenizer class you load",
+     "the tokenizer's files are missing or need another package (sentencepiece, tiktoken, protobuf)",
+     "pip install sentencepiece protobuf tiktoken; ls the model's folder"),
+    (r"num_samples=0|[Dd]ata(?:set|loader) is empty|[Ee]mpty (?:data(?:set|loader)|batch)|no (?:samples|prompts) left",
+     "no sample is left: the filter (length of prompts, a split's name) threw all away, or the batch is larger than the "
+     "data", "print the number of samples after each filter"),
+    (r"DatasetGenerationError|CastError|ArrowInvalid|pyarrow\.lib|column names don't match|Column.{0,60}not (?:in|found|exist)"
+     r"|[Nn]o column|NonMatchingSplits|DataFilesNotFoundError|Couldn't find a dataset",
+     "the data set's columns, types or files are not what is expected",
+     "load it alone: datasets.load_dataset(...)[0]; compare its columns with the configuration's names"),
+    (r"KeyError: ['\"](?:prompt|answer|ground_truth|solution|messages|question|reward_model|data_source|chosen|rejected|text|"
+     r"label|labels|completion|input|problem|target|extra_info)['\"]",
+     "the data set has no such column: the key that the trainer or the reward function reads is named otherwise",
+     "print one sample's keys; set the configuration's key (prompt_key, label_key)"),
+    (r"DataLoader worker .*(?:exited unexpectedly|killed by signal)",
+     "a data loader's worker died: out of host memory, a crash in native code, or shared memory that is full",
+     "num_workers=0 shows its own error; dmesg | grep -i oom; df -h /dev/shm"),
+    # Configuration and versions.
+    (r"omegaconf|hydra\.errors|Could not override|is not in struct|MissingMandatoryValue|ConfigAttributeError|ConfigKeyError"
+     r"|Missing mandatory value|ConfigCompositionException|Key '.*' (?:is )?not in",
+     "the configuration has no such key, or lacks one: mistyped, moved in a newer version, or to be added by +key=",
+     "compare with the version's default configuration; +key=value adds a new one"),
+    (r"unrecognized arguments|error: (?:the following )?arguments?|invalid choice:|validation errors? for |ValidationError"
+     r"|(?:Scanner|Parser|Constructor)Error", "the configuration or command line does not validate: an option that does "
+     "not exist in this version, or of another type", "compare with --help of the installed version"),
+    (r"'NoneType' object|NoneType", "a value that was to be there is None: an optional field of the sample, a model or config "
+     "part that was not made, a function that returned nothing", "the frame above names it; print it one call earlier"),
+    (r"A module that was compiled using NumPy 1|numpy\.dtype size changed|numpy\.core\.multiarray failed",
+     "a package was compiled for another NumPy (1.x against 2.x)", "pip install 'numpy<2', or update the package"),
+    (r"unexpected keyword argument|cannot import name|has no attribute|takes \d+ positional|missing \d+ required "
+     r"(?:positional|keyword)|No module named|ImportError|ModuleNotFoundError|VersionConflict|requires .*(?:but|version)",
+     "versions do not fit: a library is called with a name or argument that the installed one does not have",
+     _VERSIONS),
+    # Compilers.
+    (r"OutOfResources|out of resource: shared memory", "a Triton kernel needs more shared memory than the GPU has",
+     "smaller blocks or num_stages; update Triton"),
+    (r"Failed to find C compiler|Python\.h|nvcc.*not found|CUDA_HOME|ninja.*(?:required|not found|error)|Error building "
+     r"extension", "a kernel cannot be compiled: no C compiler, Python headers or CUDA toolkit in the container",
+     "install gcc, python3-dev and the CUDA toolkit; set CC and CUDA_HOME"),
+    (r"overwritten by a subsequent run|CUDAGraphs? that has been overwritten",
+     "an output of a CUDA graph is kept over its next run", "clone it, or torch.compiler.cudagraph_mark_step_begin()"),
+    (r"torch\._dynamo\.exc|BackendCompilerFailed|InductorError|LoweringException|torch\._inductor|CompilationError|Triton "
+     r"Error|triton\.compiler|torch\._subclasses|DynamicOutputShape",
+     "torch.compile or Triton failed on this code, no error of the model itself",
+     "TORCHDYNAMO_DISABLE=1 (or enforce_eager) tells; TORCH_LOGS=+dynamo names the line"),
+    # Rewards, judges, tracking.
+    (r"Generated too many\. Please check|max_num_gen_batches",
+     "dynamic sampling finds no groups whose rewards differ: every answer to a prompt is right, or every one wrong (data "
+     "too hard or too easy, or a reward that never fires)",
+     "look at the rewards of one batch by hand; filter prompts by solve rate"),
+    (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
+    (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function|manager).*(?:fail|"
+     r"tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|SandboxError"
+     r"|compute_score|code execution.*(?:fail|time)",
+     "the reward failed: a judge, verifier or sandbox that does not answer in time or raises on a response",
+     "call it by hand on the response it names; catch it, count it, and do not score it 0 in silence"),
+    (r"shared memory broadcast block", "a worker of the engine hangs, or works on one step for minutes: the others wait "
+     "for it", "py-spy dump of the engine's workers: the one that is not waiting is the cause"),
+    (r"FileNotFoundError|No such file or directory|Errno 2\b|does not exist|NotADirectoryError",
+     "a file or folder that it names does not exist on this node", "ls PATH on the node that failed; paths relative to "
+     "the working directory are others in a Ray worker"),
+    (r"ReadTimeout|ConnectTimeout|TimeoutError|TimeoutExpired|Timeout(?:Exception)?\b|[Tt]imed out",
+     "something did not answer in time: a server (judge, sandbox, engine), a lock or a subprocess",
+     "the frame names what was waited for; look whether it lives, and its own log"),
+    (r"Connection ?[Rr]efused(?:Error)?|Cannot connect to host|Failed to establish a new connection",
+     "no server listens there: it did not start, died, or the address is another", "curl the address from that node"),
+    (r"ZeroDivisionError|division by zero", "a division by 0: a batch, group or mask with nothing in it",
+     "print the number of samples and counted tokens at the frame"),
+    (r"KeyError", "a key is missing: a column of the data, a field of the batch, or a name of the configuration or "
+     "state dict", "print the keys that are there at the frame"),
+    (r"IndexError|list index out of range|out of bounds", "an index beyond the end: an empty list or batch, or lengths "
+     "that do not fit", "print the lengths at the frame"),
+    (r"AssertionError", "an assertion of the code: the frame above says which", "read the condition at the frame"),
+    (r"RecursionError|maximum recursion", "a recursion without an end: a response or parser that nests too deeply, or a "
+     "proxy that copies itself", "look at the repeated frames"),
+    (r"INTERNAL ASSERT FAILED", "an assertion inside torch: a bug of it, or memory that was overwritten",
+     "the same with CUDA_LAUNCH_BLOCKING=1; look for the text in torch's issues"),
+)  # fmt: skip
+
+#: The same of texts that only tell of another failure.
+_CONSEQUENCES: tuple[tuple[str, str], ...] = (
+    (r"ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)|WorkerCrashedError|worker died or "
+     r"was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
+     "an actor or worker of Ray died; this line only tells that it is gone"),
+    (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop (?:is|has)"
+     r"|[Ee]ngine (?:loop |process )?(?:is dead|has died|died)|Scheduler hit an exception|Engine process failed",
+     "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"),
+    (r"ChildFailedError|ProcessExitedException|ProcessRaisedException|ProcessGroup.*abort|Sending process|closing signal"
+     r"|CalledProcessError|exited with (?:exit )?code [1-9]",
+     "the launcher saw a process fail and ended the others"),
+    (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken ?[Pp]ipe"
+     r"|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",
+     "the process at the other end is gone: it died first"),
+    (r"Broken ?Process ?Pool|[Pp]rocess pool .*(?:terminated|broken)",
+     "a worker process ended abruptly: out of host memory, or native code crashed"),
+)  # fmt: skip
+
+_KNOWN: tuple[Failure, ...] = (
+    *(Failure(regex(pattern), cause, step) for pattern, cause, step in _DEATHS),
+    *(Failure(regex(pattern), cause, _OTHER_FIRST, follows=True) for pattern, cause in _CONSEQUENCES),
+)
+
+
+@lru_cache(maxsize=1024)
+def failure_of(text: str) -> Failure | None:
+    """What a line that tells of a failure means; None where the table does not know it."""
+    return next((each for each in _KNOWN if each.pattern.search(text)), None)

@@ -1,0 +1,163 @@
+"""Warnings of the stack that a run goes on after, and what each means for it: one table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from replay_core.diagnose.finding import SEVERITIES, Finding
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import rule
+from replay_core.diagnose.signals import RunLog, Told
+from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    """What a warning means. `fewest`: lines of it before it is more than a beginning."""
+
+    pattern: re.Pattern[str]
+    severity: Severity
+    link: str
+    claim: str
+    cause: str
+    next_step: str
+    fewest: int = 1
+
+
+_TABLE: tuple[_Notice, ...] = (
+    _Notice(
+        regex(r"is preempted by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract"),
+        "warning", "time", "the engine preempts requests: its KV cache is too small for what it runs at once",
+        "more or longer sequences than the KV cache holds: what was computed of a preempted one is thrown away and "
+        "computed again, and generation is slow",
+        "raise gpu_memory_utilization (--mem-fraction-static) or tensor parallelism; lower max_num_seqs "
+        "(--max-running-requests) or the response length",
+    ),
+    _Notice(
+        regex(r"right-padding was detected"), "warning", "tokens",
+        "responses are generated behind padding on the right: a decoder goes on from pad tokens",
+        "the tokenizer pads on the right, and the first token of each shorter prompt's response follows padding",
+        "padding_side='left' for generation",
+    ),
+    _Notice(
+        regex(r"None of the inputs have requires_grad"), "warning", "gradient",
+        "gradients do not reach the checkpointed layers: none of their inputs needs one",
+        "reentrant gradient checkpointing over frozen embeddings (LoRA): nothing below is trained",
+        "model.enable_input_require_grads(), or gradient_checkpointing_kwargs={'use_reentrant': False}",
+    ),
+    _Notice(
+        regex(r"trainable params: 0 "), "error", "optimizer", "no parameter is trained: trainable params: 0",
+        "every weight is frozen: the adapter's target modules match nothing, or it was loaded for inference",
+        "is_trainable=True; print the names whose requires_grad is set",
+    ),
+    _Notice(
+        regex(r"Already found a `peft_config`"), "warning", "optimizer",
+        "the model has an adapter already, and gets a second one",
+        "a model with an adapter is handed to a trainer that adds its own: which one is trained and which is the "
+        "reference is not what it seems", "merge_and_unload() the first, or pass no peft_config",
+    ),
+    _Notice(
+        regex(r"newly initialized"), "warning", "logprobs",
+        "weights of the model are not in the checkpoint and were newly initialized",
+        "names or the architecture do not fit, so that layers begin at random; of a value head or a classifier's score "
+        "alone it is meant, if that is what is trained, and wrong for a reward model that is to judge",
+        "compare the names it lists with the checkpoint's: rldbg show CHECKPOINT",
+    ),
+    _Notice(
+        regex(r"to instantiate a model of type"), "warning", "logprobs",
+        "a checkpoint of one architecture is loaded into another's model",
+        "the class does not fit the checkpoint's model_type", "AutoModelForCausalLM, or the class of its config.json",
+    ),
+    _Notice(
+        regex(r"`do_sample` is set to `False`"), "warning", "rollout_logprobs",
+        "generation is greedy: do_sample is False, and temperature or top_p count for nothing",
+        "all responses of a group are one and the same: no advantage differs from 0", "do_sample=True",
+    ),
+    _Notice(
+        regex(r"sequence length is longer than the specified maximum"), "warning", "tokens",
+        "a prompt is longer than the tokenizer's maximum", "it was not truncated: the model sees positions beyond what "
+        "it was trained for, or raises", "filter or truncate prompts; compare model_max_length with the model's config",
+    ),
+    _Notice(
+        regex(r"NaN or Inf found in input tensor"), "warning", "loss",
+        "a metric that is logged is NaN or Inf", "a loss, a gradient norm or a spread of rewards is not finite",
+        "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first tensor",
+    ),
+    _Notice(
+        regex(r"OVERFLOW! (?:Rank|Skipping)"), "warning", "gradient",
+        "fp16 gradients overflow again and again, and the steps are skipped",
+        "the loss scale does not settle: gradients are not finite, or beyond what fp16 holds; a few at the beginning "
+        "are how the scale is found", "train in bf16; look for the first NaN", fewest=8,
+    ),
+    _Notice(
+        regex(r"average ratio of batch"), "warning", "ratio",
+        "batches are skipped: the mean ratio of policy to old policy is beyond the threshold",
+        "the policy leaves its old one within a batch: a learning rate too high, too many epochs, or old "
+        "log-probabilities that are another model's or temperature's",
+        "look at the ratio of the first mini-batch, which is 1; lower the learning rate",
+    ),
+    _Notice(
+        regex(r"allocator cache flushes"), "warning", "memory",
+        "the allocator flushes its cache: GPU memory is nearly full, and steps are slow",
+        "high memory pressure: pieces are given back to the driver and asked for again",
+        "a smaller micro-batch; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ),
+    _Notice(
+        regex(r"\bSpilled \d+ [MG]iB"), "warning", "time", "Ray spills objects to disk: its object store is full",
+        "more batches are kept by reference than the store holds: they are written to disk and read back",
+        "ray memory names who holds what; raise object_store_memory",
+    ),
+    _Notice(
+        regex(r"over 95% full"), "warning", "time", "the disk is nearly full: Ray will not spill, and checkpoints will fail",
+        "/tmp/ray or the output folder is on a full disk", "df -h; move Ray's _temp_dir; keep fewer checkpoints",
+    ),
+    _Notice(
+        regex(r"but the current dt?ype"), "warning", "logprobs",
+        "flash attention is asked for on a model in float32", "the model is loaded without torch_dtype",
+        "torch_dtype=torch.bfloat16",
+    ),
+    _Notice(
+        regex(r"(?i)(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b"), "warning", "rewards",
+        "the reward function fails or times out on responses",
+        "a verifier, judge or sandbox that raises, is not reached or is too slow; where that is scored 0, right answers "
+        "are punished", "count how often, and leave such samples out of the loss; call it by hand on one of them",
+    ),
+)  # fmt: skip
+
+
+@rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice",),
+      source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
+def noticed(log: RunLog) -> Iterator[Finding]:
+    """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
+    inputs without a gradient, greedy generation, weights newly initialized, skipped batches, spilled objects, reward
+    functions that fail. Each as bad as the table says, at its own link, with how many lines say so.
+    """
+    found: dict[int, list[Told]] = {}
+    for told in log.events("notice"):
+        at = next((at for at, each in enumerate(_TABLE) if each.pattern.search(told.text)), None)
+        if at is not None:
+            found.setdefault(at, []).append(told)
+    for at in sorted(found, key=lambda at: SEVERITIES.index(_TABLE[at].severity)):
+        lines, known = found[at], _TABLE[at]
+        if len(lines) < known.fewest:
+            continue
+        yield finding(
+            known.severity,
+            known.claim,
+            lines[0].point.where(),
+            link=known.link,
+            evidence=[
+                shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
+                shown("lines that say so", len(lines), "0", "log"),
+            ],
+            cause=known.cause,
+            next_step=known.next_step,
+            steps=steps_of(told.point for told in lines),
+        )
