@@ -71,9 +71,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (
         "traceback",
-        r"^(?:[\w.]+\.)?(?:\w+(?:Error|Exception|Timeout|Expired|Unsupported|NotFound)|Unsupported|Empty)(?:\(\w+\))?: "
+        r"^(?:[\w.]+\.)?\w+(?:Error|Exception)(?:\(\w+\))?: |^(?:\w+\.)+(?:(?:Read|Connect|Write|Pool)Timeout|TimeoutExpired): "
+        r"|^(?:\w+\.)*(?:exceptions?|errors?|exc)\.(?:\w+\.)*[A-Z]\w+(?:\(\w+\))?: "
         r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b"
-        r"|^(?:[a-z_]\w*\.)+[A-Z]\w+(?:\(\w+\))?: |^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
+        r"|^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
     ),
     # What goes on, and is worth knowing of.
     (
@@ -83,8 +84,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a `peft_config`"
         r"|average ratio of batch|to instantiate a model of type|but the current dype|but the current dtype"
-        r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ -]?out|time-?out|failed|"
-        r"unreachable|refused|exception))",
+        r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ -]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
+        r"unreachable|refused))(?<!\b0 failed)",
     ),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
     ("recompile", r"Recompiling function \S+ in "),
@@ -113,7 +114,7 @@ HINT = regex(
     r"|GLIBC|shared memory limit|running low on memory|memory pressure|OUT_OF_MEMORY|[Pp]reempt|Retract|longer than the spec"
     r"|right-padding|requires_grad|newly init|`do_sample`|NaN or Inf|OVERFLOW|cache flushes|Spilled|95% full|params: 0 "
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
-    r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate GPU|^(?:[a-z_]\w*\.)+[A-Z]\w+: |c10d|torch/dist"
+    r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate GPU|errors?\.|exc\.|exceptions?\.|c10d|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

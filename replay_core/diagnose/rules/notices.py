@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Notice:
-    """What a warning means. `fewest`: lines of it before it is more than a beginning."""
+    """What a warning means. `fewest`: lines of it before it is more than worth knowing."""
 
     pattern: re.Pattern[str]
     severity: Severity
@@ -83,7 +83,7 @@ _TABLE: tuple[_Notice, ...] = (
     _Notice(
         regex(r"sequence length is longer than the specified maximum"), "warning", "tokens",
         "a prompt is longer than the tokenizer's maximum", "it was not truncated: the model sees positions beyond what "
-        "it was trained for, or raises", "filter or truncate prompts; compare model_max_length with the model's config",
+        "it was trained for, or raises", "filter or truncate prompts; compare model_max_length with the model's config", fewest=20,
     ),
     _Notice(
         regex(r"NaN or Inf found in input tensor"), "warning", "loss",
@@ -107,12 +107,12 @@ _TABLE: tuple[_Notice, ...] = (
         regex(r"allocator cache flushes"), "warning", "memory",
         "the allocator flushes its cache: GPU memory is nearly full, and steps are slow",
         "high memory pressure: pieces are given back to the driver and asked for again",
-        "a smaller micro-batch; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "a smaller micro-batch; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", fewest=3,
     ),
     _Notice(
         regex(r"\bSpilled \d+ [MG]iB"), "warning", "time", "Ray spills objects to disk: its object store is full",
         "more batches are kept by reference than the store holds: they are written to disk and read back",
-        "ray memory names who holds what; raise object_store_memory",
+        "ray memory names who holds what; raise object_store_memory", fewest=3,
     ),
     _Notice(
         regex(r"over 95% full"), "warning", "time", "the disk is nearly full: Ray will not spill, and checkpoints will fail",
@@ -127,9 +127,13 @@ _TABLE: tuple[_Notice, ...] = (
         regex(r"(?i)(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b"), "warning", "rewards",
         "the reward function fails or times out on responses",
         "a verifier, judge or sandbox that raises, is not reached or is too slow; where that is scored 0, right answers "
-        "are punished", "count how often, and leave such samples out of the loss; call it by hand on one of them",
+        "are punished", "count how often, and leave such samples out of the loss; call it by hand on one of them", fewest=2,
     ),
 )  # fmt: skip
+
+
+#: A head that is to be trained begins at random.
+_BY_DESIGN = regex(r"newly initialized.*(?:score|v_head|value_head|classifier|summary)\.")
 
 
 @rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice",),
@@ -146,10 +150,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             found.setdefault(at, []).append(told)
     for at in sorted(found, key=lambda at: SEVERITIES.index(_TABLE[at].severity)):
         lines, known = found[at], _TABLE[at]
-        if len(lines) < known.fewest:
-            continue
         yield finding(
-            known.severity,
+            "info" if len(lines) < known.fewest or _BY_DESIGN.search(lines[0].text) else known.severity,
             known.claim,
             lines[0].point.where(),
             link=known.link,
