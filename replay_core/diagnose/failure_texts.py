@@ -103,7 +103,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "weights that were sent to the engine are not named or shaped as its model's: a wrapper's or adapter's prefix "
      "(_fsdp_wrapped_module, base_model.model), fused against split projections, tied or padded embeddings",
      "compare the names and shapes: rldbg weights; or rldbg show CHECKPOINT beside rldbg show MODEL"),
-    (r"(?:[Ee]rror\(s\) in loading state_dict|size mismatch for |(?:Missing|Unexpected) key(?:\(s\)|s)? in (?:checkpoint "
+    (r"(?:[Ee]rror\(s\) in loading state_dict|size mismatch for |(?:Missing|Unexpected) key(?:\(s\)|s)? in "
+     r"(?:checkpoint "
      r")?state_dict|CheckpointException)",
      "the checkpoint's weights are not the model's: another architecture or size, a vocabulary that was padded, "
      "an adapter or a wrapper's prefix in the names, or another sharding",
@@ -148,7 +149,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "asyncio is used across threads or loops: a client of one loop in another", "one loop per thread; make the client "
      "in the loop that uses it"),
     # The GPU.
-    (r"uncorrectable ECC|ECC error|double.bit ECC|Xid.{0,60}: (?:48|63|64|92|94|95)\b|[Uu]ncorrectable (?:NVLink )?error"
+    (r"uncorrectable ECC|ECC error|double.bit ECC|Xid.{0,60}: (?:48|63|64|92|94|95)\b|[Uu]ncorrectable (?:NVLink "
+     r")?error"
      r"|row.remap", "the GPU's memory has an uncorrectable ECC error: hardware",
      "nvidia-smi -q -d ECC,ROW_REMAPPER; reset or replace the GPU, and exclude the node"),
     (r"Xid.{0,60}: (?:79|119|120|109)\b|fallen off the bus|GPU (?:is )?lost|GPU has fallen",
@@ -156,7 +158,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "dmesg | grep -i xid; drain the node"),
     (r"Xid.{0,60}: 74\b|NVLink.*(?:error|fail|fatal)", "an NVLink failed: hardware", "nvidia-smi nvlink -e; drain the "
      "node"),
-    (r"Xid", "the driver reports an error of the GPU; 13 and 31 are an invalid access of a kernel, most others hardware",
+    (r"Xid", "the driver reports an error of the GPU; 13 and 31 are an invalid access of a kernel, most others "
+     "hardware",
      "dmesg | grep -i xid; compute-sanitizer for 13 and 31"),
     (r"no kernel image is available|sm_\d+ is not compatible|not compatible with the current PyTorch installation"
      r"|arch.*not supported.*(?:sm_|compute)|PTX.*unsupported toolchain|unsupported toolchain",
@@ -180,7 +183,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
      "cuBLAS could not allocate its workspace: out of GPU memory (or a kernel failed before)",
      "leave memory free: a smaller batch or cache; CUDA_LAUNCH_BLOCKING=1 if there is plenty"),
-    (r"CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|cuBLAS", "a matrix product failed: shapes or dtypes that the library does "
+    (r"CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|cuBLAS", "a matrix product failed: shapes or dtypes that the library "
+     "does "
      "not take, an index error before it, or versions of cuBLAS and torch that do not fit",
      "CUDA_LAUNCH_BLOCKING=1; pip list | grep nvidia: a second cuBLAS beside torch's"),
     (r"cudaIpc|invalid resource handle|peer access is not supported|CUDA IPC",
@@ -195,24 +199,28 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the kernel needs a newer GPU (compute capability)", "attn_implementation='sdpa', or dtype float16"),
     (r"FlashAttention forward only supports head dim|head[_ ]dim(?:ension)?.{0,30}(?:not supported|at most)",
      "flash attention does not support this head dimension", "attn_implementation='sdpa', or a newer flash-attn"),
-    (r"undefined symbol|DLL load failed|GLIBC(?:XX)?_[\d.]+' not found|cannot open shared object file|symbol lookup error",
+    (r"undefined symbol|DLL load failed|GLIBC(?:XX)?_[\d.]+' not found|cannot open shared object file|symbol lookup "
+     r"error",
      "a compiled extension was built for another torch, CUDA or libc (flash-attn's binary, most often)",
      "reinstall it against this torch: pip install --no-build-isolation --no-cache-dir flash-attn"),
     (r"FlashAttention2 has been toggled on|flash_attn seems to be not installed|flash[-_]attn.*not (?:installed|found)",
      "flash-attn is asked for and not installed", "pip install flash-attn, or attn_implementation='sdpa'"),
     (r"probability tensor contains either|invalid multinomial distribution|to satisfy the constraint"
      r"|[Pp]robabilities contain NaN",
-     "the policy's probabilities are not finite: its logits are NaN or Inf, since its weights are (an update with a NaN "
+     "the policy's probabilities are not finite: its logits are NaN or Inf, since its weights are (an update with a "
+     "NaN "
      "gradient, a bad synchronisation), fp16 overflowed, or an attention row is masked whole",
      "the first metric or weight that is not finite, before this step; rldbg record -- YOUR COMMAND"),
-    (r"[Ff]ound NaN in (?:local )?(?:forward|grad|loss)|found Inf in local|returned nan values|[Ll]oss (?:is|became) (?:nan"
+    (r"[Ff]ound NaN in (?:local )?(?:forward|grad|loss)|found Inf in local|returned nan values|[Ll]oss (?:is|became) "
+     r"(?:nan"
      r"|inf)|NaN (?:detected|loss)|nan (?:detected|loss)",
      "a loss or gradient is not finite: an overflow or 0/0 in the forward or backward, or data that is (the line names "
      "where)", "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first tensor"),
     (r"loss scale already at minimum|loss scale.*cannot decrease",
      "fp16 overflows in every step until the loss scale is at its minimum: gradients are not finite",
      "train in bf16; look for the first NaN"),
-    (r"Expected all tensors to be on the same device|found at least two devices|is on cpu.*cuda|tensors? .*different devices",
+    (r"Expected all tensors to be on the same device|found at least two devices|is on cpu.*cuda|tensors? .*different "
+     r"devices",
      "tensors of two devices meet: offloaded weights or optimizer state not loaded back, or an input left on the CPU",
      "move what the frame names; look whether offload and load are paired"),
     (r"must have the same dtype|expected (?:scalar type|m1 and m2|mat1 and mat2)|Input type .* and (?:weight|bias) type"
@@ -221,20 +229,25 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "cast the one the frame names, or run it under autocast"),
     (r"mat1 and mat2 shapes cannot be multiplied|must match the size of tensor|shape mismatch|size mismatch"
      r"|shape .{0,60}is invalid for input|[Ss]izes of tensors must match|could not be broadcast|shapes? .* not aligned"
-     r"|expanded size of the tensor|should have the same (?:shape|number)|inconsistent tensor size|Expected size \d+ but got",
+     r"|expanded size of the tensor|should have the same (?:shape|number)|inconsistent tensor size|Expected size \d+ "
+     r"but got",
      "shapes do not fit: prompt and response lengths, padding or a shift by one applied to one of two tensors, or "
      "sharded weights used whole", "print the shapes at the frame; rldbg record keeps both tensors"),
-    (r"stack expects each tensor to be equal size|activate truncation and/or padding|expected sequence of length \d+ at",
+    (r"stack expects each tensor to be equal size|activate truncation and/or padding|expected sequence of length \d+ "
+     r"at",
      "samples of a batch have other lengths: they are not padded (a collate function is missing)",
      "pad to the longest of the batch in the collate function"),
-    (r"only support equal chunk|(?:batch[ _]size|batch|samples?).{0,80}(?:must be|is not|should be|not evenly) (?:evenly )?"
+    (r"only support equal chunk|(?:batch[ _]size|batch|samples?).{0,80}(?:must be|is not|should be|not evenly) "
+     r"(?:evenly )?"
      r"(?:divisible|a multiple)|not divisible by|[Cc]heck batch related parameters|must be (?:evenly )?divisible|"
      r"must be divisible by",
      "numbers do not divide: the batch (or heads, or world size) is no multiple of ranks, micro-batches, generations "
      "per prompt or parallel sizes",
      "batch = micro-batch x accumulation x data-parallel ranks, and a multiple of the generations per prompt"),
-    (r"[\"']?weight[\"']? must be 2-D|ZeroParamStatus|ds_status|inflight_param|partitioned.*(?:not|un)gathered|size torch\.Size"
-     r"\(\[0\]\)", "a weight sharded by ZeRO-3 or FSDP is used without being gathered: a module called beside its wrapped "
+    (r"[\"']?weight[\"']? must be 2-D|ZeroParamStatus|ds_status|inflight_param|partitioned.*(?:not|un)gathered|size "
+     r"torch\.Size"
+     r"\(\[0\]\)", "a weight sharded by ZeRO-3 or FSDP is used without being gathered: a module called beside its "
+     "wrapped "
      "forward, or generation outside of the gathering context",
      "call it through the wrapped module; deepspeed.zero.GatheredParameters, FSDP.summon_full_params"),
     (r"[Mm]ust flatten tensors with (?:the same|uniform)", "FSDP wraps frozen and trained parameters (LoRA), or two "
@@ -253,7 +266,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "weights that were synchronised or updated between forward and backward)",
      "torch.autograd.set_detect_anomaly(True) names the forward"),
     (r"[Ee]xpected to have finished reduction|[Ee]xpected to mark a variable ready only once",
-     "DDP: some parameters got no gradient in this step (unused ones), or got it twice (reentrant checkpointing, shared "
+     "DDP: some parameters got no gradient in this step (unused ones), or got it twice (reentrant checkpointing, "
+     "shared "
      "weights)", "find_unused_parameters=True, or use_reentrant=False"),
     # Files that are broken or absent.
     (r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
@@ -281,39 +295,48 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Permission ?(?:denied|Error)|Errno 13\b", "no right to read or write the path it names (a cache of another "
      "user, a mount that is read-only)", "ls -l PATH; set HF_HOME and the output folder to a place of your own"),
     # Hugging Face's hub and the network.
-    (r"GatedRepoError|gated repo|401 Client Error|403 (?:Client Error|Forbidden)|[Ii]nvalid (?:user )?token|Unauthorized",
+    (r"GatedRepoError|gated repo|401 Client Error|403 (?:Client Error|Forbidden)|[Ii]nvalid (?:user "
+     r")?token|Unauthorized",
      "the hub refuses: the repository is gated or private, and there is no token that may read it",
      "huggingface-cli login, or HF_TOKEN in every worker's environment; accept the model's licence"),
     (r"429 Client Error|Too Many Requests|RateLimitError|rate limit",
      "a server limits the rate of requests: every rank downloads, or a judge is called too often",
      "download once and share the cache; fewer calls at once, with retries"),
-    (r"RepositoryNotFoundError|is not a local folder and is not a valid model identifier|404 Client Error|EntryNotFoundError"
+    (r"RepositoryNotFoundError|is not a local folder and is not a valid model identifier|404 Client "
+     r"Error|EntryNotFoundError"
      r"|does not appear to have a file named|HFValidationError|Repo id must",
      "there is no such model, file or folder: a name mistyped, or a local path that does not exist on this node",
      "ls PATH on the node that failed; huggingface-cli download NAME"),
-    (r"OfflineModeIsEnabled|LocalEntryNotFoundError|couldn't connect to|cannot find the requested files|Max retries exceeded"
-     r"|Name(?:Resolution)?Error.*resolve|Temporary failure in name resolution|Network is unreachable|Name or service not known"
+    (r"OfflineModeIsEnabled|LocalEntryNotFoundError|couldn't connect to|cannot find the requested files|Max retries "
+     r"exceeded"
+     r"|Name(?:Resolution)?Error.*resolve|Temporary failure in name resolution|Network is unreachable|Name or service "
+     r"not known"
      r"|ConnectionError.*(?:huggingface|hub)|offline mode",
      "no network where it is needed (or offline mode and the files are not in the cache of this node)",
      "download beforehand and set HF_HUB_OFFLINE=1 with HF_HOME on a shared disk; proxy settings of the workers"),
     # Tokenizers, templates, data.
-    (r"does not have a padding token|pad_token.{0,20}(?:is )?(?:None|not set)|Cannot handle batch sizes > 1 if no padding",
+    (r"does not have a padding token|pad_token.{0,20}(?:is )?(?:None|not set)|Cannot handle batch sizes > 1 if no "
+     r"padding",
      "the tokenizer has no pad token", "set pad_token to a token of its own that is not eos_token, or its end of "
      "response is masked with the padding"),
     (r"chat_template is not set|(?:no|not have a) chat template|jinja2\.exceptions|Conversation roles must alternate"
      r"|TemplateError|apply_chat_template", "the chat template is missing or refuses the messages (roles that do not "
-     "alternate, a system message it does not know)", "print one prompt; set tokenizer.chat_template, or fix the roles"),
+     "alternate, a system message it does not know)", "print one prompt; set tokenizer.chat_template, or fix the "
+     "roles"),
     (r"instantiate the backend tokenizer|Can't load tokenizer|Unrecognized tokenizer|tokenizer class you load",
      "the tokenizer's files are missing or need another package (sentencepiece, tiktoken, protobuf)",
      "pip install sentencepiece protobuf tiktoken; ls the model's folder"),
     (r"num_samples=0|[Dd]ata(?:set|loader) is empty|[Ee]mpty (?:data(?:set|loader)|batch)|no (?:samples|prompts) left",
-     "no sample is left: the filter (length of prompts, a split's name) threw all away, or the batch is larger than the "
+     "no sample is left: the filter (length of prompts, a split's name) threw all away, or the batch is larger than "
+     "the "
      "data", "print the number of samples after each filter"),
-    (r"DatasetGenerationError|CastError|ArrowInvalid|pyarrow\.lib|column names don't match|Column.{0,60}not (?:in|found|exist)"
+    (r"DatasetGenerationError|CastError|ArrowInvalid|pyarrow\.lib|column names don't match|Column.{0,60}not "
+     r"(?:in|found|exist)"
      r"|[Nn]o column|NonMatchingSplits|DataFilesNotFoundError|Couldn't find a dataset",
      "the data set's columns, types or files are not what is expected",
      "load it alone: datasets.load_dataset(...)[0]; compare its columns with the configuration's names"),
-    (r"KeyError: ['\"](?:prompt|answer|ground_truth|solution|messages|question|reward_model|data_source|chosen|rejected|text|"
+    (r"KeyError: "
+     r"['\"](?:prompt|answer|ground_truth|solution|messages|question|reward_model|data_source|chosen|rejected|text|"
      r"label|labels|completion|input|problem|target|extra_info)['\"]",
      "the data set has no such column: the key that the trainer or the reward function reads is named otherwise",
      "print one sample's keys; set the configuration's key (prompt_key, label_key)"),
@@ -321,45 +344,55 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "a data loader's worker died: out of host memory, a crash in native code, or shared memory that is full",
      "num_workers=0 shows its own error; dmesg | grep -i oom; df -h /dev/shm"),
     # Configuration and versions.
-    (r"omegaconf|hydra\.errors|Could not override|is not in struct|MissingMandatoryValue|ConfigAttributeError|ConfigKeyError"
+    (r"omegaconf|hydra\.errors|Could not override|is not in "
+     r"struct|MissingMandatoryValue|ConfigAttributeError|ConfigKeyError"
      r"|Missing mandatory value|ConfigCompositionException|Key '.*' (?:is )?not in",
      "the configuration has no such key, or lacks one: mistyped, moved in a newer version, or to be added by +key=",
      "compare with the version's default configuration; +key=value adds a new one"),
-    (r"unrecognized arguments|error: (?:the following )?arguments?|invalid choice:|validation errors? for |ValidationError"
-     r"|(?:Scanner|Parser|Constructor)Error", "the configuration or command line does not validate: an option that does "
+    (r"unrecognized arguments|error: (?:the following )?arguments?|invalid choice:|validation errors? for "
+     r"|ValidationError"
+     r"|(?:Scanner|Parser|Constructor)Error", "the configuration or command line does not validate: an option that "
+     "does "
      "not exist in this version, or of another type", "compare with --help of the installed version"),
-    (r"'NoneType' object|NoneType", "a value that was to be there is None: an optional field of the sample, a model or config "
+    (r"'NoneType' object|NoneType", "a value that was to be there is None: an optional field of the sample, a model "
+     "or config "
      "part that was not made, a function that returned nothing", "the frame above names it; print it one call earlier"),
     (r"A module that was compiled using NumPy 1|numpy\.dtype size changed|numpy\.core\.multiarray failed",
      "a package was compiled for another NumPy (1.x against 2.x)", "pip install 'numpy<2', or update the package"),
     (r"unexpected keyword argument|cannot import name|has no attribute|takes \d+ positional|missing \d+ required "
-     r"(?:positional|keyword)|No module named|ImportError|ModuleNotFoundError|VersionConflict|requires .*(?:but|version)",
+     r"(?:positional|keyword)|No module named|ImportError|ModuleNotFoundError|VersionConflict|requires "
+     r".*(?:but|version)",
      "versions do not fit: a library is called with a name or argument that the installed one does not have",
      _VERSIONS),
     # Compilers.
     (r"OutOfResources|out of resource: shared memory", "a Triton kernel needs more shared memory than the GPU has",
      "smaller blocks or num_stages; update Triton"),
-    (r"Failed to find C compiler|Python\.h|nvcc.*not found|CUDA_HOME|ninja.*(?:required|not found|error)|Error building "
+    (r"Failed to find C compiler|Python\.h|nvcc.*not found|CUDA_HOME|ninja.*(?:required|not found|error)|Error "
+     r"building "
      r"extension", "a kernel cannot be compiled: no C compiler, Python headers or CUDA toolkit in the container",
      "install gcc, python3-dev and the CUDA toolkit; set CC and CUDA_HOME"),
     (r"overwritten by a subsequent run|CUDAGraphs? that has been overwritten",
      "an output of a CUDA graph is kept over its next run", "clone it, or torch.compiler.cudagraph_mark_step_begin()"),
-    (r"torch\._dynamo\.exc|BackendCompilerFailed|InductorError|LoweringException|torch\._inductor|CompilationError|Triton "
+    (r"torch\._dynamo\.exc|BackendCompilerFailed|InductorError|LoweringException|torch\._inductor|CompilationError"
+     r"|Triton "
      r"Error|triton\.compiler|torch\._subclasses|DynamicOutputShape",
      "torch.compile or Triton failed on this code, no error of the model itself",
      "TORCHDYNAMO_DISABLE=1 (or enforce_eager) tells; TORCH_LOGS=+dynamo names the line"),
     # Rewards, judges, tracking.
     (r"Generated too many\. Please check|max_num_gen_batches",
-     "dynamic sampling finds no groups whose rewards differ: every answer to a prompt is right, or every one wrong (data "
+     "dynamic sampling finds no groups whose rewards differ: every answer to a prompt is right, or every one wrong "
+     "(data "
      "too hard or too easy, or a reward that never fires)",
      "look at the rewards of one batch by hand; filter prompts by solve rate"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
-    (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function|manager).*(?:fail|"
+    (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ "
+     r"_](?:server|model|function|manager).*(?:fail|"
      r"tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|SandboxError"
      r"|compute_score|code execution.*(?:fail|time)",
      "the reward failed: a judge, verifier or sandbox that does not answer in time or raises on a response",
      "call it by hand on the response it names; catch it, count it, and do not score it 0 in silence"),
-    (r"shared memory broadcast block", "a worker of the engine hangs, or works on one step for minutes: the others wait "
+    (r"shared memory broadcast block", "a worker of the engine hangs, or works on one step for minutes: the others "
+     "wait "
      "for it", "py-spy dump of the engine's workers: the one that is not waiting is the cause"),
     (r"FileNotFoundError|No such file or directory|Errno 2\b|does not exist|NotADirectoryError",
      "a file or folder that it names does not exist on this node", "ls PATH on the node that failed; paths relative to "
@@ -376,7 +409,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"IndexError|list index out of range|out of bounds", "an index beyond the end: an empty list or batch, or lengths "
      "that do not fit", "print the lengths at the frame"),
     (r"AssertionError", "an assertion of the code: the frame above says which", "read the condition at the frame"),
-    (r"RecursionError|maximum recursion", "a recursion without an end: a response or parser that nests too deeply, or a "
+    (r"RecursionError|maximum recursion", "a recursion without an end: a response or parser that nests too deeply, or "
+     "a "
      "proxy that copies itself", "look at the repeated frames"),
     (r"INTERNAL ASSERT FAILED", "an assertion inside torch: a bug of it, or memory that was overwritten",
      "the same with CUDA_LAUNCH_BLOCKING=1; look for the text in torch's issues"),
@@ -384,16 +418,20 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
 
 #: The same of texts that only tell of another failure.
 _CONSEQUENCES: tuple[tuple[str, str], ...] = (
-    (r"ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)|WorkerCrashedError|worker died or "
+    (r"ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)|WorkerCrashedError|worker "
+     r"died or "
      r"was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
      "an actor or worker of Ray died; this line only tells that it is gone"),
-    (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop (?:is|has)"
+    (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop "
+     r"(?:is|has)"
      r"|[Ee]ngine (?:loop |process )?(?:is dead|has died|died)|Scheduler hit an exception|Engine process failed",
      "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"),
-    (r"ChildFailedError|ProcessExitedException|ProcessRaisedException|ProcessGroup.*abort|Sending process|closing signal"
+    (r"ChildFailedError|ProcessExitedException|ProcessRaisedException|ProcessGroup.*abort|Sending process|closing "
+     r"signal"
      r"|CalledProcessError|exited with (?:exit )?code [1-9]",
      "the launcher saw a process fail and ended the others"),
-    (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken ?[Pp]ipe"
+    (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "
+     r"?[Pp]ipe"
      r"|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",
      "the process at the other end is gone: it died first"),
     (r"Broken ?Process ?Pool|[Pp]rocess pool .*(?:terminated|broken)",

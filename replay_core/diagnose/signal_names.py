@@ -42,7 +42,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "kl *", "kl_loss *", "actor/kl_loss verl", "train/kl_loss slime", "policy/policy_kl SkyRL",
         "mean_kl grpo_notes k1", "kl_penalty grpo_notes k1", "objective/kl2_avg open-instruct k2",
         "objective/kl3_avg open-instruct k3", "objective/kl_avg open-instruct k1", "objective/kl1_avg open-instruct k1",
-        "kl_penalty NeMo-RL", "objective/kl TRL",
+        "kl_penalty NeMo-RL", "objective/kl TRL", "actor/reward_kl_penalty verl", "critic/kl verl",
     ),
     "policy_kl": (
         "actor/ppo_kl verl k1", "train/ppo_kl slime k1", "ppo_kl OpenRLHF k1",
@@ -50,11 +50,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "policy/approxkl_avg TRL",
     ),
     "rollout_k3": (
-        "rollout_corr/k3_kl verl k3", "gen_kl_error NeMo-RL k3", "mismatch_kl/all/mean prime-rl k3",
+        "rollout_corr/k3_kl verl k3", "mismatch/mismatch_k3_kl verl k3", "gen_kl_error NeMo-RL k3",
+        "mismatch_kl/all/mean prime-rl k3",
         "mismatch_kl/mean prime-rl k3",
         "Mismatch KL prime-rl k3", "Generation KL Error NeMo-RL k3",
     ),
-    "rollout_k1": ("rollout_corr/kl verl k1", "vllm_kl OpenRLHF k1", "optim/kl_sample_train_v1 tinker k1"),
+    "rollout_k1": ("rollout_corr/kl verl k1", "mismatch/mismatch_kl verl k1", "vllm_kl OpenRLHF k1", "optim/kl_sample_train_v1 tinker k1"),
     "logprob_diff": (
         "sampling/sampling_logp_difference/mean TRL mean|d|", "train/train_rollout_logprob_abs_diff slime mean|d|",
         "policy/rollout_train_logprobs_abs_diff_mean SkyRL mean|d|", "mean_abs_lp_diff miles mean|d|",
@@ -77,8 +78,23 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "actor/pg_clipfrac verl", "train/pg_clipfrac slime", "clip_ratio/region_mean TRL", "policy/clip_ratio SkyRL",
         "actor/pg_clipfrac_higher *",
         "ppo_clip_ratio OpenRLHF", "policy/clipfrac_avg open-instruct", "ppo_actor/update/clip_ratio AReaL",
-        "clip_ratio TRL", "pg_clipfrac *", "actor/ppo_ratio_clipfrac ROLL", "actor/clipfrac ROLL", "clipfrac torchtune",
+        "clip_ratio TRL", "pg_clipfrac *", "clip_ratio/high_mean TRL", "actor/ppo_ratio_clipfrac ROLL", "actor/clipfrac ROLL", "clipfrac torchtune",
     ),
+    "is_weight_mean": (
+        "rollout_corr/rollout_is_mean verl", "sampling/importance_sampling_ratio/mean TRL", "train/tis slime",
+        "val/tis_ratio open-instruct", "ppo_actor/update/behave_imp_weight AReaL", "importance_ratio/mean prime-rl",
+        "sampling_importance_ratio NeMo-RL",
+    ),
+    "is_weight_clipped": (
+        "train/tis_clipfrac slime", "val/tis_clipfrac open-instruct", "is_oob_ratio NeMo-RL",
+        "rollout_corr/rollout_is_veto_fraction verl", "is_masked/mean prime-rl", "is_masked/all/mean prime-rl",
+    ),
+    "solve_none": ("solve_none prime-rl", "batch/solve_none prime-rl", "solve_none/all/mean prime-rl",
+                   "baseline_reward/pct_0 NeMo-RL"),
+    "solve_all": ("solve_all prime-rl", "batch/solve_all prime-rl", "solve_all/all/mean prime-rl",
+                  "baseline_reward/pct_1 NeMo-RL"),
+    "repetition": ("rollout/repetition_frac slime",),
+    "preemptions": ("vllm:num_preemptions_total *", "vllm/num_preemptions *"),
     "ess": ("rollout_corr/rollout_is_eff_sample_size verl",),
     "entropy": (
         "entropy *", "actor/entropy verl", "actor/entropy_loss verl", "train/entropy_loss slime",
@@ -138,7 +154,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "mean_gen_tokens_per_sample NeMo-RL", "Mean Generation Length NeMo-RL",
         "response_lengths torchtune", "tokens/response_length/mean ROLL",
         "ppo_actor/seq_len AReaL", "env/all/ac_tokens_per_turn tinker",
-        "generation/completions/mean_length tunix", "seq_len/all/mean prime-rl",
+        "generation/completions/mean_length tunix", "seq_len/all/mean prime-rl", "decode_len/mean prime-rl",
+        "seq_len/mean prime-rl",
     ),
     "response_length_max": (
         "generate/max_num_tokens SkyRL", "val/sequence_lengths_max open-instruct", "tokens/response_length/max ROLL",
@@ -149,17 +166,20 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "completions/clipped_ratio TRL", "response_length/clip_ratio verl", "rollout/truncated_ratio slime",
         "truncated OpenRLHF", "truncated_frac miles", "truncated_ratio *", "ppo_actor/no_eos_ratios AReaL",
         "generation/completions/clip_ratio tunix", "Truncated prime-rl", "Truncation prime-rl",
-        "is_truncated/all/mean prime-rl",
+        "is_truncated/all/mean prime-rl", "is_truncated/mean prime-rl",
     ),
     "prompts_at_limit": ("prompt_length/clip_ratio verl",),
-    "kl_coefficient": ("actor/kl_coef verl", "objective/kl_coef TRL"),
+    "kl_coefficient": ("actor/kl_coef verl", "objective/kl_coef TRL", "actor/reward_kl_penalty_coeff verl",
+                       "critic/kl_coeff verl"),
     "learning_rate": (
         "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "policy/policy_lr SkyRL",
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
     ),
     "weight_lag": (
         "Max. Off-Policy Level prime-rl", "Max Off-Policy Level prime-rl", "off_policy_level/all/max prime-rl",
-        "Off-Policy Level prime-rl", "off_policy_level/max prime-rl",
+        "Off-Policy Level prime-rl", "off_policy_level/max prime-rl", "async/staleness_max SkyRL",
+        "async/staleness_mean SkyRL", "avg_trajectory_age NeMo-RL", "version_diff AReaL",
+        "off_policy_level/mean prime-rl", "off_policy_level/all/mean prime-rl",
     ),
     "num_masked": ("num_masked grpo_notes",),
     "masks_in_input": ("masks_in_X grpo_notes",),
@@ -179,11 +199,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "tokens_per_second": (
         "perf/throughput verl", "perf/tok_per_s slime", "tokens_per_second *", "Throughput prime-rl", "tps torchtitan",
-        "perf/throughput prime-rl",
+        "perf/throughput prime-rl", "perf/tokens_per_gpu_per_sec slime", "tokens_per_sec_per_gpu NeMo-RL",
+        "performance/tokens_per_sec_per_gpu NeMo-RL", "learner_tokens_per_second_step open-instruct",
     ),
     "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
     "explained_variance": ("critic/vf_explained_var verl", "explained_variance *"),
-    "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL"),
+    "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL", "critic/values_clipfrac SkyRL"),
+    "critic_grad_norm": ("critic/grad_norm verl", "critic_grad_norm OpenRLHF"),
+    "critic_learning_rate": ("critic/lr verl", "critic_lr OpenRLHF"),
     "value_loss": (
         "critic/vf_loss verl", "critic_loss OpenRLHF", "critic/critic_loss SkyRL", "critic grpo_notes",
         "loss/value_avg TRL", "critic/loss ROLL",
@@ -201,6 +224,12 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
     (regex(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
+    (
+        regex(r"^(?:gen|generat\w+|train\w*|rollout|sync|ref|reward|make_experience|actor|critic|logprobs?|weight_sync|"
+              r"update_weights|wait|update)_(?:time|seconds|secs?)$"),
+        "phase_seconds",
+        "OpenRLHF",
+    ),
     (regex(r"^timeperf/"), "phase_seconds", "AReaL"),
     (regex(r"^time/(?!step_total$|total$|step$|total_timesteps$|iterations$|fps$).+"), "phase_seconds", "ROLL"),
     (regex(r"^(?:successes|val/format_scores|objective/verifiable_correct_rate)$"), "reward_function", ""),
@@ -236,6 +265,22 @@ _PLAIN: dict[str, str] = {
     "dead_group_frac dead_groups "
     "zero_std_fraction frac_zero_variance degenerate_group_frac",
     "advantage": "advantage advantages adv advs",
+    "is_weight_mean": "tis_weight tis_ratio tis is_weight is_weights importance_weight importance_weights "
+    "behave_imp_weight "
+    "rollout_is rollout_is_weight",
+    "is_weight_clipped": "tis_clipfrac tis_clip_frac tis_clip_fraction is_clipfrac is_clip_frac is_clip_fraction",
+    "kl_coefficient": "kl_coef kl_coeff kl_coefficient kl_beta",
+    "preemptions": "preemptions num_preemptions preempted num_preempted preemption_count retracted_reqs",
+    "kv_usage": "kv_cache_usage kv_usage gpu_cache_usage_perc kv_cache_usage_perc kv_util",
+    "padding_share": "pad_frac padding_ratio pad_ratio padding_frac padding_share pad_fraction padding_fraction",
+    "repetition": "repetition repetition_frac repetition_rate repetition_ratio ngram_repeat repeat_frac",
+    "update_norm": "update_norm delta_norm param_delta weights_delta param_delta_norm weight_delta update_rms "
+    "param_change",
+    "weight_norm": "param_norm weight_norm params_norm weights_norm parameter_norm",
+    "weight_version": "weight_version policy_version weights_version model_version rollout_version engine_version",
+    "rollout_temperature": "temperature sampling_temperature rollout_temperature gen_temperature",
+    "critic_grad_norm": "critic_grad_norm grad_norm_critic value_grad_norm vf_grad_norm grad_norm_value",
+    "critic_learning_rate": "critic_lr lr_critic value_lr vf_lr",
     "grad_norm": "grad_norm gradient_norm gnorm gn grad_norm_pre_clip grad_norm_before_clip grad_norm_preclip "
     "grad_norm_unclipped "
     "global_grad_norm grad_global_norm total_grad_norm",
@@ -262,7 +307,8 @@ _PLAIN: dict[str, str] = {
     "prob_diff": "rollout_probs_diff rollout_prob_diff probs_diff",
     "step_seconds": "dt step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step "
     "sec secs seconds step_sec",
-    "tokens_per_second": "tokens_per_second tokens_per_sec tok_per_sec tok_per_s toks_per_s",
+    "tokens_per_second": "throughput toks_per_second tok_s tokens_per_second tokens_per_sec tok_per_sec tok_per_s "
+    "toks_per_s",
     "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb vram_gb",
 }  # fmt: skip
 _BARE = {name: signal for signal, names in _PLAIN.items() for name in names.split()}
@@ -272,6 +318,7 @@ _BY_STATISTIC = {
 } | {
     ("reward", "std"): "reward_std", ("response_length", "max"): "response_length_max",
     ("ratio", "max"): "ratio_max", ("ratio", ""): "ratio_mean",
+    ("advantage", "std"): "advantage_std",
     ("advantage", ""): "advantage_mean", ("value", ""): "value_mean", ("return", ""): "return_mean",
 }  # fmt: skip
 _ROOM_WORDS = (
@@ -397,12 +444,24 @@ def _by_its_words(words: frozenset[str]) -> str | None:
     )
 
 
+#: The share of what is not: what ends instead of what is cut, what differs instead of what does not.
+COMPLEMENT = "1 - what is logged"
+_COMPLEMENTS = {
+    **dict.fromkeys(
+        ("val/stop_rate", "natural_termination_rate", "eos_rate", "frac_eos", "stop_rate", "finished_rate", "finish_rate",
+         "frac_finished", "ended_rate", "eos_frac", "completion_rate"),
+        "truncated",
+    ),
+    **dict.fromkeys(("baseline_reward/pct_mixed", "frac_mixed", "mixed_frac", "frac_nonzero_std"), "frac_zero_std"),
+}  # fmt: skip
+
 #: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.
 _AVERAGED = regex(r"/(?:avg|mean)$")
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
 #: Metrics of an evaluation that tell how right the answers are.
 _HELD_OUT = regex(
-    r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match|em)"
+    r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
+    r"|em)"
     r"(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
 
@@ -419,9 +478,15 @@ ORDER: tuple[str, ...] = (
 
 #: Signals that measure the machine, not the training.
 MACHINE = frozenset(
-    {"step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu"}
-)
-SIGNALS: tuple[str, ...] = (*_TABLE, *dict.fromkeys(signal for _, signal, _ in _FAMILIES), "held_out")
+    {
+        "step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu",
+        "preemptions", "kv_usage", "padding_share", "weight_version", "rollout_temperature",
+    }
+)  # fmt: skip
+SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(
+    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), "held_out", "kv_usage", "padding_share", "update_norm",
+     "weight_norm", "weight_version", "rollout_temperature", "advantage_std")
+))  # fmt: skip
 
 
 @cache
@@ -478,6 +543,8 @@ def named(raw: str, trl: bool = False) -> Name | None:
     found = _names().get(raw)
     if found is not None:
         return found
+    if (other := _COMPLEMENTS.get(raw.removeprefix("train/").removeprefix("rollout/"))) is not None:
+        return Name(other, None, COMPLEMENT, _HOME_GROWN)
     bare = _AVERAGED.sub("", raw)
     if bare != raw and (found := _names().get(bare)) is not None:
         return found

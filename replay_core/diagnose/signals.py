@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from replay_core.diagnose import signal_names, trends
@@ -199,6 +199,8 @@ class RunLog:
         """A value of the run. Names of nothing known are passed over."""
         name = signal_names.named(ref_name, trl)
         if name is not None:
+            if name.formula == signal_names.COMPLEMENT:
+                point = replace(point, value=1 - point.value)
             key = name.signal, ref_name.removeprefix("metrics.")
             self._names[key] = name
             self._points.setdefault(key, {})[point.step, point.micro, point.rank] = point

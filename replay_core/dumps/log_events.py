@@ -37,8 +37,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "nccl",
         r"Watchdog caught collective operation timeout|[Ww]atchdog (?:thread terminated|got stuck)"
         r"|Heartbeat monitor timed out|Some NCCL operations have failed or timed out|NCCL error[: ]"
-        r"|^\s+(?:all_\w+|broadcast\w*|barrier|reduce\w*|recv|send|gather|scatter) \(\S*(?:torch/distributed|c10d)\S*:\d+\)$"
-        r"|Timeout at NCCL work|[Tt]imed out waiting \d+ ?ms for (?:recv|send|\w+ operation)|failed to pass monitoredBarrier"
+        r"|^\s+(?:all_\w+|broadcast\w*|barrier|reduce\w*|recv|send|gather|scatter) "
+        r"\(\S*(?:torch/distributed|c10d)\S*:\d+\)$"
+        r"|Timeout at NCCL work|[Tt]imed out waiting \d+ ?ms for (?:recv|send|\w+ operation)|failed to pass "
+        r"monitoredBarrier"
         r"|nccl(?:UnhandledCuda|System|Internal|Remote)Error|detected by watchdog at work",
     ),
     (
@@ -62,16 +64,20 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "failed",
         r"Gloo connectFullMesh failed|gloo/transport/tcp/\S+\] |client socket has (?:failed|timed out)"
-        r"|cannot be scheduled right now|No available node types can fulfill|Could not override '|Duplicate GPU detected"
-        r"|Call to (?:connect|bind|accept|ibv_)\w* .{0,80}(?:failed|returned)|marked dead because|missed too many heartbeats"
+        r"|cannot be scheduled right now|No available node types can fulfill|Could not override '|Duplicate GPU "
+        r"detected"
+        r"|Call to (?:connect|bind|accept|ibv_)\w* .{0,80}(?:failed|returned)|marked dead because|missed too many "
+        r"heartbeats"
         r"|Watchdog timeout \(self\.watchdog_timeout|EngineCore encountered|Engine core initialization failed"
-        r"|No available shared memory broadcast block|: error: (?:unrecognized arguments|the following arguments|argument )"
+        r"|No available shared memory broadcast block|: error: (?:unrecognized arguments|the following "
+        r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|DataLoader worker \(pid|: undefined symbol: |GLIBC\S* not found|shared memory limit",
     ),
     (
         "traceback",
-        r"^(?:[\w.]+\.)?\w+(?:Error|Exception)(?:\(\w+\))?: |^(?:\w+\.)+(?:(?:Read|Connect|Write|Pool)Timeout|TimeoutExpired): "
+        r"^(?:[\w.]+\.)?\w+(?:Error|Exception)(?:\(\w+\))?: "
+        r"|^(?:\w+\.)+(?:(?:Read|Connect|Write|Pool)Timeout|TimeoutExpired): "
         r"|^(?:\w+\.)*(?:exceptions?|errors?|exc)\.(?:\w+\.)*[A-Z]\w+(?:\(\w+\))?: "
         r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b"
         r"|^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
@@ -82,9 +88,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"is preempted by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract|sequence length is "
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
         r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
-        r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a `peft_config`"
+        r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
+        r"`peft_config`"
         r"|average ratio of batch|to instantiate a model of type|but the current dype|but the current dtype"
-        r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ -]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
+        r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
+        r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
     ),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
@@ -109,18 +117,22 @@ HINT = regex(
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
-    r"|gloo|[Tt]imed? ?-?out|Timeout|Expired|EADDRINUSE|monitoredBarrier|scheduled right now|marked dead|heartbeats|EngineCore"
+    r"|gloo|[Tt]imed? ?-?out|Timeout|Expired|EADDRINUSE|monitoredBarrier|scheduled right now|marked "
+    r"dead|heartbeats|EngineCore"
     r"|Engine core|broadcast block|: error: |NaN in local|loss scale|fallen off|ECC|DataLoader worker|undefined symbol"
-    r"|GLIBC|shared memory limit|running low on memory|memory pressure|OUT_OF_MEMORY|[Pp]reempt|Retract|longer than the spec"
+    r"|GLIBC|shared memory limit|running low on memory|memory pressure|OUT_OF_MEMORY|[Pp]reempt|Retract|longer than "
+    r"the spec"
     r"|right-padding|requires_grad|newly init|`do_sample`|NaN or Inf|OVERFLOW|cache flushes|Spilled|95% full|params: 0 "
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
-    r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate GPU|errors?\.|exc\.|exceptions?\.|c10d|torch/dist"
+    r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
+    r"GPU|errors?\.|exc\.|exceptions?\.|c10d|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
     r"(?:\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2}\d{1,4})*\]?"
     r"|\[?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\]?:?"
-    r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|[EWIFC]\d{4}|\d{1,7}(?= [\w./-]+\.py:)"
+    r"|\[[\w./<>-]{1,60}:\d{1,6}\]|[\w./-]{1,60}\.py:\d{1,6}\]?:?|\[[\w.]{1,60}\]|[EWIFC]\d{4}|\d{1,7}(?= "
+    r"[\w./-]+\.py:)"
     r"|[-–|]{1,2})"
 )
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")

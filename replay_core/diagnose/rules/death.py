@@ -120,7 +120,8 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
     hang = _hang(every) if one.kind == "nccl" and not failed else None
     cause, next_step = _blamed(one) if hang is None else (hang.cause, _WHO_IS_MISSING)
     if any(_ENGINE.search(each.text) for each in every) and "engine" not in cause.lower():
-        cause = cause if cause != _UNCAUGHT else "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
+        died = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
+        cause = died if cause == _UNCAUGHT else cause
     by_hand = _BY_HAND.search(one.text) is not None
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
     words = _words(one) if hang is None else hang.claim

@@ -23,8 +23,8 @@ from replay_core.regexes import regex
 FEWEST, MANY, LONG = 5, 16, 40
 #: No recipe for RL trains at less; warm-ups pass through it within a few steps.
 TINY = 1e-7
-#: Beside weights of 1e-3 to 1 an update of that is lost in float32, too.
-NOTHING = 1e-9
+#: A twentieth of the least that recipes train at: beside weights of 1e-2 an update of that is lost in bf16 and float32.
+NOTHING = 2e-8
 #: Two forwards of one set of weights differ by less in float32.
 SAME = 1e-6
 #: A KL that no learning shows in.
@@ -37,9 +37,10 @@ _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
       source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
 def rate(log: RunLog) -> Iterator[Finding]:
     """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
-    One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer
-    than the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, and any of 40
-    steps and more; of 16 from 0 on it is worth knowing. So is a rate that never comes to 1e-9, which changes no weight.
+    One that has risen by equal parts in every one of 8 steps and more and is below 1e-7 yet is a warm-up longer
+    than the run: a warning; and so is one during which the KL never came to 3e-5, or that began at 0 and in which
+    entropy, length and reward rest to a fiftieth, and any of 40 steps and more; of 16 from 0 on it is worth knowing. So
+    is a rate that never comes to 2e-8, which changes no weight.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -89,8 +90,10 @@ def rate(log: RunLog) -> Iterator[Finding]:
     # A first step of one rise: it began at 0, and how far it is to go the log does not tell.
     from_nothing = rising and abs(values[0] - median(rises)) <= 0.05 * median(rises) and len(values) >= MANY
     far = log.get("kl")
-    stood = far is not None and len(far.finite) >= 10 and max(map(abs, far.finite)) < STOOD
-    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or len(values) >= LONG):
+    stood = far is not None and len(far.finite) >= 8 and max(map(abs, far.finite)) < STOOD
+    from_nothing = from_nothing or (rising and abs(values[0]) <= 1.05 * median(rises) and len(values) >= MANY)
+    stood = stood or (rising and abs(values[0]) <= 1.05 * median(rises) and _rests(log))
+    if rising and ((len(values) >= 8 and values[-1] < TINY) or (len(values) >= 8 and stood) or len(values) >= LONG):
         yield finding(
             "warning",
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
@@ -118,6 +121,27 @@ def rate(log: RunLog) -> Iterator[Finding]:
             next_step="compare warmup_steps with the number of optimizer steps",
             steps=series.steps(),
         )  # fmt: skip
+
+
+#: Share of itself by which a figure that rests wavers.
+RESTS = 0.02
+
+
+def _rests(log: RunLog) -> bool:
+    """Whether entropy and one of length and reward waver by no more than a fiftieth over 12 steps and more: the weights
+    that write them stand.
+    """
+    entropy = log.get("entropy")
+    others = [one for name in ("response_length", "reward") if (one := log.get(name)) is not None]
+    every = [entropy, *others]
+    if entropy is None or not others:
+        return False
+
+    def wavers(series: Series | None) -> bool:
+        values = [] if series is None else series.finite
+        return len(values) < 12 or max(values) - min(values) > RESTS * max(map(abs, values))
+
+    return not any(map(wavers, every))
 
 
 @rule("L07", "the settings leave nothing to learn with", link="optimizer", scope="case",
@@ -296,29 +320,41 @@ def never_moves(case: Case) -> Iterator[Finding]:
       source="ms-swift#5890; a reference that shares the policy's weights")  # fmt: skip
 def no_divergence(log: RunLog) -> Iterator[Finding]:
     """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning. Of
-    preference pairs, so is every implicit reward (beta times the log ratio to the reference). Not of a "penalty",
-    which is multiplied by a coefficient that may be 0: the log then tells nothing of the KL.
+    preference pairs, so is every implicit reward (beta times the log ratio to the reference). A "penalty" may be
+    multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where no
+    gradient norm is logged, 20 steps in which the loss changes.
     """
     series = given(log.get("kl") or log.get("pair_reward"))
-    if series.signal == "kl" and "penalty" in series.name.lower():
-        raise Skip(f"{series.name} is a KL times its coefficient, which may be 0: needs the KL itself")
+    unsure = series.signal == "kl" and "penalty" in series.name.lower() and not _is_weighed(log)
     grads, rates = log.get("grad_norm"), log.get("learning_rate")
     if len(series.finite) < 2 * FEWEST:
         raise Skip(f"needs the KL of {2 * FEWEST} steps")
     each = [series] if series.signal == "kl" else log.all("pair_reward")
-    if any(any(one.finite) for one in each) or grads is None or not any(grads.finite):
+    loss = log.get("loss") or log.get("pg_loss")
+    moved = any(grads.finite) if grads is not None else (
+        loss is not None and len(set(loss.finite)) > FEWEST and len(series.finite) >= 4 * FEWEST
+    )  # fmt: skip
+    if any(any(one.finite) for one in each) or not moved:
         return
     if rates is not None and not any(rates.finite):
         return
     yield finding(
-        "warning",
-        f"{series.name} is exactly 0 in all {len(series.finite)} steps, although gradients are not",
+        "info" if unsure else "warning",
+        f"{series.name} is exactly 0 in all {len(series.finite)} steps, although "
+        + ("gradients are not" if grads is not None else "the loss changes"),
         series.points[0].where(series.name),
         evidence=[series.shown(0.0, "> 0 after the first update")],
-        cause=_STILL,
+        cause=("the coefficient it is multiplied by is 0, as a run without a KL term has it; or " if unsure else "") + _STILL,
         next_step=_RECORD,
         steps=series.steps(),
     )
+
+
+def _is_weighed(log: RunLog) -> bool:
+    """Whether the log tells of a KL's coefficient over 0."""
+    coefficient = log.get("kl_coefficient")
+    stated = log.algorithm.number("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+    return (coefficient is not None and any(coefficient.finite)) or bool(stated)
 
 
 @rule("L17", "the reward is one number", link="rewards", scope="signals", needs=("reward",),

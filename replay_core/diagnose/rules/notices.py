@@ -83,7 +83,8 @@ _TABLE: tuple[_Notice, ...] = (
     _Notice(
         regex(r"sequence length is longer than the specified maximum"), "warning", "tokens",
         "a prompt is longer than the tokenizer's maximum", "it was not truncated: the model sees positions beyond what "
-        "it was trained for, or raises", "filter or truncate prompts; compare model_max_length with the model's config", fewest=20,
+        "it was trained for, or raises", "filter or truncate prompts; compare model_max_length with the model's "
+        "config", fewest=20,
     ),
     _Notice(
         regex(r"NaN or Inf found in input tensor"), "warning", "loss",
@@ -115,7 +116,8 @@ _TABLE: tuple[_Notice, ...] = (
         "ray memory names who holds what; raise object_store_memory", fewest=3,
     ),
     _Notice(
-        regex(r"over 95% full"), "warning", "time", "the disk is nearly full: Ray will not spill, and checkpoints will fail",
+        regex(r"over 95% full"), "warning", "time", "the disk is nearly full: Ray will not spill, and checkpoints "
+         "will fail",
         "/tmp/ray or the output folder is on a full disk", "df -h; move Ray's _temp_dir; keep fewer checkpoints",
     ),
     _Notice(
@@ -126,8 +128,9 @@ _TABLE: tuple[_Notice, ...] = (
     _Notice(
         regex(r"(?i)(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b"), "warning", "rewards",
         "the reward function fails or times out on responses",
-        "a verifier, judge or sandbox that raises, is not reached or is too slow; where that is scored 0, right answers "
-        "are punished", "count how often, and leave such samples out of the loss; call it by hand on one of them", fewest=2,
+        "a verifier, judge or sandbox that raises, is not reached or is too slow; where that is scored 0, right "
+        "answers are punished",
+        "count how often, and leave such samples out of the loss; call it by hand on one of them", fewest=2,
     ),
 )  # fmt: skip
 

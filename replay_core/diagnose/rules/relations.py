@@ -248,13 +248,13 @@ def returns_are_rewards(log: RunLog) -> Iterator[Finding]:
 
 
 #: Share of values that a clip range may hold still before the critic learns next to nothing.
-HELD = 0.5
+HELD = 0.35
 
 
 @rule("D71", "the critic is clipped to where it is", link="loss", scope="signals", needs=("value_clip_fraction",),
       explains=("D45",), source="arXiv 1707.06347's code; verl cliprange_value, TRL cliprange_value")  # fmt: skip
 def values_clipped(log: RunLog) -> Iterator[Finding]:
-    """The share of values whose loss is clipped is over .5 (median of the last 10 steps, 5 and more): a warning."""
+    """The share of values whose loss is clipped is over .35 (median of the last 10 steps, 5 and more): a warning."""
     for series, now in log.level("value_clip_fraction"):
         if now > HELD and len(series.finite) >= FEWEST:
             yield finding(

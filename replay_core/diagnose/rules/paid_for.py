@@ -1,0 +1,90 @@
+"""What a reward pays for, as its changes from step to step tell: length, or the opposite of right answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.figures import together
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
+
+#: Steps, and how well the changes of two figures go together before one makes the other: of 12 pairs by chance, one in
+#: a thousand comes to .8.
+STEPS, IN_STEP = 12, 0.85
+#: How far a length has to have come before what is paid for it matters.
+FAR = 1.3
+_RIGHT = regex(r"(?i)accura|correct|exact|solved|success|pass@|(?:^|[/_.])acc(?:$|[@/_.])")
+
+
+def _by_changes(a: Series, b: Series) -> float | None:
+    """Correlation of the changes from step to step of two figures; None where they are too few, or one rests."""
+    rows = [row for _, row in together(a, b)]
+    if len(rows) < STEPS:
+        return None
+    xs, ys = ([y - x for x, y in pairwise(values)] for values in zip(*rows, strict=True))
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    xx, yy = sum((x - mean_x) ** 2 for x in xs), sum((y - mean_y) ** 2 for y in ys)
+    if xx <= 0 or yy <= 0:
+        return None
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / math.sqrt(xx * yy)
+
+
+@rule("L32", "the reward pays for something else than answers", link="trend", scope="signals",
+      needs=("reward", "response_length|reward_function|held_out"),
+      explains=("D20", "D25", "L05", "L08", "L09", "L12", "L20", "L24", "D37"),
+      source="arXiv 2310.03716 (a long way to go: length in RLHF); arXiv 2210.10760")  # fmt: skip
+def pays(log: RunLog) -> Iterator[Finding]:
+    """The reward's changes from step to step go with those of the mean length (correlation over .85, 12 steps and
+    more), and the length has come to 1.3 times what it was, or to less than that part of it: an error where it rises with the
+    reward, or falls while the reward rises. Against those of the share of right answers (below -.85): an error, the
+    reward's sign is turned. Noise of batches makes no such correlation: one figure is made of the other.
+    """
+    reward = given(log.get("reward"))
+    length = log.get("response_length")
+    judged = [one for one in log.all("reward_function") if _RIGHT.search(one.name) and one.name != reward.name]
+    turned = ((one, by) for one in judged if (by := _by_changes(reward, one)) is not None and by < -IN_STEP)
+    for one, by in turned:
+        yield finding(
+            "error",
+            f"the reward's sign is turned: {reward.name} falls whenever {one.name} rises, and rises when it falls",
+            reward.points[0].where(reward.name),
+            evidence=[
+                shown("correlation of their changes", by, f"> -{IN_STEP:g}", reward.source),
+                one.shown(one.values[-1]),
+            ],
+            cause="right answers are punished: the score is negated, a distance or a loss stands for a reward, or a "
+            "component's weight is negative",
+            next_step="score a right and a wrong answer by hand",
+            link="rewards",
+            steps=reward.steps(),
+        )
+        return
+    by = None if length is None else _by_changes(reward, length)
+    if length is None or by is None:
+        raise Skip(f"needs reward and response length, or the share of right answers, of {STEPS} steps")
+    begun, now = trends.level(length.finite[:3], 3), trends.level(length.finite, 3)
+    longer, shorter = now > FAR * begun, now < begun / FAR
+    if not (longer and by > IN_STEP) and not (shorter and by < -IN_STEP):
+        return
+    yield finding(
+        "error",
+        f"the reward pays for {'longer' if longer else 'shorter'} responses: {reward.name} follows {length.name} step "
+        f"by "
+        f"step, and the length goes from {begun:.3g} to {now:.3g}: length hacking",
+        length.last.where(length.name),
+        evidence=[
+            shown("correlation of their changes", by, f"< {IN_STEP:g} in size", reward.source),
+            length.shown(now, f"about {begun:.3g}"),
+        ],
+        cause=f"the judge pays for {'length' if longer else 'brevity'} (a bonus or penalty per token, a reward model "
+        f"with that bias), and the policy learns it instead of the task",
+        next_step="score one answer padded and cut by hand; look at what is right per length; reward within a group of "
+        "like lengths, or without the length's term",
+        steps=length.steps(),
+    )
