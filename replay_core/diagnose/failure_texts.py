@@ -28,6 +28,11 @@ class Failure:
     follows: bool = False
 
 
+def in_short(cause: str) -> str:
+    """A cause in a few words: up to its first colon or semicolon."""
+    return re.split(r"[:;]", cause, maxsplit=1)[0].strip()
+
+
 _OTHER_FIRST = "the first error of any other rank, actor or process is the cause: look above, and in its own log"
 _VERSIONS = "pip show both; install the versions that the framework pins"
 
@@ -84,6 +89,9 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"attention heads.*(?:must be )?divisible by tensor parallel|not divisible by (?:the )?tensor[ _-](?:model[ _-])?"
      r"parallel", "the tensor parallel size does not divide the model's heads (or its vocabulary or hidden size)",
      "choose a tensor parallel size that divides num_attention_heads and num_key_value_heads"),
+    (r"max_token_len must be greater|max_token_len.{0,40}sequence length|longer than (?:the )?max_token_len",
+     "a micro-batch may hold fewer tokens than one sequence has (max_token_len is too small)",
+     "raise ppo_max_token_len_per_gpu (or max_token_len) to prompt + response, or shorten them"),
     (r"Expandable segments are not compatible with memory pool",
      "vLLM's sleep mode holds memory in a pool of its own, which expandable_segments forbids",
      "unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the engine's process"),
@@ -109,6 +117,9 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the checkpoint's weights are not the model's: another architecture or size, a vocabulary that was padded, "
      "an adapter or a wrapper's prefix in the names, or another sharding",
      "compare the names and shapes: rldbg show CHECKPOINT beside rldbg show MODEL"),
+    (r"parameter group that doesn't match|loaded state dict (?:contains|has)|optimizer.{0,40}state.{0,60}(?:mismatch|not match|"
+     r"different)", "the optimizer's state in the checkpoint is not of this model: other parameter groups, frozen weights, "
+     "an adapter or another sharding", "resume with the settings it was saved with, or load the weights alone"),
     (r"Model architectures .* (?:are not supported|failed to be inspected)|does not recognize this architecture"
      r"|has no (?:vLLM|SGLang) implementation|[Uu]nrecognized model in",
      "the installed version does not know the model's architecture: the model is newer than transformers or the engine",
@@ -271,7 +282,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "weights)", "find_unused_parameters=True, or use_reentrant=False"),
     # Files that are broken or absent.
     (r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
-     r"|/dev/shm|[Bb]us error|SIGBUS|exitcode: -7\b",
+     r"|/dev/shm|[Ss]hared memory segment|[Bb]us error|SIGBUS|exitcode: -7\b",
      "shared memory (/dev/shm) is full: workers hand tensors over by it, and a container has 64 MB of it unless "
      "it is told otherwise", "df -h /dev/shm; docker run --shm-size=16g, or fewer data loader workers"),
     (r"No space left on device|Errno 28\b|ENOSPC|[Dd]isk quota exceeded|PytorchStreamWriter failed|file write failed",

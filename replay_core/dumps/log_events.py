@@ -38,7 +38,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"Watchdog caught collective operation timeout|[Ww]atchdog (?:thread terminated|got stuck)"
         r"|Heartbeat monitor timed out|Some NCCL operations have failed or timed out|NCCL error[: ]"
         r"|^\s+(?:all_\w+|broadcast\w*|barrier|reduce\w*|recv|send|gather|scatter) "
-        r"\(\S*(?:torch/distributed|c10d)\S*:\d+\)$"
+        r"\(\S*(?:torch/distributed|c10d|nccl)\S*:\d+\)$"
+        r"|^\s+(?:\w*update_named_param\w*|\w*update_weights?\w*|\w*sync_weights?\w*|\w*_to_vllm|\w*_to_sglang) "
+        r"\(\S+:\d+\)$"
         r"|Timeout at NCCL work|[Tt]imed out waiting \d+ ?ms for (?:recv|send|\w+ operation)|failed to pass "
         r"monitoredBarrier"
         r"|nccl(?:UnhandledCuda|System|Internal|Remote)Error|detected by watchdog at work",
@@ -72,7 +74,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|No available shared memory broadcast block|: error: (?:unrecognized arguments|the following "
         r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
-        r"|EADDRINUSE|DataLoader worker \(pid|: undefined symbol: |GLIBC\S* not found|shared memory limit",
+        r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: |GLIBC\S* not found|shared memory limit",
     ),
     (
         "traceback",
@@ -95,6 +97,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
     ),
+    # An inference engine's own account of itself, every ten seconds.
+    ("engine", r"Avg (?:prompt|generation) throughput: |Decode batch.{0,200}#running-req"),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
     ("recompile", r"Recompiling function \S+ in "),
     ("graph_break", r"Graph break (?:in user code|from|due to|:)|Graph Break Reason"),
@@ -125,7 +129,7 @@ HINT = regex(
     r"|right-padding|requires_grad|newly init|`do_sample`|NaN or Inf|OVERFLOW|cache flushes|Spilled|95% full|params: 0 "
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
-    r"GPU|errors?\.|exc\.|exceptions?\.|c10d|torch/dist"
+    r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch|\w+ \(\S+:\d+\)$|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from replay_core.diagnose.failure_texts import failure_of
+from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
@@ -124,7 +124,8 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
         cause = died if cause == _UNCAUGHT else cause
     by_hand = _BY_HAND.search(one.text) is not None
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
-    words = _words(one) if hang is None else hang.claim
+    what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else in_short(cause))
+    words = what if hang is not None else f"{what}: {_words(one)}" if what else _words(one)
     hung = hang is not None or _HUNG.search(one.text) is not None
     return finding(
         "warning" if by_hand else "error",
@@ -201,6 +202,25 @@ def _hang(every: list[Told]) -> _Hang | None:
     )
 
 
+#: A line of a stack that a hanging process stands in, as py-spy writes it: function (file:line).
+_STANDS = regex(r"^\s*(\w+) \((\S+):\d+\)$")
+_SYNCS = regex(r"update_named_param|update_weight|sync_weight|_to_vllm|_to_sglang|broadcast_(?:to|param|weight)|weight_sync"
+               r"|load_weights|full_tensor")  # fmt: skip
+
+
+def _stands(every: list[Told]) -> str:
+    """Where hanging processes stand, in words; empty where no stack tells."""
+    frames = [found for one in every if (found := _STANDS.search(one.text.splitlines()[0]))]
+    syncs = [found for found in frames if _SYNCS.search(found[1])]
+    calls = list(dict.fromkeys(found[1] for found in frames if found not in syncs))
+    if not frames:
+        return ""
+    where = " inside the weight synchronisation from trainer to engine" if syncs else ""
+    if len(calls) > 1:
+        return f"processes wait in different collectives ({', '.join(calls)}){where}: a deadlock"
+    return f"a process waits in {(calls or [frames[0][1]])[0]}{where}"
+
+
 def _rank(one: Told) -> int | None:
     found = _RANK.search(one.text)
     return int(found[1]) if found else one.point.rank
@@ -243,7 +263,7 @@ def _blamed(one: Told) -> tuple[str, str]:
     if one.kind == "killed":
         if _SIGKILL.search(one.text):
             return (
-                "killed from outside: most often by the kernel, out of host memory",
+                "killed by SIGKILL from outside, most often by the kernel: out of host memory",
                 "dmesg | grep -i oom; watch host memory",
             )
         if _SIGTERM.search(one.text):

@@ -41,6 +41,12 @@ _TABLE: tuple[_Notice, ...] = (
         "(--max-running-requests) or the response length",
     ),
     _Notice(
+        regex(r"KV cache usage: (?:9[7-9]|100)\.\d%|token usage: (?:0\.9[7-9]|1\.0)"), "warning", "time",
+        "the engine's KV cache is full: requests wait for room in it",
+        "more or longer sequences than the KV cache holds at once",
+        "raise gpu_memory_utilization or tensor parallelism; lower the response length", fewest=5,
+    ),
+    _Notice(
         regex(r"right-padding was detected"), "warning", "tokens",
         "responses are generated behind padding on the right: a decoder goes on from pad tokens",
         "the tokenizer pads on the right, and the first token of each shorter prompt's response follows padding",
@@ -137,9 +143,17 @@ _TABLE: tuple[_Notice, ...] = (
 
 #: A head that is to be trained begins at random.
 _BY_DESIGN = regex(r"newly initialized.*(?:score|v_head|value_head|classifier|summary)\.")
+#: A checkpoint of a run of one's own, by its name.
+_TRAINED = regex(r"checkpoint at \S*(?:global_step|checkpoint[-_/]|ckpt|step[-_]?\d|iter[-_]?\d|epoch)")
 
 
-@rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice",),
+def _goes_on(log: RunLog) -> bool:
+    """Whether the log begins in the middle of a run."""
+    steps = [point.step for series in log.signals() for point in series.points[:1] if point.step is not None]
+    return bool(steps) and min(steps) > 2 and not log.is_counted
+
+
+@rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice|event:engine",),
       source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
 def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
@@ -147,15 +161,20 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     functions that fail. Each as bad as the table says, at its own link, with how many lines say so.
     """
     found: dict[int, list[Told]] = {}
-    for told in log.events("notice"):
+    for told in log.events("notice", "engine"):
         at = next((at for at, each in enumerate(_TABLE) if each.pattern.search(told.text)), None)
         if at is not None:
             found.setdefault(at, []).append(told)
     for at in sorted(found, key=lambda at: SEVERITIES.index(_TABLE[at].severity)):
         lines, known = found[at], _TABLE[at]
+        text = lines[0].text
+        lost = _BY_DESIGN.search(text) and (_TRAINED.search(text) or _goes_on(log))
+        mild = len(lines) < known.fewest or (_BY_DESIGN.search(text) and not lost)
         yield finding(
-            "info" if len(lines) < known.fewest or _BY_DESIGN.search(lines[0].text) else known.severity,
-            known.claim,
+            "info" if mild else known.severity,
+            "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly initialized"
+            if lost
+            else known.claim,
             lines[0].point.where(),
             link=known.link,
             evidence=[

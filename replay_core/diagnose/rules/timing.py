@@ -11,6 +11,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import Point, RunLog, Series
 from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
 
 #: D37: a phase over that many of its own medians stalls (miles advisory).
 STALL = 6.0
@@ -46,7 +47,10 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     good (the last quarter over the first half, a rise that chance does not explain) are a warning, info where responses
     get longer by as much; so is, where no time is logged, a throughput that falls by as much. The second iteration
     slower than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the
-    GRPO notes are compared as info, and for the log of their own trainer.
+    GRPO notes are compared as info, and for the log of their own trainer. Where the rise is far beyond chance (z over 4)
+    they may be as short as they like. A phase whose median takes a larger share of a step
+    than it should is a warning: the synchronisation of weights over .35, writing checkpoints .4, scoring, waiting and
+    evaluation .5, log-probabilities of old policy or reference .6.
     """
     whole = seconds(log)
     if whole is None:
@@ -69,6 +73,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         for point in steady[series.name]
         if point.value > STALL * middles[series.name] and point.value - middles[series.name] > _SHARE * typical
     ]
+    yield from _shares(log, phases, typical)
     if stalls:
         # The whole step is slow because a phase is: the phase says more.
         named = [stall for stall in stalls if stall[1].signal == "phase_seconds"] or stalls
@@ -91,20 +96,77 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     values = whole.finite[trends.WARM_UP :]
     last = values[-(len(values) // 4) :]
     before, after = median(values[: len(values) // 2]), median(last)
-    if after > SLOWER * before and after - before > SLOWER_S and trends.rises(values):
+    much = after - before > SLOWER_S or trends.drift(values) > SURELY
+    if after > SLOWER * before and much and trends.rises(values):
+        grown = _growing(phases, after - before)
         length = log.get("response_length")
         longer = length is not None and after / before < _by_length(length.finite[trends.WARM_UP :])
         yield finding(
             "info" if longer else "warning",
-            f"steps get slower: {before:.3g} s, then {after:.3g} s",
+            f"steps get slower: {before:.3g} s, then {after:.3g} s"
+            + (f": {grown.name} grows from step to step" if grown is not None else ""),
             whole.last.where(whole.name),
             evidence=[shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source)],
             cause="responses get longer"
             if longer
+            else "something accumulates in that phase: a queue or cache that is never emptied, requests that are not "
+            "freed, sequences that are concatenated, fragmentation"
+            if grown is not None
             else "something accumulates: a growing buffer, logging, fragmentation",
             next_step="compare the phases' trends; " + _NEXT,
             steps=steps_of(whole.points[-len(last) :]),
         )
+
+
+#: A rise that no jitter of short steps makes, as a normal quantile.
+SURELY = 4.0
+
+
+def _growing(phases: list[Series], by: float) -> Series | None:
+    """The phase that makes over half of what a step has grown by."""
+    for series in phases:
+        values = series.finite[trends.WARM_UP :]
+        if series.signal == "phase_seconds" and trends.rises(values):
+            if median(values[-(len(values) // 4) :]) - median(values[: len(values) // 2]) > by / 2:
+                return series
+    return None
+
+
+#: Share of a step that a phase may take before it is told: (words of its name, share, what it is, what it waits for).
+_LIMITS: tuple[tuple[str, float, str, str], ...] = (
+    (r"(?:update|sync|transfer|broadcast)\w*weights?|weights?\w*(?:update|sync|transfer)|param\w*sync", 0.35,
+     "the synchronisation of weights to the engine",
+     "weights are sent tensor by tensor, over the disk or the host, gathered on one rank, or the engine reloads and "
+     "re-captures its graphs each time"),
+    (r"reward|score|verif|judge", 0.5, "scoring the responses",
+     "the reward function runs one response after the other, waits for a server or a sandbox, or for time-outs"),
+    (r"wait|idle|data_?load|dataloader", 0.5, "waiting for data or for another process",
+     "generation and training are out of balance: one waits for the other"),
+    (r"old_?log_?prob|ref(?:$|[_/])|ref_?log_?prob|compute_log_prob", 0.6, "log-probabilities of old policy or reference",
+     "micro-batches that are far too small, weights that are offloaded and loaded for each, or no packing"),
+    (r"save|checkpoint", 0.4, "writing checkpoints", "they are written every step, or to a slow disk"),
+    (r"eval|valid|testing", 0.5, "evaluation", "it runs every few steps, or over too many samples"),
+)  # fmt: skip
+
+
+def _shares(log: RunLog, phases: list[Series], typical: float) -> Iterator[Finding]:
+    """A phase that takes a larger share of the steps than it should: a warning."""
+    for words, limit, what, why in _LIMITS:
+        for series in phases:
+            if series.signal != "phase_seconds" or not regex(words).search(series.name.lower()):
+                continue
+            now = median(series.finite[trends.WARM_UP :])
+            if typical > 0 and limit * typical < now <= 1.05 * typical:
+                yield finding(
+                    "warning",
+                    f"{what} takes {now / typical:.0%} of a step: {series.name} is {now:.3g} of {typical:.3g} s",
+                    series.last.where(series.name),
+                    evidence=[shown("share of the step", now / typical, f"< {limit:g}", series.source)],
+                    cause=why,
+                    next_step="time it alone; rldbg diagnose shows the trends of all phases",
+                    steps=series.steps(),
+                )
+                return
 
 
 def _by_length(values: list[float]) -> float:
