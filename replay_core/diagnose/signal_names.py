@@ -85,6 +85,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "val/tis_ratio open-instruct", "ppo_actor/update/behave_imp_weight AReaL", "importance_ratio/mean prime-rl",
         "sampling_importance_ratio NeMo-RL",
     ),
+    "is_weight_max": ("rollout_corr/rollout_is_max verl", "sampling/importance_sampling_ratio/max TRL"),
     "is_weight_clipped": (
         "train/tis_clipfrac slime", "val/tis_clipfrac open-instruct", "is_oob_ratio NeMo-RL",
         "rollout_corr/rollout_is_veto_fraction verl", "is_masked/mean prime-rl", "is_masked/all/mean prime-rl",
@@ -318,7 +319,7 @@ _BY_STATISTIC = {
 } | {
     ("reward", "std"): "reward_std", ("response_length", "max"): "response_length_max",
     ("ratio", "max"): "ratio_max", ("ratio", ""): "ratio_mean",
-    ("advantage", "std"): "advantage_std",
+    ("advantage", "std"): "advantage_std", ("is_weight_mean", "max"): "is_weight_max",
     ("advantage", ""): "advantage_mean", ("value", ""): "value_mean", ("return", ""): "return_mean",
 }  # fmt: skip
 _ROOM_WORDS = (

@@ -198,7 +198,8 @@ def no_token_counts(log: RunLog) -> Iterator[Finding]:
     num_masked = 0 while the input holds masks (its own count; else other micro-batches of the run that do train)
     is a lost mask: logits and mask had different lengths and both were cut to the shorter. Without any mask in
     the input it is the data. A gradient of 0 in a step whose completions are all cut is mask_truncated_completions.
-    Rewards that differ rule out D01.
+    Rewards that differ rule out D01. So is a gradient, loss and entropy of exactly 0 in half of the steps and more: the
+    mean entropy over tokens that count is never 0.
     """
     lost = [point for point in log.micros("num_masked") if point.value == 0]
     none = log.warnings("No masks in batch", "No masked positions")
@@ -218,6 +219,22 @@ def no_token_counts(log: RunLog) -> Iterator[Finding]:
             steps=steps_of(points),
         )
     known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
+    uncut = [step for step in known if step.grad == 0 and not step.is_dead and not step.is_cut]
+    entropy = log.get("entropy")
+    silent = {point.step for point in entropy.points if point.value == 0} if entropy is not None else set()
+    # A mean over counted tokens that is never 0 is 0: there are none.
+    none_counts = [step for step in uncut if step.step in silent and not step.loss]
+    if none_counts and entropy is not None and 2 * len(none_counts) >= len(known):
+        yield finding(
+            "error",
+            f"no token counts in the loss: {entropy.name}, a mean over counted tokens, is exactly 0 with loss and gradient",
+            none_counts[0].point.where(entropy.name),
+            evidence=[entropy.shown(0.0, "> 0"), *numbers(grad_norm=0.0, loss=none_counts[0].loss)],
+            cause="the loss mask is all 0: it is of another shape or meaning (padding for response), is cut off, or is "
+            "multiplied away; rewards differ within groups, so that advantages are not the reason",
+            next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D07",
+            steps=steps_of(none_counts),
+        )
     cut = [step for step in known if step.grad == 0 and not step.is_dead and step.is_cut]
     if cut:
         first = cut[0]

@@ -16,9 +16,10 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
 from replay_core.objectives import kl
+from replay_core.regexes import regex
 
 #: Policy and reference are one model before the first update: from here on the difference is no kernel's.
 MOVED = 1e-4
@@ -250,6 +251,8 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
 def kl_sign(log: RunLog) -> Iterator[Finding]:
     """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong.
 
+    As a term of the loss (kl_loss, NeMo-RL's kl_penalty) a KL that is negative in a quarter of the steps, and below
+    -1e-3 in one, is k1: a warning, its gradient is 0 on average.
     k1 = -log r is negative for half the tokens, and its mean may be in any one step. Over 20 steps, 90 % of them
     negative with a mean under -1e-3, its arguments are swapped, or the samples are not the policy's own. Where the
     framework can log either estimator under one name, it is judged as k1.
@@ -290,6 +293,18 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 "rldbg diagnose rldbg-dump --rule D29 recomputes every estimator",
                 steps=series.steps(under=K3_FLOOR),
             )
+        elif _of_a_loss(series) and len(negative) >= 2 and 4 * len(negative) >= len(values) and min(values) < K1_MEAN:
+            yield finding(
+                "warning",
+                f"the KL of the loss is the estimator k1 (the plain log ratio): {series.name} is negative in "
+                f"{len(negative)} of {len(values)} steps",
+                series.first(under=0),
+                evidence=[series.shown(min(values), ">= 0 of k2 and k3")],
+                cause="k1 is an estimate of the KL's value, and its gradient as a term of the loss is 0 on average: the "
+                "policy is not held to its reference",
+                next_step="k3 (low_var_kl) or k2 in the loss, or k1 in the rewards",
+                steps=series.steps(under=0),
+            )
         elif (
             series.formula in ("k1", "")
             and len(values) >= K1_STEPS
@@ -306,6 +321,16 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D29",
                 steps=series.steps(under=0),
             )
+
+
+#: Names of a KL that is a term of the loss, not a figure beside it.
+_TERMS = regex(r"kl_loss|loss[/_]kl|^(?:train/)?kl_penalty$")
+
+
+def _of_a_loss(series: Series) -> bool:
+    return series.signal == "kl" and series.formula in ("", "k1") and _TERMS.search(series.name) is not None and (
+        series.framework != "grpo_notes"
+    )  # fmt: skip
 
 
 #: A KL per token of that much is another policy; and how many times its beginning it has to be.

@@ -109,6 +109,10 @@ def _over(limit: float) -> Test:
     return lambda values: median(values[-10:]) > limit
 
 
+def _often_over(limit: float) -> Test:
+    return lambda values: sum(value > limit for value in values) >= 2
+
+
 def _outside(low: float, high: float) -> Test:
     return lambda values: not low <= median(values[-10:]) <= high
 
@@ -169,6 +173,12 @@ _STATES: tuple[_State, ...] = (
         "no advantage differs from its group's: {name} is 0 in all {n} steps", "> 0",
         "the rewards within a group are all equal, or what is normalised is the group itself: nothing is learnt",
         "look at the rewards of one group",
+    ),
+    _State(
+        "is_weight_max", _often_over(10.0), 2, "error", "rollout_logprobs",
+        "importance weights of trainer over engine are not truncated: the largest, {name}, comes to {most:.3g}", "< 10",
+        "no cap on the weights (truncated importance sampling cuts them at 2 to 5): a few tokens make the whole update, "
+        "and the policy falls apart", "set the cap; rldbg mismatch rldbg-dump shows which tokens have them",
     ),
     _State(
         "is_weight_clipped", _over(0.3), 5, "warning", "logprobs",
@@ -240,13 +250,13 @@ def _holds(log: RunLog, series: Series, state: _State) -> bool:
 
 @rule("L31", "a figure tells by itself", link="trend", scope="signals",
       needs=("|".join(dict.fromkeys(state.signal for state in _STATES)),),
-      explains=("D01", "D12", "D14", "D23", "D24", "D46", "D55", "L08", "L14"),
+      lasts=True, explains=("D01", "D09", "D12", "D14", "D23", "D24", "D46", "D55", "L08", "L14"),
       source="the figures' definitions")  # fmt: skip
 def tells(log: RunLog) -> Iterator[Finding]:
     """States that have one meaning: a version of the weights or a norm of them that never changes although there are
     gradients, an update's norm, a critic's gradient or learning rate or the advantages' spread of 0 in every step,
     importance weights of trainer over engine whose median mean lies outside of .7 to 1.5 (it is 1 over the engine's own
-    samples) or of which over .3 are cut, over .9 of the prompts never or always solved, requests preempted in most
+    samples), of which over .3 are cut or two steps have one over 10, over .9 of the prompts never or always solved, requests preempted in most
     steps, over .3 of repetition, a temperature of 0. Levels are the median of the last 10 steps.
     """
     if not any(len(series.finite) >= state.fewest for state in _STATES for series in log.all(state.signal)[:1]):
@@ -258,7 +268,7 @@ def tells(log: RunLog) -> Iterator[Finding]:
         now = median(series.finite[-10:])
         yield finding(
             state.severity,
-            state.claim.format(name=series.name, now=now, n=len(series.finite)),
+            state.claim.format(name=series.name, now=now, n=len(series.finite), most=max(series.finite)),
             series.points[0].where(series.name),
             link=state.link,
             evidence=[series.shown(now, state.expected)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median
 
 import numpy as np
@@ -224,7 +224,8 @@ def _aligned(*every: Series) -> list[tuple[float, ...]]:
 
 
 @rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="signals",
-      needs=("loss", "kl|entropy|value_loss"), explains=("D25", "L02", "L08", "L09", "L10", "D15"),
+      needs=("loss", "kl|entropy|value_loss"), lasts=True,
+      explains=("D01", "D20", "D25", "D74", "L02", "L08", "L09", "L10", "D15"),
       source="loss = pg_loss + beta KL - c entropy + v value_loss: verl dp_actor, TRL, OpenRLHF")  # fmt: skip
 def terms(log: RunLog) -> Iterator[Finding]:
     """Solves loss - pg_loss = beta KL - c entropy + v value_loss over 8 steps and more. Where the logged terms leave
@@ -232,12 +233,14 @@ def terms(log: RunLog) -> Iterator[Finding]:
     from the reference, entropy is pressed down, the critic unlearns); an entropy term 5 times the policy's loss while
     the entropy rises a warning, and so is a KL that weighs over 2, or over 3 times what the run states. Where no
     pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975
-    over 10 steps and more, a KL over .1) is an error. Skipped where they do not make it (other estimators, other
+    over 10 steps and more, a KL over .1) is an error; and so is one that is a line of the entropy (r beyond .975, of
+    the changes beyond .9) with a coefficient beyond .1: a bonus that outweighs all else, or of the wrong sign. Skipped where they do not make it (other estimators, other
     means).
     """
     loss, pg = given(log.get("loss")), log.get("pg_loss")
-    if pg is None:
-        yield from _against_kl(log, loss)
+    # Some log the whole loss under both names.
+    if pg is None or all(abs(a - b) <= 1e-5 for a, b in _aligned(loss, pg)):
+        yield from _against_one(log, loss)
         return
     best: tuple[float, dict[str, Series], dict[str, float]] | None = None
     named = [(kind, series) for kind in ("kl", "entropy", "value_loss") for series in log.all(kind)[:2]]
@@ -266,31 +269,61 @@ def terms(log: RunLog) -> Iterator[Finding]:
     raise Skip("the logged terms do not make the difference of loss and pg_loss, or there is none")
 
 
-def _against_kl(log: RunLog, loss: Series) -> Iterator[Finding]:
-    """A loss that is a line of the KL: -mean(A) of centred advantages is small beside the term of a KL that runs
-    away.
+#: A line that one term makes of a loss: correlation of the values, and of their changes from step to step.
+LINE, CHANGES = 0.975, 0.9
+#: The least coefficient of an entropy that is told: recipes use 0 to .01.
+BONUS = 0.1
+
+
+def _against_one(log: RunLog, loss: Series) -> Iterator[Finding]:
+    """A loss that is a line of one of its terms: -mean(A) of centred advantages is small beside the term of a KL that
+    runs away, or of an entropy with a large coefficient. A loss that rises with the KL is what a KL term makes of it.
     """
-    kl = log.get("kl")
-    rows = _aligned(loss, kl) if kl is not None else []
-    if kl is None or len(rows) < 10 or max(abs(x) for _, x in rows) < 0.1:
-        raise Skip("needs pg_loss; without it a KL of 10 steps that grows over 0.1")
-    y, x = [row[0] for row in rows], [row[1] for row in rows]
+    looked = False
+    for kind, most in (("kl", 0.1), ("entropy", 0.0)):
+        term = log.get(kind)
+        rows = _aligned(loss, term) if term is not None else []
+        if term is None or len(rows) < 10 or max(abs(x) for _, x in rows) < most:
+            continue
+        looked = True
+        y, x = [row[0] for row in rows], [row[1] for row in rows]
+        r, slope = _line(x, y)
+        told = [
+            shown(f"correlation of loss and {kind}", r, "> 0" if kind == "kl" else "about 0"),
+            shown("coefficient", slope, "> 0" if kind == "kl" else "-0.01 to 0"),
+            shown("steps compared", len(rows)),
+        ]
+        changes = _line([b - a for a, b in pairwise(x)], [b - a for a, b in pairwise(y)])[0]
+        if kind == "kl" and r < -LINE:
+            claim = f"the KL term is subtracted from the loss: {loss.name} falls as {term.name} rises (coefficient "
+            claim += f"{slope:.3g})"
+            cause = "the sign of the KL term is turned where the loss is summed up: leaving the reference is rewarded"
+        elif kind == "entropy" and r < -LINE and changes < -CHANGES and slope < -BONUS:
+            claim = f"the entropy bonus outweighs the policy's loss: {loss.name} is a line of {term.name} (coefficient "
+            claim += f"{-slope:.3g})"
+            cause = f"the entropy coefficient is {-slope:.3g}: recipes use 0 to 0.01, and the policy becomes noise"
+        elif kind == "entropy" and r > LINE and changes > CHANGES and slope > BONUS:
+            claim = "the entropy term has the wrong sign: added to the loss, it presses the entropy down (coefficient "
+            claim += f"{slope:.3g})"
+            cause = "the sign of the term is turned where the loss is summed up"
+        else:
+            continue
+        yield finding(
+            "error", claim, term.last.where(term.name), evidence=told, cause=cause,
+            next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
+            steps=term.steps(),
+        )  # fmt: skip
+        return
+    if not looked:
+        raise Skip("needs pg_loss; without it a KL of 10 steps that grows over 0.1, or an entropy")
+
+
+def _line(x: list[float], y: list[float]) -> tuple[float, float]:
+    """(correlation, slope of y over x); 0 where one rests."""
     my, mx = sum(y) / len(y), sum(x) / len(x)
     xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
     xx, yy = sum((a - mx) ** 2 for a in x), sum((b - my) ** 2 for b in y)
-    r = xy / math.sqrt(xx * yy) if xx > 0 and yy > 0 else 0.0
-    if r < -0.975:
-        yield finding(
-            "error",
-            f"the KL term is subtracted from the loss: {loss.name} falls as {kl.name} rises (coefficient "
-            f"{xy / xx:.3g})",
-            kl.last.where(kl.name),
-            evidence=[shown("correlation of loss and KL", r, "> 0"), shown("coefficient", xy / xx, "> 0"),
-                      shown("steps compared", len(rows))],
-            cause="the sign of the KL term is turned where the loss is summed up: leaving the reference is rewarded",
-            next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-            steps=kl.steps(),
-        )  # fmt: skip
+    return (xy / math.sqrt(xx * yy), xy / xx) if xx > 0 and yy > 0 else (0.0, 0.0)
 
 
 @rule("L23", "the KL is counted twice", link="loss", scope="signals", explains=("L08",),

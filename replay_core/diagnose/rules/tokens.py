@@ -17,7 +17,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.sheets import Sheet
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, share, shown
 
 #: Share of cut-off responses worth saying (miles advisory), and from which hardly any ends.
@@ -142,7 +142,7 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
     yield finding(
         ("warning" if always else "info") if teaches else "error" if now >= 1 or nothing else "warning",
-        f"{now:.0%} of the responses are cut at the token limit",
+        f"{now:.0%} of the responses are cut at the token limit" + _from_the_start(series, longest),
         next(p for p in series.points if p.value >= MANY).where(series.name),
         evidence=[series.shown(now, f"< {MANY}"), *nothing],
         cause="the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
@@ -151,6 +151,14 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
         "rldbg diagnose rldbg-dump --rule D19",
         steps=steps_of(p for p in series.points if p.value >= MANY),
     )
+
+
+def _from_the_start(series: Series, longest: list[float]) -> str:
+    """What it adds that they were from the first step on."""
+    if min(series.finite[:3]) < HALF:
+        return ""
+    limit = f" of {max(longest):g}" if longest else ""
+    return f" from the first step on: the limit{limit} is too small for the answers, or they never end"
 
 
 @rule("D26", "degenerate output", link="tokens", scope="batch", needs=("tokens", "response"),
