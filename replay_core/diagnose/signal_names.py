@@ -104,6 +104,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "policy/entropy_avg open-instruct", "mean_entropy miles", "entropy_loss *", "loss/entropy tunix",
         "critic/entropy/mean ROLL",
     ),
+    "policy_logprob": ("rollout/log_probs slime",),
     "reward": (
         "reward *", "critic/score/mean verl", "critic/full-score/mean *", "critic/rewards/mean verl",
         "rollout/raw_reward slime",

@@ -470,7 +470,7 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         yield finding(
             "info" if before > 0 and now > 0.75 * before else "warning",
-            f"{series.name} falls from {before:.3g} to {now:.3g}",
+            f"{series.name} falls from {before:.3g} to {now:.3g}: the policy moves away from what is rewarded",
             series.first(under=(before + now) / 2 + 1e-12),
             evidence=[series.shown(now, f">= {before:.3g}"), shown("Mann-Kendall z", trends.drift(values))],
             cause="a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "

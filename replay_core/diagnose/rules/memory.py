@@ -12,7 +12,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
@@ -172,16 +172,19 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
     A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
     must go on in the last half.
     """
-    series = log.get("memory_gb") or log.get("phase_memory_mb")
-    values = [] if series is None else series.finite
-    if series is None or len(values) < 2 * trends.MIN_STEPS:
+    every = [*log.all("memory_gb"), *log.all("phase_memory_mb")]
+    long = [one for one in every if len(one.finite) >= 2 * trends.MIN_STEPS]
+    if not long:
         raise Skip(f"needs the memory of {2 * trends.MIN_STEPS} steps or more")
+    # Of the GPU's memory and the host's the one that grows most.
+    series = max(long, key=_growth)
+    values = series.finite
     third = len(values) // 3
     begun, now = trends.level(values[:third], third), trends.level(values, third)
     if begun > 0 and now > GROWTH * begun and trends.rises(values[len(values) // 2 :]) and trends.rises(values):
         yield finding(
             "warning",
-            f"memory grows from {begun:.4g} to {now:.4g} and goes on",
+            f"memory grows from {begun:.4g} to {now:.4g} and goes on: {series.name}, a leak",
             series.last.where(series.name),
             evidence=[shown(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source)],
             cause="something is kept from step to step: tensors with their graph in a list of metrics, a cache, "
@@ -189,6 +192,14 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
             next_step="look whether the response length grows, too; torch.cuda.memory._dump_snapshot() of two steps",
             steps=steps_of(series.points[-3:]),
         )
+
+
+def _growth(series: Series) -> float:
+    """How many times its first third a series' last third is."""
+    values = series.finite
+    third = len(values) // 3
+    begun = trends.level(values[:third], third)
+    return trends.level(values, third) / begun if begun > 0 else 0.0
 
 
 def _vocabulary(batch: StepBatch) -> int | None:

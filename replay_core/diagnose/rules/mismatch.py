@@ -343,7 +343,12 @@ def drifting(log: RunLog) -> Iterator[Finding]:
     mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
     yield finding(
         "warning",
-        f"{series.name} grows from {begun:.3g} to {now:.3g}" + (" although the learning rate is 0" if still else ""),
+        f"{series.name} grows from {begun:.3g} to {now:.3g}"
+        + (
+            " although the learning rate is 0"
+            if still
+            else ": the engine does not follow the trainer, its weights are old"
+        ),
         mark.where(series.name),
         id="D13" if still else "D12",
         evidence=[

@@ -251,8 +251,8 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
 def kl_sign(log: RunLog) -> Iterator[Finding]:
     """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong.
 
-    As a term of the loss (kl_loss, NeMo-RL's kl_penalty) a KL that is negative in a quarter of the steps, and below
-    -1e-3 in one, is k1: a warning, its gradient is 0 on average.
+    As a term of the loss (kl_loss, NeMo-RL's kl_penalty) a KL that is below -1e-3 in any step is k1: a warning, its
+    gradient is 0 on average.
     k1 = -log r is negative for half the tokens, and its mean may be in any one step. Over 20 steps, 90 % of them
     negative with a mean under -1e-3, its arguments are swapped, or the samples are not the policy's own. Where the
     framework can log either estimator under one name, it is judged as k1.
@@ -293,7 +293,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 "rldbg diagnose rldbg-dump --rule D29 recomputes every estimator",
                 steps=series.steps(under=K3_FLOOR),
             )
-        elif _of_a_loss(series) and len(negative) >= 2 and 4 * len(negative) >= len(values) and min(values) < K1_MEAN:
+        elif _of_a_loss(series) and negative and min(values) < K1_MEAN:
             yield finding(
                 "warning",
                 f"the KL of the loss is the estimator k1 (the plain log ratio): {series.name} is negative in "
@@ -324,13 +324,11 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
 
 
 #: Names of a KL that is a term of the loss, not a figure beside it.
-_TERMS = regex(r"kl_loss|loss[/_]kl|^(?:train/)?kl_penalty$")
+_TERMS = regex(r"kl_loss|loss[/_]kl|^train/kl_penalty$")
 
 
 def _of_a_loss(series: Series) -> bool:
-    return series.signal == "kl" and series.formula in ("", "k1") and _TERMS.search(series.name) is not None and (
-        series.framework != "grpo_notes"
-    )  # fmt: skip
+    return series.signal == "kl" and series.formula in ("", "k1") and _TERMS.search(series.name) is not None
 
 
 #: A KL per token of that much is another policy; and how many times its beginning it has to be.

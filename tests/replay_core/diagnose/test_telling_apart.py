@@ -58,12 +58,15 @@ def test_a_ratio_that_is_not_exponentiated_is_an_error(tmp_path: Path) -> None:
     assert "exponential is missing" in finding.claim
 
 
-def test_a_penalty_of_zero_tells_nothing_of_the_kl(tmp_path: Path) -> None:
-    def said(name: str) -> bool:
-        return of(diagnosed(tmp_path, trl([{"kl": None, name: 0.0}] * 12)), "D46") is not None
+def test_a_penalty_of_zero_is_a_warning_where_its_coefficient_is_not(tmp_path: Path) -> None:
+    def said(**metrics: float) -> str | None:
+        found = of(diagnosed(tmp_path, trl([{"kl": None, **metrics}] * 12)), "D46")
+        return None if found is None else found.severity
 
-    assert not said("train/kl_penalty")
-    assert said("kl_loss")
+    assert said(**{"train/kl_penalty": 0.0}) == "info"
+    assert said(**{"train/kl_penalty": 0.0, "kl_coef": 0.05}) == "warning"
+    assert said(**{"actor/reward_kl_penalty": 0.0, "actor/reward_kl_penalty_coeff": 0.001}) == "warning"
+    assert said(kl_loss=0.0) == "warning"
 
 
 def test_a_reward_that_falls_by_a_fifth_is_worth_knowing_and_by_half_a_warning(tmp_path: Path) -> None:
