@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -187,13 +188,17 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
 def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
     """With a learning rate of 0 the weights stay: no token may be clipped, and the policy's KL to itself is 0.
 
-    A clip fraction over 1e-3 or |KL| over 1e-3 at a step whose lr is 0 (bf16 noise stays below) is two forward passes
+    A clip fraction over 1e-3 or |KL| over 1e-3 at a step whose lr is 0, as the step's before it was (bf16 noise stays
+    below), is two forward passes
     that disagree: other micro-batches, dropout, train against eval mode, or the engine's log-probabilities as old ones.
     So is a KL over 1e-3, or .003 of the tokens clipped, in half
     of the steps of a run that states one update for each batch, and no older samples.
     """
     rate = log.get("learning_rate")
-    still = {} if rate is None else {point.step: point for point in rate.points if point.value == 0}
+    points = rate.points if rate is not None else ()
+    # A rate that comes to 0 is that of the next update, where it is logged after the schedule's step.
+    after = {point.step for before, point in pairwise(points) if before.value != 0}
+    still = {point.step: point for point in points if point.value == 0 and point.step not in after}
     if not still:
         yield from _moved_in_one_update(log)
         return

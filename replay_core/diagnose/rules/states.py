@@ -64,7 +64,7 @@ _BOUNDS: tuple[_Bound, ...] = (
 def impossible(log: RunLog) -> Iterator[Finding]:
     """A share outside of 0 to 1, an entropy over 12.9 nats (ln 400,000), a correlation or explained variance over 1, a
     norm, length, standard deviation, ratio or learning rate below 0, in a quarter of the steps and more (one step of a
-    learning rate): a warning, an error of a learning rate. What is logged is another figure than its name says.
+    learning rate): a warning, an error of a learning rate, worth knowing of an entropy. What is logged is another figure than its name says.
     """
     for bound in _BOUNDS:
         for series in log.all(bound.signal):
@@ -78,7 +78,8 @@ def impossible(log: RunLog) -> Iterator[Finding]:
             limit, why = (bound.high, bound.above) if bad[0].value > 0 else (bound.low, bound.below)
             worst = max(bad, key=lambda point: abs(point.value))
             yield finding(
-                "error" if is_rate else "warning",
+                # A sum over the response is what some trainers log on purpose (TRL's PPO: objective/entropy).
+                "error" if is_rate else "info" if bound.signal == "entropy" else "warning",
                 f"{series.name} is {worst.value:.4g}, which it cannot be: {why}",
                 bad[0].where(series.name),
                 link="optimizer" if is_rate else "",
