@@ -117,8 +117,10 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the checkpoint's weights are not the model's: another architecture or size, a vocabulary that was padded, "
      "an adapter or a wrapper's prefix in the names, or another sharding",
      "compare the names and shapes: rldbg show CHECKPOINT beside rldbg show MODEL"),
-    (r"parameter group that doesn't match|loaded state dict (?:contains|has)|optimizer.{0,40}state.{0,60}(?:mismatch|not match|"
-     r"different)", "the optimizer's state in the checkpoint is not of this model: other parameter groups, frozen weights, "
+    (r"parameter group that doesn't match|loaded state dict "
+     r"(?:contains|has)|optimizer.{0,40}state.{0,60}(?:mismatch|not match|"
+     r"different)", "the optimizer's state in the checkpoint is not of this model: other parameter groups, frozen "
+     "weights, "
      "an adapter or another sharding", "resume with the settings it was saved with, or load the weights alone"),
     (r"Model architectures .* (?:are not supported|failed to be inspected)|does not recognize this architecture"
      r"|has no (?:vLLM|SGLang) implementation|[Uu]nrecognized model in",

@@ -55,7 +55,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "mismatch_kl/mean prime-rl k3",
         "Mismatch KL prime-rl k3", "Generation KL Error NeMo-RL k3",
     ),
-    "rollout_k1": ("rollout_corr/kl verl k1", "mismatch/mismatch_kl verl k1", "vllm_kl OpenRLHF k1", "optim/kl_sample_train_v1 tinker k1"),
+    "rollout_k1": ("rollout_corr/kl verl k1", "mismatch/mismatch_kl verl k1", "vllm_kl OpenRLHF k1",
+    "optim/kl_sample_train_v1 tinker k1"),
     "logprob_diff": (
         "sampling/sampling_logp_difference/mean TRL mean|d|", "train/train_rollout_logprob_abs_diff slime mean|d|",
         "policy/rollout_train_logprobs_abs_diff_mean SkyRL mean|d|", "mean_abs_lp_diff miles mean|d|",
@@ -78,7 +79,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "actor/pg_clipfrac verl", "train/pg_clipfrac slime", "clip_ratio/region_mean TRL", "policy/clip_ratio SkyRL",
         "actor/pg_clipfrac_higher *",
         "ppo_clip_ratio OpenRLHF", "policy/clipfrac_avg open-instruct", "ppo_actor/update/clip_ratio AReaL",
-        "clip_ratio TRL", "pg_clipfrac *", "clip_ratio/high_mean TRL", "actor/ppo_ratio_clipfrac ROLL", "actor/clipfrac ROLL", "clipfrac torchtune",
+        "clip_ratio TRL", "pg_clipfrac *", "clip_ratio/high_mean TRL", "actor/ppo_ratio_clipfrac ROLL",
+        "actor/clipfrac ROLL", "clipfrac torchtune",
     ),
     "is_weight_mean": (
         "rollout_corr/rollout_is_mean verl", "sampling/importance_sampling_ratio/mean TRL", "train/tis slime",
@@ -227,8 +229,10 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),
     (regex(r"^time\.\w+$"), "phase_seconds", "grpo_notes"),
     (
-        regex(r"^(?:gen|generat\w+|train\w*|rollout|sync|ref|reward|make_experience|actor|critic|logprobs?|weight_sync|"
-              r"update_weights|wait|update)_(?:time|seconds|secs?)$"),
+        regex(
+            r"^(?:gen|generat\w+|train\w*|rollout|sync|ref|reward|make_experience|actor|critic|logprobs?|weight_sync|"
+            r"update_weights|wait|update)_(?:time|seconds|secs?)$"
+        ),
         "phase_seconds",
         "OpenRLHF",
     ),
@@ -450,7 +454,8 @@ def _by_its_words(words: frozenset[str]) -> str | None:
 COMPLEMENT = "1 - what is logged"
 _COMPLEMENTS = {
     **dict.fromkeys(
-        ("val/stop_rate", "natural_termination_rate", "eos_rate", "frac_eos", "stop_rate", "finished_rate", "finish_rate",
+        ("val/stop_rate", "natural_termination_rate", "eos_rate", "frac_eos", "stop_rate", "finished_rate",
+        "finish_rate",
          "frac_finished", "ended_rate", "eos_frac", "completion_rate"),
         "truncated",
     ),

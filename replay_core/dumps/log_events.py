@@ -74,7 +74,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|No available shared memory broadcast block|: error: (?:unrecognized arguments|the following "
         r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
-        r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: |GLIBC\S* not found|shared memory limit",
+        r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
+        r"|GLIBC\S* not found|shared memory limit",
     ),
     (
         "traceback",
@@ -129,7 +130,8 @@ HINT = regex(
     r"|right-padding|requires_grad|newly init|`do_sample`|NaN or Inf|OVERFLOW|cache flushes|Spilled|95% full|params: 0 "
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
-    r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch|\w+ \(\S+:\d+\)$|torch/dist"
+    r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch|\w+ "
+    r"\(\S+:\d+\)$|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

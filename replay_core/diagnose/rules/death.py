@@ -39,9 +39,9 @@ def died(log: RunLog) -> Iterator[Finding]:
     """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first such
     line that is a cause: what tells of another process's end (an actor that is gone, a collective waited for in vain, a
     launcher's signal) is none while any other line tells more. What known texts mean is a table
-    (`diagnose/failure_texts.py`). After a CUDA error, the watchdog or a signal it is an error even where
-    metrics follow: that is another start of the run. A traceback that more metrics follow was caught: info. Out of
-    memory is D36's.
+    (`diagnose/failure_texts.py`). After a CUDA error, the watchdog or a signal it is an error even where metrics
+    follow: that is another start of the run. A traceback that more metrics follow was caught: info. Out of memory is
+    D36's.
     """
     last = log.last_lines()
     # Lines of several ranks are kept by rank; the first of them all is the cause.
@@ -204,7 +204,8 @@ def _hang(every: list[Told]) -> _Hang | None:
 
 #: A line of a stack that a hanging process stands in, as py-spy writes it: function (file:line).
 _STANDS = regex(r"^\s*(\w+) \((\S+):\d+\)$")
-_SYNCS = regex(r"update_named_param|update_weight|sync_weight|_to_vllm|_to_sglang|broadcast_(?:to|param|weight)|weight_sync"
+_SYNCS = regex(r"update_named_param|update_weight|sync_weight|_to_vllm|_to_sglang|broadcast_(?:to|param|weight)"
+    r"|weight_sync"
                r"|load_weights|full_tensor")  # fmt: skip
 
 

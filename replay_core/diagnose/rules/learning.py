@@ -37,10 +37,10 @@ _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
       source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
 def rate(log: RunLog) -> Iterator[Finding]:
     """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
-    One that has risen by equal parts in every one of 8 steps and more and is below 1e-7 yet is a warm-up longer
-    than the run: a warning; and so is one during which the KL never came to 3e-5, or that began at 0 and in which
-    entropy, length and reward rest to a fiftieth, and any of 40 steps and more; of 16 from 0 on it is worth knowing. So
-    is a rate that never comes to 2e-8, which changes no weight.
+    One that has risen by equal parts in every one of 8 steps and more and is below 1e-7 yet is a warm-up longer than
+    the run: a warning; and so is one during which the KL never came to 3e-5, or that began at 0 and in which entropy,
+    length and reward rest to a fiftieth, and any of 40 steps and more; of 16 from 0 on it is worth knowing. So is a
+    rate that never comes to 2e-8, which changes no weight.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -321,8 +321,8 @@ def never_moves(case: Case) -> Iterator[Finding]:
 def no_divergence(log: RunLog) -> Iterator[Finding]:
     """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning. Of
     preference pairs, so is every implicit reward (beta times the log ratio to the reference). A "penalty" may be
-    multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where no
-    gradient norm is logged, 20 steps in which the loss changes.
+    multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where
+    no gradient norm is logged, 20 steps in which the loss changes.
     """
     series = given(log.get("kl") or log.get("pair_reward"))
     unsure = series.signal == "kl" and "penalty" in series.name.lower() and not _is_weighed(log)
@@ -344,7 +344,8 @@ def no_divergence(log: RunLog) -> Iterator[Finding]:
         + ("gradients are not" if grads is not None else "the loss changes"),
         series.points[0].where(series.name),
         evidence=[series.shown(0.0, "> 0 after the first update")],
-        cause=("the coefficient it is multiplied by is 0, as a run without a KL term has it; or " if unsure else "") + _STILL,
+        cause=("the coefficient it is multiplied by is 0, as a run without a KL term has it; or " if unsure else "")
+        + _STILL,
         next_step=_RECORD,
         steps=series.steps(),
     )

@@ -195,11 +195,11 @@ def _counted(record: Record) -> float | None:
 def no_token_counts(log: RunLog) -> Iterator[Finding]:
     """No token of a micro-batch counts in the loss: it is an empty sum.
 
-    num_masked = 0 while the input holds masks (its own count; else other micro-batches of the run that do train)
-    is a lost mask: logits and mask had different lengths and both were cut to the shorter. Without any mask in
-    the input it is the data. A gradient of 0 in a step whose completions are all cut is mask_truncated_completions.
-    Rewards that differ rule out D01. So is a gradient, loss and entropy of exactly 0 in half of the steps and more: the
-    mean entropy over tokens that count is never 0.
+    num_masked = 0 while the input holds masks (its own count; else other micro-batches of the run that do train) is a
+    lost mask: logits and mask had different lengths and both were cut to the shorter. Without any mask in the input it
+    is the data. A gradient of 0 in a step whose completions are all cut is mask_truncated_completions. Rewards that
+    differ rule out D01. So is a gradient, loss and entropy of exactly 0 in half of the steps and more: the mean entropy
+    over tokens that count is never 0.
     """
     lost = [point for point in log.micros("num_masked") if point.value == 0]
     none = log.warnings("No masks in batch", "No masked positions")
@@ -227,7 +227,8 @@ def no_token_counts(log: RunLog) -> Iterator[Finding]:
     if none_counts and entropy is not None and 2 * len(none_counts) >= len(known):
         yield finding(
             "error",
-            f"no token counts in the loss: {entropy.name}, a mean over counted tokens, is exactly 0 with loss and gradient",
+            f"no token counts in the loss: {entropy.name}, a mean over counted tokens, is exactly 0 with loss and "
+            f"gradient",
             none_counts[0].point.where(entropy.name),
             evidence=[entropy.shown(0.0, "> 0"), *numbers(grad_norm=0.0, loss=none_counts[0].loss)],
             cause="the loss mask is all 0: it is of another shape or meaning (padding for response), is cut off, or is "

@@ -172,7 +172,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         mild = len(lines) < known.fewest or (_BY_DESIGN.search(text) and not lost)
         yield finding(
             "info" if mild else known.severity,
-            "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly initialized"
+            "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "
+            "initialized"
             if lost
             else known.claim,
             lines[0].point.where(),

@@ -32,7 +32,8 @@ def _by_changes(a: Series, b: Series) -> float | None:
     xx, yy = sum((x - mean_x) ** 2 for x in xs), sum((y - mean_y) ** 2 for y in ys)
     if xx <= 0 or yy <= 0:
         return None
-    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / math.sqrt(xx * yy)
+    xy = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    return float(xy / math.sqrt(xx * yy))
 
 
 @rule("L32", "the reward pays for something else than answers", link="trend", scope="signals",
@@ -41,9 +42,9 @@ def _by_changes(a: Series, b: Series) -> float | None:
       source="arXiv 2310.03716 (a long way to go: length in RLHF); arXiv 2210.10760")  # fmt: skip
 def pays(log: RunLog) -> Iterator[Finding]:
     """The reward's changes from step to step go with those of the mean length (correlation over .85, 12 steps and
-    more), and the length has come to 1.3 times what it was, or to less than that part of it: an error where it rises with the
-    reward, or falls while the reward rises. Against those of the share of right answers (below -.85): an error, the
-    reward's sign is turned. Noise of batches makes no such correlation: one figure is made of the other.
+    more), and the length has come to 1.3 times what it was, or to less than that part of it: an error where it rises
+    with the reward, or falls while the reward rises. Against those of the share of right answers (below -.85): an
+    error, the reward's sign is turned. Noise of batches makes no such correlation: one figure is made of the other.
     """
     reward = given(log.get("reward"))
     length = log.get("response_length")

@@ -189,10 +189,9 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
     """With a learning rate of 0 the weights stay: no token may be clipped, and the policy's KL to itself is 0.
 
     A clip fraction over 1e-3 or |KL| over 1e-3 at a step whose lr is 0, as the step's before it was (bf16 noise stays
-    below), is two forward passes
-    that disagree: other micro-batches, dropout, train against eval mode, or the engine's log-probabilities as old ones.
-    So is a KL over 1e-3, or .003 of the tokens clipped, in half
-    of the steps of a run that states one update for each batch, and no older samples.
+    below), is two forward passes that disagree: other micro-batches, dropout, train against eval mode, or the engine's
+    log-probabilities as old ones. So is a KL over 1e-3, or .003 of the tokens clipped, in half of the steps of a run
+    that states one update for each batch, and no older samples.
     """
     rate = log.get("learning_rate")
     points = rate.points if rate is not None else ()

@@ -327,8 +327,8 @@ def ever_fewer(log: RunLog) -> Iterator[Finding]:
     )
 
 
-#: How far the mean negative log-probability of the samples lies from the entropy, as a share of it: of 12 batches, noise
-#: comes to a tenth.
+#: How far the mean negative log-probability of the samples lies from the entropy, as a share of it: over 12 batches
+#: noise comes to a tenth.
 APART, SAMPLED = 0.2, 12
 
 
@@ -338,7 +338,8 @@ APART, SAMPLED = 0.2, 12
 def drawn_otherwise(log: RunLog) -> Iterator[Finding]:
     """The policy's mean log-probability of the sampled tokens beside its entropy: over its own samples they are each
     other's negative. Less surprise than entropy by a fifth (median of 12 steps and more, nine of ten on that side) is
-    sampling that is sharper than the policy (temperature below 1, top-p, top-k), more is one that is flatter: a warning.
+    sampling that is sharper than the policy (temperature below 1, top-p, top-k), more is one that is flatter: a
+    warning.
     """
     rows = [(-logp, h) for _, (logp, h) in together(log.get("policy_logprob"), log.get("entropy")) if h > 0.05]
     if len(rows) < SAMPLED:
@@ -357,7 +358,7 @@ def drawn_otherwise(log: RunLog) -> Iterator[Finding]:
         series.points[0].where(series.name),
         evidence=[shown("-mean log p / entropy, median", 1 + middle, "about 1", series.source),
                   shown("steps compared", len(shares))],
-        cause="the engine samples with a temperature (or top-p, top-k) that the trainer's log-probabilities do not have",
+        cause="the engine samples with a temperature (or top-p, top-k) that the trainer's log-probabilities lack",
         next_step="compare the sampling parameters with what the trainer divides its logits by; rldbg record -- YOUR "
         "COMMAND, then rldbg diagnose rldbg-dump --rule D10",
         steps=series.steps(),

@@ -1,7 +1,7 @@
 """What single figures of a log cannot be, and what they tell by themselves: two tables, one line per figure and state.
 
-    BOUNDS   a share above 1, a negative norm, an entropy of more than any vocabulary has: it is another figure
-    STATES   a figure that is 0 throughout, never moves, or has come to a level that says what is wrong
+BOUNDS   a share above 1, a negative norm, an entropy of more than any vocabulary has: it is another figure
+STATES   a figure that is 0 throughout, never moves, or has come to a level that says what is wrong
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ _BOUNDS: tuple[_Bound, ...] = (
 def impossible(log: RunLog) -> Iterator[Finding]:
     """A share outside of 0 to 1, an entropy over 12.9 nats (ln 400,000), a correlation or explained variance over 1, a
     norm, length, standard deviation, ratio or learning rate below 0, in a quarter of the steps and more (one step of a
-    learning rate): a warning, an error of a learning rate, worth knowing of an entropy. What is logged is another figure than its name says.
+    learning rate): a warning, an error of a learning rate, worth knowing of an entropy. What is logged is another
+    figure than its name says.
     """
     for bound in _BOUNDS:
         for series in log.all(bound.signal):
@@ -178,8 +179,8 @@ _STATES: tuple[_State, ...] = (
     _State(
         "is_weight_max", _often_over(10.0), 2, "error", "rollout_logprobs",
         "importance weights of trainer over engine are not truncated: the largest, {name}, comes to {most:.3g}", "< 10",
-        "no cap on the weights (truncated importance sampling cuts them at 2 to 5): a few tokens make the whole update, "
-        "and the policy falls apart", "set the cap; rldbg mismatch rldbg-dump shows which tokens have them",
+        "no cap on the weights (truncated importance sampling cuts them at 2 to 5): a few tokens make the whole "
+        "update, and the policy falls apart", "set the cap; rldbg mismatch rldbg-dump shows which tokens have them",
     ),
     _State(
         "is_weight_clipped", _over(0.3), 5, "warning", "logprobs",
@@ -257,8 +258,9 @@ def tells(log: RunLog) -> Iterator[Finding]:
     """States that have one meaning: a version of the weights or a norm of them that never changes although there are
     gradients, an update's norm, a critic's gradient or learning rate or the advantages' spread of 0 in every step,
     importance weights of trainer over engine whose median mean lies outside of .7 to 1.5 (it is 1 over the engine's own
-    samples), of which over .3 are cut or two steps have one over 10, over .9 of the prompts never or always solved, requests preempted in most
-    steps, over .3 of repetition, a temperature of 0. Levels are the median of the last 10 steps.
+    samples), of which over .3 are cut or two steps have one over 10, over .9 of the prompts never or always solved,
+    requests preempted in most steps, over .3 of repetition, a temperature of 0. Levels are the median of the last 10
+    steps.
     """
     if not any(len(series.finite) >= state.fewest for state in _STATES for series in log.all(state.signal)[:1]):
         raise Skip("needs 5 to 8 steps of these figures")

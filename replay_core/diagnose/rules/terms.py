@@ -232,10 +232,10 @@ def terms(log: RunLog) -> Iterator[Finding]:
     less than a tenth of it (rms), the fewest terms that do: a negative beta, c or v is an error (the KL drives away
     from the reference, entropy is pressed down, the critic unlearns); an entropy term 5 times the policy's loss while
     the entropy rises a warning, and so is a KL that weighs over 2, or over 3 times what the run states. Where no
-    pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975
-    over 10 steps and more, a KL over .1) is an error; and so is one that is a line of the entropy (r beyond .975, of
-    the changes beyond .9) with a coefficient beyond .1: a bonus that outweighs all else, or of the wrong sign. Skipped where they do not make it (other estimators, other
-    means).
+    pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975 over 10 steps and more, a KL over .1)
+    is an error; and so is one that is a line of the entropy (r beyond .975, of the changes beyond .9) with a
+    coefficient beyond .1: a bonus that outweighs all else, or of the wrong sign. Skipped where they do not make it
+    (other estimators, other means).
     """
     loss, pg = given(log.get("loss")), log.get("pg_loss")
     # Some log the whole loss under both names.

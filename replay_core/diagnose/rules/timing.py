@@ -47,10 +47,10 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     good (the last quarter over the first half, a rise that chance does not explain) are a warning, info where responses
     get longer by as much; so is, where no time is logged, a throughput that falls by as much. The second iteration
     slower than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the
-    GRPO notes are compared as info, and for the log of their own trainer. Where the rise is far beyond chance (z over 4)
-    they may be as short as they like. A phase whose median takes a larger share of a step
-    than it should is a warning: the synchronisation of weights over .35, writing checkpoints .4, scoring, waiting and
-    evaluation .5, log-probabilities of old policy or reference .6.
+    GRPO notes are compared as info, and for the log of their own trainer. Where the rise is far beyond chance (z over
+    4) they may be as short as they like. A phase whose median takes a larger share of a step than it should is a
+    warning: the synchronisation of weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5,
+    log-probabilities of old policy or reference .6.
     """
     whole = seconds(log)
     if whole is None:
@@ -126,9 +126,10 @@ def _growing(phases: list[Series], by: float) -> Series | None:
     """The phase that makes over half of what a step has grown by."""
     for series in phases:
         values = series.finite[trends.WARM_UP :]
-        if series.signal == "phase_seconds" and trends.rises(values):
-            if median(values[-(len(values) // 4) :]) - median(values[: len(values) // 2]) > by / 2:
-                return series
+        if series.signal != "phase_seconds" or not trends.rises(values):
+            continue
+        if median(values[-(len(values) // 4) :]) - median(values[: len(values) // 2]) > by / 2:
+            return series
     return None
 
 
@@ -142,7 +143,8 @@ _LIMITS: tuple[tuple[str, float, str, str], ...] = (
      "the reward function runs one response after the other, waits for a server or a sandbox, or for time-outs"),
     (r"wait|idle|data_?load|dataloader", 0.5, "waiting for data or for another process",
      "generation and training are out of balance: one waits for the other"),
-    (r"old_?log_?prob|ref(?:$|[_/])|ref_?log_?prob|compute_log_prob", 0.6, "log-probabilities of old policy or reference",
+    (r"old_?log_?prob|ref(?:$|[_/])|ref_?log_?prob|compute_log_prob", 0.6, "log-probabilities of old policy or "
+     "reference",
      "micro-batches that are far too small, weights that are offloaded and loaded for each, or no packing"),
     (r"save|checkpoint", 0.4, "writing checkpoints", "they are written every step, or to a slow disk"),
     (r"eval|valid|testing", 0.5, "evaluation", "it runs every few steps, or over too many samples"),

@@ -446,25 +446,25 @@ SAID: dict[str, tuple[str, str]] = {
 
 #: What healthy runs print beside their metrics.
 HARMLESS = (
-    '/usr/lib/python3/site-packages/torch/utils/data/dataloader.py:557: UserWarning: This DataLoader will create 8 worker processes in total.\n'
-    'huggingface/tokenizers: The current process just got forked, after parallelism has already been used. Disabling parallelism to avoid deadlocks...\n'
-    '`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n'
-    'INFO 11-25 10:00:00 [gpu_worker.py:276] Available KV cache memory: 43.1 GiB\n'
-    '[rank0]:[W1125 10:00:00.1 ProcessGroupNCCL.cpp:4115] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 to perform barrier as devices used by this process are currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.\n'
-    'INFO verl.trainer: reward_fn timeout=30 retries=3\n'
-    'INFO reward_manager: verify done, 0 failed, 0 timeouts\n'
-    '[rank0]:[W1125 10:11:12 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources.\n'
-    'W1125 10:00:00.000 4711 torch/distributed/run.py:792] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n'
-    '[2025-03-04 10:00:00,123] [INFO] [real_accelerator.py:162:get_accelerator] Setting ds_accelerator to cuda (auto detect)\n'
-    'Error in cpuinfo: prctl(PR_SVE_GET_VL) failed\n'
-    'E0000 00:00:1740000000.000 4711 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory for plugin cuDNN when one has already been registered\n'
-    '2025-03-04 10:00:00.1: E external/local_xla/xla/stream_executor/cuda/cuda_fft.cc:477] Unable to register cuFFT factory\n'
-    '[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer ranks is : 0\n'
+    "/usr/lib/python3/site-packages/torch/utils/data/dataloader.py:557: UserWarning: This DataLoader will create 8 worker processes in total.\n"
+    "huggingface/tokenizers: The current process just got forked, after parallelism has already been used. Disabling parallelism to avoid deadlocks...\n"
+    "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.\n"
+    "INFO 11-25 10:00:00 [gpu_worker.py:276] Available KV cache memory: 43.1 GiB\n"
+    "[rank0]:[W1125 10:00:00.1 ProcessGroupNCCL.cpp:4115] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 to perform barrier as devices used by this process are currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.\n"
+    "INFO verl.trainer: reward_fn timeout=30 retries=3\n"
+    "INFO reward_manager: verify done, 0 failed, 0 timeouts\n"
+    "[rank0]:[W1125 10:11:12 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources.\n"
+    "W1125 10:00:00.000 4711 torch/distributed/run.py:792] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
+    "[2025-03-04 10:00:00,123] [INFO] [real_accelerator.py:162:get_accelerator] Setting ds_accelerator to cuda (auto detect)\n"
+    "Error in cpuinfo: prctl(PR_SVE_GET_VL) failed\n"
+    "E0000 00:00:1740000000.000 4711 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory for plugin cuDNN when one has already been registered\n"
+    "2025-03-04 10:00:00.1: E external/local_xla/xla/stream_executor/cuda/cuda_fft.cc:477] Unable to register cuFFT factory\n"
+    "[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer ranks is : 0\n"
     "Some weights of Qwen2ForTokenClassification were not initialized from the model checkpoint at Qwen/Qwen2.5-0.5B and are newly initialized: ['score.bias', 'score.weight']\n"
-    'openrlhf.trainer.PPOTrainer: starting episode 1\n'
-    'INFO:openrlhf.trainer: reward model loaded, timeout: 180\n'
-    'Timeout: 600\n'
-    'NCCL version 2.21.5+cuda12.4\n'
-    'heartbeat: ok\n'
+    "openrlhf.trainer.PPOTrainer: starting episode 1\n"
+    "INFO:openrlhf.trainer: reward model loaded, timeout: 180\n"
+    "Timeout: 600\n"
+    "NCCL version 2.21.5+cuda12.4\n"
+    "heartbeat: ok\n"
     "(WorkerDict pid=812) kwargs: {'n': 8, 'logprobs': 0, 'max_tokens': 1024, 'detokenize': False, 'temperature': 1.0}\n"
 )

@@ -35,10 +35,12 @@ def test_the_same_behind_clocks_colours_and_the_names_of_processes(name: str, tm
     [
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
         "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:41322\n",
-        "W0801 13:23:17.366000 32974 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 33051 closing "
+        "W0801 13:23:17.366000 32974 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 33051 "
+        "closing "
         "signal SIGTERM\n",
         "[rank1]:[E1125 10:12:01 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600004 milliseconds\n",
+        "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600004 "
+        "milliseconds\n",
     ],
     ids=["actor", "peer", "launcher", "watchdog"],
 )  # fmt: skip
@@ -60,8 +62,8 @@ def test_what_healthy_runs_print_is_no_failure(steps: str, tmp_path: Path) -> No
 
 
 def test_a_head_that_was_trained_and_is_new_again_is_a_warning_and_a_first_one_is_none(tmp_path: Path) -> None:
-    said = "Some weights of Qwen2ForTokenClassification were not initialized from the model checkpoint at {} and are newly "
-    said += "initialized: ['score.weight']\n"
+    said = "Some weights of Qwen2ForTokenClassification were not initialized from the model checkpoint at {} and "
+    said += "are newly initialized: ['score.weight']\n"
     assert worrying(diagnosed(tmp_path, said.format("Qwen/Qwen2.5-0.5B") + verl([{}] * 8))) == []
     lost = diagnosed(tmp_path, said.format("/ckpt/global_step_400/critic") + verl([{}] * 8, first=401)).findings[0]
     assert (lost.id, lost.severity) == ("L29", "warning")
