@@ -16,6 +16,8 @@ NONE = 0.005
 ENTROPY_GROWTH = 2.0
 #: And by how much more, nats, half as much again is too much: near the uniform policy it cannot double.
 MORE, HALF = 0.7, 1.5
+#: And how many times its beginning is a policy that falls apart, where the reward falls with it.
+APART = 3.0
 #: How many times smaller entropy gets before it is a collapse: runs that learn halve it.
 FALLEN = 4.0
 #: And where the reward rises with it: a policy that learns one answer to a prompt gets sure of it.
@@ -29,7 +31,8 @@ IN_PACE = 0.9
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning (or
-    .7 nats and half as much more) and rising, or under a quarter of it and falling, too; info where the reward rises
+    .7 nats and half as much more) and rising, or under a quarter of it and falling, too; an error where it comes to three times its beginning while
+    the reward falls; info where the reward rises
     meanwhile and a twelfth is left, or rises step by step with it (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
@@ -71,8 +74,10 @@ def entropy(log: RunLog) -> Iterator[Finding]:
         )
     limit = min(ENTROPY_GROWTH * begun, max(begun + MORE, HALF * begun))
     if begun > 0 and now > limit and trends.rises(values):
+        reward = log.get("reward")
+        lost = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
         yield finding(
-            "warning",
+            "error" if lost and now > APART * begun else "warning",
             f"the policy's entropy has grown from {begun:.3g} to {now:.3g} nats per token",
             series.first(over=limit),
             evidence=[series.shown(now, f"< {limit:.3g}")],

@@ -23,6 +23,7 @@ from replay_core.diagnose.gap import (
     LIMITS,
     USUAL,
     Gap,
+    Limit,
     gap,
     is_of_padding,
     twins_of,
@@ -33,7 +34,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.staleness import versions
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, listed, share, shown
 
 _BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
@@ -327,6 +328,7 @@ def drifting(log: RunLog) -> Iterator[Finding]:
 
     Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
     probability or .02 of k1 and more, while the weights move is D12: the engine keeps old weights.
+    An error where a figure of the mismatch is past D09's limit for one.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
     series = next((s for name in HEARD if (s := log.get(name)) is not None), None)
@@ -341,8 +343,9 @@ def drifting(log: RunLog) -> Iterator[Finding]:
         return
     finite = [point for point in series.points if math.isfinite(point.value)]
     mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
+    far = any(limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name))
     yield finding(
-        "warning",
+        "error" if far and not still else "warning",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"
         + (
             " although the learning rate is 0"
@@ -872,7 +875,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     yield finding(
         "info" if usual else "error" if limit.is_past(now, limit.error) else "warning",
-        f"engine and trainer disagree: {series.name} is {now:.3g}" + (_LATE if late else ""),
+        f"engine and trainer disagree: {series.name} is {now:.3g}" + (_LATE if late else _steady(series, limit)),
         past[0].where(series.name),
         evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
         cause=_LATE_CAUSE
@@ -887,6 +890,16 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         next_step=_TOLD_APART,
         steps=steps_of(past),
     )
+
+
+def _steady(series: Series, limit: Limit) -> str:
+    """What it adds that they disagree by as much from the first step on: old weights would grow."""
+    values = series.finite
+    if len(values) < trends.MIN_STEPS or abs(trends.drift(values)) > trends.DRIFT_Z:
+        return ""
+    if not all(limit.is_past(value, limit.warning) for value in values[:3]):
+        return ""
+    return ", and as much from the first step on: a temperature or top-p, dropout, or a precision of one side"
 
 
 def stated_temperature(batch: StepBatch) -> float | None:

@@ -66,6 +66,21 @@ def pays(log: RunLog) -> Iterator[Finding]:
             steps=reward.steps(),
         )
         return
+    cut = log.get("truncated")
+    if cut is not None and (by := _by_changes(reward, cut)) is not None and by > IN_STEP and trends.rises(cut.finite):
+        yield finding(
+            "error",
+            f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which comes to "
+            f"{trends.level(cut.finite, 3):.2g}",
+            cut.last.where(cut.name),
+            evidence=[shown("correlation of their changes", by, f"< {IN_STEP:g}", reward.source),
+                      cut.shown(trends.level(cut.finite, 3), f"about {trends.level(cut.finite[:3], 3):.2g}")],
+            cause="an answer that is not finished counts as right, or is not punished as a wrong one is: the policy "
+            "learns never to end",
+            next_step="score a cut response by hand; leave cut ones out of the loss, or pay nothing for them",
+            steps=cut.steps(),
+        )  # fmt: skip
+        return
     by = None if length is None else _by_changes(reward, length)
     if length is None or by is None:
         raise Skip(f"needs reward and response length, or the share of right answers, of {STEPS} steps")

@@ -299,11 +299,13 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                 continue
             hardly = reach is not None and reach < NO_RANGE
             narrow = stated is None and (_is_of_sequences(log, series) or (hardly and given(reach) < OF_SEQUENCES))
+            # GSPO learns by what its range leaves.
+            narrow = narrow and not (hardly and now > MOSTLY_CLIPPED and _learns_nothing(log))
             yield finding(
                 "info" if narrow else "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
                 f"{now:.0%} of the tokens are clipped"
                 + (
-                    f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range"
+                    f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range, which is too small"
                     if hardly
                     else " from the first step on, and the policy moves as little as an update should"
                     if narrow
@@ -357,6 +359,13 @@ TORN = 1.0
 OF_SEQUENCES = 0.05
 #: Clip ranges of published recipes for a token's ratio begin at .1.
 NO_RANGE = 0.1
+
+
+def _learns_nothing(log: RunLog) -> bool:
+    """Whether the reward of 12 steps and more does not rise, and the KL to the reference, if it is logged, is small."""
+    reward, far = log.get("reward"), log.get("kl")
+    stands = reward is not None and len(reward.finite) >= 12 and not trends.rises(reward.finite)
+    return stands and (far is None or not far.finite or trends.level(far.finite) < SAME_FP32)
 
 
 def _reach(log: RunLog, clipped: Series) -> float | None:
