@@ -26,6 +26,8 @@ class Failure:
     cause: str
     next_step: str
     follows: bool = False
+    general: bool = False
+    """It says how it failed, not why: any particular text of the same end tells more."""
 
 
 def in_short(cause: str) -> str:
@@ -53,7 +55,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "gloo cannot connect the hosts: the host name resolves to a loopback or to another network",
      "export GLOO_SOCKET_IFNAME=IFACE on every node; getent hosts $(hostname)"),
     (r"ncclSystemError|Call to (?:connect|bind|accept|ibv_\w+).*(?:failed|returned)|NET/(?:IB|Socket)|ibv_\w+ failed",
-     "NCCL's network or system call failed: the wrong interface, InfiniBand that is not usable, a limit of the "
+     "NCCL's network or system call failed (interface, InfiniBand): the wrong interface, InfiniBand that is not "
+     "usable, a limit of the "
      "container (memlock, /dev/shm) or a peer that is gone",
      "NCCL_DEBUG=INFO names the call; NCCL_SOCKET_IFNAME=IFACE; NCCL_IB_DISABLE=1 tells whether it is InfiniBand"),
     (r"ncclInvalidUsage", "NCCL was used wrongly: two ranks on one GPU, or tensors of another device or shape",
@@ -124,7 +127,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "an adapter or another sharding", "resume with the settings it was saved with, or load the weights alone"),
     (r"Model architectures .* (?:are not supported|failed to be inspected)|does not recognize this architecture"
      r"|has no (?:vLLM|SGLang) implementation|[Uu]nrecognized model in",
-     "the installed version does not know the model's architecture: the model is newer than transformers or the engine",
+     "the installed version does not know the model's architecture, the model is newer than transformers or the engine",
      _VERSIONS),
     # Ray.
     (r"ObjectStoreFullError|[Oo]bject store (?:is full|memory)|because it is full|out of (?:object store )?disk",
@@ -279,7 +282,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "weights that were synchronised or updated between forward and backward)",
      "torch.autograd.set_detect_anomaly(True) names the forward"),
     (r"[Ee]xpected to have finished reduction|[Ee]xpected to mark a variable ready only once",
-     "DDP: some parameters got no gradient in this step (unused ones), or got it twice (reentrant checkpointing, "
+     "some parameters got no gradient in this step (unused in the loss, DDP), or got it twice (reentrant "
+     "checkpointing, "
      "shared "
      "weights)", "find_unused_parameters=True, or use_reentrant=False"),
     # Files that are broken or absent.
@@ -291,7 +295,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the disk is full: what was being written (a checkpoint, a cache) is broken",
      "df -h; keep fewer checkpoints; resume from the last whole one"),
     (r"PytorchStreamReader failed|unexpected EOF|HeaderTooLarge|MetadataIncomplete|InvalidHeaderDeserialization"
-     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|file in archive is not|not a ZIP",
+     r"|SafetensorError|UnpicklingError|Ran out of input|incomplete metadata|file in archive is not|not a "
+     r"ZIP|invalid load key",
      "a checkpoint or file is broken: half written, still being written, or a Git LFS pointer",
      "compare its size with another shard's; download or save it again; resume from the last whole one"),
     (r"Weights only load failed|weights_only", "torch.load refuses to run code of a pickle (weights_only=True is the "
@@ -407,6 +412,18 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"shared memory broadcast block", "a worker of the engine hangs, or works on one step for minutes: the others "
      "wait "
      "for it", "py-spy dump of the engine's workers: the one that is not waiting is the cause"),
+    (r"JSONDecodeError|Expecting value: line", "what was read is no JSON: an empty or half-written file, or a "
+     "server (judge, "
+     "sandbox) that answered with an error page", "print the text that was parsed"),
+    (r"RecursionError|maximum recursion", "a recursion without an end: a response or parser that nests too deeply, or "
+     "a "
+     "proxy that copies itself", "look at the repeated frames"),
+    (r"INTERNAL ASSERT FAILED", "an assertion inside torch: a bug of it, or memory that was overwritten",
+     "the same with CUDA_LAUNCH_BLOCKING=1; look for the text in torch's issues"),
+)  # fmt: skip
+
+#: Texts that say how it failed, and not why.
+_GENERAL: tuple[tuple[str, str, str], ...] = (
     (r"FileNotFoundError|No such file or directory|Errno 2\b|does not exist|NotADirectoryError",
      "a file or folder that it names does not exist on this node", "ls PATH on the node that failed; paths relative to "
      "the working directory are others in a Ray worker"),
@@ -422,11 +439,6 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"IndexError|list index out of range|out of bounds", "an index beyond the end: an empty list or batch, or lengths "
      "that do not fit", "print the lengths at the frame"),
     (r"AssertionError", "an assertion of the code: the frame above says which", "read the condition at the frame"),
-    (r"RecursionError|maximum recursion", "a recursion without an end: a response or parser that nests too deeply, or "
-     "a "
-     "proxy that copies itself", "look at the repeated frames"),
-    (r"INTERNAL ASSERT FAILED", "an assertion inside torch: a bug of it, or memory that was overwritten",
-     "the same with CUDA_LAUNCH_BLOCKING=1; look for the text in torch's issues"),
 )  # fmt: skip
 
 #: The same of texts that only tell of another failure.
@@ -454,6 +466,7 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
 _KNOWN: tuple[Failure, ...] = (
     *(Failure(regex(pattern), cause, step) for pattern, cause, step in _DEATHS),
     *(Failure(regex(pattern), cause, _OTHER_FIRST, follows=True) for pattern, cause in _CONSEQUENCES),
+    *(Failure(regex(pattern), cause, step, general=True) for pattern, cause, step in _GENERAL),
 )
 
 

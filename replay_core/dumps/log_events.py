@@ -60,6 +60,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
         r"(?: \(core dumped\))?(?:\s{2,}.*)?$"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
+        r"|DeadlineExceeded: |The node was low on resource|\bpod\b.{0,80}\b[Ee]victed"
         r"|slurmstepd: error: .*CANCELLED|srun: error: .*: (?:Killed|Terminated|Exited with exit code)",
     ),
     # Failures that are no exception's line: gloo's, Ray's, the engines', a command line's.
@@ -79,16 +80,19 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (
         "traceback",
-        r"^(?:[\w.]+\.)?\w+(?:Error|Exception)(?:\(\w+\))?: "
+        r"^(?:[\w.]+\.)?\w+Error(?:\(\w+\))?: |^(?:[\w.]+\.)?\w*Exception(?:\(\w+\))?: "
         r"|^(?:\w+\.)+(?:(?:Read|Connect|Write|Pool)Timeout|TimeoutExpired): "
-        r"|^(?:\w+\.)*(?:exceptions?|errors?|exc)\.(?:\w+\.)*[A-Z]\w+(?:\(\w+\))?: "
+        r"|^(?:[a-z_]\w*\.)+[A-Z]\w*(?:Invalid|Timeout|NotFound|Exceeded|Unavailable|Failed|Failure|Refused|Denied|Dead|Died|"
+        r"Mismatch|Conflict|Overflow|Full|Expired|Disconnected): "
+        r"|^(?:\w+\.)*(?:exceptions?|_?errors?|exc)\.(?:\w+\.)*[A-Z]\w+(?:\(\w+\))?: "
         r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b"
         r"|^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
     ),
     # What goes on, and is worth knowing of.
     (
         "notice",
-        r"is preempted by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract|sequence length is "
+        r"(?i:\bloss (?:is|became|==?) ?(?:nan|inf)\b)|`lr_scheduler\.step\(\)` before|NCCL WARN NET/|is preempted "
+        r"by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract|sequence length is "
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
         r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
@@ -122,7 +126,9 @@ HINT = regex(
     r"|CUDA error|[A-Z] error: |CUBLAS|assert triggered|Xid|exitcode|core dumped|CANCELLED"
     r"|[Ww]aiting (?:for|on|until)|[Nn]o progress|[Bb]locked (?:on|for)|KL divergence is starting"
     r"|Killed|Terminated|Aborted|Segmentation|Bus error|Fatal Python|terminate called|srun: error"
-    r"|gloo|[Tt]imed? ?-?out|Timeout|Expired|EADDRINUSE|monitoredBarrier|scheduled right now|marked "
+    r"|[Ll]oss (?:is|became|=)|lr_scheduler|Exceeded|low on "
+    r"resource|[Ee]victed|Invalid|Unavailable|Disconnected|Denied|gloo|[Tt]imed? "
+    r"?-?out|Timeout|Expired|EADDRINUSE|monitoredBarrier|scheduled right now|marked "
     r"dead|heartbeats|EngineCore"
     r"|Engine core|broadcast block|: error: |NaN in local|loss scale|fallen off|ECC|DataLoader worker|undefined symbol"
     r"|GLIBC|shared memory limit|running low on memory|memory pressure|OUT_OF_MEMORY|[Pp]reempt|Retract|longer than "

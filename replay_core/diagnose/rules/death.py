@@ -23,8 +23,15 @@ _ENGINE = regex(r"EngineDeadError|EngineCore|vllm/v1/engine/|sglang/srt/managers
 _FULL = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded")
 #: An exception of another process, as the one that asked it tells it.
 _RELAYED = regex(r"Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
+#: What a rank says of a peer that is gone.
+_GONE = regex(r"remote process exited|[Cc]onnection (?:closed|reset)|ncclRemoteError")
 #: NCCL's own failures that no other rank has caused.
 _ALONE = regex(r"nccl(?:System|Internal|InvalidUsage|UnhandledCuda)\w*|invalid usage|unhandled (?:system|cuda) error")
+#: What a launcher or scheduler does to the others, and says of the one that failed.
+_ENDED = regex(
+    r"SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending|[Ee]xit(?:ed with)? "
+    r"(?:exit )?code"
+)
 #: What waits is no death: an engine's worker that does not answer, a stack that stands in a collective.
 _HUNG = regex(r"shared memory broadcast block|watchdog_timeout|^\s*\w+ \(\S+:\d+\)$")
 _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
@@ -79,7 +86,7 @@ def _waited_in_vain(one: Told) -> bool:
 def _follows(one: Told) -> bool:
     """Whether a line only tells that another process has ended."""
     if one.kind == "killed":
-        return _SIGKILL.search(one.text) is None and (_SIGTERM.search(one.text) is not None or "Sending" in one.text)
+        return _SIGKILL.search(one.text) is None and _ENDED.search(one.text) is not None
     if one.kind in ("oom", "oom_host"):
         return False
     known = failure_of(_said(one))
@@ -92,12 +99,16 @@ def _said(one: Told) -> str:
 
 
 def _weight(one: Told) -> int:
-    """How much a line tells of the cause: what is known and no consequence, an exception of any kind, a kernel or a
-    kill, a collective that others did not come to, a consequence.
+    """How little a line tells of the cause: 0 a particular text or an exception of any kind, 1 one that says how and
+    not
+    why, 2 a collective that others did not come to, 3 a consequence.
     """
     if _follows(one):
         return 3
-    return 2 if _waited_in_vain(one) else 0
+    if _waited_in_vain(one):
+        return 2
+    known = None if one.kind == "killed" else failure_of(_said(one))
+    return 1 if known is None or known.general else 0
 
 
 def _is_preempted(one: Told) -> bool:
@@ -249,7 +260,7 @@ _UNCAUGHT = "an exception that nobody caught"
 
 def _blamed(one: Told) -> tuple[str, str]:
     """Cause and next step."""
-    if _waited_in_vain(one):
+    if _waited_in_vain(one) and not (known := failure_of(_said(one)) if _GONE.search(one.text) else None):
         return (
             "a collective was never joined by every rank: one stalled, died before, or called another",
             _WHO_IS_MISSING,

@@ -31,7 +31,8 @@ IN_PACE = 0.9
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning (or
-    .7 nats and half as much more) and rising, or under a quarter of it and falling, too; an error where it comes to three times its beginning while
+    .7 nats and half as much more) and rising, or under a quarter of it and falling, too; an error where it comes to
+    three times its beginning while
     the reward falls; info where the reward rises
     meanwhile and a twelfth is left, or rises step by step with it (rank correlation below -.9).
 

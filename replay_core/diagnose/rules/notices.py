@@ -98,6 +98,29 @@ _TABLE: tuple[_Notice, ...] = (
         "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first tensor",
     ),
     _Notice(
+        regex(r"(?i)\bloss (?:is|became|==?) ?(?:nan|inf)"), "error", "loss", "the loss is not finite: NaN or Inf",
+        "an overflow, a 0/0 or a mask without a token in the forward; weights that are not finite since an earlier "
+        "step",
+        "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first tensor",
+    ),
+    _Notice(
+        regex(r"(?i)grad_norm is not finite|Gradient overflow|found (?:nan|inf) in"), "warning", "gradient",
+        "gradients are not finite, and the steps are skipped",
+        "an overflow or 0/0 in the backward; a guard or a loss scale leaves such steps out: nothing is learnt in them",
+        "look for the first NaN: rldbg record --gradients . -- YOUR COMMAND", fewest=3,
+    ),
+    _Notice(
+        regex(r"`lr_scheduler\.step\(\)` before"), "info", "optimizer",
+        "the scheduler is stepped before the optimizer: the first rate of the schedule is skipped",
+        "the calls are in the wrong order, or the optimizer's first step was skipped (a loss scale)",
+        "optimizer.step(), then lr_scheduler.step()",
+    ),
+    _Notice(
+        regex(r"NCCL WARN NET/"), "warning", "time", "NCCL warns of its network", "a link or interface that fails "
+            "or is not "
+        "usable", "NCCL_DEBUG=INFO; ibstat; NCCL_SOCKET_IFNAME=IFACE",
+    ),
+    _Notice(
         regex(r"OVERFLOW! (?:Rank|Skipping)"), "warning", "gradient",
         "fp16 gradients overflow again and again, and the steps are skipped",
         "the loss scale does not settle: gradients are not finite, or beyond what fp16 holds; a few at the beginning "
@@ -153,7 +176,8 @@ def _goes_on(log: RunLog) -> bool:
     return bool(steps) and min(steps) > 2 and not log.is_counted
 
 
-@rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice|event:engine",),
+@rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice"
+    "|event:engine|event:not_finite",),
       source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
 def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
@@ -161,7 +185,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     functions that fail. Each as bad as the table says, at its own link, with how many lines say so.
     """
     found: dict[int, list[Told]] = {}
-    for told in log.events("notice", "engine"):
+    for told in log.events("notice", "engine", "not_finite"):
         at = next((at for at, each in enumerate(_TABLE) if each.pattern.search(told.text)), None)
         if at is not None:
             found.setdefault(at, []).append(told)

@@ -70,7 +70,8 @@ def pays(log: RunLog) -> Iterator[Finding]:
     if cut is not None and (by := _by_changes(reward, cut)) is not None and by > IN_STEP and trends.rises(cut.finite):
         yield finding(
             "error",
-            f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which comes to "
+            f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which "
+            f"comes to "
             f"{trends.level(cut.finite, 3):.2g}",
             cut.last.where(cut.name),
             evidence=[shown("correlation of their changes", by, f"< {IN_STEP:g}", reward.source),

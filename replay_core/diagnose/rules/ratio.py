@@ -305,7 +305,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                 "info" if narrow else "error" if now > MOSTLY_CLIPPED and not hardly else "warning",
                 f"{now:.0%} of the tokens are clipped"
                 + (
-                    f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range, which is too small"
+                    f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range, "
+                    f"which is too small"
                     if hardly
                     else " from the first step on, and the policy moves as little as an update should"
                     if narrow
