@@ -350,7 +350,7 @@ def drifting(log: RunLog) -> Iterator[Finding]:
         + (
             " although the learning rate is 0"
             if still
-            else ": the engine does not follow the trainer, its weights are old"
+            else ": the engine does not follow the trainer: it has old weights, or an adapter never reaches it"
         ),
         mark.where(series.name),
         id="D13" if still else "D12",
@@ -899,7 +899,7 @@ def _steady(series: Series, limit: Limit) -> str:
         return ""
     if not all(limit.is_past(value, limit.warning) for value in values[:3]):
         return ""
-    return ", and as much from the first step on: a temperature or top-p, dropout, or a precision of one side"
+    return ", and as much from the first step on, which old weights do not make"
 
 
 def stated_temperature(batch: StepBatch) -> float | None:
