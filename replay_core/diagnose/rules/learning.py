@@ -23,8 +23,8 @@ from replay_core.regexes import regex
 FEWEST, MANY, LONG = 5, 16, 40
 #: No recipe for RL trains at less; warm-ups pass through it within a few steps.
 TINY = 1e-7
-#: A twentieth of the least that recipes train at: beside weights of 1e-2 an update of that is lost in bf16 and float32.
-NOTHING = 2e-8
+#: A twentieth of the least that recipes train at: beside weights of .1 and more an update of that is lost in float32.
+NOTHING = 5e-9
 #: Two forwards of one set of weights differ by less in float32.
 SAME = 1e-6
 #: A KL that no learning shows in.
@@ -37,10 +37,10 @@ _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
       source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
 def rate(log: RunLog) -> Iterator[Finding]:
     """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
-    One that has risen by equal parts in every one of 8 steps and more and is below 1e-7 yet is a warm-up longer than
-    the run: a warning; and so is one during which the KL never came to 3e-5, or that began at 0 and in which entropy,
-    length and reward rest to a fiftieth, and any of 40 steps and more; of 16 from 0 on it is worth knowing. So is a
-    rate that never comes to 2e-8, which changes no weight.
+    One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer than
+    the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, one of 12 that began
+    at 0 and in which entropy, length and reward rest to a fiftieth, and any of 40 steps and more; of 16 from 0 on it is
+    worth knowing. So is a rate that never comes to 5e-9, which changes no weight.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -90,10 +90,10 @@ def rate(log: RunLog) -> Iterator[Finding]:
     # A first step of one rise: it began at 0, and how far it is to go the log does not tell.
     from_nothing = rising and abs(values[0] - median(rises)) <= 0.05 * median(rises) and len(values) >= MANY
     far = log.get("kl")
-    stood = far is not None and len(far.finite) >= 8 and max(map(abs, far.finite)) < STOOD
+    stood = far is not None and len(far.finite) >= 10 and max(map(abs, far.finite)) < STOOD
     from_nothing = from_nothing or (rising and abs(values[0]) <= 1.05 * median(rises) and len(values) >= MANY)
     stood = stood or (rising and abs(values[0]) <= 1.05 * median(rises) and _rests(log))
-    if rising and ((len(values) >= 8 and values[-1] < TINY) or (len(values) >= 8 and stood) or len(values) >= LONG):
+    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or len(values) >= LONG):
         yield finding(
             "warning",
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
