@@ -139,7 +139,8 @@ def _rests(log: RunLog) -> bool:
 
     def wavers(series: Series | None) -> bool:
         values = [] if series is None else series.finite
-        return len(values) < 12 or max(values) - min(values) > RESTS * max(map(abs, values))
+        # One number throughout is no figure of a batch.
+        return len(values) < 12 or not 0 < max(values) - min(values) <= RESTS * max(map(abs, values))
 
     return not any(map(wavers, every))
 

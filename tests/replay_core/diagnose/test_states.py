@@ -183,12 +183,14 @@ def test_what_ends_is_the_other_side_of_what_is_cut(tmp_path: Path) -> None:
 
 def test_a_warm_up_in_which_nothing_moves_is_too_long(tmp_path: Path) -> None:
     steps = [
-        {"learning_rate": 1e-7 * at, "kl": None, "entropy": 0.6 + 1e-3 * (at % 3), "reward": 0.5} for at in range(16)
-    ]
-    assert (
-        of(diagnosed(tmp_path, trl([step | {"completions/mean_length": 300.0} for step in steps])), "L07") is not None
-    )
-    steps = [
+        {
+            "learning_rate": 1e-7 * at, "kl": None, "entropy": 0.6 + 1e-3 * (at % 3), "reward": 0.5 + 1e-3 * (at % 2),
+            "completions/mean_length": 300.0 + at % 2,
+        }
+        for at in range(16)
+    ]  # fmt: skip
+    assert of(diagnosed(tmp_path, trl(steps)), "L07") is not None
+    moving = [
         {"learning_rate": 1e-7 * at, "kl": 0.001 * math.exp(at / 4), "entropy": 0.6 - 0.01 * at} for at in range(12)
     ]
-    assert of(diagnosed(tmp_path, trl(steps)), "L07") is None
+    assert of(diagnosed(tmp_path, trl(moving)), "L07") is None
