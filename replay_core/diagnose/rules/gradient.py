@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 
 import numpy as np
@@ -161,8 +161,10 @@ def _leap(values: list[float]) -> tuple[int, int] | None:
     """The place from which on every value (3 and more) is over 5 times all before it (4 and more), and how many they
     are; None where there is none.
     """
+    largest = list(accumulate(values, max))
+    least = list(accumulate(reversed(values), min))[::-1]
     for at in range(4, len(values) - 2):
-        if min(values[at:]) > EXPLODED * max(values[:at]) > 0:
+        if least[at] > EXPLODED * largest[at - 1] > 0:
             return at, len(values) - at
     return None
 

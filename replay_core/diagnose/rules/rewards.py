@@ -24,7 +24,7 @@ EQUAL = 1e-6
 ROUNDING = 2**-22 / 1e-6
 #: Share of groups without a spread from which it is worth saying (miles advisory), and from which the batch is wasted:
 #: healthy runs on right-or-wrong rewards have half of their groups solved or failed whole (docs/evidence.md#diagnosis).
-MANY, MOSTLY = 0.5, 0.75
+MANY, MOSTLY = 0.5, 0.9
 #: Share of steps without a difference in any group from which that is how the run samples or judges.
 ALWAYS = 0.9
 
@@ -79,7 +79,7 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
       explains=("D02", "D03", "D04", "D23", "D28", "L01"),
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: StepBatch) -> Iterator[Finding]:
-    """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.75 and more a warning, 0.5 info,
+    """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.9 and more a warning, 0.5 info,
     in half of the steps; in a quarter of them one milder, in fewer worth knowing.
 
     Equal means a spread within 1e-6 of the largest reward: a small spread is none the worse, normalising makes O(1)
@@ -237,7 +237,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
 
     Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages,
-    the trainer's warning). 1 in half of the steps is an error, in a quarter a warning; a median of 0.75 and more a
+    the trainer's warning). 1 in half of the steps is an error, in a quarter a warning; a median of 0.9 and more a
     warning, of 0.5 info. Rewards that differ over the batch but in no group are D03's. A small reward std is fine:
     advantages are normalised.
     """
