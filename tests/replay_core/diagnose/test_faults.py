@@ -49,14 +49,6 @@ def a_constant_judge(batch: Fields) -> None:
     set_advantages(batch, [0.0] * 16)
 
 
-@fault("D01", "warning")
-def most_groups_solved(batch: Fields) -> None:
-    scores = rewards(batch)
-    scores[:12], scores[12:] = 1, [0, 1, 0, 1]
-    set_rewards(batch, scores)
-    set_advantages(batch, grpo(scores, GROUPS))
-
-
 @fault("D03", "error")
 def a_reward_of_the_prompt_alone(batch: Fields) -> None:
     set_rewards(batch, np.repeat([0.1, 0.5, 0.7, 1.0], 4))

@@ -58,9 +58,7 @@ def test_a_frameworks_name_is_known(raw: str, signal: str, framework: str | None
         "weights",
         "max_grad_norm",
         "",
-        "critic/lr",
         "lr_scheduler/factor",
-        "value_grad_norm",
         "grad_norm/layers.0",
     ],
 )
