@@ -10,7 +10,6 @@ import pytest
 
 from tests.replay_core.diagnose.batches import (
     END,
-    GROUPS,
     PAD,
     PROMPT,
     Fields,
