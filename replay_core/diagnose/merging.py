@@ -10,6 +10,11 @@ from replay_core.diagnose.log_steps import severity_of
 
 #: Share of steps below which something is an odd step's.
 RARE = 0.25
+#: What a run comes to whatever is wrong with it: responses that are cut, degenerate or of another length, an entropy, a
+#: ratio, a gradient, a KL or a reward that leaves its range.
+SYMPTOMS = frozenset({"D20", "D24", "D25", "D26", "L02", "L08", "L09", "L10"})
+#: Findings that a computation was made again and came out as one known mistake makes it, in most steps.
+PROOFS = frozenset({"D04", "D08", "D28", "D50", "D52", "D59", "D92", "D93"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Chain:
                 if self._explained(each, one) and not (self._explained(one, each) and _along(one) < _along(each))
             ), None)  # fmt: skip
             out.append(replace(one, downstream_of=None if cause is None else cause.id))
-        return sorted(out, key=_order)
+        return _worst_first(out)
 
     def updated(self, known: Diagnosis, fresh: Diagnosis) -> Diagnosis:
         """A diagnosis of a whole run with that of steps that came since."""
@@ -66,9 +71,26 @@ def _along(one: Finding) -> tuple[int, str]:
     return LINKS.index(one.link), one.id
 
 
-def _order(one: Finding) -> tuple[bool, int, int, int, str]:
-    often = 0 if one.share >= 0.5 else 1 if one.share >= RARE else 2
-    return one.downstream_of is not None, SEVERITIES.index(one.severity), often, *_along(one)
+def _worst_first(found: Iterable[Finding]) -> list[Finding]:
+    """Causes before what they explain, worse before milder, earlier links before later ones.
+
+    A mistake that was proved goes before symptoms, however grave: those say that something is wrong, and it says what.
+    """
+    every = list(found)
+    is_proved = any(_is_proof(one) for one in every)
+
+    def order(one: Finding) -> tuple[bool, float, int, int, str]:
+        often = 0 if one.share >= 0.5 else 1 if one.share >= RARE else 2
+        grave = float(SEVERITIES.index(one.severity))
+        if is_proved and one.id in SYMPTOMS:
+            grave = max(grave, 0.5)
+        return one.downstream_of is not None, grave, often, *_along(one)
+
+    return sorted(every, key=order)
+
+
+def _is_proof(one: Finding) -> bool:
+    return one.id in PROOFS and one.severity == "error" and one.share >= 0.5 and one.downstream_of is None
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
@@ -124,4 +146,4 @@ def together(named: Sequence[tuple[str, Diagnosis]]) -> Diagnosis:
     notes = [f"{len(named)} runs of this folder were diagnosed apart: {', '.join(name for name, _ in named)}"]
     notes += [f"{name}: {note}" for name, each in named for note in each.notes]
     skipped = tuple(Skipped(id, "; ".join(why)) for id, why in whys.items())
-    return Diagnosis(tuple(sorted(findings, key=_order)), tuple(sorted(checked)), skipped, tuple(notes))
+    return Diagnosis(tuple(_worst_first(findings)), tuple(sorted(checked)), skipped, tuple(notes))

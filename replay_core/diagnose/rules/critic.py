@@ -913,8 +913,8 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
     worst, _ = max(bad, key=lambda each: each[1])
     yield finding(
         "error" if 2 * len(bad) >= len(apart) else "warning",
-        f"the critic overshoots: {values.name} is {worst.value:.3g} at step {worst.step}, and returns are "
-        f"{by_step[worst.step]:.3g}",
+        f"the critic's values explode past their targets: {values.name} is {worst.value:.3g} at step {worst.step}, and "
+        f"returns are {by_step[worst.step]:.3g}",
         worst.where(values.name),
         evidence=[
             values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"),

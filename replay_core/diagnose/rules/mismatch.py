@@ -253,14 +253,16 @@ def stale(case: Case) -> Iterator[Finding]:
         if now.step is not None and all(later.mean >= floor for later in every[number:]):
             yield finding(
                 "error",
-                f"rollout and trainer part at step {now.step}: {now.mean:.3g} nats per token after {before:.3g}",
+                f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
+                f"{now.mean:.3g} nats per token after {before:.3g}",
                 now.place,
                 evidence=[
                     shown(f"mean |d| at step {now.step}", now.mean, f"< {floor:.3g}"),
                     shown("median of the steps before", before),
                     shown("mean |d| at the last step", every[-1].mean),
                 ],
-                cause="from here on the engine samples with weights that are no longer updated",
+                cause="from here on the engine samples with weights that are not updated, or not all of them: a sync "
+                "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
                 next_step=now.command,
                 steps=[one.step for one in every[number:] if one.step is not None],
             )

@@ -18,7 +18,7 @@ _WORDS = {
 
 @rule("D92", "log-probabilities are another quantity", link="logprobs", scope="batch", lasts=True,
       needs=("rollout_logprobs|old_logprobs|policy_logprobs|ref_logprobs", "mask|response"),
-      explains=("D08", "D09", "D10", "D11", "D12", "D13", "D14", "D15", "D16", "D24", "D28", "D29", "D31", "D35",
+      explains=("D08", "D09", "D10", "D11", "D12", "D13", "D14", "D15", "D16", "D21", "D24", "D28", "D29", "D31", "D35",
                 "D46", "D50", "D55", "D59", "D60", "D69", "D89", "L08", "L10", "L16"),
       source="rollout, old, policy and reference say nearly the same of the same tokens")  # fmt: skip
 def another_quantity(batch: StepBatch) -> Iterator[Finding]:
