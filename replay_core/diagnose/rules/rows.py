@@ -56,7 +56,7 @@ def another_row(batch: StepBatch) -> Iterator[Finding]:
 
 @rule("D80", "log-probabilities are all 0", link="logprobs", scope="batch", lasts=True,
       needs=("old_logprobs|policy_logprobs", "mask|response"),
-      explains=("D09", "D14", "D15", "D24", "D28", "D50", "D60", "L08", "L10", "L16"),
+      explains=("D09", "D14", "D15", "D21", "D24", "D28", "D50", "D60", "L08", "L10", "L16"),
       source="a tensor of zeros that is allocated and never filled, or log_probs - log_probs.detach()")  # fmt: skip
 def all_zero(batch: StepBatch) -> Iterator[Finding]:
     """Old or policy log-probabilities exactly 0 on all counted tokens (8 and more), which is a probability of 1: an
