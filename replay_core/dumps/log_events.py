@@ -136,8 +136,8 @@ HINT = regex(
     r"|right-padding|requires_grad|newly init|`do_sample`|NaN or Inf|OVERFLOW|cache flushes|Spilled|95% full|params: 0 "
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
-    r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch|\w+ "
-    r"\(\S+:\d+\)$|torch/dist"
+    r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch"
+    r"|:\d{1,6}\)$|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

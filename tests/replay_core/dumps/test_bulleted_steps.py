@@ -48,7 +48,11 @@ def test_what_its_bullets_say_is_judged(tmp_path: Path) -> None:
     path.write_text("".join(STEP.format(n=n, kl=0.31) for n in range(1, 9)))
     told = [one for one in diagnosed_path(path).findings if one.id == "D09"]
     assert [(one.severity, one.claim) for one in told] == [
-        ("error", "engine and trainer disagree: Generation KL Error is 0.31")
+        (
+            "error",
+            "engine and trainer disagree: Generation KL Error is 0.31, and as much from the first step on, which old weights "
+            "do not make",
+        )
     ]
 
 

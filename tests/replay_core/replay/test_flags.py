@@ -116,7 +116,7 @@ def test_every_line_of_the_pane_has_a_key_of_its_own():
 
 def test_plans_are_made_without_torch_or_numpy():
     code = (
-        "import sys; from replay_core.replay import Flags, ReplayPlan;"
+        "import sys; from replay_core.replay.flags import Flags; from replay_core.replay.plan import ReplayPlan;"
         "ReplayPlan('d', 0, 0, 0, 'm', 'o', Flags()).to_mapping();"
         "print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])"
     )
