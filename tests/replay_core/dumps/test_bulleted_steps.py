@@ -50,8 +50,8 @@ def test_what_its_bullets_say_is_judged(tmp_path: Path) -> None:
     assert [(one.severity, one.claim) for one in told] == [
         (
             "error",
-            "engine and trainer disagree: Generation KL Error is 0.31, and as much from the first step on, which old weights "
-            "do not make",
+            "engine and trainer disagree: Generation KL Error is 0.31, and as much from the first step on, which old "
+            "weights do not make",
         )
     ]
 

@@ -40,6 +40,9 @@ class Objects:
         self.refuses = False
         #: Seconds that a put takes.
         self.slow = 0.0
+        #: So many puts are taken; the next ones wait until the test lets them go on.
+        self.waits_at = 1 << 30
+        self.goes_on = threading.Event()
         #: Objects that come in parts and are not whole yet: upload -> number -> bytes; and how large a put was at most.
         self.parts: dict[str, dict[int, bytes]] = {}
         self.largest = 0
@@ -96,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         objects, key = self.objects, unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").lstrip("/")
         data = self.rfile.read(int(self.headers["Content-Length"]))
         time.sleep(objects.slow)
+        if len(objects.puts) >= objects.waits_at:
+            objects.goes_on.wait(60)
         objects.largest = max(objects.largest, len(data))
         if objects.refuses or len(objects.puts) >= objects.takes:
             self.answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
