@@ -29,6 +29,8 @@ SHIFTS = (1, -1, 2, -2, 3, -3)
 TOKENS, SAMPLES, MOST, NEARER = 3, 4, 512, 0.2
 #: And the most where each of four tensors is held against each other.
 ROWS = 160
+#: Of two rows the first tokens are held against each other before all of them: how many, and how far apart at most.
+HEAD, HEAD_APART = 16, 4 * ALIKE
 
 _NAMES = ("rollout_logprobs", "old_logprobs", "policy_logprobs", "ref_logprobs")
 
@@ -72,23 +74,30 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
         batch.flat.starts_B, batch.flat.lengths_B, strict=True)]  # fmt: skip
     theirs = [np.nan_to_num(these.values_N[at][inside_N[at]]) for at in spans]
     ours = [np.nan_to_num(those.values_N[at][inside_N[at]]) for at in spans]
+    ours_BH = np.full((len(batch), HEAD), np.nan)
+    for sample, mine in enumerate(ours):
+        ours_BH[sample, : min(len(mine), HEAD)] = mine[:HEAD]
     found_B = np.full(len(batch), -1)
     told = 0
     for sample, values in enumerate(theirs):
         if len(values) < TOKENS or len(ours[sample]) < TOKENS:
             continue
-        apart = np.full(len(batch), np.inf)
-        for other, mine in enumerate(ours):
-            # A row that is longer than the sample it stands for is filled up with zeros.
-            held = min(len(values), len(mine))
-            if held >= TOKENS and values[:held].all():
-                apart[other] = np.abs(values[:held] - mine[:held]).mean()
+        told += 1
         own = np.abs(values - ours[sample]).mean()
         if own <= ALIKE:
-            told += 1
             continue
+        head = values[:HEAD]
+        heads_BH = np.abs(ours_BH[:, : len(head)] - head)
+        counted_B = np.isfinite(heads_BH).sum(axis=1)
+        near_B = (counted_B >= TOKENS) & (np.nansum(heads_BH, axis=1) <= HEAD_APART * counted_B)
+        apart = np.full(len(batch), np.inf)
+        for other in np.flatnonzero(near_B):
+            # A row that is longer than the sample it stands for is filled up with zeros.
+            mine = ours[other]
+            held = min(len(values), len(mine))
+            if values[:held].all():
+                apart[other] = np.abs(values[:held] - mine[:held]).mean()
         best = int(apart.argmin())
-        told += 1
         if best != sample and apart[best] < min(NEARER * own, ALIKE):
             found_B[sample] = best
     moved = int((found_B >= 0).sum())
