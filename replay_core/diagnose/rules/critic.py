@@ -17,7 +17,7 @@ from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, share, shown
 from replay_core.records import Record, TensorRef
@@ -106,7 +106,8 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     stated and gamma is below .95 or lambda below .5); an error where they are not the stated
     ones, lie outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end,
     the next sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that
-    are advantages, rewards, off by one token, or made without the next value. Else it is skipped (a lambda for every
+    are advantages, rewards, off by one token, made without the next value or with another's, or by a recursion that
+    runs forwards in time. Else it is skipped (a lambda for every
     response, rewards shaped after they were recorded).
     """
     values, returns = given(batch.columns.of("values")), given(batch.columns.of("returns"))
@@ -346,8 +347,46 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
     if x.size >= FEWEST and (size := float(x @ x)) > 0 and np.abs(y - x * (float(x @ y) / size)).max() <= rows.close:
         factor = float(x @ y) / size
         yield "GAE is made without the next value: V(t+1) is missing from every delta", f"gamma lambda {factor:.4g}"
+    yield from _other_recursion(rows, rewards_BT)
     yield from _other_delta(rows, rewards_BT)
     yield from _other_rows(batch, rows, rewards_BT)
+
+
+def _other_recursion(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
+    """A_t - r_t + V_t = gamma v + gamma lambda a, where v is no V_(t+1) or a no A_(t+1): the recursion runs the other
+    way, or takes its next value from another place. Gamma and lambda are solved for, and it has to be exact.
+    """
+    values_BT, mask_BT = rows.values_BT, rows.mask_BT
+    a_BT = (rows.returns_BT - values_BT) * mask_BT
+    next_v, next_a, last_v, last_a = (_moved(each, by) for by in (-1, 1) for each in (values_BT, a_BT))
+    behind_BT = mask_BT * _moved(mask_BT, -1)
+    early_BT = _moved(rewards_BT, -1)
+    # The first token begins what runs forwards, the last one what runs backwards.
+    for what, due_BT, x_v, x_a, told_BT in (
+        ("GAE runs forwards in time: a token's advantage is made of the one before it, not of the one after it",
+         rewards_BT, next_v, last_a, mask_BT),
+        ("GAE runs forwards in time: advantage and value of the token before stand where those of the token after are "
+         "due", rewards_BT, last_v, last_a, mask_BT),
+        ("GAE takes its advantage to come from the token before", rewards_BT, next_v, last_a, behind_BT),
+        ("GAE's next value is the one two tokens on", rewards_BT, _moved(values_BT, -2), next_a, behind_BT),
+        ("GAE's next value is the one of the token before", rewards_BT, last_v, next_a, behind_BT),
+        ("the reward is paid one token early", early_BT, next_v, next_a, behind_BT),
+        *(
+            (f"GAE's next value is another row's: the one of the row {word}", rewards_BT, np.roll(next_v, by, 0),
+             next_a, behind_BT * np.roll(behind_BT, by, 0))
+            for by, word in ((1, "before"), (-1, "after")) if len(values_BT) >= SEVERAL_ROWS
+        ),
+    ):  # fmt: skip
+        inside = told_BT != 0
+        y, x = (a_BT - due_BT + values_BT)[inside], np.stack([x_v[inside], x_a[inside]], 1)
+        if len(y) < 2 * FEWEST or not np.ptp(y) > 10 * rows.close:
+            continue
+        found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
+        if rank < 2 or sizes[1] < 1e-2 * sizes[0] or np.abs(x @ found - y).max() > rows.close:
+            continue
+        gamma, product = (float(one) for one in found)
+        if 0.05 < gamma < 1.01 and -0.01 < product / gamma < 1.01:
+            yield what, f"gamma {gamma:.4g}, lambda {product / gamma:.4g}"
 
 
 def _other_delta(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
@@ -671,11 +710,27 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
         )
 
 
+#: Steps after which a critic that moves has had its time; what its mean has moved by, in shares of its error.
+SETTLED, MOVED = 24, 0.25
+
+
+def _moves(means: list[float], loss: Series | None) -> bool:
+    """Whether the mean of the values goes a way that is large beside the error that is left: the critic is updated.
+
+    The value loss is a half of the squared error, or all of it: the larger root is taken.
+    """
+    if len(means) < 2:
+        return False
+    left = math.sqrt(2 * max(median(loss.finite), 0.0)) if loss is not None and loss.finite else 0.0
+    return left > 0 and max(means) - min(means) > MOVED * left
+
+
 @rule("D45", "the critic explains nothing", link="trend", scope="signals",
       needs=("explained_variance|value_mean|value_loss",), source="PPO's explained variance")  # fmt: skip
 def never_learns(log: RunLog) -> Iterator[Finding]:
     """The mean value the same number in every one of 5 steps and more, while returns change or a value loss is
-    logged: a warning. Else explained variance and value loss of 10 steps, judged as of a dump.
+    logged: a warning. Else explained variance and value loss of 10 steps, judged as of a dump: a warning of 24 steps
+    and more, or where the mean value stands; info where the critic's values move, as a new one's do.
     """
     values = log.get("value_mean")
     # A trainer without a critic may log a 0 for its values.
@@ -711,8 +766,9 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
         raise Skip("needs the explained variance of 10 steps")
     if _no_nearer(series.finite, loss.finite if loss is not None else []):
         now = trends.level(series.finite)
+        early = len(series.finite) < SETTLED and values is not None and _moves(values.finite, loss)
         yield finding(
-            "warning",
+            "info" if early else "warning",
             f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
             series.last.where(series.name),
             evidence=[

@@ -105,7 +105,7 @@ FEWEST = 5
 def one_sided(log: RunLog) -> Iterator[Finding]:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
-    same number in every step (a clamp), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps
+    same number in every step (a clamp; not where groups of a size give just that number, as two responses give .7071), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps
     and more (a constant is added; where no critic's values are logged): a warning. An advantage past 30 times the
     rewards' range (or mean, where no range is logged; or 1, where that is smaller) is an error: a std of 0 was divided
     by. Means of 0 are no bound: all
@@ -160,7 +160,12 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             off,
             "about 0",
         )
-    elif len(rows) >= 2 * FEWEST and highest < 1 and all(agree(a, highest) and agree(b, -highest) for a, b in rows):
+    elif (
+        len(rows) >= 2 * FEWEST
+        and highest < 1
+        and all(agree(a, highest) and agree(b, -highest) for a, b in rows)
+        and not _is_natural(highest, log)
+    ):
         yield _bounded(
             top,
             f"advantages are cut off at {lowest:.4g} and {highest:.4g} in every step",
@@ -168,6 +173,28 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             highest,
             "another number in every step",
         )
+
+
+#: Sizes of a group whose largest advantages are known, and how near a bound is to one of them: an epsilon of 1e-3
+#: beside a std of .5.
+SIZES, EPSILON = range(2, 65), 3e-3
+
+
+def _is_natural(bound: float, log: RunLog) -> bool:
+    """Whether a formula itself gives this bound: what a group's best and worst have of n rewards.
+
+    Over a std: sqrt(1/2) in groups of two, sqrt((n - 1) / n) where half of a group's rewards are one number and half
+    another (over n - 1; over n it is 1). Less the mean alone: (n - 1) / n of the range, where one of n stands alone,
+    and a half of it in halves; with leave-one-out the whole range. Rewards whose range is not logged are taken as
+    0 and 1.
+    """
+    halved = [math.sqrt((n - 1) / n) for n in SIZES if n % 2 == 0]
+    ranges = [high - low for _, (high, low) in together(log.get("reward_max"), log.get("reward_min"))]
+    # Rewards of one range in every step come to one bound; of another in each they do not.
+    steady = not ranges or all(agree(one, ranges[0]) for one in ranges)
+    size = ranges[0] if ranges else 1.0
+    of_range = [size * share for share in (0.5, 1.0, *((n - 1) / n for n in SIZES))] if steady else []
+    return any(abs(bound - one) <= EPSILON * max(one, 1e-9) for one in (*halved, *of_range))
 
 
 def _paid(log: RunLog) -> float:

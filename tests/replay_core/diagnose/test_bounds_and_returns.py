@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from replay_core.diagnose.signal_names import named
@@ -50,12 +51,38 @@ def advantages(high: float, low: float, mean: float = 0.05) -> str:
 
 @pytest.mark.parametrize(
     ("high", "low", "words"),
-    [(1.5, 0.0, "cut off at 0"), (0.0, -1.4, "baseline is the best"), (0.5, -0.5, "cut off at -0.5 and 0.5")],
+    [(1.5, 0.0, "cut off at 0"), (0.0, -1.4, "baseline is the best"), (0.6, -0.6, "cut off at -0.6 and 0.6")],
 )
 def test_advantages_that_keep_to_a_side_or_a_bound_are_named(
     high: float, low: float, words: str, tmp_path: Path
 ) -> None:
     assert words in only(diagnosed(tmp_path, advantages(high, low)), "D73").claim
+
+
+def over_std(group: np.ndarray, over: int) -> np.ndarray:
+    return (group - group.mean()) / (group.std(ddof=over) + 1e-4)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("halves", "formula"),
+    [
+        (True, lambda group: over_std(group, 1)),
+        (False, lambda group: group - group.mean()),
+        (True, lambda group: group - group.mean()),
+    ],
+)
+def test_the_bound_that_the_formula_gives_is_no_clamp(
+    size: int, halves: bool, formula: Callable[[np.ndarray], np.ndarray], tmp_path: Path
+) -> None:
+    # Each step has groups of one right, of one wrong, or of half and half: largest and smallest are the same always.
+    kinds = [size // 2] * 2 if halves else [1, size - 1]
+    made = np.concatenate([formula(np.repeat([1.0, 0.0], [right, size - right])) for right in kinds])
+    text = advantages(float(made.max()), float(made.min()), float(made.mean()))
+    assert "D73" not in [id for id, _ in told(diagnosed(tmp_path, text))]
+    clamped = np.clip(made, *np.array([-0.43, 0.43]))
+    text = advantages(float(clamped.max()), float(clamped.min()), float(clamped.mean()))
+    assert "cut off at -0.43 and 0.43" in only(diagnosed(tmp_path, text), "D73").claim
 
 
 @pytest.mark.parametrize(("high", "low"), [(1.5, -1.4), (0.0, 0.0), (5.0, -5.0)])
