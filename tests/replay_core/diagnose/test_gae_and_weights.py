@@ -61,6 +61,56 @@ def test_gae_over_the_sampled_tokens_is_well(settings: dict[str, Any], tmp_path:
     assert found.severity == "info"
 
 
+def by_recursion(how: str) -> Fields:
+    """The healthy batch with a critic's values and returns by GAE of gamma .99 and lambda .9, made here token by token,
+    with one line of its recursion wrong.
+    """
+    fields = with_gae()
+    mask_BT = masks(fields)
+    values_BT, rewards_BT = fields["values"].astype(np.float64), fields["token_level_rewards"]
+    made_BT = np.zeros(mask_BT.shape)
+    for row, inside in enumerate(mask_BT):
+        at_T = np.flatnonzero(inside)
+        v, r = values_BT[row, at_T], rewards_BT[row, at_T]
+        other = values_BT[(row - 1) % len(mask_BT), at_T]
+
+        def there(some: Any, place: int) -> float:
+            return float(some[place]) if 0 <= place < len(some) else 0.0
+
+        run = 0.0
+        order = range(at_T.size)
+        for place in order if how.startswith("forwards") else reversed(order):
+            following = there(other if how == "row" else v, place + {"forwards, all": -1, "two": 2}.get(how, 1))
+            reward = there(r, place + (how == "early"))
+            run = reward + 0.99 * following * (place + 1 < at_T.size or "all" in how) - v[place] + 0.99 * 0.9 * run
+            made_BT[row, at_T[place]] = run
+    fields["returns"] = ((made_BT + values_BT) * mask_BT).astype(np.float32)
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("forwards", "runs forwards in time: a token's advantage is made of the one before it"),
+        ("forwards, all", "runs forwards in time: advantage and value of the token before"),
+        ("two", "the one two tokens on"),
+        ("early", "paid one token early"),
+        ("row", "another row's: the one of the row before"),
+    ],
+)
+def test_a_recursion_that_goes_another_way_is_named(how: str, words: str, tmp_path: Path) -> None:
+    found = of(seen(tmp_path, by_recursion(how), "D44"), "D44")
+    assert found is not None
+    assert found.severity == "error"
+    assert words in found.claim
+
+
+def test_the_recursion_that_goes_backwards_is_well(tmp_path: Path) -> None:
+    found = of(seen(tmp_path, by_recursion(""), "D44"), "D44")
+    assert found is not None
+    assert (found.severity, found.claim) == ("info", "returns are GAE's, gamma 0.99, lambda 0.9")
+
+
 def power(times: float) -> Fields:
     """The healthy batch, engine and trainer apart, with importance weights of that power of trainer over rollout."""
     fields = healthy()
