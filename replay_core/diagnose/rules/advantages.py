@@ -793,6 +793,7 @@ def _from_order(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     if np.unique(np.round(heard_B, 6)).size < 4:
         return
+    is_sorted = False
     for name, values_B in _zeroed(_known(batch, reward_B, group_B), kept_B):
         if (
             np.isfinite(values_B).all()
@@ -804,6 +805,7 @@ def _from_order(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 f"advantages belong to other samples: as {name} they are right, in another order",
                 "the batch was reordered after the advantages were computed",
             )  # fmt: skip
+            is_sorted = True
             break
     if not kept_B.all():
         return
@@ -817,6 +819,41 @@ def _from_order(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 "are put together one by one instead of one after the other",
             )  # fmt: skip
             return
+    if not is_sorted and (moved := _moved_rows(batch, unlike)) is not None:
+        yield moved
+
+
+#: Samples that tell one order of the rows from another; of them, the share that has the advantage of the row it was
+#: moved from, and the most that may have its own.
+TELLING, MOVED, STAYED = 8, 0.8, 0.1
+
+
+def _moved_rows(batch: StepBatch, unlike: Unlike) -> Guess | None:
+    """Rows of advantages that were rolled, where some no longer are what they were: a row that is masked by another's
+    length is cut, and its mean is smaller.
+    """
+    heard_B, close = unlike.heard_B, unlike.close
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    for name, values_B in _known(batch, reward_B, group_B):
+        if not np.isfinite(values_B).all():
+            continue
+        own_B = np.abs(heard_B - values_B) <= close
+        if own_B.mean() > MOVED:
+            continue
+        for how, order_B in orders(len(reward_B), int(group_B.max()) + 1):
+            there_B = values_B[order_B]
+            telling_B = np.abs(there_B - values_B) > 10 * close
+            if telling_B.sum() < TELLING or own_B[telling_B].mean() > STAYED:
+                continue
+            moved_B = np.abs(heard_B - there_B) <= close
+            if moved_B[telling_B].mean() >= MOVED and moved_B.mean() >= MOVED:
+                return Guess(
+                    "error", "other samples",
+                    f"advantages belong to other samples: as {name} they are right, with the rows {how}",
+                    "the batch was reordered (rolled, shuffled, gathered from ranks) after the advantages were "
+                    "computed",
+                )  # fmt: skip
+    return None
 
 
 def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:

@@ -17,6 +17,8 @@ from replay_core.diagnose.stating import finding, listed, share, shown
 #: Groups with a spread before their means say anything; how near 0 a mean is, and a std to 1 (an epsilon, a std over
 #: n or n - 1, float32).
 FEWEST, NEAR, UNIT = 3, 5e-3, 2e-2
+#: Of such groups, those that add up to 0 with the rows in the order they were made in.
+MOST = 0.5
 
 
 @rule("D93", "advantages of a group are not measured against it", link="advantages", scope="case", lasts=True,
@@ -99,6 +101,13 @@ def _is_centred(values_B: Array, group_B: Array) -> bool:
     return len(mean_G) >= FEWEST and bool((np.abs(mean_G) <= NEAR * std_G).all())
 
 
+def _centred(values_B: Array, group_B: Array) -> Array:
+    """Whether each group whose values differ adds up to 0."""
+    mean_G, std_G = _told(values_B, group_B)
+    each_G: Array = np.abs(mean_G) <= NEAR * std_G
+    return each_G
+
+
 def _is_unit(std_G: Array, size: int) -> bool:
     """Whether every group was divided by its own std."""
     return any(bool((np.abs(std_G - one) <= UNIT).all()) for one in (1.0, float(np.sqrt(size / (size - 1)))))
@@ -130,6 +139,18 @@ def _guesses(a_B: Array, group_B: Array, tokens_B: Array) -> Iterator[Guess]:
                 "error", "other samples",
                 f"advantages belong to other samples: they add up to 0 in every group with the rows {how}",
                 "the batch was reordered (shuffled, rolled, gathered from ranks) after the advantages were computed",
+            )  # fmt: skip
+            return
+    own_G = _centred(a_B, group_B)
+    for how, order_B in orders(len(a_B), groups):
+        # Rows that another's mask has cut add up no longer: most groups do, and none where it stands.
+        there_G = _centred(a_B[order_B], group_B)
+        if not own_G.any() and there_G.sum() >= FEWEST and there_G.mean() >= MOST and how.startswith("moved"):
+            yield Guess(
+                "error", "other samples",
+                f"advantages belong to other samples: with the rows {how} they add up to 0 in {int(there_G.sum())} of "
+                f"{len(there_G)} groups, and in none as they are",
+                "the batch was rolled after the advantages were computed, and each row is masked by another's length",
             )  # fmt: skip
             return
     for how, other_B in _other_groups(len(a_B), groups):

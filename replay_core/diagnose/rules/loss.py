@@ -262,7 +262,13 @@ def off_by(case: Case) -> Iterator[Finding]:
     error where a denominator counts token slots of the rows (of the response, or of prompt and response), and is no
     constant while the rows change their width; where samples are summed; or where one factor is all that is off one
     reduction (a world size, an accumulation, a sign).
+
+    A warning where micro-batches of one update are means over their own tokens (or samples), and the step logs their
+    sum, not their mean, in 2 steps and more.
     """
+    if (summed := _not_divided(case)) is not None:
+        yield summed
+        return
     off: list[_Recomputed] = []
     fine = 0
     for batch in case.batches():
@@ -288,6 +294,75 @@ def off_by(case: Case) -> Iterator[Finding]:
         )  # fmt: skip
     elif not any(part.exact for part in off):
         raise Skip("`loss` may hold other terms, or ratios that are not recorded")
+
+
+#: Steps whose logged loss is the sum of their micro-batches before it is no chance.
+SUMMED = 2
+
+
+def _not_divided(case: Case) -> Finding | None:
+    """Means of micro-batches that are added up over an update: the step's loss is their sum."""
+    if case.signals is None:
+        return None
+    found: list[tuple[StepBatch, _MicroLoss, str, float, float]] = []
+    for batch in case.batches():
+        if not batch.has("mask") or not (batch.has("advantages") or batch.has("token_loss")):
+            continue
+        parts, _ = _parts(batch)
+        name = _own_mean(parts, batch)
+        if name is None:
+            continue
+        by_update: dict[tuple[int | None, int | None], list[float]] = defaultdict(list)
+        for part in parts:
+            by_update[_update(part)].append(part.logged.value)
+        if len({len(each) for each in by_update.values()}) > 1:
+            continue
+        summed = float(np.mean([sum(each) for each in by_update.values()]))
+        # Micro-batches that cancel out are 0 however they are put together.
+        if abs(summed) < 100 * FLOOR:
+            continue
+        logged = [
+            point.value for log in case.signals.logs for series in log.all("pg_loss")
+            if series.name != parts[0].logged.name for point in series.points
+            if point.step == batch.step and point.micro is None
+        ]  # fmt: skip
+        if not logged:
+            continue
+        if not any(_agree(value, summed) for value in logged):
+            return None
+        found.append((batch, parts[0], name, summed, summed / parts[0].micros))
+    if len(found) < SUMMED:
+        return None
+    batch, part, name, summed, mean = found[0]
+    return finding(
+        "warning",
+        f"micro-batches are added up and not divided by their number: the step's loss is {part.micros} times the mean "
+        f"of its {part.micros} micro-batches, each a {name}",
+        batch.laid.where_record(part.logged.record, part.logged.name),
+        evidence=[
+            shown("loss that the step logs", summed, f"{mean:.6g}"),
+            shown("micro-batches of an update", part.micros),
+            shown("steps that show it", len(found)),
+        ],
+        cause="accumulated gradients of micro-batches' own means are a sum: divide each by the number of micro-batches, "
+        f"or its token sum by the tokens of the update; the gradient is {part.micros} times too large (clipping and "
+        "Adam hide it). Where the loss alone is added up for the log, the gradient is right",
+        steps=[each[0].step for each in found if each[0].step is not None],
+    )  # fmt: skip
+
+
+def _own_mean(parts: list[_MicroLoss], batch: StepBatch) -> str | None:
+    """What all micro-batches' losses are as means of their own; None where shares of the update agree as well, or
+    there are not several to each update of one rank.
+    """
+    heard = [part for part in parts if abs(part.logged.value) > 100 * FLOOR]
+    if not heard or any(part.micros < 2 or part.ranks > 1 for part in parts):
+        return None
+    tokens = int(given(batch.trained_N).sum())
+    named = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in heard]
+    agreed = [name for name in named[0][1] if all(_agree(value, each[name]) for value, each in named)]
+    own = [name for name in agreed if name.endswith("over the micro-batch")]
+    return own[0].removesuffix(" over the micro-batch") if own and own == agreed else None
 
 
 def is_share_of_update(batch: StepBatch) -> bool:

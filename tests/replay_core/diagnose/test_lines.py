@@ -109,6 +109,36 @@ def _without_rewards(folder: Path, made: Callable[[Any], Any]) -> Path:
     return folder
 
 
+def _rolled_under_masks(r: Any, by: int = 1) -> Any:
+    """Rows of masked advantages moved on, and each then averaged over its own tokens: the shorter of two cuts them."""
+    mask_BT = np.ones((16, 6))
+    mask_BT[9, -1] = 0
+    rows_BT = np.roll(grpo(r, GROUPS)[:, None] * mask_BT, by, 0) * mask_BT
+    return rows_BT.sum(1) / mask_BT.sum(1)
+
+
+@pytest.mark.parametrize("by", [1, 4, -1])
+def test_rows_that_were_rolled_and_cut_are_named(by: int, tmp_path: Path) -> None:
+    found = of(look(_run(tmp_path, lambda r: _rolled_under_masks(r, by)), "D04"), "D04")
+    assert found is not None
+    assert found.severity == "error"
+    assert "with the rows moved" in found.claim, found.claim
+    alone = of(look(_without_rewards(tmp_path / "alone", lambda r: _rolled_under_masks(r, by)), "D93"), "D93")
+    if by != 4:  # a group that is moved as a whole adds up to 0 where it comes to, but for the row that is cut
+        assert alone is not None
+        assert "belong to other samples" in alone.claim
+
+
+def test_advantages_of_which_a_few_are_off_are_not_of_other_rows(tmp_path: Path) -> None:
+    def made(r: Any) -> Any:
+        a = grpo(r, GROUPS)
+        a[[2, 9]] *= 0.8
+        return a
+
+    found = of(look(_run(tmp_path, made), "D04"), "D04")
+    assert found is None or "other samples" not in found.claim
+
+
 ALONE: dict[str, Callable[[Any], Any]] = {
     "none is negative": MISTAKES["nothing is subtracted"],
     "what is subtracted is not the group's mean": MISTAKES["the baseline is the mean of the whole batch"],
