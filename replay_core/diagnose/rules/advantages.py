@@ -963,6 +963,29 @@ def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> Gu
     )  # fmt: skip
 
 
+def made_with_all(batch: StepBatch, left_out_B: Array) -> str | None:
+    """The variant that makes the advantages of the other rows where these count in their groups, and none does where
+    they do not; None where both are so, or neither, or it cannot be told.
+    """
+    advantage_B, group_B, reward_B = batch.advantage_B, batch.group_B, batch.reward_B
+    if advantage_B is None or group_B is None or reward_B is None or not batch.group_is_named:
+        return None
+    kept_B = ~left_out_B
+    heard_B = advantage_B[kept_B]
+    if not (np.isfinite(heard_B).all() and np.isfinite(reward_B).all()) or np.unique(np.round(heard_B, 6)).size < 4:
+        return None
+    column = batch.columns.of("advantages")
+    stored = CLOSE.get("float32" if column is None else column.dtype, 1e-4)
+    close = _tolerance(reward_B, group_B, stored)[kept_B]
+    # A group that is left without a spread has 0 either way: rounding of it tells nothing.
+    groups_B = np.unique(group_B[kept_B], return_inverse=True)[1]
+    alone = _tolerance(reward_B[kept_B], groups_B, stored)
+    name = _matching(heard_B, ((each, values_B[kept_B]) for each, values_B in variants(reward_B, group_B)), close)
+    if name is None or "(batch std" in name or "batch mean" in name or (close >= 1).all():
+        return None
+    return None if _matching(heard_B, variants(reward_B[kept_B], groups_B), np.minimum(close, alone)) else name
+
+
 def _known(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
     """The variants of this batch: with its numbers of tokens, and the baseline that it records."""
     trained_N = batch.trained_N

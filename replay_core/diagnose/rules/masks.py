@@ -15,6 +15,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.advantages import made_with_all
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog
 from replay_core.diagnose.stating import finding, look_at, share, shown
@@ -30,7 +31,8 @@ LEFT_OUT = 0.5
       source="trl#3248, TTRL#33; docs/evidence.md#loss-of-zero")  # fmt: skip
 def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     """Tokens the mask keeps: none in the whole batch is an error; none in some samples is a warning (info where just
-    those were cut off, which trainers filter on purpose). A mask that ends before the middle of most responses, or
+    those were cut off, which trainers filter on purpose): where advantages are recomputed and only fit with the
+    rewards of those, that they still enter the baseline is said. A mask that ends before the middle of most responses, or
     counts more tokens than `response_length`, is a warning. Holes inside a response are normal (tool output).
     """
     trained_N = given(batch.trained_N)
@@ -56,6 +58,24 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
         # A trainer that masks them out of its attention too leaves no response to measure, only ids.
         cut_B = _unheard_B(batch) if cut_B is None else cut_B | _unheard_B(batch)
         on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
+        with_them = None if on_purpose or _dropped(batch, empty_B) else made_with_all(batch, empty_B)
+        if with_them is not None and not _is_pattern(empty_B):
+            yield finding(
+                "warning",
+                "responses that are masked as a whole still enter their group's mean and std: "
+                f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss, and advantages of the "
+                "others are made with their rewards",
+                place,
+                evidence=[
+                    shown("samples without a counted token", int(empty_B.sum()), "0", source),
+                    shown("advantages of the others, all rows in their groups", with_them),
+                    shown("advantages of the others, without those rows", "no known variant"),
+                ],
+                cause="they were rejected (a filter, a quality check, an environment that failed) by their mask alone: "
+                "the baseline is of answers that are not trained on, and a group's advantages no longer add up to 0. "
+                "Leave them out of the group as well; where nothing was rejected on purpose, it is the mask that is wrong",
+            )
+            return
         yield finding(
             "info" if on_purpose or _dropped(batch, empty_B) else "warning",
             f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss"
@@ -69,6 +89,13 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
         )
         return
     yield from _ends_early(batch, trained_N, counts_B, name, source)
+
+
+def _is_pattern(empty_B: Array) -> bool:
+    """Whether the rows without a token lie in a pattern (every second, one half): an index made it, not a filter."""
+    at = np.flatnonzero(empty_B)
+    steps = np.unique(np.diff(at))
+    return len(at) > 2 and steps.size == 1
 
 
 def _dropped(batch: StepBatch, empty_B: Array) -> bool:

@@ -22,6 +22,7 @@ from tests.replay_core.diagnose.batches import (
     rewards,
     seen,
     set_advantages,
+    set_rewards,
 )
 
 SMALL = {"warm": 0, "steps": 3, "kept": 3, "prompts": 4, "limit": 10}
@@ -116,3 +117,32 @@ def test_another_reference_is_found_where_steps_are_counted_from_1(apart: float,
     assert (one is not None) is found
     if one is not None:
         assert "at step 1" in one.claim
+
+
+@pytest.mark.parametrize("with_them", [True, False])
+def test_rejected_responses_that_enter_the_baseline_are_named(with_them: bool, tmp_path: Path) -> None:
+    fields, rejected = healthy(), [1, 2, 7, 13]
+    rewards_B = np.round(np.random.default_rng(3).random(16), 3)
+    set_rewards(fields, rewards_B)
+    fields["response_mask"][rejected] = 0
+    kept = [sample for sample in range(16) if sample not in rejected]
+    advantages_B = grpo(rewards_B, GROUPS)
+    if not with_them:
+        advantages_B[kept] = grpo(rewards_B[kept], GROUPS[kept])
+    set_advantages(fields, advantages_B)
+    one = of(seen(tmp_path, fields, "D07"), "D07")
+    assert one is not None
+    assert one.severity == "warning"
+    assert ("still enter their group's mean and std" in one.claim) == with_them
+    assert "4 of 16 samples have no token in the loss" in one.claim
+
+
+def test_every_second_row_without_a_token_is_a_wrong_mask(tmp_path: Path) -> None:
+    fields = healthy()
+    rewards_B = np.round(np.random.default_rng(3).random(16), 3)
+    set_rewards(fields, rewards_B)
+    fields["response_mask"][::2] = 0
+    set_advantages(fields, grpo(rewards_B, GROUPS))
+    one = of(seen(tmp_path, fields, "D07"), "D07")
+    assert one is not None
+    assert one.claim == "8 of 16 samples have no token in the loss"

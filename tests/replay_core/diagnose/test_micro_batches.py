@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.signals import Signals
+from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look, of, why_skipped
 
@@ -365,16 +369,25 @@ def test_a_dump_of_ids_alone_has_no_number_to_be_nan(tmp_path: Path) -> None:
 # ---- micro-batches that each divide by their own tokens
 
 
-def _two_micros(directory: Path, lengths: tuple[int, int], *, over_step: bool = False) -> Path:
-    """Two micro-batches of two responses of these lengths; the loss is the token mean of each, or of the step."""
+def _two_micros(directory: Path, lengths: tuple[int, int], *, over_step: bool = False, logs: Any = None) -> Path:
+    """Two micro-batches of two responses of these lengths; the loss is the token mean of each, or of the step. `logs`:
+    what three steps log of their micro-batches' losses; else there is one step and no log.
+    """
     recorder = Recorder(directory)
-    with recorder.step(0) as write:
+    for step in range(1 if logs is None else 3):
+        _one_step(recorder, step, lengths, over_step, logs)
+    return directory
+
+
+def _one_step(recorder: Recorder, step: int, lengths: tuple[int, int], over_step: bool, logs: Any) -> None:
+    with recorder.step(step) as write:
+        losses = []
         for micro, length in enumerate(lengths):
-            draw = torch.Generator().manual_seed(micro)
+            draw = torch.Generator().manual_seed(micro + 10 * step)
             ids_BS = torch.randint(10, 30, (2, 2 + length), generator=draw)
             response_BS = torch.ones_like(ids_BS)
             response_BS[:, :2] = 0
-            values_B = torch.tensor([1.0, -0.3 - micro])
+            values_B = torch.tensor([1.0 + 0.1 * step, -0.3 - micro])
             logprobs_BT = -torch.rand(2, 1 + length, generator=draw) * 3
             write(
                 "forward_data",
@@ -389,8 +402,30 @@ def _two_micros(directory: Path, lengths: tuple[int, int], *, over_step: bool = 
                 micro=micro,
             )
             tokens = 2 * sum(lengths) if over_step else 2 * length
-            write("loss", {"pg_loss": -values_B.sum() * length / tokens}, micro=micro)
-    return directory
+            losses.append(-values_B.sum() * length / tokens)
+            write("loss", {"pg_loss": losses[-1]}, micro=micro)
+        if logs is not None:
+            write("training_metrics", {"actor/pg_loss": float(logs(torch.stack(losses)))})
+
+
+@pytest.mark.parametrize(
+    ("over_step", "logs", "found"),
+    [
+        (False, torch.sum, True),  # each micro-batch's own mean, added up
+        (False, torch.mean, False),
+        (True, torch.sum, False),  # shares of the update are meant to be added up
+        (False, lambda losses_M: 0.7 * losses_M.sum(), False),
+    ],
+    ids=["added up", "averaged", "shares", "another loss"],
+)
+def test_means_of_micro_batches_that_are_added_up_are_named(
+    over_step: bool, logs: Any, found: bool, tmp_path: Path
+) -> None:
+    run = open_run(_two_micros(tmp_path / "run", (4, 7), over_step=over_step, logs=logs))
+    told = of(diagnose(Case(run, Signals.of(run)), ["D28"]), "D28")
+    assert told is not None
+    assert ("added up and not divided by their number" in told.claim) == found
+    assert told.severity == ("warning" if found else "info")
 
 
 @pytest.mark.parametrize(
