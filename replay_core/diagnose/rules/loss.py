@@ -344,9 +344,9 @@ def _not_divided(case: Case) -> Finding | None:
             shown("micro-batches of an update", part.micros),
             shown("steps that show it", len(found)),
         ],
-        cause="accumulated gradients of micro-batches' own means are a sum: divide each by the number of micro-batches, "
-        f"or its token sum by the tokens of the update; the gradient is {part.micros} times too large (clipping and "
-        "Adam hide it). Where the loss alone is added up for the log, the gradient is right",
+        cause="accumulated gradients of micro-batches' own means are a sum: divide each by the number of "
+        f"micro-batches, or its token sum by the tokens of the update; the gradient is {part.micros} times too large "
+        "(clipping and Adam hide it). Where the loss alone is added up for the log, the gradient is right",
         steps=[each[0].step for each in found if each[0].step is not None],
     )  # fmt: skip
 

@@ -32,8 +32,8 @@ LEFT_OUT = 0.5
 def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     """Tokens the mask keeps: none in the whole batch is an error; none in some samples is a warning (info where just
     those were cut off, which trainers filter on purpose): where advantages are recomputed and only fit with the
-    rewards of those, that they still enter the baseline is said. A mask that ends before the middle of most responses, or
-    counts more tokens than `response_length`, is a warning. Holes inside a response are normal (tool output).
+    rewards of those, that they still enter the baseline is said. A mask that ends before the middle of most responses,
+    or counts more tokens than `response_length`, is a warning. Holes inside a response are normal (tool output).
     """
     trained_N = given(batch.trained_N)
     if not batch.flat.lengths_B.sum():
@@ -73,7 +73,7 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
                 ],
                 cause="they were rejected (a filter, a quality check, an environment that failed) by their mask alone: "
                 "the baseline is of answers that are not trained on, and a group's advantages no longer add up to 0. "
-                "Leave them out of the group as well; where nothing was rejected on purpose, it is the mask that is wrong",
+                "Leave them out of the group as well; where nothing was rejected on purpose, the mask is wrong",
             )
             return
         yield finding(

@@ -105,11 +105,11 @@ FEWEST = 5
 def one_sided(log: RunLog) -> Iterator[Finding]:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
-    same number in every step (a clamp; not where groups of a size give just that number, as two responses give .7071), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps
-    and more (a constant is added; where no critic's values are logged): a warning. An advantage past 30 times the
-    rewards' range (or mean, where no range is logged; or 1, where that is smaller) is an error: a std of 0 was divided
-    by. Means of 0 are no bound: all
-    advantages are 0 there.
+    same number in every step (a clamp; not where groups of a size give just that number, as two responses give .7071),
+    or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a constant is added; where
+    no critic's values are logged): a warning. An advantage past 30 times the rewards' range (or mean, where no range is
+    logged; or 1, where that is smaller) is an error: a std of 0 was divided by. Means of 0 are no bound: all advantages
+    are 0 there.
     """
     if log.get("advantage_min") is None:
         yield from _never_above(log)
