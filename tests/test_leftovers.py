@@ -176,11 +176,11 @@ def test_a_recorder_that_is_ended_leaves_what_the_next_one_takes_away(
     for _ in range(20):
         assert process.stdout.readline().startswith(b"recorded")
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     if number is not signal.SIGKILL:
         assert ran.left() == []
     after = ran.start("-c", _TRAINER.replace("range(int", "range(10**6, 10**6 + int"), str(dump), kind, "2")
-    said = after.communicate(timeout=60)[0]
+    said = after.communicate(timeout=240)[0]
     assert after.returncode == 0, said[-2000:]
     assert ran.left() == []
 
