@@ -88,6 +88,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b"
         r"|^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
     ),
+    # A bar of data that stands at 0 after 10 minutes and more: a worker that never began.
+    (
+        "stalled",
+        r"^\s*(?:Map|Filter|Generating|Tokeniz|Loading|Preprocess|Process|Creating|Saving|Flattening|Running tokenizer|"
+        r"Grouping|Extracting|Applying|Adding)[^|]{0,80}\b0%\|[^|]{0,200}\|\s*0/\d+ \[(?:\d+:\d\d|[1-5]\d):\d\d<\?",
+    ),
     # What goes on, and is worth knowing of.
     (
         "notice",
@@ -97,7 +103,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
-        r"|average ratio of batch|to instantiate a model of type|but the current dype|but the current dtype"
+        r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type|but the current dype|but the current dtype"
         r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
@@ -137,7 +143,7 @@ HINT = regex(
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
     r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch"
-    r"|:\d{1,6}\)$|torch/dist"
+    r"|just got forked|:\d\d<\?, |:\d{1,6}\)$|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

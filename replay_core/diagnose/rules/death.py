@@ -27,6 +27,8 @@ _RELAYED = regex(r"Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBac
 _GONE = regex(r"remote process exited|[Cc]onnection (?:closed|reset)|ncclRemoteError")
 #: NCCL's own failures that no other rank has caused.
 _ALONE = regex(r"nccl(?:System|Internal|InvalidUsage|UnhandledCuda)\w*|invalid usage|unhandled (?:system|cuda) error")
+#: How a process ends after a C++ exception or an assertion, which is told before it or by another line.
+_ABORT = regex(r"terminate called|SIGABRT|exitcode: -6\b|signal: 6\b|Signal 6\b|Received 6 |\bAborted\b")
 #: What a launcher or scheduler does to the others, and says of the one that failed.
 _ENDED = regex(
     r"SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending|[Ee]xit(?:ed with)? "
@@ -86,6 +88,8 @@ def _waited_in_vain(one: Told) -> bool:
 def _follows(one: Told) -> bool:
     """Whether a line only tells that another process has ended."""
     if one.kind == "killed":
+        if _ABORT.search(one.text):
+            return True
         return _SIGKILL.search(one.text) is None and _ENDED.search(one.text) is not None
     if one.kind in ("oom", "oom_host"):
         return False
@@ -135,6 +139,8 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
         cause = died if cause == _UNCAUGHT else cause
     by_hand = _BY_HAND.search(one.text) is not None
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
+    if one.kind == "traceback" and (judge := _judge(one)) is not None:
+        cause, next_step = judge
     what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else in_short(cause))
     words = what if hang is not None else f"{what}: {_words(one)}" if what else _words(one)
     hung = hang is not None or _HUNG.search(one.text) is not None
@@ -256,6 +262,46 @@ def _frame(one: Told) -> list[Evidence]:
 
 
 _UNCAUGHT = "an exception that nobody caught"
+#: Frames of a reward function: its file or its name.
+_JUDGE = regex(r"(?i)File \"[^\"]*(?:reward|verifier|grader|judge|scor(?:e|er|ing))\w*\.py\"|, in \w*(?:compute_score|"
+               r"reward|verify|judge|grade_|score_)\w*$")  # fmt: skip
+_NAMED = regex(r"(?i)\b\w*(?:reward|compute_score|verify|judge|grade)\w*\(\) (?:missing|got an unexpected|takes)")
+_LACKS = regex(r"^KeyError\b|missing \d+ required (?:positional|keyword)")
+_GIVEN = regex(r"unexpected keyword argument|takes \d+ positional")
+_RAISED = regex(
+    r"^(?:[\w.]*\.)?(?:Index|Type|Attribute|Value|ZeroDivision|Assertion|Recursion|JSONDecode|Parse|Syntax)Error"
+)
+#: Words of failures that have a cause of their own wherever they are raised.
+_ELSEWHERE = regex(
+    r"(?i)time|connect|memory|CUDA|network|http|signal|pickle|No module|import|rate limit|size of tensor"
+)
+
+
+def _judge(one: Told) -> tuple[str, str] | None:
+    """Cause and next step of an exception that the reward function raises on what it is given; None of any other."""
+    first, *frames = one.text.splitlines()
+    own = [frame for frame in frames if frame.startswith("File ")]
+    called = _NAMED.search(first) is not None
+    if not called and (not own or not _JUDGE.search(own[-1]) or _ELSEWHERE.search(first)):
+        return None
+    if _LACKS.search(first):
+        return (
+            "the reward function needs what the sample does not have: a column of the data set (or a key of its "
+            "extra_info) that is missing or named otherwise",
+            "print one sample's keys; rename the column, or read it by .get and say so where it is missing",
+        )
+    if _GIVEN.search(first):
+        return (
+            "the reward function is called with arguments that it does not take: every column of the data set, and "
+            "what this version of the trainer adds, comes as a keyword",
+            "let it take **kwargs; compare its signature with the version's documentation",
+        )
+    if not _RAISED.search(first) or "trainer" in own[-1]:
+        return None
+    return (
+        "the reward function raises on a response or a sample: a form of answer it does not expect",
+        "call it by hand on the sample that it fails on; catch it, count it, and do not score it 0 in silence",
+    )
 
 
 def _blamed(one: Told) -> tuple[str, str]:

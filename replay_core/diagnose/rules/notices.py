@@ -150,6 +150,13 @@ _TABLE: tuple[_Notice, ...] = (
         "/tmp/ray or the output folder is on a full disk", "df -h; move Ray's _temp_dir; keep fewer checkpoints",
     ),
     _Notice(
+        regex(r"process just got forked, after parallelism"), "info", "time",
+        "a process was forked after the tokenizer had used its threads: harmless, unless a worker hangs",
+        "the tokenizers library switches its threads off in the fork; data workers (datasets.map, a DataLoader) that "
+        "stand at 0 % behind this line wait for a lock that no thread of theirs will open",
+        "TOKENIZERS_PARALLELISM=false before the first import; num_proc=1 tells whether it is the fork",
+    ),
+    _Notice(
         regex(r"but the current dt?ype"), "warning", "logprobs",
         "flash attention is asked for on a model in float32", "the model is loaded without torch_dtype",
         "torch_dtype=torch.bfloat16",

@@ -18,17 +18,20 @@ LINES, LONG = 5, 900.0
 #: Without a clock, so many lines in a row.
 MANY = 20
 _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
+_ELAPSED = regex(r"\[([\d:]+)<\?")
 _FOR = regex(r"\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|minutes|h|hours)\b")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@rule("L26", "the run waits and goes no further", link="time", scope="signals", needs=("event:waiting",),
+@rule("L26", "the run waits and goes no further", link="time", scope="signals", needs=("event:waiting|event:stalled",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
-    clock or by what they say, or 20 and more without one: a warning.
+    clock or by what they say, or 20 and more without one: a warning. So is a bar of data preparation (Map, Filter) that
+    stands at 0 after 10 minutes and more.
     """
     last = log.last_lines()
+    yield from _stands_at_0(log)
     after = [one for one in log.events("waiting") if (one.point.line or 0) > last.get(one.point.path, 0)]
     by_words: dict[str, list[Told]] = {}
     for one in after:
@@ -54,6 +57,29 @@ def waits(log: RunLog) -> Iterator[Finding]:
         "a "
         "worker that is stuck, a message that was lost), and nothing times out",
         next_step="look at the other process: py-spy dump --pid PID on both sides shows where each stands",
+    )  # fmt: skip
+
+
+def _stands_at_0(log: RunLog) -> Iterator[Finding]:
+    """A bar of the data at 0, and no metric behind it."""
+    last = log.last_lines()
+    bars = [one for one in log.events("stalled") if (one.point.line or 0) > last.get(one.point.path, 0)]
+    if not bars:
+        return
+    bar, since = bars[-1], _ELAPSED.search(bars[-1].text)
+    forked = any("just got forked" in one.text for one in log.events("notice"))
+    yield finding(
+        "warning",
+        f"the data workers hang: {bar.text.split(':')[0].strip()} stands at 0 after {since[1] if since else 'minutes'}"
+        + (", behind a fork of a tokenizer that had used its threads" if forked else ""),
+        bar.point.where(),
+        evidence=[shown("line", bar.text[:160], None, f"line {bar.point.line}")],
+        cause=("a forked worker waits for a lock of the tokenizer's threads, which the fork did not take along (or for "
+               "another lock that was held: a logger's, OpenMP's)" if forked else
+               "a worker never began: a lock that was held when it was forked, a file or network that does not "
+               "answer, or a function that takes as long for its first batch"),
+        next_step="TOKENIZERS_PARALLELISM=false before the first import, num_proc=1 to see whether it is the fork; "
+        "py-spy dump --pid PID of a worker shows where it stands",
     )  # fmt: skip
 
 
