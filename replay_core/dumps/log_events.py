@@ -103,7 +103,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
-        r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type|but the current dype|but the current dtype"
+        r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
+        r"|but the current dype|but the current dtype"
         r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
@@ -156,6 +157,8 @@ _BEFORE = (
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
 _FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
 _BEGINS = "Traceback (most recent call last)"
+#: Kinds whose lines keep what stands before them: the clock tells for how long.
+_BY_CLOCK = ("waiting", "engine")
 #: What Python says of an exception that ends nothing.
 _HARMLESS = "Exception ignored in"
 
@@ -189,7 +192,7 @@ class Watch:
             return self._event(line)
         found = self._event(replace(line, text=line.text[prefix.end() :]))
         # How long it waits is told by the clock.
-        return replace(found, text=line.text.strip()[:_LONGEST]) if found and found.kind == "waiting" else found
+        return replace(found, text=line.text.strip()[:_LONGEST]) if found and found.kind in _BY_CLOCK else found
 
     def _event(self, line: TrainerLine) -> Event | None:
         is_frame, is_indented = _FRAME.match(line.text), line.text[:1].isspace()

@@ -157,6 +157,45 @@ def never_a_number(log: RunLog) -> Iterator[Finding]:
     )
 
 
+#: Of a mean over tokens whose advantages are of the size 1, the gradient's norm is 1 and less to some tens; of a sum
+#: over one response's tokens, some times its length. What is past this times the length is added up over the batch.
+SUMMED, AT_LEAST = 10.0, 50.0
+
+
+@rule("L37", "the gradient is a sum over the batch", link="loss", scope="signals",
+      needs=("grad_norm", "response_length"),
+      source="verl loss_agg_mode, TRL loss_type: each of them divides by samples or tokens")  # fmt: skip
+def summed(log: RunLog) -> Iterator[Finding]:
+    """The gradient norm (before clipping) is over 50 in each of 8 steps and more, and its median over 10 times the mean
+    response length: a warning. A loss that is summed over each response's tokens is divided by the samples and comes to
+    a few times the length. Where rewards are larger than 1 (as far as logged), by as much more; not where it leaps
+    within the run, or a critic is trained.
+    """
+    series, length = given(log.get("grad_norm")), log.get("response_length")
+    values = series.finite
+    if length is None or not length.finite or len(values) < trends.MIN_STEPS or log.has("value_loss"):
+        raise Skip(f"needs grad_norm and the mean response length of {trends.MIN_STEPS} steps, and no critic")
+    now, long = median(values), max(median(length.finite), 1.0)
+    rewards = [abs(each) for name in ("reward", "reward_max", "reward_min") for one in log.all(name)[:1]
+               for each in one.finite]  # fmt: skip
+    size = max([1.0, *rewards])
+    if min(values) < AT_LEAST * size or now < SUMMED * long * size or max(values[:4]) * EXPLODED < max(values):
+        return
+    yield finding(
+        "warning",
+        f"the gradient norm is large in every step: {series.name} is {now:.3g}, {now / long:.3g} times the mean "
+        f"response length of {long:.3g}: the loss is most likely a sum over all tokens, not divided by them",
+        series.points[0].where(series.name),
+        evidence=[series.shown(now, f"< {SUMMED:g} x {long:.3g}"), length.shown(long)],
+        cause="the loss is added up over tokens and samples (or micro-batches) and never divided: its size, and the "
+        "update's unless it is clipped, hang on how many tokens a batch has; or another scale of the loss (an fp16 "
+        "loss scale that is not taken off, advantages that are not normalised)",
+        next_step="print the loss of one micro-batch and of its half: a mean stays, a sum halves; rldbg record -- YOUR "
+        "COMMAND, then rldbg diagnose rldbg-dump --rule D28",
+        steps=series.steps(),
+    )
+
+
 def _leap(values: list[float]) -> tuple[int, int] | None:
     """The place from which on every value (3 and more) is over 5 times all before it (4 and more), and how many they
     are; None where there is none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median
 
 from replay_core.diagnose import trends
@@ -16,12 +17,17 @@ LOST = 0.15
 
 
 @rule("L20", "held-out results fall while the reward rises", link="trend", scope="signals",
-      needs=("held_out", "reward"), source="arXiv 2210.10760 (over-optimisation of a reward)")  # fmt: skip
+      needs=("held_out", "reward"), explains=("D01", "D03", "L09"),
+      source="arXiv 2210.10760 (over-optimisation of a reward)")  # fmt: skip
 def overfits(log: RunLog) -> Iterator[Finding]:
     """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
-    .15 of its first level (medians of 3), while the reward of training rises: a warning.
+    .15 of its first level (medians of 3), while the reward of training rises: a warning. An error where it is lost: a
+    result of .3 and more at first that falls to a quarter of it and never comes back, over 4 evaluations and more.
     """
     reward = given(log.get("reward"))
+    if (lost := _lost(log, reward)) is not None:
+        yield lost
+        return
     known = [series for series in log.all("held_out") if len(series.finite) >= trends.MIN_STEPS]
     if not known:
         raise Skip(f"needs {trends.MIN_STEPS} evaluations")
@@ -45,6 +51,36 @@ def overfits(log: RunLog) -> Iterator[Finding]:
                 steps=series.steps(),
             )
             return
+
+
+#: What a result was at least, and what is left of it where it is lost.
+HAD, LEFT = 0.3, 0.25
+
+
+def _lost(log: RunLog, reward: Series) -> Finding | None:
+    """A held-out result that is lost within 4 evaluations and more, each no higher than the one before, while the
+    reward of training comes to more than it was.
+    """
+    paid = reward.finite
+    if len(paid) < trends.MIN_STEPS or median(paid[-4:]) < paid[0] + 0.2 * abs(paid[0]) or not trends.rises(paid):
+        return None
+    for series in log.all("held_out"):
+        values = series.finite
+        falls = all(b <= a for a, b in pairwise(values))
+        if len(values) < 4 or not falls or values[0] < HAD or max(values[2:]) > LEFT * values[0]:
+            continue
+        return finding(
+            "error",
+            f"{series.name} falls from {values[0]:.3g} to {values[-1]:.3g} while {reward.name} rises from "
+            f"{paid[0]:.3g} to {median(paid[-4:]):.3g}: the reward pays for the opposite of what the validation asks",
+            series.last.where(series.name),
+            evidence=[series.shown(values[-1], f">= {values[0]:.3g}"), reward.shown(paid[-1], f"was {paid[0]:.3g}")],
+            cause="the judge is inverted (wrong answers earn 1), or it pays for something else than a right answer, "
+            "which the policy has found; a validation that broke would not fall with it step by step",
+            next_step="score one right and one wrong response by hand with the judge of the training",
+            steps=series.steps(),
+        )
+    return None
 
 
 #: How many times all before, and below which no reward of training prompts is what it was.

@@ -36,7 +36,9 @@ _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
       explains=("D46", "D55", "L14"),
       source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
 def rate(log: RunLog) -> Iterator[Finding]:
-    """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still).
+    """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still);
+    of 3 steps and more where gradients are finite and not 0: a warm-up has but its first step at 0, and a loss scale
+    that skips steps has no finite gradient.
     One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer than
     the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, one of 12 that began
     at 0 and in which entropy, length and reward rest to a fiftieth, and any of 40 steps and more; of 16 from 0 on it is
@@ -44,8 +46,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
     """
     series = given(log.get("learning_rate"))
     values = series.finite
-    if len(values) < FEWEST:
-        raise Skip(f"needs the learning rate of {FEWEST} steps")
+    if len(values) < FEWEST and (any(values) or len(values) < 3 or not _has_gradients(log)):
+        raise Skip(f"needs the learning rate of {FEWEST} steps, or one of 0 in 3 with gradients")
     if not any(values):
         yield finding(
             "warning",
@@ -121,6 +123,12 @@ def rate(log: RunLog) -> Iterator[Finding]:
             next_step="compare warmup_steps with the number of optimizer steps",
             steps=series.steps(),
         )  # fmt: skip
+
+
+def _has_gradients(log: RunLog) -> bool:
+    """Whether every logged gradient norm is finite and over 0."""
+    grads = log.get("grad_norm")
+    return grads is not None and len(grads.points) >= 3 and all(math.isfinite(each) and each for each in grads.values)
 
 
 #: Share of itself by which a figure that rests wavers.

@@ -877,7 +877,8 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     yield finding(
         "info" if usual else "error" if limit.is_past(now, limit.error) else "warning",
-        f"engine and trainer disagree: {series.name} is {now:.3g}" + (_LATE if late else _steady(series, limit)),
+        f"engine and trainer disagree: {series.name} is {now:.3g}"
+        + (_LATE if late else _steady(series, limit) or _grown(series, limit)),
         past[0].where(series.name),
         evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
         cause=_LATE_CAUSE
@@ -886,6 +887,10 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         "are shifted by one token, tokens that were re-tokenised or belong to other samples, tokens in the loss mask "
         "that no engine sampled such as padding, prompt or tool output, or another model"
         if other
+        else "weights that are not all sent to the engine, or late: part of the layers, or all, stay behind "
+        "from update to update; another precision, template or temperature would show in the first step as well "
+        "(a precision that costs more as the policy moves, such as quantised weights, grows more slowly)"
+        if _grown(series, limit)
         else "another precision or kernel, dropout left on, a temperature or top-p that one side applies, weights "
         "that were not synced, a chat template, packing, tokens in the loss mask that no engine sampled such as "
         "padding, prompt or tool output: the log has one number for all of them",
@@ -902,6 +907,24 @@ def _steady(series: Series, limit: Limit) -> str:
     if not all(limit.is_past(value, limit.warning) for value in values[:3]):
         return ""
     return ", and as much from the first step on, which old weights do not make"
+
+
+#: How many times the first step's figure makes it a growth from next to nothing.
+GROWN = 20.0
+
+
+def _grown(series: Series, limit: Limit) -> str:
+    """What it adds that both agreed in the first step, before any update, and part over those that follow."""
+    values = series.finite
+    if limit.side < 0 or len(values) < trends.MIN_STEPS or series.signal == "mult_prob_error":
+        return ""
+    first, steps = values[0], [point.step for point in series.points]
+    if not 0 < first < limit.warning / 3 or steps[0] not in (0, 1) or float(np.median(values[-4:])) < GROWN * first:
+        return ""
+    # A single update that leaps to what it stays at is one update's age: told apart elsewhere.
+    if float(np.median(values[2:5])) < 2 * values[1] and max(values[5:]) < 2 * values[1]:
+        return ""
+    return f", and {first:.2g} in the first step: it grows with the updates, as weights do that the engine does not get"
 
 
 def stated_temperature(batch: StepBatch) -> float | None:

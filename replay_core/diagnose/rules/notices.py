@@ -171,6 +171,55 @@ _TABLE: tuple[_Notice, ...] = (
 )  # fmt: skip
 
 
+#: An engine's account of itself with one request running and none waiting, and no prompt that comes in.
+_ALONE = regex(r"Avg prompt throughput: 0\.0 tokens/s.*Running: 1 reqs?, "
+               r"(?:Swapped: 0 reqs, )?(?:Pending|Waiting): 0 reqs"
+               r"|#running-req: 1,(?!.*#queue-req: [1-9])")  # fmt: skip
+_ENGINE = regex(r"Engine (\d+)|\b(?:pid=|DP|TP)(\d+)")
+_CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
+#: Seconds that one request generates alone before the batch is told to wait for it; and lines of it.
+LONG, LINES = 300, 3
+
+
+def _alone(log: RunLog) -> tuple[list[Told], int]:
+    """The longest stretch of an engine's lines with one request running, and its seconds by their clock."""
+    runs: dict[str, list[Told]] = {}
+    best: tuple[list[Told], int] = ([], 0)
+    for told in log.events("engine"):
+        name = _ENGINE.search(told.text)
+        key = name[0] if name else ""
+        if not _ALONE.search(told.text):
+            runs[key] = []
+            continue
+        run = runs.setdefault(key, [])
+        run.append(told)
+        clocks = [_CLOCK.search(one.text) for one in (run[0], told)]
+        first, last = (int(m[1]) * 3600 + int(m[2]) * 60 + int(m[3]) if m else 0 for m in clocks)
+        if len(run) >= LINES and (last - first) % 86400 > best[1]:
+            best = [*run], (last - first) % 86400
+    return best
+
+
+def _long_tail(log: RunLog) -> Iterator[Finding]:
+    lines, waited = _alone(log)
+    if waited < LONG:
+        return
+    yield finding(
+        "warning",
+        f"one request generates alone for {waited / 60:.3g} minutes: the batch waits for its longest response",
+        lines[0].point.where(),
+        link="time",
+        evidence=[
+            shown("line", lines[-1].text.splitlines()[0][:200], None, f"line {lines[-1].point.line}"),
+            shown("seconds with one request running", waited, f"< {LONG}"),
+        ],
+        cause="the long tail of synchronous generation: all other responses have ended, and the GPUs idle until the "
+        "longest has (it may never end by itself, and run to the limit of tokens)",
+        next_step="look whether it ends or loops; a smaller limit of tokens, partial or asynchronous rollouts",
+        steps=steps_of(told.point for told in lines),
+    )
+
+
 #: A head that is to be trained begins at random.
 _BY_DESIGN = regex(r"newly initialized.*(?:score|v_head|value_head|classifier|summary)\.")
 #: A checkpoint of a run of one's own, by its name.
@@ -189,8 +238,10 @@ def _goes_on(log: RunLog) -> bool:
 def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
     inputs without a gradient, greedy generation, weights newly initialized, skipped batches, spilled objects, reward
-    functions that fail. Each as bad as the table says, at its own link, with how many lines say so.
+    functions that fail. Each as bad as the table says, at its own link, with how many lines say so. An engine with one
+    request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail.
     """
+    yield from _long_tail(log)
     found: dict[int, list[Told]] = {}
     for told in log.events("notice", "engine", "not_finite"):
         at = next((at for at, each in enumerate(_TABLE) if each.pattern.search(told.text)), None)

@@ -15,6 +15,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.figures import agree, together
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
 
 #: Steps on each side of a fall-back, and of its beginning.
 SIDE = 4
@@ -299,9 +300,15 @@ def values_clipped(log: RunLog) -> Iterator[Finding]:
       source="an evaluation that runs on weights nobody updates, or is cached")  # fmt: skip
 def evaluation_stands(log: RunLog) -> Iterator[Finding]:
     """A held-out result exactly the same, and neither 0 nor 1, in 5 evaluations and more, while the reward of training
-    rises or falls by more than chance explains: a warning.
+    rises or falls by more than chance explains: a warning. Or every held-out result 0 in each of 4 evaluations and
+    more, while the reward of training, between 0 and 1, is over .3 in half of the steps: a warning, and worth knowing
+    where another set is held out than is trained on, as far as its name tells (a contest's problems).
     """
     reward = log.get("reward")
+    never = _never_right(log, reward)
+    if never is not None:
+        yield never
+        return
     if reward is None or abs(trends.drift(reward.finite)) <= trends.DRIFT_Z:
         raise Skip("needs a reward of training that rises or falls")
     for series in log.all("held_out"):
@@ -319,6 +326,34 @@ def evaluation_stands(log: RunLog) -> Iterator[Finding]:
                 steps=series.steps(),
             )
             return
+
+
+#: Evaluations, and the reward of training, from which a result of 0 is none of chance.
+EVALUATIONS, PAID = 4, 0.3
+_HARD = regex(r"(?i)aime|amc|hmmt|olymp|contest|hard|gpqa|frontier|hle|codeforces|swe|usamo|brumo|minerva|livecode")
+
+
+def _never_right(log: RunLog, reward: Series | None) -> Finding | None:
+    """All results of all evaluations 0, while the training is paid."""
+    held = [series for series in log.all("held_out") if len(series.finite) >= EVALUATIONS]
+    if reward is None or not held or any(any(series.finite) for series in log.all("held_out")):
+        return None
+    least, now = min(reward.finite, default=0.0), trends.level(reward.finite)
+    if least < 0 or max(reward.finite, default=0.0) > 1 or median(reward.finite) < PAID:
+        return None
+    series = held[0]
+    return finding(
+        "info" if all(_HARD.search(one.name) for one in held) else "warning",
+        f"the evaluation stays at 0 while training is paid {now:.3g}: {series.name} is 0 in all "
+        f"{len(series.finite)} evaluations",
+        series.points[0].where(series.name),
+        evidence=[series.shown(0.0, "> 0"), reward.shown(now)],
+        cause="the validation asks or judges otherwise than the training: another prompt template, another parser or "
+        "answer format, a limit of tokens that cuts its answers, greedy decoding of a broken engine, or problems that "
+        "are far harder",
+        next_step="read ten responses of the validation beside their prompts, and score one by hand with both judges",
+        steps=series.steps(),
+    )
 
 
 #: Share of groups without a spread that is nearly all of them, and how much less it was at first.

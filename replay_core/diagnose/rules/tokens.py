@@ -24,6 +24,8 @@ from replay_core.diagnose.stating import finding, share, shown
 MANY, MOST = 0.25, 0.97
 #: Of a log, the share of cut responses that is a warning as a habit of many steps.
 MOSTLY, HABIT = 0.85, 16
+#: The share of cut responses in every one of a few steps from which it is one, too.
+ALL_BUT = 0.98
 #: Below this share of cut responses a run may do well with them.
 HALF = 0.5
 #: Fewer responses than this all being cut off is chance.
@@ -116,7 +118,8 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
 
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
     info; so it is below 0.5 where a reward over 0 does not fall over 8 steps and more, and no more are cut than before
-    (an agent's limit of turns); a warning where hardly any ends (0.97, in 8 steps and more; 0.85, in 16). With a
+    (an agent's limit of turns); a warning where hardly any ends (0.97, in 8 steps and more; 0.85, in 16;
+    0.98 in each of 2 and more, their mean length within .01 of the limit). With a
     reward of 0 for all of them it is the cause of D01.
     Skipped where the longest response is one token: each ends at the limit, as it is meant to.
     """
@@ -139,6 +142,8 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     )  # fmt: skip
     teaches = teaches or holds
     always = (now >= MOST and count >= trends.MIN_STEPS) or (now >= MOSTLY and count >= HABIT)
+    # Of fewer steps: hardly any response has ended in any of them, and the mean is next to the limit.
+    always = always or (count >= 2 and min(series.finite) >= ALL_BUT and _at_the_limit(log))
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
     yield finding(
         ("warning" if always else "info") if teaches else "error" if now >= 1 or nothing else "warning",
@@ -151,6 +156,14 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
         "rldbg diagnose rldbg-dump --rule D19",
         steps=steps_of(p for p in series.points if p.value >= MANY),
     )
+
+
+def _at_the_limit(log: RunLog) -> bool:
+    """Whether the mean length lies within a hundredth of the longest response of each step."""
+    mean, longest = log.get("response_length"), log.get("response_length_max")
+    if mean is None or longest is None or len(mean.finite) != len(longest.finite):
+        return False
+    return all(each >= 0.99 * top for each, top in zip(mean.finite, longest.finite, strict=True))
 
 
 def _from_the_start(series: Series, longest: list[float]) -> str:
