@@ -12,16 +12,17 @@ from replay_core.diagnose.stating import finding, shown
 
 #: Steps in which it is lost, and what is left of the first reward in every step after them.
 WITHIN, LEFT = 6, 0.1
+#: Less than this a few answers that were right by chance make.
+AT_FIRST = 0.1
 
 
-@rule("L36", "the reward is lost from the first update on", link="loss", scope="signals", needs=("reward",), lasts=True,
-      explains=("D01", "D03", "D20", "D25", "L08", "L09", "L10", "L17", "L20"),
+@rule("L36", "the reward is lost from the first update on", link="loss", scope="signals", needs=("reward",),
+      lasts=True, explains=("D01", "D03", "D20", "D25", "L08", "L09", "L10", "L17", "L20"),
       source="a sign that is turned in loss or advantage")  # fmt: skip
 def lost(log: RunLog) -> Iterator[Finding]:
-    """The reward, over 0 in the first step, falls in each of the next 2, to a tenth of the first within 6 steps, and
+    """The reward, .1 and more in the first step, falls in each of the next 2, to a tenth of the first within 6 steps, and
     stays below that in 8 steps and more: an error. What else breaks (length, answers cut off, entropy) comes after
-    it. Not where the first step has most answers cut off already, or its prompts are another number of turns: what is
-    compared is one run's own reward.
+    it. Not where a held-out result rises.
     """
     series = given(log.get("reward"))
     values = series.values
@@ -29,7 +30,7 @@ def lost(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"needs the reward of {trends.MIN_STEPS + 3} steps")
     first = values[0]
     gone = next((at for at, value in enumerate(values) if value <= LEFT * first), len(values))
-    falls = first > 0 and values[1] < first and values[2] < values[1]
+    falls = first >= AT_FIRST and values[1] < first and values[2] < values[1]
     if (
         not falls
         or not 2 <= gone < WITHIN
