@@ -59,6 +59,9 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "usable, a limit of the "
      "container (memlock, /dev/shm) or a peer that is gone",
      "NCCL_DEBUG=INFO names the call; NCCL_SOCKET_IFNAME=IFACE; NCCL_IB_DISABLE=1 tells whether it is InfiniBand"),
+    (r"HCCL function error|hccl api failed|ERR02200|EI00\d\d",
+     "a call of Ascend's HCCL failed: ranks that do not meet, a device that is held, or an error of a peer before",
+     "the plog of the device (~/ascend/log) names the code; npu-smi info; the first error of any other rank"),
     (r"ncclInvalidUsage", "NCCL was used wrongly: two ranks on one GPU, or tensors of another device or shape",
      "NCCL_DEBUG=WARN names it"),
     (r"DistStoreError|client socket has (?:failed|timed out)|Rendezvous(?:Timeout|Connection|Closed)\w*Error"
@@ -430,6 +433,9 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
     (r"ReadTimeout|ConnectTimeout|TimeoutError|TimeoutExpired|Timeout(?:Exception)?\b|[Tt]imed out",
      "something did not answer in time: a server (judge, sandbox, engine), a lock or a subprocess",
      "the frame names what was waited for; look whether it lives, and its own log"),
+    (r"Request failed: [45]\d\d|Internal Server Error|50[234] (?:Server Error|Bad Gateway|Service Unavailable)",
+     "a server (engine, judge, sandbox) answered with an error: what failed stands in its own log",
+     "the server's log at that time; send it the request by hand"),
     (r"Connection ?[Rr]efused(?:Error)?|Cannot connect to host|Failed to establish a new connection",
      "no server listens there: it did not start, died, or the address is another", "curl the address from that node"),
     (r"ZeroDivisionError|division by zero", "a division by 0: a batch, group or mask with nothing in it",

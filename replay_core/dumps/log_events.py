@@ -41,6 +41,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"\(\S*(?:torch/distributed|c10d|nccl)\S*:\d+\)$"
         r"|^\s+(?:\w*update_named_param\w*|\w*update_weights?\w*|\w*sync_weights?\w*|\w*_to_vllm|\w*_to_sglang) "
         r"\(\S+:\d+\)$"
+        r"|collective timeout from (?:local )?rank \d+"
         r"|Timeout at NCCL work|[Tt]imed out waiting \d+ ?ms for (?:recv|send|\w+ operation)|failed to pass "
         r"monitoredBarrier"
         r"|nccl(?:UnhandledCuda|System|Internal|Remote)Error|detected by watchdog at work",
@@ -92,7 +93,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "stalled",
         r"^\s*(?:Map|Filter|Generating|Tokeniz|Loading|Preprocess|Process|Creating|Saving|Flattening|Running tokenizer|"
-        r"Grouping|Extracting|Applying|Adding)[^|]{0,80}\b0%\|[^|]{0,200}\|\s*0/\d+ \[(?:\d+:\d\d|[1-5]\d):\d\d<\?",
+        r"Grouping|Extracting|Applying|Adding)[^|]{0,80}\b0%\|[^|]{0,200}\|\s*0/\d+ \[(?:\d+:\d\d|[1-5]\d):\d\d<\?"
+        r"|^\s*Generating \w+ split: 0 examples \[(?:\d+:\d\d|[1-5]\d):\d\d, \?",
     ),
     # What goes on, and is worth knowing of.
     (
@@ -144,7 +146,7 @@ HINT = regex(
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
     r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch"
-    r"|just got forked|:\d\d<\?, |:\d{1,6}\)$|torch/dist"
+    r"|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

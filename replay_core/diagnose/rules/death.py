@@ -263,14 +263,17 @@ def _frame(one: Told) -> list[Evidence]:
 
 _UNCAUGHT = "an exception that nobody caught"
 #: Frames of a reward function: its file or its name.
-_JUDGE = regex(r"(?i)File \"[^\"]*(?:reward|verifier|grader|judge|scor(?:e|er|ing))\w*\.py\"|, in \w*(?:compute_score|"
-               r"reward|verify|judge|grade_|score_)\w*$")  # fmt: skip
+_JUDGE = regex(
+    r"(?i)File \"[^\"]*(?:reward|verifier|grader|judge|scor(?:e|er|ing))(?:\w*|s?(?:_\w+)?/\w+)\.py\""
+    r"|, in \w*(?:compute_score|reward|verify|judge|grade_|score_)\w*$"
+)
 _NAMED = regex(r"(?i)\b\w*(?:reward|compute_score|verify|judge|grade)\w*\(\) (?:missing|got an unexpected|takes)")
 _LACKS = regex(r"^KeyError\b|missing \d+ required (?:positional|keyword)")
 _GIVEN = regex(r"unexpected keyword argument|takes \d+ positional")
-_RAISED = regex(
-    r"^(?:[\w.]*\.)?(?:Index|Type|Attribute|Value|ZeroDivision|Assertion|Recursion|JSONDecode|Parse|Syntax)Error"
-)
+_RAISED = regex(r"^(?:[\w.]*\.)?(?:Index|Type|Attribute|Value|ZeroDivision|Recursion|JSONDecode|Parse|Syntax)Error")
+#: What a trainer says of rewards that it cannot put into a tensor.
+_RETURNED = regex(r"must be real number, not|expanded size of the tensor|too many dimensions|not iterable|no len\(\)")
+_GATHERS = regex(r", in _?(?:calculate|compute|gather|get|score)\w*reward\w*$")
 #: Words of failures that have a cause of their own wherever they are raised.
 _ELSEWHERE = regex(
     r"(?i)time|connect|memory|CUDA|network|http|signal|pickle|No module|import|rate limit|size of tensor"
@@ -295,6 +298,12 @@ def _judge(one: Told) -> tuple[str, str] | None:
             "the reward function is called with arguments that it does not take: every column of the data set, and "
             "what this version of the trainer adds, comes as a keyword",
             "let it take **kwargs; compare its signature with the version's documentation",
+        )
+    if own and _GATHERS.search(own[-1]) and _RETURNED.search(first):
+        return (
+            "the reward function does not return one number for each response: None, a list of another length, or "
+            "lists in it",
+            "call it by hand on one batch, and print what it returns; a branch without a return gives None",
         )
     if not _RAISED.search(first) or "trainer" in own[-1]:
         return None

@@ -20,8 +20,8 @@ AT_FIRST = 0.1
       lasts=True, explains=("D01", "D03", "D20", "D25", "L08", "L09", "L10", "L17", "L20"),
       source="a sign that is turned in loss or advantage")  # fmt: skip
 def lost(log: RunLog) -> Iterator[Finding]:
-    """The reward, .1 and more in the first step, falls in each of the next 2, to a tenth of the first within 6 steps, and
-    stays below that in 8 steps and more: an error. What else breaks (length, answers cut off, entropy) comes after
+    """The reward, .1 and more in the first step, falls in each of the next 2, to a tenth of the first within 6 steps,
+    and stays below that in 8 steps and more: an error. What else breaks (length, answers cut off, entropy) comes after
     it. Not where a held-out result rises.
     """
     series = given(log.get("reward"))

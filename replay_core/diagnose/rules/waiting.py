@@ -18,7 +18,7 @@ LINES, LONG = 5, 900.0
 #: Without a clock, so many lines in a row.
 MANY = 20
 _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
-_ELAPSED = regex(r"\[([\d:]+)<\?")
+_ELAPSED = regex(r"\[([\d:]+)(?:<|, )\?")
 _FOR = regex(r"\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|minutes|h|hours)\b")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

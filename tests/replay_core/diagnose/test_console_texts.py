@@ -124,6 +124,27 @@ FIRST: dict[str, tuple[str, str]] = {
         trl([{"completions/mean_length": 1022.0, "completions/max_length": 1024.0, "completions/clipped_ratio": 0.99}] * 2),
         r"cut at the token limit",
     ),
+    "a dump signal of another rank": (
+        "[rank6]:[E327 10:12:11.1 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0 Rank 6] Received a dump signal due to a collective timeout from rank 3 and we will try our best to dump the debug info. Last enqueued NCCL work: 412, last completed NCCL work: 411.\n"
+        + _ABORT,
+        r"collective was never joined",
+    ),
+    "rewards that are None": (
+        '  File "/trl/trainer/grpo_trainer.py", line 1190, in _calculate_rewards\n    rewards_per_func[:, i] = torch.tensor(output_reward_func, dtype=torch.float32, device=device)\n'
+        "TypeError: must be real number, not NoneType\n",
+        r"reward function does not return one number",
+    ),
+    "rewards of another number": (
+        '  File "/trl/trainer/grpo_trainer.py", line 1190, in _calculate_rewards\n'
+        "RuntimeError: The expanded size of the tensor (8) must match the existing size (4) at non-singleton dimension 0.  Target sizes: [8].  Tensor sizes: [4]\n",
+        r"reward function does not return one number",
+    ),
+    "a split that is never generated": ("Generating train split: 0 examples [35:12, ? examples/s]\n", r"data workers hang"),
+    "HCCL": (
+        "RuntimeError: The Inner error is reported as above. HCCL function error: HcclAllReduce, error code is 4\n",
+        r"HCCL failed",
+    ),
+    "a server that fails": ("Exception: Request failed: 500, Internal Server Error\n", r"server .*answered with an error"),
     "out of memory, then a wait in vain": (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 3 has a total capacity of 79.11 GiB of which 1.1 GiB is free.\n"
         "[rank0]:[E1003 04:11:52 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=88124, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600022 milliseconds before timing out.\n"

@@ -27,7 +27,8 @@ def severities(folder: Path, steps: list[Metrics]) -> dict[str, str]:
 
 def paid(rewards: list[float], **more: list[float | None]) -> list[Metrics]:
     return [
-        {"critic/score/mean": reward, "actor/grad_norm": 0.3 + 0.05 * math.sin(2 * at), "actor/entropy": 0.5 + 0.02 * math.sin(3 * at),
+        {"critic/score/mean": reward, "actor/grad_norm": 0.3 + 0.05 * math.sin(2 * at),
+         "actor/entropy": 0.5 + 0.02 * math.sin(3 * at),
          "response_length/mean": 700.0 + 9 * math.sin(5 * at), **{name: each[at] for name, each in more.items()}}
         for at, reward in enumerate(rewards)
     ]  # fmt: skip
