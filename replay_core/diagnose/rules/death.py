@@ -276,7 +276,7 @@ _RETURNED = regex(r"must be real number, not|expanded size of the tensor|too man
 _GATHERS = regex(r", in _?(?:calculate|compute|gather|get|score)\w*reward\w*$")
 #: Words of failures that have a cause of their own wherever they are raised.
 _ELSEWHERE = regex(
-    r"(?i)time|connect|memory|CUDA|network|http|signal|pickle|No module|import|rate limit|size of tensor"
+    r"(?i)timed? ?-?out|connect|memory|CUDA|network|http|signal|pickle|No module|import|rate limit|size of tensor"
 )
 
 
