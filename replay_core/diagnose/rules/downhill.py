@@ -59,7 +59,7 @@ def lost(log: RunLog) -> Iterator[Finding]:
         cause="the sign of the loss or of the advantages is turned, or the judge pays the opposite while the logged "
         "reward is another; else one update destroys the policy: a learning rate that is far too high, a loss that is "
         "summed and not divided. Lengths, cut answers and groups without a spread follow from it",
-        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump: a turned sign shows in the first "
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump; a turned sign shows in the first "
         "step's advantages and losses",
         steps=[p.step for p in series.points[gone:] if p.step is not None],
     )
