@@ -108,7 +108,8 @@ def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -
     varying = {rule.id for rule in chosen if rule.varies}
     checked = tuple(id for id, looking in seen.items() if looking.looked)
     skipped = tuple(Skipped(id, looking.why) for id, looking in seen.items() if not looking.looked)
-    notes = (*(f"not read: {what}" for what in case.unreadable), *case.repeated, *case.run.notes)
+    rounded = [log.rounded for log in case.signals.logs if log.rounded] if case.signals else []
+    notes = (*(f"not read: {what}" for what in case.unreadable), *case.repeated, *rounded, *case.run.notes)
     told = [weighed(one, len(seen[one.id].steps), one.id in varying) for one in merged(found)]
     return Diagnosis(tuple(chain().ranked(told)), checked, skipped, tuple(dict.fromkeys(notes)))
 

@@ -17,6 +17,7 @@ from typing import Any
 from replay_core.diagnose import signal_names, trends
 from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.finding import Evidence, Where
+from replay_core.diagnose.printed import untold
 from replay_core.dumps.log_text import COUNTED
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
@@ -116,6 +117,8 @@ class RunLog:
     """Steps are counted, not read: the first logged step need not be the first step."""
     told: list[Told] = field(default_factory=list)
     algorithm: Algorithm = field(default_factory=lambda: Algorithm({}))
+    rounded: str = ""
+    """What of it was rounded away for printing, in words; nothing in most."""
     samples: Callable[[], Iterator[Any]] = lambda: iter(())
     """The samples (`StepBatch`) that the run recorded beside what it logged; none of a log alone."""
     _points: dict[tuple[str, str], dict[tuple[Any, Any, Any], Point]] = field(default_factory=dict)
@@ -206,6 +209,18 @@ class RunLog:
             self._points.setdefault(key, {})[point.step, point.micro, point.rank] = point
             self._series = None
 
+    def leave_out_untold(self) -> None:
+        """Part with series that lie below the last decimal they are printed with: their zeros are none."""
+        found = untold({key: [point.value for point in points.values()] for key, points in self._points.items()})
+        if found is None:
+            return
+        shown, below = found
+        for key in below:
+            del self._points[key]
+        self._series = None
+        names = ", ".join(sorted(name for _, name in below))
+        self.rounded = f"numbers are printed with {shown} decimals: {names} lie below that and are not judged"
+
     def contradicts(self, other: RunLog) -> bool:
         """Whether both tell different values of one thing: then they are two runs, not two files of one."""
         for key in self._points.keys() & other._points.keys():
@@ -220,6 +235,7 @@ class RunLog:
     def join(self, other: RunLog) -> None:
         self.paths += other.paths[: _SHOWN_PATHS - len(self.paths)]
         self.is_counted = self.is_counted or other.is_counted
+        self.rounded = self.rounded or other.rounded
         self.told += other.told
         for key, points in other._points.items():
             self._names[key] = other._names[key]
@@ -273,6 +289,7 @@ class Signals:
                 record.release()  # a log of a million values is kept as numbers, not as fields
         logs: list[RunLog] = []
         for log in by_file.values():
+            log.leave_out_untold()
             if not log._points and not log.told:
                 continue
             home = next((known for known in logs if not known.contradicts(log)), None)

@@ -1,0 +1,83 @@
+"""Numbers that were rounded for printing: below the last decimal nothing is told."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay_core.diagnose.printed import decimals, untold
+from tests.replay_core.diagnose.logs import diagnosed_path
+
+
+def _healthy(step: int, noise: random.Random) -> dict[str, float]:
+    return {
+        "actor/lr": 1e-6,
+        "actor/pg_loss": noise.gauss(0, 2e-4),
+        "actor/ppo_kl": abs(noise.gauss(0, 2e-4)),
+        "actor/kl_loss": 3e-4 * step / (step + 3),
+        "actor/grad_norm": 0.4 + noise.random() / 9,
+        "actor/entropy": 0.7 - 0.01 * step + noise.random() / 40,
+        "critic/score/mean": min(0.9, 0.3 + 0.03 * step + noise.random() / 20),
+        "critic/advantages/mean": 0.0,
+        "response_length/mean": 212 + noise.random() * 9,
+    }
+
+
+def _written(path: Path, form: str, steps: int = 14, **changed: float) -> Path:
+    noise = random.Random(3)
+    with path.open("w") as file:
+        for step in range(1, steps + 1):
+            said = _healthy(step, noise) | {name.replace("__", "/"): value for name, value in changed.items()}
+            if form == "json":
+                file.write(json.dumps({"step": step, "data": said}) + "\n")
+            else:
+                figures = " - ".join(f"{name}:{value:{form}}" for name, value in said.items())
+                file.write(f"(TaskRunner pid=7) step:{step} - {figures}\n")
+    return path
+
+
+def _alarms(path: Path) -> list[str]:
+    return [one.id for one in diagnosed_path(path).findings if one.severity != "info"]
+
+
+def test_a_console_of_three_decimals_does_not_say_that_rate_loss_and_kl_are_0(tmp_path: Path) -> None:
+    path = _written(tmp_path / "run.log", ".3f")
+    assert "actor/lr:0.000" in path.read_text()
+    assert _alarms(path) == []
+    (note,) = [note for note in diagnosed_path(path).notes if "decimals" in note]
+    assert note.startswith("numbers are printed with 3 decimals: ")
+    assert all(name in note for name in ("actor/lr", "actor/pg_loss", "actor/kl_loss"))
+    assert "grad_norm" not in note
+
+
+def test_a_gradient_of_0_is_0_though_it_is_rounded(tmp_path: Path) -> None:
+    path = _written(tmp_path / "run.log", ".3f", actor__grad_norm=0.0)
+    assert "D23" in _alarms(path)
+
+
+def test_a_rate_of_0_among_whole_numbers_is_0(tmp_path: Path) -> None:
+    path = _written(tmp_path / "metrics.jsonl", "json", actor__lr=0.0)
+    assert "L07" in _alarms(path)
+
+
+@given(st.lists(st.floats(-1e3, 1e3, allow_nan=False), min_size=40, max_size=60), st.integers(1, 4))
+def test_rounded_numbers_show_their_decimals_and_others_none(values: list[float], places: int) -> None:
+    rounded = [float(f"{value:.{places}f}") for value in values]
+    found = decimals(rounded)
+    assert found is None or found <= places
+    assert decimals([*values, math.pi]) is None
+
+
+def test_few_numbers_tell_no_rounding() -> None:
+    assert untold({("learning_rate", "lr"): [0.0] * 5, ("reward", "reward"): [0.5, 0.25, 0.5]}) is None
+
+
+def test_what_is_large_is_judged_however_it_is_printed() -> None:
+    rewards = [round(0.013 * number + 0.1, 3) for number in range(30)]
+    found = untold({("kl", "kl"): [0.0, 0.4], ("policy_kl", "ppo_kl"): [0.0, 0.002], ("reward", "r"): rewards})
+    assert found == (3, [("policy_kl", "ppo_kl")])
