@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 #: Decimals that somebody prints everything with; numbers that have a fraction, and different ones, from which it shows.
 DECIMALS = (1, 2, 3, 4)
 FEWEST, DIFFERENT = 20, 8
-#: Signals that may lie below a thousandth while all is well. Of the others a printed 0 is as good as one.
+#: Signals that may lie below what is printed while all is well. Of the others a printed 0 is as good as one.
 FINE = frozenset({
     "learning_rate", "critic_learning_rate", "kl", "policy_kl", "loss", "micro_loss", "pg_loss", "clip_fraction",
     "value_clip_fraction", "is_weight_clipped", "kl_coefficient", "rollout_k1", "rollout_k3", "logprob_diff",
-    "prob_diff", "mult_prob_error", "advantage_mean", "update_norm", "value_loss", "repetition",
+    "prob_diff", "mult_prob_error", "advantage_mean", "update_norm", "value_loss", "repetition", "phase_seconds",
+    "step_seconds",
 })  # fmt: skip
 #: A series of these is judged where its largest number is so many units of the last decimal.
 UNITS = 10
