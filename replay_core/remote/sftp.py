@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from stat import S_ISDIR, S_ISREG
@@ -26,6 +27,8 @@ _CONNECT_S = 15.0
 _ANSWER_S = 120.0
 #: Folders below the named one that are looked into; a dump has few.
 _DEPTH = 8
+#: How often a folder is listed out of which a file goes meanwhile.
+_WALKS = 3
 _HINT = "`sftp HOST` must get in without a question: a key in the agent, and the host in ~/.ssh/known_hosts"
 
 
@@ -87,6 +90,13 @@ class RemoteMachine:
         attributes = await client.stat(self.path)
         if not S_ISDIR(attributes.permissions or 0):
             return [("", _held(attributes))]
+        for _ in range(_WALKS - 1):
+            # A file of a run that is written may go between its name and its size; the folder is there.
+            with suppress(_library().SFTPNoSuchFile):
+                return await self._listing(client)
+        return await self._listing(client)
+
+    async def _listing(self, client: Any) -> list[tuple[str, Listed | str]]:
         found: list[tuple[str, Listed | str]] = []
         async for one in _walk(client, self.path, "", 0):
             found.append(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,3 +186,21 @@ def test_no_key_and_no_machine_are_said(machine: Machine, tmp_path: Path) -> Non
         mirror("sftp://127.0.0.1:9/a", tmp_path / "cache", CAP)
     with pytest.raises(RequestError, match="password"):
         mirror("sftp://me:secret@127.0.0.1/a", tmp_path / "cache", CAP)
+
+
+def test_a_file_that_goes_while_its_folder_is_listed_is_left_out(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_dump(machine.root / "a")
+    walk, goes = sftp._walk, [1, 1]
+
+    async def walked(*arguments: Any) -> AsyncIterator[Any]:
+        if goes:
+            goes.pop()
+            raise asyncssh.SFTPNoSuchFile("gone between its name and its size")
+        async for one in walk(*arguments):
+            yield one
+
+    monkeypatch.setattr(sftp, "_walk", walked)
+    path, _ = mirror(f"{machine.url}/a", tmp_path / "cache", CAP)
+    assert np.array_equal(tensor(path, "weight"), tensor(machine.root / "a", "weight"))
