@@ -7,7 +7,9 @@ are a KL and a loss that are well. No rule can judge those; one that took them f
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 #: Decimals that somebody prints everything with; numbers that have a fraction, and different ones, from which it shows.
 DECIMALS = (1, 2, 3, 4)
@@ -48,3 +50,15 @@ def untold(series: Mapping[tuple[str, str], list[float]]) -> tuple[int, list[tup
         < UNITS * 10.0**-shown
     ]  # fmt: skip
     return (shown, below) if below else None
+
+
+def is_zero_rounded(path: str | None, line: int | None, shown: int) -> bool:
+    """Whether that line of a text holds a 0 of so many decimals: `0.0` is a number as it is, `0.000` a rounded one."""
+    if path is None or line is None:
+        return False
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = next(islice(file, line - 1, None), "")
+    except OSError:
+        return False
+    return re.search(rf"(?<![\d.])0\.0{{{shown}}}(?![\d])", text) is not None

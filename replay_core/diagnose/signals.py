@@ -17,7 +17,7 @@ from typing import Any
 from replay_core.diagnose import signal_names, trends
 from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.finding import Evidence, Where
-from replay_core.diagnose.printed import untold
+from replay_core.diagnose.printed import is_zero_rounded, untold
 from replay_core.dumps.log_text import COUNTED
 from replay_core.dumps.metrics import NUMBERED
 from replay_core.errors import RldbgError
@@ -215,6 +215,10 @@ class RunLog:
         if found is None:
             return
         shown, below = found
+        zeros = (point for key in below for point in self._points[key].values() if not point.value)
+        zero = next(zeros, None)
+        if zero is None or not is_zero_rounded(zero.path, zero.line, shown):
+            return
         for key in below:
             del self._points[key]
         self._series = None

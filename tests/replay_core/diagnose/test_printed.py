@@ -60,6 +60,12 @@ def test_a_gradient_of_0_is_0_though_it_is_rounded(tmp_path: Path) -> None:
     assert "D23" in _alarms(path)
 
 
+def test_a_rate_that_is_written_as_it_is_among_rounded_numbers_is_0(tmp_path: Path) -> None:
+    path = _written(tmp_path / "run.log", ".3f", actor__lr=0.0)
+    path.write_text(path.read_text().replace("actor/lr:0.000", "actor/lr:0.0").replace(":0.000", ":0.0"))
+    assert "L07" in _alarms(path)
+
+
 def test_a_rate_of_0_among_whole_numbers_is_0(tmp_path: Path) -> None:
     path = _written(tmp_path / "metrics.jsonl", "json", actor__lr=0.0)
     assert "L07" in _alarms(path)
