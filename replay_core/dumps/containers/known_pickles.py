@@ -2,7 +2,7 @@
 
 Two torch zips of the same `data.pkl` differ in where their storages lie and in what those hold, and in nothing else.
 The recipe is kept from the second time a pickle is met on, so that a run whose records all differ pays one hash each.
-Only flat dictionaries of whole storages' tensors and plain numbers are kept: what module outputs and batches are.
+Only flat dictionaries of tensors and plain values are kept: what module outputs and batches are.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def learn(met: Met, tree: Any, places: dict[bytes, tuple[int, int]]) -> None:
         return
     made = _recipe_of(tree, places)
     if made is not None:
-        if sum([len(pickled) for pickled, _, _ in _recipes]) > _KEPT_BYTES:
+        # A copy: another thread may learn a pickle meanwhile.
+        if sum([len(pickled) for pickled, _, _ in tuple(_recipes)]) > _KEPT_BYTES:
             _recipes.clear()
         _recipes[met] = made
 
