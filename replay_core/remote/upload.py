@@ -86,12 +86,16 @@ def upload(dump: Path, url: str, said: Callable[[int, int, str], None] = lambda 
     last = [name for name in wanted if name == _MANIFEST or _INDEX.fullmatch(name)]
     first = [name for name in wanted if name not in set(last)]
     _put(where, UPLOADING, json.dumps({"objects": len(files)}).encode())
-    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="upload") as pool:
+    pool = ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="upload")
+    try:
         for names in (first, last):
             for name, nbytes in _each(pool, dump, where, names, grown):
                 found.sent += 1
                 found.nbytes += nbytes
                 said(found.sent, len(wanted), name)
+    finally:
+        # Whoever interrupts does not wait for a bucket that answers nothing.
+        pool.shutdown(wait=False, cancel_futures=True)
     _end(where, {UPLOADING: None})
     return found
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
+from replay_core.errors import ExitCode
 from replay_core.jobs import Progress
-from tui_debugger.commands import DumpPath, ProgressLine, say
+from tui_debugger.commands import DumpPath, ProgressLine, fail, say
 from tui_debugger.format import safe
 
 _MOST_LEFT = 8
@@ -29,8 +31,9 @@ def command(dump: Path, url: str) -> int:
         found = upload(dump, url, lambda done, of, name: progress(Progress(done, of, name)))
     except KeyboardInterrupt:
         progress.clear()
-        click.echo("note: the same command goes on from here; until then who reads the URL is told so", err=True)
-        raise
+        fail("interrupted", "the same command goes on from here; until then who reads the URL is told so")
+        # Threads wait for the bucket still. An object is there whole or not at all: they need not be waited for.
+        os._exit(ExitCode.INTERRUPTED)
     progress.clear()
     for what in found.left[:_MOST_LEFT]:
         click.echo(f"note: left out: {safe(what)}", err=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -38,8 +37,6 @@ class Objects:
         #: Answers to ranges that end after half their bytes, from the next on.
         self.drops = 0
         self.refuses = False
-        #: Seconds that a put takes.
-        self.slow = 0.0
         #: So many puts are taken; the next ones wait until the test lets them go on.
         self.waits_at = 1 << 30
         self.goes_on = threading.Event()
@@ -98,7 +95,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         objects, key = self.objects, unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").lstrip("/")
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        time.sleep(objects.slow)
         if len(objects.puts) >= objects.waits_at:
             objects.goes_on.wait(60)
         objects.largest = max(objects.largest, len(data))
