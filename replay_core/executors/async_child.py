@@ -121,8 +121,7 @@ class AsyncChild:
         try:
             await _write(process, line)
             message = await pending.answer
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(pending.log_complete.wait(), GRACE_S)
+            await comes(pending.log_complete, GRACE_S)
         except BaseException:
             pending.on_event = ignore
             if not pending.finished.is_set():
@@ -276,3 +275,12 @@ async def _write(process: asyncio.subprocess.Process, line: bytes) -> None:
     with contextlib.suppress(ConnectionError, RuntimeError):  # it died: the end of its wire tells how
         process.stdin.write(line)
         await process.stdin.drain()
+
+
+async def comes(event: asyncio.Event, seconds: float) -> None:
+    """Wait until it is set, so long at most. Up to Python 3.11 `wait_for` loses a cancellation that arrives with it."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting}, timeout=seconds)
+    finally:
+        waiting.cancel()

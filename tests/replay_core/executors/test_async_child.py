@@ -10,7 +10,7 @@ import pytest
 
 from replay_core.errors import ChildDiedError, JobCancelledError, SelectionError
 from replay_core.executors import wire
-from replay_core.executors.async_child import AsyncChild, _lines
+from replay_core.executors.async_child import AsyncChild, _lines, comes
 from replay_core.jobs import Event, Job, LogLine, Partial, Progress
 
 Command = Callable[[str], list[str]]
@@ -205,3 +205,19 @@ async def test_a_cancel_inside_an_import_waits_for_its_end(command: Command) -> 
             await running
         # A module that was stopped half-way would be imported anew, or be half of one.
         assert await child.run(Job("imported", {"name": "slow_to_import"})) == {"whole": True}
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_cancellation_that_comes_with_what_is_waited_for_is_not_lost(turns: int) -> None:
+    event = asyncio.Event()
+    task = asyncio.ensure_future(comes(event, 5))
+    await asyncio.sleep(0.01)
+    event.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    was_waiting = task.cancel()
+    if was_waiting:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        await task
