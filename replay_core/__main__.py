@@ -53,13 +53,25 @@ def main(perform: Perform | None = None, argv: list[str] | None = None) -> NoRet
     faulthandler.enable(all_threads=True)
     if chosen.die_with_parent:
         _die_with_parent()
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(NICENESS)
+    _step_back()
     if chosen.role == wire.READER:
         limit_process()
     else:
         lift_limit()
     _Loop(perform or _workbench, requests_fd, answers_fd).run()
+
+
+def _step_back() -> None:
+    """Leave the processor to whoever else wants it, this child's own screen first.
+
+    Linux shares the processor out between sessions before it looks at nice values (sched(7), "The autogroup feature"),
+    and this child leads a session of its own: its session has to step back as well.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        niceness = os.nice(NICENESS)
+        if os.getsid(0) == os.getpid():
+            with open("/proc/self/autogroup", "w") as group:
+                group.write(str(niceness))
 
 
 def _workbench(job: Job, on_event: OnEvent) -> Answer:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual import events
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 
 from tui_debugger import format as fmt
 from tui_debugger.actions import pane_title
 from tui_debugger.state import FieldNote, State
 from tui_debugger.widgets.closer import closer_look, closer_state, strip_room
-from tui_debugger.widgets.fixed import Lines
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
+from tui_debugger.widgets.sheet import Sheet
 from tui_debugger.widgets.strips import heat, histogram
 from tui_debugger.widgets.tables import counterpart_lines, pair_heads, parts_table, token_table, window_table
 
@@ -45,25 +42,14 @@ _METRICS = (
 )  # fmt: skip
 
 
-class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
-    BORDER_TITLE = pane_title("inspect")
+class InspectPane(Sheet):
     #: Left and right are the strip's, and come from the actions.
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "scroll_up", show=False),
-        Binding("down", "scroll_down", show=False),
-        Binding("pageup", "page_up", show=False),
-        Binding("pagedown", "page_down", show=False),
-        Binding("home", "scroll_home", show=False),
-        Binding("end", "scroll_end", show=False),
-    ]
+    BORDER_TITLE = pane_title("inspect")
 
     def __init__(self) -> None:
-        super().__init__(id="inspect")
+        super().__init__(_EMPTY, id="inspect")
         self._state = State()
         self._shown: Mapping[str, Any] | None = None
-
-    def compose(self) -> ComposeResult:
-        yield Lines(_EMPTY, id="inspect-sheet")
 
     def show(self, state: State) -> None:
         moved = state.inspection.document is not self._shown
@@ -74,17 +60,17 @@ class InspectPane(VerticalScroll, can_focus=True, inherit_bindings=False):
         if moved:
             self.scroll_home(animate=False)
 
-    def on_resize(self, _event: events.Resize) -> None:
+    def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
         self._draw()
 
     def _draw(self) -> None:
         document = self._state.inspection.document
-        # The scroll bar comes and goes with what is drawn: its column is never used.
         width = max(24, self.size.width - 3)
         # A narrow screen gives the pane its whole width once it is looked at.
         self._state.inspection.strip_cells = strip_room(width if self.size.width else self.screen.size.width - 7)
         sheet = self._without(width) if document is None else self.sheet(document, width)
-        self.query_one("#inspect-sheet", Lines).put(sheet)
+        self.put(sheet)
 
     def _without(self, width: int) -> Text:
         """What stands there before anything was read: of a row that is selected, its name."""

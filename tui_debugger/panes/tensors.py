@@ -62,6 +62,8 @@ class TensorRows(Rows):
         self._where, self._worst = 5, 7
         self._named = 30
         """Cells that names are given before any other column."""
+        self._measured = 0
+        """Rows whose widths are known."""
         self._marked: set[str] = set()
         self._own: list[tuple[str, int]] = []
 
@@ -78,17 +80,7 @@ class TensorRows(Rows):
             self.empty = _HOLDS_NONE
         self._places = state.tensors.places
         self._with_place = self._comparing and bool(self._places)
-        # From one end to the other: names grow with the number of a layer.
-        measured = self._shown[:: len(self._shown) // _MEASURED + 1]
-        if self._with_place:
-            shown = (self._cell(self._rows[index], "where") for index in measured)
-            self._where = max(map(len, shown), default=5)
-        if self._comparing:
-            # An index that is cut in its middle names another element.
-            places = (self._cell(self._rows[index], "worst") for index in self._shown[:_MEASURED])
-            self._worst = min(20, max(map(len, places), default=0))
-        named = (len(fmt.safe(self._rows[index].name)) for index in measured)
-        self._named = min(60, max(named, default=30))
+        self._measure(from_row=self._measured if grows and before[1] == self._with_place else 0)
         here = {str(path) for path in (state.opened.a_path, state.opened.b_path)} | (
             {state.opened.a["path"]} if state.opened.a else set()
         )
@@ -100,6 +92,25 @@ class TensorRows(Rows):
             self.grow(len(self._shown), place)
         else:
             self.set_count(len(self._shown), place)
+
+    def _measure(self, *, from_row: int) -> None:
+        """How wide the columns must be; rows before `from_row` have been measured, and stay."""
+        if not from_row:
+            self._where, self._worst, self._named = 5, 0, 0
+        # From one end to the other: names grow with the number of a layer.
+        fresh = self._shown[from_row:]
+        rows = [self._rows[index] for index in fresh[:: len(fresh) // _MEASURED + 1]]
+        self._measured = len(self._shown)
+        if self._with_place:
+            self._where = max([self._where, *(len(self._cell(row, "where")) for row in rows)])
+        if self._comparing:
+            # An index that is cut in its middle names another element.
+            first = (self._rows[index] for index in self._shown[from_row:_MEASURED])
+            self._worst = min(20, max([self._worst, *(len(self._cell(row, "worst")) for row in first)]))
+        if self._shown:
+            self._named = min(60, max([self._named, *(len(fmt.safe(row.name)) for row in rows)]))
+        else:
+            self._named = 30
 
     def is_marked(self, row: int) -> bool:
         return self._rows[self._shown[row]].is_first

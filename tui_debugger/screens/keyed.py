@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import screen as textual_screen
 from textual.screen import Screen, ScreenResultType
 
 from tui_debugger import keymap, terminal
@@ -13,6 +15,14 @@ from tui_debugger.state import Part
 
 if TYPE_CHECKING:
     from tui_debugger.screens.stage import Stage
+
+
+#: Frames a second at most, unless TEXTUAL_FPS says otherwise. What a job sends is drawn at a pace of its own: this only
+#: says how long a key waits after the frame before its own, and textual's 60 are up to 17 ms.
+FRAMES_PER_S = 240
+
+if "TEXTUAL_FPS" not in os.environ:
+    setattr(textual_screen, "UPDATE_PERIOD", 1 / FRAMES_PER_S)  # noqa: B010  (Final to a type checker)
 
 
 class PatientScreen(Screen[ScreenResultType]):

@@ -17,7 +17,8 @@ from replay_core.jobs import LogLine, Partial, Progress
 def perform(job, on_event):
     params = dict(job.params)
     if job.kind == "pid":
-        return {"pid": os.getpid(), "session": os.getsid(0), "nice": os.nice(0)}
+        group = open("/proc/self/autogroup").read() if os.path.exists("/proc/self/autogroup") else None
+        return {"pid": os.getpid(), "session": os.getsid(0), "nice": os.nice(0), "autogroup": group}
     if job.kind == "environment":
         import resource
         names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PYTHONUTF8")

@@ -113,6 +113,14 @@ def test_a_warm_runner_keeps_its_process_until_closed(runner: ChildRunner) -> No
     assert gone(first["pid"])
 
 
+def test_a_childs_session_steps_back_as_the_child_does(runner: ChildRunner) -> None:
+    # Linux shares the processor out between sessions first: a nice value alone would count only within the child's own.
+    said = runner.run(Job("pid"))
+    if said["autogroup"] is None:
+        pytest.skip("this kernel has no autogroups")
+    assert said["autogroup"].split()[-2:] == ["nice", str(said["nice"])]
+
+
 def test_readers_are_limited_and_replayers_get_quiet_threads(command: Command, tmp_path: Path) -> None:
     with ChildRunner(command=command) as runner:
         reader = runner.run(Job("environment"))
