@@ -107,7 +107,8 @@ def rows(inputs: Inputs) -> Iterator[Result]:
 
 
 def _rldbg(path: Path) -> list[str]:
-    return ["-m", "tui_debugger", str(path)]
+    """As the installed command starts; `-m` would look for the module with runpy first, which hello-world does not."""
+    return ["-c", "from tui_debugger.cli import main; main()", str(path)]
 
 
 class _Terminal:

@@ -22,6 +22,8 @@ _DEPTH = 3
 _AT_ONCE = 512
 #: The step a name speaks of; names are held apart by a zero byte, which none has.
 _STEP = regex(r"(?:^|[_\-/\0])step[_\-]?(\d{1,9})")
+#: The same where names begin with it, as most do: a pattern that begins with letters is searched for twice as fast.
+_BEGINS = regex(r"\0step[_\-]?(\d{1,9})")
 
 
 def steps_in(path: Path) -> list[int]:
@@ -36,7 +38,10 @@ def steps_in(path: Path) -> list[int]:
                 while some := list(islice(entries, _AT_ONCE)):
                     seen += len(some)
                     names = [entry.name for entry in some]
-                    found = _STEP.findall("\0" + "\0".join(names))
+                    text = "\0" + "\0".join(names)
+                    found = _BEGINS.findall(text)
+                    if text.count("step") > len(found):
+                        found = _STEP.findall(text)
                     steps.update(map(int, found))
                     if len(found) < len(some) and depth < _DEPTH:
                         others = [entry for entry in some if not _STEP.search(entry.name)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from replay_core.dtypes import aliases, named
 from replay_core.errors import RequestError
@@ -33,8 +33,7 @@ _OFF_ON = (False, True)
 AS_ASKED, AS_RECORDED = object(), object()
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """What is known of one flag beside its name and default.
 
     values: what it can be; empty is a number from 1, or None in the word `unset`.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from replay_core.jobs import IMPORTING, Progress
 from tui_debugger.busy import Busy
 
@@ -43,9 +41,9 @@ def test_a_phase_of_a_part_does_not_stand_for_the_whole() -> None:
 
 def test_what_the_first_part_waited_for_torch_is_not_what_the_others_cost() -> None:
     first, second = Progress(0, 4, "forwards", 0, 2), Progress(0, 4, "forwards", 1, 2)
-    told = (0, replace(IMPORTING, parts=2)), (18, first)
+    told = (0, IMPORTING._replace(parts=2)), (18, first)
     assert at(20.0, *told, (20, second)) == "20.0 s, about 2 s left"
-    assert at(20.0, *told, (20, replace(IMPORTING, part=1, parts=2))) == "20.0 s, about 20 s left", "each has a child"
+    assert at(20.0, *told, (20, IMPORTING._replace(part=1, parts=2))) == "20.0 s, about 20 s left", "each has a child"
 
 
 def test_what_the_last_one_took_is_said_until_this_one_has_counted_or_taken_longer() -> None:

@@ -8,7 +8,7 @@ from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.events import Click, Key
+from textual.events import Click
 from textual.widgets import Input
 
 from tui_debugger import format as fmt
@@ -17,7 +17,6 @@ from tui_debugger.messages import FilterChanged, FilterClosed, SortAsked, Tensor
 from tui_debugger.panes.start import StartList
 from tui_debugger.state import State
 from tui_debugger.tensor_rows import SORTS, Places, TensorRow
-from tui_debugger.widgets.line_input import LineInput
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
 from tui_debugger.widgets.rows import Rows
 
@@ -208,14 +207,6 @@ class TensorRows(Rows):
         return "" if value is None else fmt.number(value)
 
 
-class FilterInput(LineInput):
-    def on_key(self, event: Key) -> None:
-        if event.key == "escape":
-            event.stop()
-            event.prevent_default()
-            self.post_message(FilterClosed(keep=False))
-
-
 class TensorsPane(Vertical):
     BORDER_TITLE = pane_title("tensors")
 
@@ -225,10 +216,8 @@ class TensorsPane(Vertical):
     def compose(self) -> ComposeResult:
         yield StartList()
         yield TensorRows()
-        yield FilterInput(placeholder="regular expression, e.g. ^DIFF|o_proj", id="filter", compact=True)
 
     def on_mount(self) -> None:
-        self.query_one(FilterInput).display = False
         self.show_start(False)
 
     @property
@@ -266,14 +255,23 @@ class TensorsPane(Vertical):
             under = f"{len(state.tensors.rows):,}" if state.tensors.rows else ""
         write_border(self, title, under)
 
+    async def mount_filter(self) -> None:
+        """Not for the first paint: textual's Input and its styles are 4 ms of it."""
+        from tui_debugger.panes.filter_input import FilterInput
+
+        await self.mount(FilterInput())
+
     def ask_filter(self, text: str) -> None:
-        field = self.query_one(FilterInput)
+        field = self.query_one_optional("#filter", Input)
+        if field is None:  # a hand that is quicker than the second paint
+            self.call_after_refresh(self.ask_filter, text)
+            return
         field.display = True
         field.value = text
         field.focus()
 
     def close_filter(self, *, hide: bool) -> None:
-        self.query_one(FilterInput).display = not hide
+        self.query("#filter").set(display=not hide)
         self.rows.focus()
 
     @on(Input.Changed)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
+from textual.events import ScreenResume
 
 from tui_debugger import remembered
 from tui_debugger.actions import ACTIONS, Action
@@ -114,6 +115,10 @@ class DebuggerScreen(KeyedScreen):
             yield Vertical(id="right")
         yield KeyBar(self.actions)
 
+    def on_screen_resume(self, event: ScreenResume) -> None:
+        # Before the first paint everything was styled when it was mounted: textual would do so again.
+        event.refresh_styles = event.refresh_styles and self.is_whole
+
     def on_mount(self) -> None:
         self._draw_first(set(Part))
         self.panes.focus("tensors")
@@ -135,6 +140,7 @@ class DebuggerScreen(KeyedScreen):
                 self.query_one("#left").mount(self._flags),
                 self.query_one("#centre").mount(self._findings, self._log),
                 self.query_one("#right").mount(self._inspect, self._telemetry),
+                self.query_one(TensorsPane).mount_filter(),
             )
         self.is_whole = True
         self.set_interval(_LIVE_S, self._show_that_it_runs)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 
-from tui_debugger.screens.ask import AskScreen
 from tui_debugger.screens.pane_layout import PaneLayout
 from tui_debugger.session import Session
 from tui_debugger.state import Part
@@ -42,6 +41,7 @@ class Stage:
         known: Sequence[str] = (),
     ) -> None:
         """Ask for a line; `then` is called with it, unless the user leaves the question. `known`: words it may be."""
+        from tui_debugger.screens.ask import AskScreen  # no first paint waits for it
 
         def answered(text: str | None) -> None:
             if text is not None:
