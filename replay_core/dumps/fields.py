@@ -33,6 +33,7 @@ _INT64 = 2**63
 #: Texts that a pickle holds once can stand in it very often: of these it is asked for each.
 _LONG = 1 << 10
 _NUMBERS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
+_ALONE = frozenset((*_NUMBERS, str))
 
 
 def flatten(tree: Any) -> list[TensorRef]:
@@ -117,7 +118,7 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
                     inner = inner.with_()
                 inner.name = path
                 yield inner
-            elif type(inner) in _NUMBERS:  # and all of a log
+            elif type(inner) in _ALONE:  # and all of a log
                 yield _scalar(inner, path)
             else:
                 yield from _walk(inner, path, depth + 1)
@@ -128,6 +129,10 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[TensorRef]:
 
 
 def _scalar(value: Any, name: str) -> TensorRef:
+    if isinstance(value, str):
+        if len(value) > _LONG:
+            spend_bytes(len(value), "texts")
+        return TensorRef(name, "text", (), Inline(value))
     if isinstance(value, bool):
         return TensorRef(name, "bool", (), Inline(value))
     if isinstance(value, int) and -_INT64 <= value < _INT64:
@@ -136,10 +141,6 @@ def _scalar(value: Any, name: str) -> TensorRef:
         return TensorRef(name, "float64", (), Inline(value))
     if isinstance(value, complex):
         return TensorRef(name, "complex128", (), Inline(value))
-    if isinstance(value, str):
-        if len(value) > _LONG:
-            spend_bytes(len(value), "texts")
-        return TensorRef(name, "text", (), Inline(value))
     if isinstance(value, (set, frozenset)):
         # Two equal sets are one text, whatever order they were filled in.
         return TensorRef(name, "text", (), Inline("{" + ", ".join(sorted(map(repr, value))) + "}"))

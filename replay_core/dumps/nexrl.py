@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from replay_core import naming
 from replay_core.dumps.dialect import Dialect, Index
@@ -170,14 +170,15 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
         (ref.source.value for ref in fields if ref.name == "param_name" and isinstance(ref.source, Inline)), None
     )
     for ref in fields:
-        ref.canonical = _canonical(ref.name, key.stage, parameter)
+        ref.canonical = _canonical(ref.name, key.stage, parameter if type(parameter) is str else None)
         ref.alignment = _alignment(ref, key.stage)
     if key.stage == "is_loss_debug":
         _lay_end_to_end(fields)
     return Fields(fields, _empty_advantages(fields, key, path))
 
 
-def _canonical(field: str, stage: str, parameter: Any) -> str:
+@lru_cache(4096)  # the fields of one record are those of the next
+def _canonical(field: str, stage: str, parameter: str | None) -> str:
     if field == "gradient" and parameter:
         return naming.canonical(f"grad.{parameter}")
     if field == "param" and parameter:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replay_core.dumps.containers import Content
 
 #: Classes that stand in a dump for data that lies elsewhere.
-REFERENCES = ("areal.infra.rpc.rtensor.RTensor", "areal.infra.rpc.rtensor.TensorShardInfo")
+REFERENCES = frozenset(("areal.infra.rpc.rtensor.RTensor", "areal.infra.rpc.rtensor.TensorShardInfo"))
 
 #: Files that are remembered: a dialect looks at three of a folder, the next one at the same three.
 _KEPT = 4

@@ -29,6 +29,8 @@ MAX_HEADER = 10_000
 _LOCAL = struct.Struct("<4s22xHH")
 #: Read of a record at once: a file may hold thousands that are small.
 _FIRST, _BLOCK = 1 << 12, 1 << 20
+#: Of a zip's first record: its header, and its name in most.
+_HEAD = 1 << 7
 
 
 def read_npy(loading: Loading) -> Any:
@@ -47,9 +49,12 @@ def is_npz(region: Region) -> bool:
     """Whether a zip's first record is an array."""
     if region.end - region.start < _LOCAL.size:
         return False
-    _, length, _ = _LOCAL.unpack(region.read(region.start, _LOCAL.size))
-    end = region.start + _LOCAL.size + length
-    return end <= region.end and region.read(end - length, length).endswith(b".npy")
+    head = region.read(region.start, min(_HEAD, region.end - region.start))
+    _, length, _ = _LOCAL.unpack_from(head)
+    end = _LOCAL.size + length
+    if end > len(head) and region.start + end <= region.end:
+        head = region.read(region.start, end)
+    return end <= len(head) and head.endswith(b".npy", 0, end)
 
 
 def read_npz(loading: Loading) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from replay_core.budget import reading
 from replay_core.dumps.containers.json_lines import read_json
@@ -54,8 +54,7 @@ _READERS: dict[str, Callable[[Loading], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """What a file holds: nested dict, list, tuple, number, text and None, the tensors as `TensorRef`s.
 
     A framework's record object is `{"__class__": name, "state": …}`. Bytes of 256 and more are uint8 tensors.
@@ -67,7 +66,7 @@ class Content:
     """What was left out on purpose."""
     problems: tuple[str, ...] = ()
     """What a reader must know before trusting the tree."""
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = MappingProxyType({})
     """safetensors' `__metadata__`."""
     is_whole: bool = True
     """False of the first rows of a file that may hold more."""

@@ -32,9 +32,13 @@ _TAIL = 1 << 12
 _LONGEST_TAIL = 1 << 17
 #: Headers that lie at most so many bytes apart are read with what lies between: a call costs more.
 _NEAR = 1 << 11
+#: So many are looked up one by one sooner than together.
+_FEW = 4
 #: What torch's writer puts behind a record whose sizes fit in four bytes, where bit 3 of its flags says so; where it
 #: lets a record start (caffe2/serialize/inline_container.cc, `kFieldAlignment`).
 _DESCRIPTOR, _HAS_DESCRIPTOR, _ALIGNED, _WIDE = 16, 8, 64, 0xFFFFFFFF
+
+_DAMAGED = "data.pkl does not match its checksum: damaged, or saved with crc32 turned off"
 
 
 class ZipRecord(NamedTuple):
@@ -110,8 +114,9 @@ def read_torch_zip(loading: Loading) -> Any:
     met = (region.read(start, nbytes), big_endian, loading.inert) if nbytes <= MOST_BYTES else None
     known = recipe(met) if met and region.memory is None else None
     tree = known.tree(region.path, look_up) if known else None
-    if tree is not None:
-        _check(loading, start, nbytes, crc)
+    if tree is not None and met is not None:
+        if zlib.crc32(met[0]) != crc:
+            loading.problems.append(_DAMAGED)
         return tree
     machine = Machine(loading, region.part(start, nbytes))
     value = machine.run(start)
@@ -128,7 +133,7 @@ def read_torch_zip(loading: Loading) -> Any:
 
 def _check(loading: Loading, start: int, nbytes: int, crc: int) -> None:
     if not _checksum_holds(loading.region, start, nbytes, crc):
-        loading.problems.append("data.pkl does not match its checksum: damaged, or saved with crc32 turned off")
+        loading.problems.append(_DAMAGED)
 
 
 def _content(loading: Loading, record: ZipRecord) -> bytes:
@@ -160,6 +165,8 @@ def _usual_places(
     region: Region, asked: list[tuple[bytes, ZipRecord]], records: dict[bytes, ZipRecord]
 ) -> dict[bytes, tuple[int, int]]:
     """`_usual_offset` of many records and their sizes, those left out that lie otherwise. A fifth of the time each."""
+    if len(asked) <= _FEW:
+        return {key: (offset, record[3]) for key, record in asked if (offset := _usual_offset(region, record))}
     plain = [entry for entry in asked if not entry[1].method and not entry[1].flags & 1]
     if not plain:
         return {}
