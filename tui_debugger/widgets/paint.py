@@ -7,6 +7,7 @@ from functools import lru_cache
 from rich.style import Style
 from textual.color import Color
 from textual.content import Content
+from textual.geometry import Region
 from textual.widget import Widget
 
 _BOLD = frozenset({"first", "strong"})
@@ -35,8 +36,16 @@ def verdict_token(word: str) -> str:
 def write_border(widget: Widget, title: str | None = None, subtitle: str | None = None) -> None:
     """Write on a widget's border what is new there; None leaves what it says.
 
-    Textual draws the whole widget again for every title it is given, changed or not, and reads a text as markup.
+    Textual draws the whole widget again for every title it is given, changed or not, and reads a text as markup. Here
+    the line of the border is drawn, and no other.
     """
     for name, said in (("border_title", title), ("border_subtitle", subtitle)):
-        if said is not None and getattr(widget, name) != (content := Content(said)).markup:
+        if said is None or getattr(widget, name) == (content := Content(said)).markup:
+            continue
+        outer, inner = widget.outer_size, widget.content_offset
+        if not outer:
             setattr(widget, name, content)
+            continue
+        setattr(widget, f"_{name}", content)  # where textual keeps it
+        line = 0 if name == "border_title" else outer.height - 1
+        widget.refresh(Region(-inner.x, line - inner.y, outer.width, 1))
