@@ -14,7 +14,7 @@ from tui_debugger.actions import pane_title
 from tui_debugger.state import FieldNote, State
 from tui_debugger.widgets.closer import closer_look, closer_state, strip_room
 from tui_debugger.widgets.paint import paint, verdict_token, write_border
-from tui_debugger.widgets.sheet import Sheet
+from tui_debugger.widgets.sheet import TextSheet
 from tui_debugger.widgets.strips import heat, histogram
 from tui_debugger.widgets.tables import counterpart_lines, pair_heads, parts_table, token_table, window_table
 
@@ -42,7 +42,7 @@ _METRICS = (
 )  # fmt: skip
 
 
-class InspectPane(Sheet):
+class InspectPane(TextSheet):
     #: Left and right are the strip's, and come from the actions.
     BORDER_TITLE = pane_title("inspect")
 

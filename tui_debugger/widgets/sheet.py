@@ -1,4 +1,4 @@
-"""Sheet: a long text that scrolls, of which another text of another length lays out nothing but itself."""
+"""TextSheet: a long text that scrolls, of which another text of another length lays out nothing but itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 
-class Sheet(ScrollView, can_focus=True):
+class TextSheet(ScrollView, can_focus=True):
     """One text; lines wider than the sheet are wrapped.
 
     A Static inside a scrolling container has the whole screen laid out when its text gets another height: 20 ms in
@@ -58,7 +58,7 @@ class Sheet(ScrollView, can_focus=True):
         if size == self.virtual_size:
             return
         # The bar's column stays whatever the length: only what can be scrolled to, and the thumb, are others.
-        self.set_reactive(Sheet.virtual_size, size)
+        self.set_reactive(TextSheet.virtual_size, size)
         self.vertical_scrollbar.window_virtual_size = size.height
         self.scroll_to(y=min(self.scroll_offset.y, self.max_scroll_y), animate=False, force=True)
 

@@ -10,28 +10,28 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
-from tui_debugger.widgets.sheet import Sheet
+from tui_debugger.widgets.sheet import TextSheet
 
 
 class SheetApp(App[None]):
-    CSS = "Sheet { height: 10; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }"
+    CSS = "TextSheet { height: 10; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }"
 
     def compose(self) -> ComposeResult:
-        yield Sheet("nothing yet", id="sheet")
+        yield TextSheet("nothing yet", id="sheet")
 
 
 @asynccontextmanager
-async def shown() -> AsyncIterator[tuple[Sheet, Pilot[None]]]:
+async def shown() -> AsyncIterator[tuple[TextSheet, Pilot[None]]]:
     app = SheetApp()
     async with app.run_test(size=(30, 12)) as pilot:
-        yield app.query_one(Sheet), pilot
+        yield app.query_one(TextSheet), pilot
 
 
 def lines(count: int) -> Text:
     return Text("\n".join(f"line {number}" for number in range(count)))
 
 
-def on_screen(sheet: Sheet) -> list[str]:
+def on_screen(sheet: TextSheet) -> list[str]:
     return [sheet.render_line(y).text.rstrip() for y in range(sheet.size.height)]
 
 
