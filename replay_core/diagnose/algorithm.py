@@ -133,6 +133,7 @@ class Algorithm:
         lag = self.number(
             "async_lag", "max_staleness", "staleness", "max_head_offpolicyness", "max_async_level", "off_policy_steps",
             "tis_cap", "tis_imp_ratio_cap", "rollout_is_threshold", "vllm_importance_sampling_cap",
+            "importance_sampling_cap", "truncated_importance_sampling_ratio",
         )  # fmt: skip
         return bool(lag) or bool(self.word("is_correction", "rollout_is"))
 
@@ -141,7 +142,7 @@ class Algorithm:
         """What importance weights of the engine are cut off at (truncated, TIS)."""
         return self.number(
             "tis_cap", "tis_imp_ratio_cap", "rollout_is_threshold", "vllm_importance_sampling_cap", "tis_clip", "tis",
-            "is_cap",
+            "is_cap", "importance_sampling_cap", "importance_sampling_clip", "truncated_importance_sampling_ratio",
         )  # fmt: skip
 
     @property

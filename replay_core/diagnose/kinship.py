@@ -15,6 +15,7 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.passes import before_any_update_N
 
 #: Two forwards of one model differ by less in most tokens: nats, and a share of the log-probability (bf16).
 ROUNDING, RELATIVE = 0.03, 0.03
@@ -114,7 +115,7 @@ def odd_one(batch: StepBatch) -> Kin | None:
 
 def _odd_one(batch: StepBatch) -> Kin | None:
     columns = {name: column for name in _NAMES if (column := batch.columns.of(name)) is not None}
-    sure_B = batch.laid.first_update_B("policy_logprobs") if "policy_logprobs" in columns else None
+    sure_N = before_any_update_N(batch) if "policy_logprobs" in columns else None
     inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
     if inside_N is None or len(columns) < 2:
         return None
@@ -124,8 +125,8 @@ def _odd_one(batch: StepBatch) -> Kin | None:
     known: dict[str, Array] = {}
     for name, column in columns.items():
         here_N = inside_N & column.said_N & np.isfinite(column.values_N)
-        if name == "policy_logprobs" and sure_B is not None:
-            here_N = here_N & np.repeat(sure_B, batch.flat.lengths_B)
+        if name == "policy_logprobs" and sure_N is not None:
+            here_N = here_N & sure_N
         known[name] = here_N
 
     def apart(a: str, b: str) -> float:

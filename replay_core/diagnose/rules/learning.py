@@ -25,6 +25,8 @@ FEWEST, MANY, LONG = 5, 16, 40
 TINY = 1e-7
 #: A twentieth of the least that recipes train at: beside weights of .1 and more an update of that is lost in float32.
 NOTHING = 5e-9
+#: What a run calls the optimizer steps that it is to take.
+_TOTAL = ("total_steps", "max_steps", "total_training_steps", "num_steps", "steps", "num_training_steps", "max_iters")
 #: Two forwards of one set of weights differ by less in float32.
 SAME = 1e-6
 #: A KL that no learning shows in.
@@ -41,8 +43,9 @@ def rate(log: RunLog) -> Iterator[Finding]:
     that skips steps has no finite gradient.
     One that has risen by equal parts in every one of 16 steps and more and is below 1e-7 yet is a warm-up longer than
     the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, one of 12 that began
-    at 0 and in which entropy, length and reward rest to a fiftieth, and any of 40 steps and more; of 16 from 0 on it is
-    worth knowing. So is a rate that never comes to 5e-9, which changes no weight.
+    at 0 and in which entropy, length and reward rest to a fiftieth, and one that lasts as long as the run states to be.
+    Of 16 steps from 0 on, or of 40, a rise is worth knowing: how long the run will be the log need not tell. A rate
+    that never comes to 5e-9, which changes no weight, is a warning.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -95,7 +98,9 @@ def rate(log: RunLog) -> Iterator[Finding]:
     stood = far is not None and len(far.finite) >= 10 and max(map(abs, far.finite)) < STOOD
     from_nothing = from_nothing or (rising and abs(values[0]) <= 1.05 * median(rises) and len(values) >= MANY)
     stood = stood or (rising and abs(values[0]) <= 1.05 * median(rises) and _rests(log))
-    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or len(values) >= LONG):
+    total = log.algorithm.number(*_TOTAL)
+    over = total is not None and len(values) >= max(total - 1, MANY)
+    if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or over):
         yield finding(
             "warning",
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
@@ -110,11 +115,11 @@ def rate(log: RunLog) -> Iterator[Finding]:
             next_step="compare warmup_steps with the number of optimizer steps",
             steps=series.steps(),
         )
-    elif from_nothing:
+    elif from_nothing or (rising and len(values) >= LONG):
         yield finding(
             "info",
             f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} "
-            f"steps, from 0",
+            f"steps{', from 0' if from_nothing else ''}",
             series.last.where(series.name),
             evidence=[series.shown(values[-1], "its full value, which the log does not tell"),
                       shown("rise per step", median(rises))],
@@ -161,8 +166,7 @@ def settings(case: Case) -> Iterator[Finding]:
     """
     facts = case.run.facts
     warmup = stated_number(facts, "warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters")
-    total = stated_number(facts, "total_steps", "max_steps", "total_training_steps", "num_steps", "steps",
-                          "num_training_steps", "max_iters")  # fmt: skip
+    total = stated_number(facts, *_TOTAL)
     lr = stated_number(facts, "lr", "learning_rate", "actor_lr")
     if warmup is None and lr is None:
         raise Skip("no settings are noted")

@@ -32,6 +32,7 @@ from replay_core.diagnose.gap import (
 from replay_core.diagnose.kinship import whose
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
+from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
@@ -751,8 +752,7 @@ def _at_random(batch: StepBatch) -> list[Evidence] | None:
     rollout = batch.columns.of("rollout_logprobs")
     if policy is None or old is None or rollout is None:
         return None
-    first_N = np.repeat(batch.laid.first_update_B("policy_logprobs"), batch.flat.lengths_B)
-    both_N = first_N & batch.pair(policy, old) & batch.pair(policy, rollout) & batch.pair(old, rollout)
+    both_N = before_any_update_N(batch) & batch.pair(policy, old) & batch.pair(policy, rollout) & batch.pair(old, rollout)
     if both_N.sum() < FEWEST:
         return None
     apart = [
@@ -770,7 +770,7 @@ def _moved_before_update(batch: StepBatch) -> float | None:
     policy, old = batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")
     if policy is None or old is None:
         return None
-    both_N = batch.pair(policy, old) & np.repeat(batch.laid.first_update_B("policy_logprobs"), batch.flat.lengths_B)
+    both_N = batch.pair(policy, old) & before_any_update_N(batch)
     if both_N.sum() < FEWEST:
         return None
     return float(np.abs(policy.values_N[both_N] - old.values_N[both_N]).mean())

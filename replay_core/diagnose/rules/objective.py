@@ -198,6 +198,8 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
     weight of the token before or after, trainer over reference, or 1 on all of them.
     """
     weights, rollout = given(batch.columns.of("is_weights")), given(batch.columns.of("rollout_logprobs"))
+    if "ratio" in weights.ref.name and _is_policy_ratio(batch, weights):
+        raise Skip(f"{weights.ref.name} is the policy over its old self, and no weight of the engine's samples")
     best_right, best_wrong, squared, ones, count = 0.0, 0.0, 0.0, 0.0, 0
     for name in ("old_logprobs", "policy_logprobs"):
         trainer = batch.columns.of(name)
@@ -279,6 +281,16 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
                       shown("tokens compared that differ", count)],
             cause="the weights are made of the trainer's own log-probabilities, or never computed",
         )  # fmt: skip
+
+
+def _is_policy_ratio(batch: StepBatch, weights: Column) -> bool:
+    """Whether weights are pi / pi_old on every token: a `ratio` may be named for either."""
+    policy, old = batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")
+    if policy is None or old is None:
+        return False
+    both_N = batch.pair(policy, old) & weights.said_N & np.isfinite(weights.values_N)
+    logs = np.clip(policy.values_N - old.values_N, -30, 30)[both_N]
+    return bool(both_N.any()) and bool(np.abs(weights.values_N[both_N] - np.exp(logs)).max() < 1e-3)
 
 
 def _other_weights(batch: StepBatch, weights: Column, rollout: Column) -> tuple[str, str, float] | None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.passes import keys_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, shown
 
@@ -85,6 +88,7 @@ def _places(batch: StepBatch) -> list[tuple[int, int]] | None:
 
 def _memories(case: Case) -> dict[str, _Memory]:
     found: dict[str, _Memory] = {}
+    seen: set[bytes] = set()
     for batch in case.batches():
         columns: dict[str, Column | None] = {
             "policy": batch.trainer, "reference": batch.columns.of("ref_logprobs"),
@@ -93,16 +97,30 @@ def _memories(case: Case) -> dict[str, _Memory]:
         places = _places(batch) if batch.step is not None and any(columns.values()) else None
         if not places or batch.step is None:
             continue
+        passed_N, now = _passed_again(batch, seen), batch.columns.of("policy_logprobs")
         for name, column in columns.items():
             if column is None:
                 continue
             here: dict[int, list[float]] = {}
+            again = name == "policy" and now is not None
             for place, at in places:
-                if column.said_N[at] and np.isfinite(column.values_N[at]):
-                    here.setdefault(place, []).append(float(column.values_N[at]))
+                told = now if again and now is not None and passed_N[at] else column
+                if told.said_N[at] and np.isfinite(told.values_N[at]):
+                    here.setdefault(place, []).append(float(told.values_N[at]))
             memory = found.setdefault(name, _Memory())
             memory.where = memory.where or batch.laid.where(column.name, sample=0)
             memory.take(batch.step, here)
+    return found
+
+
+def _passed_again(batch: StepBatch, seen: set[bytes]) -> NDArray[np.bool_]:
+    """Tokens [N] of samples that an earlier step holds, too, with the same old log-probabilities: those are kept, and
+    what the policy says now stands in its forward. `seen` takes the samples of this step.
+    """
+    keys = [None if key is None else blake2b(key, digest_size=16).digest() for key in keys_of(batch)]
+    again_B = np.array([key is not None and key in seen for key in keys], dtype=bool)
+    seen.update(key for key in keys if key is not None)
+    found: NDArray[np.bool_] = np.repeat(again_B, batch.flat.lengths_B)
     return found
 
 
@@ -118,7 +136,8 @@ def standing(case: Case) -> Iterator[Finding]:
     """What policy, reference and critic say of the same tokens after the same tokens in several steps (8 places and
     more, over 3 steps). A reference whose numbers change by more than noise (the range within a step, else .05 nats)
     moves: a warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning, info
-    for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic); an error for a policy whose
+    for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic); of samples that are passed over
+    again in a later step, it is the policy's own forward that counts, where it is recorded. An error for a policy whose
     engine's numbers change by more than noise: what is recorded of the policy is stale.
     """
     memories = {name: memory for name, memory in _memories(case).items() if memory.known}

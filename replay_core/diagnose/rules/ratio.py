@@ -15,6 +15,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
@@ -80,11 +81,11 @@ def _is_of_several_updates(batch: StepBatch, policy: Column, old: Column) -> boo
 
 def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
     """The lag at which old and new log-probabilities face each other, where it is not 0."""
-    first_B = batch.laid.first_update_B("policy_logprobs")
+    first_N = before_any_update_N(batch)
     inside_N = batch.response_N if batch.response_N is not None else batch.pair(policy, old)
     rows_a, rows_b = [], []
-    for start, length, first in zip(batch.flat.starts_B, batch.flat.lengths_B, first_B, strict=True):
-        if first:
+    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
+        if first_N[start : start + length].any():
             inside = inside_N[start : start + length]
             rows_a.append(old.values_N[start : start + length][inside])
             rows_b.append(policy.values_N[start : start + length][inside])
@@ -99,7 +100,8 @@ def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
 def on_policy(batch: StepBatch) -> Iterator[Finding]:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
-    clipping cuts off, an error. Later updates move the ratio on purpose. Skipped where a batch is recorded whole,
+    clipping cuts off, an error. Later updates move the ratio on purpose; so does a later pass that is a step of its
+    own, whose samples and old log-probabilities an earlier step holds to the last bit. Skipped where a batch is recorded whole,
     without its mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.
 
     A recorded ratio that is log pi - log pi_old itself, on every token, is an error in any update.
@@ -120,7 +122,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
                 " it has to be about 1, and clipping cuts tokens off as if the policy had left",
             )  # fmt: skip
             return
-    both_N = both_N & np.repeat(batch.laid.first_update_B("policy_logprobs"), batch.flat.lengths_B)
+    both_N = both_N & before_any_update_N(batch)
     if both_N.sum() < FEWEST:
         raise Skip("no tokens are surely of the first update")
     moved = policy.values_N[both_N] - old.values_N[both_N]
@@ -244,7 +246,7 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
       needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
 def exploding(batch: StepBatch) -> Iterator[Finding]:
-    """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 (0.8: an error), outside [0.1, 10] > 0.02, or effective
+    """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1, 10] > 0.02, or effective
     sample size (sum w)^2 / (n sum w^2) < 0.3, over tokens that count. Four epochs of a batch reach 0.36 in a run that
     learns.
     """
@@ -256,7 +258,9 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     extreme = float(((weights > LARGEST) | (weights < 1 / LARGEST)).mean())
     squares = float((weights * weights).sum())
     effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
-    if extreme <= EXTREME and outside <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
+    # What a share of so few tokens is off by: those of one response move together.
+    noise = 3 * math.sqrt(outside * (1 - outside) / weights.size)
+    if extreme <= EXTREME and outside - noise <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
         return
     name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
     place = batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
@@ -470,7 +474,7 @@ def torn_away(batch: StepBatch) -> Iterator[Finding]:
     """mean |policy - old| over 1 nat per token in a later update of a batch (its first update is D14's): an error."""
     policy, old, _ = _pair(batch)
     # Every epoch is a row of its own; the first ones have not moved yet.
-    both_N = batch.pair(policy, old) & ~np.repeat(batch.laid.first_update_B("policy_logprobs"), batch.flat.lengths_B)
+    both_N = batch.pair(policy, old) & ~before_any_update_N(batch)
     if both_N.sum() < FEWEST:
         raise Skip("one update for each batch")
     moved = np.abs(policy.values_N - old.values_N)[both_N]

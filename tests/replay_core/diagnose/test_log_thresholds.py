@@ -125,7 +125,9 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("no rate for two steps", verl, [{"actor/lr": 0.0, "actor/pg_clipfrac": 0.0, "actor/ppo_kl": 0.0}] * 2, None),
     ("a warm-up without end", verl, [{"actor/lr": 4e-9 * (n + 1)} for n in range(16)], ("L07", "warning")),
     ("a warm-up", verl, [{"actor/lr": 1e-8 * (n + 1)} for n in range(16)], None),
-    ("a warm-up of forty steps", verl, [{"actor/lr": 1e-8 * (n + 1)} for n in range(40)], ("L07", "warning")),
+    ("a warm-up of forty steps", verl, [{"actor/lr": 1e-8 * (n + 1)} for n in range(40)], None),
+    ("a warm-up that a run of ten steps is in", verl, [{"actor/lr": 1e-8 * (n + 1), "actor/kl_loss": 1e-6}
+                                                       for n in range(10)], ("L07", "warning")),
     ("a rate that is none", verl, [{"actor/lr": 1e-10}] * 5, ("L07", "warning")),
     ("a small rate", verl, [{"actor/lr": 1e-8}] * 5, None),
     ("advantages off their centre", verl, [{"critic/advantages/mean": 0.5 + n / 100} for n in range(10)],

@@ -1,0 +1,75 @@
+"""Which samples of a step are those of an earlier one, passed over once more: their old log-probabilities are of then.
+
+Trainers that take several optimizer steps of one rollout may count each of them as a step (TRL: num_iterations,
+steps_per_generation). Their samples come again, with old log-probabilities that are kept, to the last bit: between
+those and the policy's lies an update. What is forwarded anew never has the same bits on all tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch, batches_of
+from replay_core.diagnose.flat import Array
+from replay_core.records import Record
+
+#: Earlier steps that are looked through: passes over one rollout follow each other.
+BACK = 8
+#: |log ratio| that two forwards of one set of weights do not come to, in bf16 neither.
+STOOD = 0.02
+#: A response whose tokens are fewer may be drawn twice by chance, and old log-probabilities of a sure token are 0.
+FEWEST = 2
+
+
+def keys_of(batch: StepBatch) -> list[bytes | None]:
+    """Each sample's tokens and old log-probabilities as one key; None where it has too few of either to be known by."""
+    old, tokens_N = batch.columns.of("old_logprobs"), batch.tokens_N
+    if old is None or tokens_N is None:
+        return [None] * len(batch)
+    found: list[bytes | None] = []
+    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
+        values = old.values_N[start : start + length][old.said_N[start : start + length]].astype(np.float32)
+        values = values[values != 0]
+        known = values.size >= FEWEST and bool(np.isfinite(values).all())
+        found.append(tokens_N[start : start + length].tobytes() + b"|" + values.tobytes() if known else None)
+    return found
+
+
+def before_any_update_N(batch: StepBatch) -> Array:
+    """Tokens [N] whose policy's log-probabilities are surely of the first optimizer step over their samples."""
+    known = batch.columns.worked_out
+    if "before_any_update_N" not in known:
+        first_N = np.repeat(batch.laid.first_update_B("policy_logprobs"), batch.flat.lengths_B)
+        policy, old = batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")
+        if policy is not None and old is not None:
+            both_N = first_N & batch.pair(policy, old)
+            # Earlier steps are read where there is something that they may explain.
+            if float(np.abs(policy.values_N - old.values_N)[both_N].max(initial=0.0)) > STOOD:
+                first_N = first_N & ~np.repeat(from_earlier_steps_B(batch), batch.flat.lengths_B)
+        known["before_any_update_N"] = first_N
+    found: Array = known["before_any_update_N"]
+    return found
+
+
+def from_earlier_steps_B(batch: StepBatch) -> Array:
+    """Which samples [B] an earlier step of the run holds with the same old log-probabilities, to the last bit."""
+    mine, run = keys_of(batch), batch.run
+    found_B = np.zeros(len(batch), dtype=bool)
+    if run is None or batch.step is None or not any(mine):
+        return found_B
+    by_step: dict[int, list[Record]] = {}
+    for record in run.records:
+        step = record.key.step
+        if step is not None and batch.step - BACK <= step < batch.step and record.key.stage != "training_metrics":
+            by_step.setdefault(step, []).append(record)
+    for step in sorted(by_step, reverse=True):
+        if all(record.is_flat for record in by_step[step]):
+            continue
+        theirs: set[bytes | None] = set()
+        for earlier in batches_of(step, by_step[step], [], run):
+            theirs.update(keys_of(earlier))
+            earlier.release()
+        found_B |= np.array([key is not None and key in theirs for key in mine])
+        if found_B.all():
+            break
+    return found_B
