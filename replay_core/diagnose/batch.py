@@ -140,8 +140,24 @@ class StepBatch:
                     every_N = marked_N | (asked_N & sampled.said_N & (sampled.values_N != 0))
                     marked_N = every_N if self.flat.first(every_N).all() else marked_N
                 first_B = self.flat.first(marked_N)
+                if sampled is not None and (begun_B := self._begun_by_engine_B(first_B, sampled)) is not None:
+                    first_B = begun_B
                 return self.flat.position_N >= np.repeat(first_B, self.flat.lengths_B)
         return None
+
+    def _begun_by_engine_B(self, first_B: Array, sampled: Column) -> Array | None:
+        """Where a mask leaves no prompt before its first tokens (`first_B`): the first token of each sample that the
+        engine gives a number, and none before it. None where it gives numbers from there on, or not to all samples.
+        """
+        given_N = sampled.said_N & (sampled.values_N != 0)
+        heard_B = (self.flat.count(given_N) > 0) & (self.flat.lengths_B > first_B)
+        begun_B = self.flat.first(given_N)
+        late_B = (begun_B - first_B)[heard_B]
+        # One token late in all of them is a shift, and no prompt.
+        if (first_B[heard_B] > 1).any() or len(late_B) < 2 or (late_B <= 0).any() or (late_B == 1).all():
+            return None
+        found_B: Array = np.where(heard_B, begun_B, first_B)
+        return found_B
 
     def _starts(self, sheet: Sheet, places: list[int | None]) -> Array | None:
         starts: list[int] = []

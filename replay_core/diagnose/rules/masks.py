@@ -410,13 +410,30 @@ def _left_out_B(batch: StepBatch) -> Array:
 
 
 @rule("D58", "prompt tokens are in the loss", link="masks", scope="batch", needs=("tokens", "mask", "response"),
-      explains=("D07", "D09", "D17", "D18", "D19", "D28", "D41", "D48"), lasts=True,
+      explains=("D07", "D09", "D14", "D17", "D18", "D19", "D28", "D41", "D44", "D48", "D79", "D80", "D92"), lasts=True,
       source="a loss mask made of the attention mask")  # fmt: skip
 def prompt_trained(batch: StepBatch) -> Iterator[Finding]:
     """Tokens that count before the response begins: an error where they are half of the prompt and more in four of five
-    samples. Looked at where something other than the mask says where responses begin.
+    samples. Where a response begins something other than the mask says: the layout, or, where the mask counts from the
+    first or second token on, the first number of the engine. Where neither does, an error if the mask counts from there
+    on in every sample and what the answers of each group (2 and more that differ) have in common is 2 tokens and more on
+    average, and another in each group: a prompt.
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
+    if (shared := _prompts_shared(batch)) is not None:
+        name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+        yield finding(
+            "error",
+            f"prompt tokens are in the loss: the mask counts from each sample's first tokens on, and {min(shared)} "
+            "tokens and more there are the same in all answers of a group",
+            batch.laid.where(name, sample=0),
+            evidence=[
+                shown("tokens that all answers of a group begin with", min(shared), "0 that count", name),
+                shown("groups", len(shared)), shown("tokens in the mask", int(trained_N.sum())),
+            ],
+            cause="the loss mask is the attention mask, or is not multiplied by the response's",
+        )  # fmt: skip
+        return
     prompt_B = batch.flat.count(~response_N)
     counted_B = batch.flat.count(trained_N & ~response_N)
     heard_B = prompt_B > 1
@@ -436,6 +453,36 @@ def prompt_trained(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="the loss mask is the attention mask, or is not multiplied by the response's",
     )
+
+
+#: Tokens that answers of every group do not share by chance, on average, and groups that tell.
+SHARED, GROUPS = 2, 2
+
+
+def _prompts_shared(batch: StepBatch) -> list[int] | None:
+    """How many counted tokens all answers of each group begin with, where they can be nothing but prompts."""
+    tokens_N, response_N, group_B = batch.tokens_N, batch.response_N, batch.group_B
+    trained_N = given(batch.trained_N)
+    if tokens_N is None or response_N is None or group_B is None or not batch.group_is_named:
+        return None
+    if (batch.flat.first(trained_N) > 1).any() or (batch.flat.first(response_N) > 1).any():
+        return None
+    rows = [tokens_N[start : start + length] for start, length in zip(
+        batch.flat.starts_B, batch.flat.lengths_B, strict=True)]  # fmt: skip
+    heads, found = set(), []
+    for group in np.unique(group_B):
+        mine = [rows[sample] for sample in np.flatnonzero(group_B == group)]
+        if len({row.tobytes() for row in mine}) < 2:
+            return None
+        width = min(map(len, mine))
+        same = np.all([row[:width] == mine[0][:width] for row in mine], axis=0)
+        shared = width if same.all() else int(same.argmin())
+        if shared < 2:
+            return None
+        heads.add(mine[0][:shared].tobytes())
+        found.append(shared - 1)
+    told = len(found) >= GROUPS and len(heads) == len(found) and np.mean(found) >= SHARED
+    return found if told else None
 
 
 @rule("D18", "padding counts in the loss", link="masks", scope="batch", needs=("mask",),
@@ -596,6 +643,12 @@ def _outside(part: Batch, mask: TensorRef) -> tuple[int, int] | None:
         return None
     is_set = pages.array(mask).reshape(-1) != 0
     is_set[placed.rows] = False
+    if mask.rows is None and part.layout is not None and part.width == mask.shape[1] + 1:
+        # Of next tokens the slot before a row's first token is about that token: its own id is a left pad's.
+        held_BS = part.layout.sample_BS >= 0
+        before_B = held_BS.argmax(axis=1) - 1
+        rows = np.flatnonzero(held_BS.any(axis=1) & (before_B >= 0))
+        is_set[rows * mask.shape[1] + before_B[rows]] = False
     strays = np.flatnonzero(is_set)
     if not strays.size:
         return None

@@ -427,17 +427,48 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     at = int(np.flatnonzero(alien_N)[0])
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
     holders = int((batch.flat.count(alien_N) > 0).sum())
+    where, cause = _given(batch, alien_N, both_N)
     yield finding(
         "error",
-        f"{int(alien_N.sum())} tokens are in the loss that no engine sampled",
+        f"{int(alien_N.sum())} tokens are in the loss that no engine sampled{where}",
         batch.laid.where(name, at=at),
         evidence=[
             shown("share of counted tokens", float(alien_N.sum() / both_N.sum()), "< 0.001", rollout.source),
             shown("samples that hold them", share(holders, len(batch))),
             shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
         ],
-        cause="tool output or a part of the prompt is left in the loss mask: the engine was given these tokens",
+        cause=cause,
     )
+
+
+def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str]:
+    """Where the tokens lie that were not sampled, as the rest of a claim, and who wrote them there."""
+    holders = np.flatnonzero(batch.flat.count(alien_N))
+    once = int(alien_N.sum()) == len(holders)
+    at_N = np.flatnonzero(alien_N)
+    ids = None if batch.tokens_N is None else np.unique(batch.tokens_N[at_N])
+    last_B = np.full(len(batch), -1, dtype=np.int64)
+    np.maximum.at(last_B, batch.flat.sample_N[counted_N], batch.flat.position_N[counted_N])
+    ends = once and bool((batch.flat.position_N[at_N] == last_B[batch.flat.sample_N[at_N]]).all())
+    if ends and ids is not None and len(ids) == 1:
+        longest = int(batch.flat.count(counted_N).max())
+        full = bool((batch.flat.count(counted_N)[holders] == longest).all())
+        return (
+            f": the last of {share(len(holders), len(batch))} responses, which is always {int(ids[0])}",
+            f"an end token (EOS, {int(ids[0])}) is appended to responses that "
+            + ("were cut off at the limit" if full else "did not end by themselves")
+            + ", and trained on: the engine never sampled it there. Leave it out of the mask, or do not append it",
+        )
+    first_B = batch.flat.first(counted_N)
+    heads_N = alien_N & (batch.flat.position_N == np.repeat(first_B, batch.flat.lengths_B))
+    runs = np.flatnonzero(alien_N & ~np.roll(alien_N, 1))
+    if heads_N.sum() == len(holders) == len(runs) and len(holders) >= 0.8 * len(batch):
+        return (
+            ": the first of each response",
+            "a part of the prompt, or what every answer is made to begin with (a forced <think>, a role's header), is "
+            "in the loss mask: the engine was given these tokens",
+        )
+    return "", "tool output or a part of the prompt is left in the loss mask: the engine was given these tokens"
 
 
 @rule("D77", "the mask is turned around", link="masks", scope="batch",

@@ -128,6 +128,8 @@ def one_prompt(batch: StepBatch) -> Iterator[Finding]:
     prompt_B, group_B = batch.prompt_B, given(batch.group_B)
     if prompt_B is None or not batch.group_is_named:
         raise Skip("needs named groups, and where prompts end")
+    if (batch.flat.first(given(batch.response_N)) <= 1).all():
+        raise Skip("no prompt stands before the tokens that count")
     groups = np.unique(group_B).size
     if groups < 3 or np.unique(prompt_B).size > 1:
         return
