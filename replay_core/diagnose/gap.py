@@ -15,6 +15,7 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
+from replay_core.diagnose.contexts import Contexts, contexts
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import Kin, odd_one
 from replay_core.diagnose.rule import Skip, given
@@ -53,6 +54,8 @@ LIMITS = {
 }
 #: Fewer tokens say nothing.
 FEWEST = 8
+#: Log-probabilities below which a token has company.
+UNSURE = -0.3
 
 
 @dataclass
@@ -170,19 +173,44 @@ class Gap:
         """Whether one gain explains most of the difference."""
         return (
             not self.is_shifted
-            and not (self.never_less and self.one_sided > 0.8 and self.residual > 0.3)
+            and not self.contexts.is_one_temperature
+            and not self.is_one_way
             and self.mean > DISAGREE
-            and self.correlation > 0.9
+            # Over places a temperature of 0.3 leaves a correlation of .8; within one it leaves all.
+            and (self.correlation > 0.9 or self.contexts.temperature is not None)
             and self.gain is not None
             # A temperature spares no sample.
             and not is_of_padding(self)
         )
 
+    @cached_property
+    def contexts(self) -> Contexts:
+        """What tokens drawn in one place tell of a temperature."""
+        return contexts(self.batch, self.trainer.values_N, self.rollout.values_N, self.both_N)
+
+    @property
+    def is_one_way(self) -> bool:
+        """Whether the rollout gives tokens more and none less, as no other temperature does: a flatter one takes from
+        the probable tokens, and what a sharper one gives depends on the token, while a part of the distribution that
+        is kept gives all tokens of a place the same.
+        """
+        if not self.never_less or self.one_sided <= 0.8 or self.contexts.temperature is not None:
+            return False
+        x, _ = self._pair
+        unsure = x < UNSURE
+        d = self.d[unsure]
+        if self.residual > 0.3 or (self.gain is not None and self.gain > 1) or d.size < FEWEST:
+            return True
+        # One temperature beside one kept share, over tokens that are neither sure nor alone.
+        return float(d.std()) < 0.5 * self.tempered_by[1] * float(np.sqrt((self.d**2).mean()))
+
     @property
     def gain(self) -> float | None:
-        """The temperature of the rollout over the trainer's that explains the difference: by a line (an untrained
-        policy, whose other tokens are many), else by `tempered_by`; None where neither does.
+        """The temperature of the rollout over the trainer's that explains the difference: by tokens drawn in one place,
+        else by a line (an untrained policy, whose other tokens are many), else by `tempered_by`; None where none does.
         """
+        if self.contexts.temperature is not None:
+            return self.contexts.temperature
         if self.residual < 0.6:
             return 1 / self.slope if abs(self.slope - 1) > 0.1 else None
         found, left = self.tempered_by

@@ -32,6 +32,7 @@ from replay_core.diagnose.gap import (
 from replay_core.diagnose.kinship import whose
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
+from replay_core.diagnose.padded import Growth
 from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.staleness import versions
@@ -97,6 +98,11 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
     beside a trainer that does not divide its logits; where that does not fit, the temperature that makes
     p^(1/T) / (p^(1/T) + (1 - p)^(1/T)) of the trainer's p. An error where T is off 1 by 0.1 at a correlation above 0.9
     and takes away at least 40 % of the difference.
+
+    Tokens that samples drew after the very same tokens (6 and more beyond each place's first) tell it best: within a
+    place the slope is 1 / T whatever else could have been drawn, and 1 if top-p or top-k were renormalised. A slope
+    that is 1 there is no temperature, and neither is a rollout that gives unsure tokens more and none less, all by
+    about one number.
     """
     between = gap(batch)
     if not between.is_tempered:
@@ -110,6 +116,9 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
         evidence=[
             shown("temperature that explains it", gain, "0.9 to 1.1"),
             shown("slope of rollout on trainer", between.slope),
+            *([shown("slope over tokens drawn in one place", between.contexts.slope, "0.9 to 1.1"),
+               shown("tokens drawn in one place", between.contexts.tokens)]
+              if between.contexts.temperature is not None else []),
             shown("correlation", between.correlation),
             *([] if stated is None else [shown("temperature the dump states", stated)]),
             *_figures(between),
@@ -150,6 +159,7 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
             shown("share of tokens with rollout > trainer", between.one_sided, "about 0.5"),
             shown("mean rollout - trainer", -float(between.d.mean()), "0"),
             shown("probability kept, geometric mean", kept),
+            shown("probability kept, least (1 % of the tokens)", float(np.exp(np.quantile(between.d, 0.01)))),
             shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
             *_figures(between),
         ],
@@ -514,12 +524,16 @@ def disagree(case: Case) -> Iterator[Finding]:
     gives them one number: else dropout, or neighbours are seen), at the first response tokens (another prompt: chat
     template), in few samples, or evenly (precision, kernels, parallelism); and by which side the reference agrees with.
 
+    Where nothing else tells, over a run's prompts (12 and more, 3 widths of left padding): a mean |d| that grows with the
+    padding, by ranks, as chance does in one of a hundred, to twice and more, is of positions or of the mask.
+
     Info, too, over the steps of a run whose first has none of it, whose second has all, and where it does not grow: it
     is what weights one update old make, as every asynchronous run has it (half a nat at the most).
     """
     found: list[Finding] = []
     means: list[float] = []
     whys: list[str] = []
+    growth = Growth()
     for batch in case.batches():
         missing = [need for need in _BOTH if not any(batch.has(name) for name in need.split("|"))]
         try:
@@ -530,6 +544,7 @@ def disagree(case: Case) -> Iterator[Finding]:
             whys.append(str(skip))
             continue
         means.append(between.mean)
+        growth.take(batch, between)
         steps = () if batch.step is None else (batch.step,)
         found += [replace(one, steps=steps) for one in _disagreement(batch, between)]
     if not means:
@@ -538,7 +553,31 @@ def disagree(case: Case) -> Iterator[Finding]:
     loud = [one for one in found if one.severity != "info"]
     if _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]) and 2 * sum(": " in one.claim for one in loud) < len(loud):
         every = [replace(one, severity="info", claim=one.claim + _LATE, cause=_LATE_CAUSE) for one in every]
+    elif any(one.claim.endswith(_PER_TOKEN) for one in every) and growth.is_told:
+        every = [_of_growth(one, growth) if one.claim.endswith(_PER_TOKEN) else one for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
+
+
+#: How a claim ends that knows no cause.
+_PER_TOKEN = "nats per token"
+
+
+def _of_growth(one: Finding, growth: Growth) -> Finding:
+    """The finding, with the cause that padding tells."""
+    means = growth.by_width
+    told = ", ".join(f"{width}: {mean:.3g}" for width, mean in means.items())
+    counted = growth.are_positions_counted
+    return replace(
+        one,
+        claim=f"{one.claim}: more, the more left padding a sample has",
+        evidence=(*one.evidence[:2], shown("mean |d| by left pads", told, "the same"),
+                  *([shown("recorded positions begin at", "the width of the padding", "0")] if counted else []),
+                  *one.evidence[2:]),
+        cause="left padding is counted in the position ids of one side, or attended to: a sample's positions begin "
+        "later, the more padding stands before it"
+        + ("; the recorded position_ids do" if counted else ". Make them of the attention mask (cumsum - 1), and pass "
+           "the mask to the forward"),
+    )  # fmt: skip
 
 
 def _disagreement(batch: StepBatch, between: Gap) -> Iterator[Finding]:
@@ -552,7 +591,7 @@ def _disagreement(batch: StepBatch, between: Gap) -> Iterator[Finding]:
     place = batch.laid.where(between.trainer.name, at=_worst(between))
     yield finding(
         "info" if mild else "error" if between.mean > BADLY else "warning",
-        f"engine and trainer disagree by {between.mean:.3g} nats per token" + (f": {short}" if short else ""),
+        f"engine and trainer disagree by {between.mean:.3g} {_PER_TOKEN}" + (f": {short}" if short else ""),
         place,
         evidence=[
             *_figures(between),

@@ -1,0 +1,78 @@
+"""Tokens that are drawn in one place: what two models say of them differs by one factor where a temperature differs.
+
+log p_T(token) = log p(token) / T - log Z(place): over tokens that samples drew after the very same tokens, log Z is one
+number, and the slope of one side on the other is 1 / T, whatever the rest of the distribution is. Of top-p, top-k and
+min-p it is 1: what they keep is one number of the place, too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.flat import Array
+
+#: Tokens of a response that are followed: places are shared at its beginning.
+FOLLOWED = 64
+#: Different tokens of a place, beyond the first, that tell; how far apart (rms, nats) they have to be.
+FEWEST, SPREAD = 6, 0.03
+#: What a line may leave of the differences within places, and of the rollout's own range there, and how many standard
+#: errors it has to be off 1: other weights leave much of either.
+LEFT, ERRORS = 0.2, 4.0
+#: A slope that is nearer to 1 is that of one temperature.
+NEAR = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Over `tokens` different tokens beyond each place's first: the slope of the rollout on the trainer within places,
+    its standard error, and the rms that it leaves over the rms of the difference within places, or of the rollout there
+    where that is less.
+    """
+
+    tokens: int = 0
+    slope: float = 1.0
+    error: float = np.inf
+    left: float = 1.0
+
+    @property
+    def temperature(self) -> float | None:
+        """The rollout's temperature over the trainer's, None where no other than 1 is told."""
+        is_off = abs(self.slope - 1) > max(NEAR, ERRORS * self.error)
+        return 1 / self.slope if is_off and self.left < LEFT and self.slope > 0 else None
+
+    @property
+    def is_one_temperature(self) -> bool:
+        """Whether the slope is 1 as surely as can be: no temperature explains what differs."""
+        return abs(self.slope - 1) + 2 * self.error < NEAR
+
+
+def contexts(batch: StepBatch, trainer_N: Array, rollout_N: Array, both_N: Array) -> Contexts:
+    """Places that samples share, over the first 64 tokens of their responses."""
+    if batch.tokens_N is None or batch.response_N is None:
+        return Contexts()
+    heads_B, places = batch.flat.first(batch.response_N), defaultdict[int, dict[int, int]](dict)
+    for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
+        prefix = hash(batch.tokens_N[start : start + head].tobytes())
+        for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
+            token = int(batch.tokens_N[at])
+            if both_N[at]:
+                places[prefix].setdefault(token, at)
+            prefix = hash((prefix, token))
+    shared = [list(found.values()) for found in places.values() if len(found) > 1]
+    tokens = sum(len(found) - 1 for found in shared)
+    if tokens < FEWEST:
+        return Contexts()
+    x = np.concatenate([trainer_N[found] - trainer_N[found].mean() for found in shared])
+    y = np.concatenate([rollout_N[found] - rollout_N[found].mean() for found in shared])
+    squares = float(x @ x)
+    if not squares > tokens * SPREAD**2:
+        return Contexts()
+    slope = float(x @ y) / squares
+    rest = float(((y - slope * x) ** 2).sum())
+    before = min(float(((y - x) ** 2).sum()), float(y @ y))
+    error = float(np.sqrt(rest / max(tokens - 1, 1) / squares))
+    return Contexts(tokens, slope, error, float(np.sqrt(rest / max(before, 1e-18))))
