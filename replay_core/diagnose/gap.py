@@ -207,14 +207,15 @@ class Gap:
     @property
     def gain(self) -> float | None:
         """The temperature of the rollout over the trainer's that explains the difference: by tokens drawn in one place,
-        else by a line (an untrained policy, whose other tokens are many), else by `tempered_by`; None where none does.
+        else by a line (an untrained policy, whose other tokens are many) or `tempered_by`, whichever leaves less; None
+        where none does.
         """
         if self.contexts.temperature is not None:
             return self.contexts.temperature
-        if self.residual < 0.6:
-            return 1 / self.slope if abs(self.slope - 1) > 0.1 else None
-        found, left = self.tempered_by
-        return found if abs(found - 1) > 0.1 and left < 0.6 else None
+        by_two, left = self.tempered_by
+        # Of sure tokens a line has another slope than 1 / T.
+        left, found = min((self.residual, 1 / self.slope if self.slope else math.inf), (left, by_two))
+        return found if left < 0.6 and abs(1 / found - 1) > 0.1 else None
 
     @cached_property
     def from_reference(self) -> float | None:

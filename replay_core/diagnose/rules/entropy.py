@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.stating import finding, shown
 
 ENTROPY_MIN = 0.05
 #: A policy that writes one answer to each prompt.
@@ -16,6 +17,10 @@ NONE = 0.005
 ENTROPY_GROWTH = 2.0
 #: And by how much more, nats, half as much again is too much: near the uniform policy it cannot double.
 MORE, HALF = 0.7, 1.5
+#: Of a climb, where it begins; the largest coefficient that recipes give the entropy, and what may be left of the loss.
+ONSET, STRONG, PART = 0.1, 0.05, 0.05
+#: A rise by so much, nats, of a policy whose loss is a bonus on it.
+LITTLE = 0.3
 #: And how many times its beginning is a policy that falls apart, where the reward falls with it.
 APART = 3.0
 #: How many times smaller entropy gets before it is a collapse: runs that learn halve it.
@@ -31,10 +36,12 @@ IN_PACE = 0.9
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning (or
-    .7 nats and half as much more) and rising, or under a quarter of it and falling, too; an error where it comes to
-    three times its beginning while
-    the reward falls; info where the reward rises
-    meanwhile and a twelfth is left, or rises step by step with it (rank correlation below -.9).
+    .7 nats and half as much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and
+    falling, too; an error where the reward falls while it comes to three times its beginning, or where it rises by .3 nats and
+    more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a twentieth of
+    its spread): a bonus that outweighs the reward.
+    Info where the reward rises meanwhile and a twelfth is left, or rises step by step with it (rank correlation below
+    -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -73,17 +80,56 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
             steps=series.steps(under=begun / FALLEN),
         )
+    yield from _grown(log, series, begun, now)
+
+
+def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Finding]:
     limit = min(ENTROPY_GROWTH * begun, max(begun + MORE, HALF * begun))
-    if begun > 0 and now > limit and trends.rises(values):
-        reward = log.get("reward")
-        lost = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
-        yield finding(
-            "error" if lost and now > APART * begun else "warning",
-            f"the policy's entropy has grown from {begun:.3g} to {now:.3g} nats per token",
-            series.first(over=limit),
-            evidence=[series.shown(now, f"< {limit:.3g}")],
-            cause="entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
-            next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning "
-            "rate",
-            steps=series.steps(over=limit),
-        )
+    reward = log.get("reward")
+    lost = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
+    if lost:
+        # Near the uniform policy it can neither double nor grow by half.
+        limit = min(limit, begun + MORE)
+    bonus = None if reward is not None and trends.rises(reward.finite) else _bonus(log, series)
+    if bonus is not None:
+        limit = min(limit, begun + LITTLE)
+    if not (begun > 0 and now > limit and trends.rises(series.finite)):
+        return
+    onset = begun + ONSET * (now - begun)
+    yield finding(
+        "error" if (lost and now > APART * begun) or bonus is not None else "warning",
+        f"the policy's entropy has grown from {begun:.3g} to {now:.3g} nats per token"
+        + ("" if bonus is None else f": the loss is the entropy bonus, {bonus:.3g} times it"),
+        series.first(over=onset),
+        evidence=[
+            series.shown(now, f"< {limit:.3g}"),
+            *([] if bonus is None else [shown("coefficient of the entropy in the loss, fitted", bonus, f"< {STRONG:g}")]),
+        ],
+        cause="the entropy bonus is far too large: it outweighs what is rewarded, and the policy becomes uniform, which "
+        "ends no answer and earns nothing"
+        if bonus is not None
+        else "entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
+        next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning rate",
+        steps=series.steps(over=onset),
+    )
+
+
+def _bonus(log: RunLog, entropy: Series) -> float | None:
+    """The coefficient c of a loss that is -c times the entropy, over 8 steps and more, but for a twentieth of its
+    spread; None where it is none, or as small as recipes have it.
+    """
+    loss = log.get("loss")
+    if loss is None:
+        return None
+    by_step = {point.step: point.value for point in loss.points if math.isfinite(point.value)}
+    pairs = [(one.value, by_step[one.step]) for one in entropy.points if one.step in by_step]
+    if len(pairs) < trends.MIN_STEPS:
+        return None
+    middle_e, middle_l = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
+    squares = sum((e - middle_e) ** 2 for e, _ in pairs)
+    spread = sum((each - middle_l) ** 2 for _, each in pairs)
+    if not squares or not spread:
+        return None
+    slope = sum((e - middle_e) * (each - middle_l) for e, each in pairs) / squares
+    left = sum((each - middle_l - slope * (e - middle_e)) ** 2 for e, each in pairs)
+    return -slope if -slope > STRONG and left < PART * spread else None

@@ -170,7 +170,9 @@ def _from_the_start(series: Series, longest: list[float]) -> str:
     """What it adds that they were from the first step on."""
     if min(series.finite[:3]) < HALF:
         return ""
-    limit = f" of {max(longest):g}" if longest else ""
+    # A mean of prompt and response, or over steps of several limits, is no limit.
+    is_limit = bool(longest) and abs(max(longest) - round(max(longest))) <= 1e-6
+    limit = f" of {max(longest):g}" if is_limit else ""
     return f" from the first step on: the limit{limit} is too small for the answers, or they never end"
 
 

@@ -152,10 +152,12 @@ def test_a_reward_before_the_end_is_named_where_a_critic_learns_from_it(back: in
     assert (finding is not None and "before the last token" in finding.claim) == found
 
 
-@pytest.mark.parametrize(("times", "found"), [(0.6, True), (1.0, False)])
-def test_a_reference_at_another_temperature_is_told_at_step_one(times: float, found: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("temperature", "found"), [(0.6, True), (1.8, True), (1.0, False)])
+def test_a_reference_at_another_temperature_is_told_at_step_one(temperature: float, found: bool, tmp_path: Path) -> None:
     batch = _batch(13, rows=24)
     batch["log_probs"] = -0.05 - 0.15 * batch["log_probs"].abs() * batch["response_mask"][:, 1:]
-    batch["ref_log_probs"] = batch["log_probs"] * times
+    # One other token has the rest.
+    now_BT, rest_BT = batch["log_probs"] / temperature, torch.log(-torch.expm1(batch["log_probs"])) / temperature
+    batch["ref_log_probs"] = now_BT - torch.logaddexp(now_BT, rest_BT)
     finding = of(look(_recorded(tmp_path / "run", {1: batch}), "D15"), "D15")
     assert (finding is not None and "different temperatures" in finding.claim) == found

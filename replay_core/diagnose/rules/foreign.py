@@ -1,0 +1,66 @@
+"""A log whose engine writes with other weights than the trainer's: what it writes is worth nothing, from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.stating import finding, shown
+
+#: Nats per token that no precision, temperature or update makes: two models of one text are as far apart.
+TWO_MODELS = 1.0
+#: Steps of it, and the share of responses cut off that says they say nothing.
+FEWEST, CUT = 3, 0.9
+
+
+@rule("L38", "the engine writes with other weights", link="trend", scope="signals",
+      needs=("logprob_diff|rollout_k3|rollout_k1",), lasts=True,
+      explains=("D01", "D02", "D03", "D09", "D12", "D20", "D25", "D26", "L08", "L09", "L17"),
+      source="slime#1673, verl#7495: an engine that was never given the checkpoint")  # fmt: skip
+def foreign(log: RunLog) -> Iterator[Finding]:
+    """A mismatch of engine and trainer over 1 nat per token in each of the first 3 steps and as its level, while the
+    reward is one number in every step, or nine of ten responses are cut off from the first step on: an error, and the
+    cause of both. The first step's samples are older than any update. Without either, log-probabilities of other tokens
+    (shifted, re-tokenised) look the same, and D09 tells of them.
+    """
+    series = next((found for name in ("logprob_diff", "rollout_k3", "rollout_k1") if (found := log.get(name))), None)
+    values = [] if series is None else [abs(value) for value in series.finite]
+    if series is None or len(values) < FEWEST:
+        raise Skip(f"needs the mismatch of {FEWEST} steps")
+    if min(values[:FEWEST]) < TWO_MODELS or trends.level(values) < TWO_MODELS:
+        return
+    symptoms = _symptoms(log)
+    if not symptoms:
+        return
+    yield finding(
+        "error",
+        f"the engine writes with other weights than the trainer has: {series.name} is {values[0]:.3g} nats per token "
+        "from the first step on, and what it writes earns nothing",
+        series.points[0].where(series.name),
+        evidence=[series.shown(values[0], f"< {TWO_MODELS:g} even of an odd setting"), *symptoms],
+        cause="the engine holds another model than the trainer: weights that were never loaded or sent (a dummy load "
+        "format, a sync that fails silently), another checkpoint, or another tokenizer or chat template for its "
+        "prompts. Constant rewards and responses that do not end follow from it",
+        next_step="compare what both sides say of one fixed text before the first step; rldbg record -- YOUR COMMAND, "
+        "then rldbg diagnose rldbg-dump",
+        steps=steps_of(point for point in series.points if abs(point.value) > TWO_MODELS),
+    )
+
+
+def _symptoms(log: RunLog) -> list[Evidence]:
+    """What a model that writes nonsense comes to, from the first step on."""
+    found = []
+    for name in ("reward", "accuracy"):
+        series: Series | None = log.get(name) if log.has(name) else None
+        values = [] if series is None else series.finite
+        if series is not None and len(values) >= FEWEST and min(values) == max(values):
+            found.append(shown(f"{series.name}, in every step", values[0], "another number in every step"))
+            break
+    cut = log.get("truncated")
+    if cut is not None and len(cut.finite) >= FEWEST and min(cut.finite[:FEWEST]) >= CUT:
+        found.append(shown(f"{cut.name} in the first step", cut.finite[0], "< 0.25"))
+    return found
