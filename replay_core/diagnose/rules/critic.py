@@ -664,13 +664,13 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
     Silent where it began within half a standard deviation of its returns' mean, and its values move.
     """
     found: list[_StepLearnt] = []
-    where = None
+    where, known = None, False
     for batch in case.batches():
         values, returns = batch.columns.of("values"), batch.columns.of("returns")
-        if values is None or returns is None:
-            raise Skip("no values and returns are recorded")
-        if batch.step is None or batch.trained_N is None:
+        # What lies beside a step's samples (a critic's own records) is a batch of its own, and need not hold both.
+        if values is None or returns is None or batch.step is None or batch.trained_N is None:
             continue
+        known = True
         both_N = batch.trained_N & values.said_N & returns.said_N
         v, r = values.values_N[both_N], returns.values_N[both_N]
         if both_N.sum() > FEWEST and float(r.var()) > 1e-9:
@@ -681,6 +681,8 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
                 unit, float(v.mean()) / unit, float(v.std()) / unit,
             ))  # fmt: skip
             where = batch.laid.where("values", sample=0)
+    if not known:
+        raise Skip("no values and returns are recorded")
     constant = [one for one in found if not one.spread > 0]
     if len(found) >= 3 and len(constant) == len(found):
         yield finding(

@@ -1,0 +1,85 @@
+"""Critics that are really trained on returns: one that stands, one in another unit, and one that is fine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay_core.recorder import Recorder
+from tests.replay_core.diagnose.batches import causes, look, of
+from tests.replay_core.diagnose.bigram import EOS, Bigram
+
+PROMPTS = [[5, 6], [7, 3], [8, 9, 10], [11, 3]]
+RULES = ("D44", "D45", "D96")
+
+
+def _trained(
+    directory: Path, *, rate: float = 0.5, times: float = 1.0, offset: float = 0.0, steps: int = 8, paid: float = 1.0,
+    apart: bool = False, begun: float = -1.0,
+) -> Path:  # fmt: skip
+    """A critic of the last token (and a new head's noise), by Monte Carlo returns; the recorded values are `times` it."""
+    lm, recorder = Bigram(8), Recorder(directory)
+    head_V = lm.draw.normal(begun, 0.4, 14) * paid
+    for step in range(steps):
+        rollout = lm.rollout(PROMPTS, each=6)
+        scores_B = paid * np.where((rollout.ids_BS == EOS).any(1), 1.0, 0.0)
+        mask_BT = rollout.response_BT
+        values_BT = head_V[rollout.ids_BS[:, :-1]] * mask_BT
+        returns_BT = scores_B[:, None] * mask_BT
+        recorded_BT = (times * values_BT + offset) * mask_BT
+        rewards_BT = np.zeros_like(mask_BT)
+        last_B = mask_BT.shape[1] - 1 - mask_BT[:, ::-1].argmax(1)
+        rewards_BT[np.arange(len(scores_B)), last_B] = scores_B
+        with recorder.step(step) as record:
+            record("trajectory", **rollout.tensors(
+                token_level_rewards=rewards_BT.astype(np.float32), values=recorded_BT.astype(np.float32),
+                returns=returns_BT.astype(np.float32), advantages=(returns_BT - recorded_BT).astype(np.float32),
+            ))  # fmt: skip
+            if apart:
+                record("values", role="critic", micro=0, values=recorded_BT[:8].astype(np.float32),
+                       response_mask=mask_BT[:8].astype(np.int64))  # fmt: skip
+        error_BT = (returns_BT - values_BT) * mask_BT
+        for token in range(14):
+            here = (rollout.ids_BS[:, :-1] == token) & (mask_BT > 0)
+            if here.any():
+                head_V[token] += rate * float(error_BT[here].mean())
+    return directory
+
+
+def test_a_critic_that_learns_is_fine(tmp_path: Path) -> None:
+    assert causes(look(_trained(tmp_path / "d"), *RULES)) == []
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["beside the samples", "and in records of its own"])
+def test_a_critic_that_is_never_updated_is_told(tmp_path: Path, apart: bool) -> None:
+    found = of(look(_trained(tmp_path / "d", rate=0.0, apart=apart), *RULES), "D45")
+    assert found is not None
+    assert found.severity == "warning"
+
+
+@pytest.mark.parametrize("more", [{"times": 12.0}, {"offset": 9.0}, {"times": -20.0}], ids=str)
+def test_values_of_another_size_are_told(tmp_path: Path, more: dict[str, float]) -> None:
+    found = of(look(_trained(tmp_path / "d", steps=4, begun=0.6, **more), *RULES), "D96")
+    assert found is not None
+
+
+def test_small_returns_are_no_scale_of_a_new_critic(tmp_path: Path) -> None:
+    assert of(look(_trained(tmp_path / "d", steps=4, paid=0.02, offset=0.4), *RULES), "D96") is None
+
+
+@pytest.mark.parametrize(("times", "found"), [(0.2, True), (3.5, True), (1.0, False)])
+def test_values_that_follow_returns_in_another_unit(tmp_path: Path, times: float, found: bool) -> None:
+    recorder, draw = Recorder(tmp_path / "d"), np.random.default_rng(0)
+    for step in range(3):
+        rollout = Bigram(step).rollout(PROMPTS, each=6)
+        returns_BT = draw.normal(0, 1, 24)[:, None] * rollout.response_BT
+        values_BT = times * (returns_BT + 0.2 * draw.normal(0, 1, returns_BT.shape)) * rollout.response_BT
+        with recorder.step(step) as record:
+            record("trajectory", **rollout.tensors(
+                returns=returns_BT.astype(np.float32), values=values_BT.astype(np.float32)))  # fmt: skip
+    told = of(look(tmp_path / "d", "D96"), "D96")
+    assert (told is not None) == found
+    if told is not None:
+        assert f"{times / 1.04:.1f}"[:3] in told.claim or "times their returns" in told.claim
