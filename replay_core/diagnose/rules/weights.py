@@ -6,11 +6,16 @@ import re
 from collections.abc import Iterator
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
+
 from replay_core import pages
 from replay_core.budget import stored_bytes
+from replay_core.diagnose.algorithm import stated_by
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, listed, look_at, share, shown
 from replay_core.records import Record
 from replay_core.regexes import regex
@@ -126,54 +131,103 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
     )
 
 
-@rule("D67", "updates are lost in bfloat16 weights", link="optimizer", scope="case",
+@rule("D67", "updates are lost in half-precision weights", link="optimizer", scope="case",
       explains=("D46", "D55", "D57", "L14"), lasts=True,
       source="bf16 has 8 bits: a step of the learning rate is lost beside a weight over 256 times it")  # fmt: skip
 def rounded_away(case: Case) -> Iterator[Finding]:
-    """Recorded weights in bfloat16, first step beside last: a warning where fewer than a quarter of their numbers ever
-    changed although the learning rate, summed over the steps between, is half of the typical spacing and more, while
-    one step of it is less. With a float32 master copy they would have moved.
+    """Recorded matrices whose numbers are all bfloat16's (or float16's), in whatever precision they are stored, first
+    step beside last. Of numbers whose half spacing is over 4 times the learning rate, which one step of Adam does not
+    cross: with a float32 master copy as many change as they have moved, in shares of their spacing (3 tenths of the
+    learning rate for each step between). Where 10 and more should have changed, and a tenth of those did, each step is
+    rounded away: a warning. Left aside are embeddings, most of whose rows have no gradient, and matrices of which no
+    number changes and no gradient is recorded (frozen ones).
     """
     records = [one for one in case.records() if one.key.stage == "param" and one.key.step is not None]
     steps = sorted({one.key.step for one in records if one.key.step is not None})
-    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
-    rates = log.get("learning_rate") if log is not None else None
-    rate = max(rates.finite) if rates is not None and rates.finite else None
+    rate = _rate(case)
     if len(steps) < 3 or not rate:
-        raise Skip("needs bfloat16 weights of 3 steps, and the learning rate")
+        raise Skip("needs the weights of 3 steps, and the learning rate")
     first, last = (
         {
             ref.name: ref
             for one in records if one.key.step == step and not one.key.rank
-            for ref in one.tensors() if ref.is_readable and len(ref.shape) == 2
+            for ref in one.tensors() if ref.is_readable and len(ref.shape) == 2 and not _TABLE.search(ref.name)
         }
         for step in (steps[0], steps[-1])
     )  # fmt: skip
-    names = [name for name in first if name in last and first[name].dtype == "bfloat16"]
+    names = [name for name in first if name in last and first[name].dtype in ("bfloat16", "float16", "float32")]
     if not names or sum(first[name].numel for name in names) * 4 > MOST:
-        raise Skip("no weights are recorded in bfloat16, or they are large")
-    changed, total, sizes = 0, 0, []
+        raise Skip("no matrices are recorded, or they are large")
+    driven = _with_gradients(case)
+    expected, moved, large, changed, total, grids = 0.0, 0, 0, 0, 0, set()
     for name in names:
-        a, b = (pages.array(each[name]).astype("float64") for each in (first, last))
+        a, b = (pages.array(each[name]).astype(np.float32) for each in (first, last))
+        bits = next((bits for bits in _BITS if _is_of(a, bits) and _is_of(b, bits)), None)
+        if bits is None or not ((a != b).any() or first[name].name.partition(".")[2] in driven):
+            continue
+        grids.add(bits)
+        spacing = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(a), np.float32(1e-30)))) - bits)
+        far = spacing > 8 * rate
+        large += int(far.sum())
+        expected += float(np.minimum(1.0, 0.3 * rate * (len(steps) - 1) / spacing[far]).sum())
+        moved += int((a != b)[far].sum())
         changed, total = changed + int((a != b).sum()), total + a.size
-        sizes.append(float(abs(a).mean()))
-    spacing = sum(sizes) / len(sizes) * 2**-8
-    updates = len(steps) - 1
-    if changed >= 0.25 * total or not rate < 0.5 * spacing < rate * updates * MINIS:
+    if not grids:
+        raise Skip("no weights that are trained are kept in half precision")
+    if expected < EXPECTED or moved > 0.1 * expected:
         return
+    words = " and ".join(sorted(_BITS[bits] for bits in grids))
     yield finding(
         "warning",
-        f"updates are lost in bfloat16: {changed / total:.1%} of the recorded numbers changed over {len(steps)} steps",
+        f"updates are lost in {words} weights: {1 - changed / total:.1%} of the recorded numbers are the same to the "
+        f"last bit after {len(steps) - 1} steps at a learning rate of {rate:.2g}",
         Where(step=steps[-1], stage="param", tensor=names[0], path=str(records[-1].path)),
         evidence=[
-            shown("learning rate", rate, f">= {0.5 * spacing:.2g}, half the spacing of a typical weight"),
-            shown("numbers that changed", share(changed, total)),
+            shown("numbers changed that a step cannot cross", moved, f"about {expected:.0f} with a float32 copy"),
+            shown("numbers of that size", share(large, total)),
+            shown("numbers that changed at all", share(changed, total)),
         ],
-        cause="the weights are kept in bfloat16 without a float32 master copy: a step smaller than half their spacing "
-        "is rounded away",
+        cause=f"the weights are kept in {words} without a float32 master copy: a step that is smaller than half of "
+        "their spacing is rounded away, however often it is taken",
+        next_step="keep float32 weights in the optimizer (or stochastic rounding): a larger learning rate moves the "
+        "small ones alone",
         steps=steps,
     )
 
 
-#: Optimizer steps of a recorded step, at least, where several are not told apart.
-MINIS = 4
+#: Numbers that should have changed before none of them is no chance.
+EXPECTED = 10
+#: Bits behind the first of the half precisions, and their names.
+_BITS = {7: "bfloat16", 10: "float16"}
+#: Weights most rows of which have no gradient in a step.
+_TABLE = regex(r"embed|wte|wpe|lm_head", re.IGNORECASE)
+
+
+def _with_gradients(case: Case) -> set[str]:
+    """Names of the weights of which a gradient is recorded that is not 0."""
+    found: set[str] = set()
+    for record in case.records():
+        if record.key.stage != "gradient":
+            continue
+        for ref in record.tensors():
+            name = ref.name.partition(".")[2]
+            if ref.is_readable and ref.shape and name not in found and pages.array(ref).any():
+                found.add(name)
+    return found
+
+
+def _rate(case: Case) -> float | None:
+    """The largest learning rate that is logged, else the one that the run states."""
+    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
+    rates = log.get("learning_rate") if log is not None else None
+    if rates is not None and rates.finite:
+        return max(rates.finite)
+    return stated_number(stated_by(case.run), "lr", "learning_rate", "actor_lr")
+
+
+def _is_of(values: NDArray[np.float32], bits: int) -> bool:
+    """Whether every number has no more than so many bits behind its first, as half precisions leave them."""
+    if not np.isfinite(values).all() or not values.any():
+        return False
+    kept = np.ascontiguousarray(values).view(np.uint32)
+    return not bool((kept & np.uint32((1 << (23 - bits)) - 1)).any())
