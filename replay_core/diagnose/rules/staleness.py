@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import BADLY, gap
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
@@ -100,9 +102,14 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
       source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
 def behind(case: Case) -> Iterator[Finding]:
     """How far the newest weight version of a step's samples lies behind the step, less what the nearest step has (one
-    trainer counts versions from 0, another from 1): more than the limit that is stated, else 8, is a warning.
+    trainer counts versions from 0, another from 1): more than the limit that is stated, else 8, is a warning. So are
+    2 and more, where engine and trainer are over .1 nats per token apart in most of those steps, and in steps whose
+    samples are fresh by a quarter of it at most, and nothing is recorded or stated that corrects for it (importance
+    weights, a limit on the age): the age is what parts them.
     """
     found: list[tuple[float, Where, int]] = []
+    apart: dict[int, float] = {}
+    corrected = False
     limit: float | None = None
     for batch in case.batches():
         known = versions(batch)
@@ -112,6 +119,10 @@ def behind(case: Case) -> Iterator[Finding]:
         sample = int(np.nanargmin(known[0]))
         place = batch.laid.where("weight_version", sample=sample)
         found.append((batch.step - float(np.nanmin(known[0])), place, batch.step))
+        corrected = corrected or batch.has("is_weights") or batch.laid.algorithm.is_off_policy
+        if batch.has("rollout_logprobs") and batch.has("trainer_logprobs"):
+            with suppress(Skip):
+                apart[batch.step] = gap(batch).mean
     if len(found) < 2:
         raise Skip("needs weight versions of two steps")
     nearest = max(0.0, min(one[0] for one in found))
@@ -119,6 +130,8 @@ def behind(case: Case) -> Iterator[Finding]:
     lag = worst[0] - nearest
     allowed = LAG if limit is None else limit
     if lag <= allowed:
+        if not corrected:
+            yield from _parted_by_age({step: by - nearest for by, _, step in found}, apart, worst[1])
         return
     past = [step for behind_by, _, step in found if behind_by - nearest > allowed]
     yield finding(
@@ -134,6 +147,42 @@ def behind(case: Case) -> Iterator[Finding]:
         "new weights do not reach the engine",
         next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
         steps=past,
+    )
+
+
+#: Versions behind that no pipeline of one step makes; of the distance of old samples, what fresh ones may have.
+OLD, FRESH = 2, 0.25
+
+
+def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where) -> Iterator[Finding]:
+    """Steps with their age in versions, and mean |trainer - rollout|: whether the old ones are apart, and fresh ones
+    are not.
+    """
+    old = [step for step in apart if lags[step] >= OLD]
+    fresh = [apart[step] for step in apart if lags[step] <= 0]
+    if not old or not fresh:
+        return
+    there, here = float(np.median([apart[step] for step in old])), float(np.median(fresh))
+    far = [step for step in old if apart[step] > BADLY]
+    if 2 * len(far) <= len(old) or here > FRESH * there:
+        return
+    age = max(lags[step] for step in old)
+    yield finding(
+        "warning",
+        f"samples are up to {age:g} weight versions old, and nothing corrects for it: engine and trainer are {there:.2g} "
+        "nats per token apart where they are",
+        where,
+        evidence=[
+            shown(f"mean |trainer - rollout| of steps {OLD} versions behind and more, nats", there, f"< {BADLY:g}"),
+            shown("of steps whose samples are fresh", here),
+            shown("versions behind, at most", age, f"< {OLD}"),
+            shown("steps", share(len(far), len(apart))),
+        ],
+        cause="stale samples: weights reach the engine late, or the queue between engine and trainer is long, and the "
+        "trainer takes the samples for its own: no importance weights (truncated, TIS) are recorded, and no limit is "
+        "stated",
+        next_step="sync the engine in every step, limit the queue (max_staleness), or weigh the samples (TIS)",
+        steps=far,
     )
 
 

@@ -112,3 +112,44 @@ def test_a_ratio_of_the_policy_is_no_weight_of_the_engine(tmp_path: Path) -> Non
     found = look(tmp_path / "dump", "D59")
     assert causes(found) == []
     assert "policy over its old self" in why_skipped(found, "D59")
+
+
+def _asynchronous(directory: Path, behind: int, *, lr: float, weighed: bool = False) -> Path:
+    """Each step's samples are of the weights so many updates before; the trainer's log-probabilities are its own."""
+    lm, recorder = Bigram(9), Recorder(directory)
+    tables = [lm.table_VV.copy()]
+    for step in range(7):
+        version = max(0, step - behind)
+        engine = Bigram(9)
+        engine.table_VV, engine.draw = tables[version], lm.draw
+        rollout = engine.rollout(PROMPTS, each=6)
+        scores_B = (rollout.ids_BS == 5).sum(1) - 0.5 * (rollout.ids_BS == 7).sum(1)
+        advantages_BT = rollout.on_tokens(scores_B - scores_B.mean())
+        old_BT = rollout.logprobs(lm).astype(np.float32)
+        weights_BT = np.minimum(np.exp(old_BT - rollout.sampled_BT), 2).astype(np.float32)
+        more = {"tis_weights": weights_BT} if weighed else {}
+        with recorder.step(step) as record:
+            record("trajectory", **rollout.tensors(
+                rewards=scores_B.astype(np.float32), advantages=advantages_BT, old_log_probs=old_BT,
+                rollout_log_probs=rollout.sampled_BT, weight_version=np.full(24, version), **more))  # fmt: skip
+        lm.learn(rollout, advantages_BT, lr)
+        tables.append(lm.table_VV.copy())
+    return directory
+
+
+@pytest.mark.parametrize("behind", [2, 4])
+def test_old_samples_that_nothing_corrects_are_told(tmp_path: Path, behind: int) -> None:
+    found = of(look(_asynchronous(tmp_path / "d", behind, lr=14.0)), "D31")
+    assert found is not None
+    assert (found.severity, found.downstream_of) == ("warning", None)
+    assert f"up to {behind} weight versions old" in found.claim
+
+
+@pytest.mark.parametrize(
+    ("behind", "lr", "weighed"), [(0, 6.0, False), (1, 6.0, False), (4, 0.1, False), (4, 6.0, True)],
+    ids=["fresh", "a step behind", "slow", "weighed"],
+)  # fmt: skip
+def test_samples_that_are_fresh_or_near_or_weighed_are_fine(
+    tmp_path: Path, behind: int, lr: float, weighed: bool
+) -> None:
+    assert "D31" not in [one.id for one in causes(look(_asynchronous(tmp_path / "d", behind, lr=lr, weighed=weighed)))]
