@@ -13,6 +13,8 @@ from replay_core.diagnose.flat import Array, Flat
 from replay_core.diagnose.sheets import Sheet, texts_of
 from replay_core.records import Record, TensorRef
 
+#: How names of a single reward function's numbers begin.
+_FUNCTIONS = ("reward_function.", "rewards_per_func.", "reward_funcs.")
 #: A value that stands for "there is none" among log-probabilities (open-instruct's INVALID_LOGPROB).
 NO_LOGPROB = 1.0
 
@@ -127,20 +129,20 @@ class Columns:
         """What each of several reward functions gave each sample, where they stand apart: with which weights they are
         summed is not recorded. NaN where one gave nothing.
         """
-        each = [self.per_sample(name) for name in self._reward_functions()]
+        each = [self.per_sample(name) for name in self.reward_functions]
         known = [values_B for values_B in each if values_B is not None]
         return np.array(known) if known and len(known) == len(each) else None
 
-    def _reward_functions(self) -> list[str]:
-        found = (
-            sorted(name for name in sheet.names() if name.startswith("reward_function.")) for sheet, _ in self.sheets
-        )
+    @property
+    def reward_functions(self) -> list[str]:
+        """Under which names several reward functions stand apart."""
+        found = (sorted(name for name in sheet.names() if name.startswith(_FUNCTIONS)) for sheet, _ in self.sheets)
         return next((names for names in found if names), [])
 
     @property
     def reward_name(self) -> str:
         """Under which name a sample's reward stands, or a part of it."""
-        known = ("reward", "token_scores", "token_rewards", *self._reward_functions())
+        known = ("reward", "token_scores", "token_rewards", *self.reward_functions)
         return next((name for name in known if self.ref(name) is not None), "reward")
 
     def texts(self, name: str) -> list[str] | None:

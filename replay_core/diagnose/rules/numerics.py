@@ -68,12 +68,15 @@ def not_finite(case: Case) -> Iterator[Finding]:
         yield _first(counting)
     elif bad:
         first = min(bad, key=lambda one: one.order)
+        of_reward = first.name.startswith("reward")
         yield finding(
             "info",
-            f"{first.name} is not finite, on tokens that do not count",
+            f"{first.name} is not finite" + (" for some samples" if of_reward else ", on tokens that do not count"),
             first.where,
             evidence=[shown("NaN", first.nan), shown("infinite", first.inf)],
-            cause="values outside the mask are never used; a product with the mask would still keep NaN x 0 = NaN",
+            cause="a reward function that is not meant for a sample says so (None); what sums them has to leave it out"
+            if of_reward
+            else "values outside the mask are never used; a product with the mask would still keep NaN x 0 = NaN",
         )
 
 
