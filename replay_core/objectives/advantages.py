@@ -39,6 +39,25 @@ def leave_one_out(rewards_B: Array, group_ids_B: Array) -> Array:
     return rewards_B - others_B
 
 
+def leave_one_out_normalised(
+    rewards_B: Array, group_ids_B: Array, *, unbiased: bool = True, epsilon: float = 1e-6
+) -> Array:
+    """(r - mean of the *other* responses of its group) / (their std + epsilon). 0 where there are no two others.
+
+    It has no bound: where all others are equal, the odd one is divided by epsilon. Source: NeMo-RL
+    `calculate_baseline_and_std_per_prompt` with `leave_one_out_baseline`; NeMo-RL#4158.
+    """
+    index_B, groups = group_index(group_ids_B)
+    count_B = group_sum(rewards_B * 0 + 1, index_B, groups)[index_B]
+    centred_B = group_centred(rewards_B, group_ids_B)
+    squares_B = group_sum(centred_B * centred_B, index_B, groups)[index_B]
+    others_B = (count_B - 1).clip(1)
+    # The others of centred rewards sum to minus one's own.
+    left_B = (squares_B - centred_B * centred_B * (1 + 1 / others_B)).clip(0)
+    std_B = (left_B / (others_B - (1 if unbiased else 0)).clip(1)) ** 0.5
+    return (centred_B + centred_B / others_B) / (std_B + epsilon) * (count_B > 2)
+
+
 def normalised(rewards_B: Array, *, unbiased: bool = True, epsilon: float = 1e-8) -> Array:
     """(r - mean) / (std + epsilon) over the whole batch. REINFORCE++ (arXiv 2501.03262, section 3.2), per response."""
     centred_B = rewards_B - rewards_B.mean()

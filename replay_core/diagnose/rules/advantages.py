@@ -184,6 +184,10 @@ def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> 
                 for name, compute in scaled:
                     yield name, compute(reward_B, group_B, unbiased=unbiased, epsilon=epsilon)
                 yield (
+                    f"(r - mean of the group's others) / (their std{add}), std over {divisor} of them",
+                    advantages.leave_one_out_normalised(reward_B, group_B, unbiased=unbiased, epsilon=epsilon),
+                )
+                yield (
                     f"(r - batch mean) / (batch std{add}), std over {divisor}",
                     advantages.normalised(reward_B, unbiased=unbiased, epsilon=epsilon),
                 )

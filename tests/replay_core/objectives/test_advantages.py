@@ -16,6 +16,7 @@ from replay_core.objectives.advantages import (
     group_centred_upweighted,
     group_normalised,
     leave_one_out,
+    leave_one_out_normalised,
     length_weighted_centred,
     normalised,
     whitened,
@@ -83,6 +84,18 @@ def test_leave_one_out_subtracts_the_mean_of_the_others() -> None:
     # Of 1, 2, 6: the others' means are 4, 3.5, 1.5.
     advantages_B = leave_one_out(np.array([1.0, 2.0, 6.0]), np.array([0, 0, 0]))
     np.testing.assert_allclose(advantages_B, [-3.0, -1.5, 4.5])
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_leave_one_out_normalised_divides_by_the_std_of_the_others(unbiased: bool) -> None:
+    rewards_B, groups_B = np.array([1.0, 2.0, 6.0, 4.0, 0.5, 0.5, 3.0]), np.array([0, 0, 0, 0, 1, 1, 1])
+    expected = []
+    for at, (reward, group) in enumerate(zip(rewards_B, groups_B, strict=True)):
+        others = np.delete(rewards_B, at)[np.delete(groups_B, at) == group]
+        expected.append((reward - others.mean()) / (others.std(ddof=int(unbiased)) + 1e-3))
+    found_B = leave_one_out_normalised(rewards_B, groups_B, unbiased=unbiased, epsilon=1e-3)
+    np.testing.assert_allclose(found_B, expected, rtol=1e-6)
+    assert found_B[-1] == pytest.approx(2500.0)
 
 
 def test_leave_one_out_leaves_a_group_of_one_its_reward() -> None:
