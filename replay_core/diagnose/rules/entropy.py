@@ -37,11 +37,10 @@ IN_PACE = 0.9
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning, under 0.005 an error; over twice its beginning (or
     .7 nats and half as much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and
-    falling, too; an error where the reward falls while it comes to three times its beginning, or where it rises by .3 nats and
-    more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a twentieth of
-    its spread): a bonus that outweighs the reward.
-    Info where the reward rises meanwhile and a twelfth is left, or rises step by step with it (rank correlation below
-    -.9).
+    falling, too; an error where the reward falls while it comes to three times its beginning, or where it rises by .3
+    nats and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
+    twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile and a twelfth is
+    left, or rises step by step with it (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -103,7 +102,11 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
         series.first(over=onset),
         evidence=[
             series.shown(now, f"< {limit:.3g}"),
-            *([] if bonus is None else [shown("coefficient of the entropy in the loss, fitted", bonus, f"< {STRONG:g}")]),
+            *(
+                []
+                if bonus is None
+                else [shown("coefficient of the entropy in the loss, fitted", bonus, f"< {STRONG:g}")]
+            ),
         ],
         cause="the entropy bonus is far too large: it outweighs what is rewarded, and the policy becomes uniform, which "
         "ends no answer and earns nothing"

@@ -416,8 +416,8 @@ def prompt_trained(batch: StepBatch) -> Iterator[Finding]:
     """Tokens that count before the response begins: an error where they are half of the prompt and more in four of five
     samples. Where a response begins something other than the mask says: the layout, or, where the mask counts from the
     first or second token on, the first number of the engine. Where neither does, an error if the mask counts from there
-    on in every sample and what the answers of each group (2 and more that differ) have in common is 2 tokens and more on
-    average, and another in each group: a prompt.
+    on in every sample and what the answers of each group (2 and more that differ) have in common is 2 tokens and more
+    on average, and another in each group: a prompt.
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
     if (shared := _prompts_shared(batch)) is not None:

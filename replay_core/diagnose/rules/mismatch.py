@@ -116,9 +116,14 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
         evidence=[
             shown("temperature that explains it", gain, "0.9 to 1.1"),
             shown("slope of rollout on trainer", between.slope),
-            *([shown("slope over tokens drawn in one place", between.contexts.slope, "0.9 to 1.1"),
-               shown("tokens drawn in one place", between.contexts.tokens)]
-              if between.contexts.temperature is not None else []),
+            *(
+                [
+                    shown("slope over tokens drawn in one place", between.contexts.slope, "0.9 to 1.1"),
+                    shown("tokens drawn in one place", between.contexts.tokens),
+                ]
+                if between.contexts.temperature is not None
+                else []
+            ),
             shown("correlation", between.correlation),
             *([] if stated is None else [shown("temperature the dump states", stated)]),
             *_figures(between),
@@ -524,8 +529,8 @@ def disagree(case: Case) -> Iterator[Finding]:
     gives them one number: else dropout, or neighbours are seen), at the first response tokens (another prompt: chat
     template), in few samples, or evenly (precision, kernels, parallelism); and by which side the reference agrees with.
 
-    Where nothing else tells, over a run's prompts (12 and more, 3 widths of left padding): a mean |d| that grows with the
-    padding, by ranks, as chance does in one of a hundred, to twice and more, is of positions or of the mask.
+    Where nothing else tells, over a run's prompts (12 and more, 3 widths of left padding): a mean |d| that grows with
+    the padding, by ranks, as chance does in one of a hundred, to twice and more, is of positions or of the mask.
 
     Info, too, over the steps of a run whose first has none of it, whose second has all, and where it does not grow: it
     is what weights one update old make, as every asynchronous run has it (half a nat at the most).
@@ -822,7 +827,9 @@ def _at_random(batch: StepBatch) -> list[Evidence] | None:
     rollout = batch.columns.of("rollout_logprobs")
     if policy is None or old is None or rollout is None:
         return None
-    both_N = before_any_update_N(batch) & batch.pair(policy, old) & batch.pair(policy, rollout) & batch.pair(old, rollout)
+    both_N = (
+        before_any_update_N(batch) & batch.pair(policy, old) & batch.pair(policy, rollout) & batch.pair(old, rollout)
+    )
     if both_N.sum() < FEWEST:
         return None
     apart = [

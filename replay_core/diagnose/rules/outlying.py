@@ -25,8 +25,8 @@ FEWEST = 12
       source="NeMo-RL#4158: leave-one-out normalisation of a group with one odd reward")  # fmt: skip
 def outlying(case: Case) -> Iterator[Finding]:
     """Advantages over 50 that are 100 times the run's median (of those that are not 0), while their rewards are not a
-    tenth as far out: distance from the mean of the group, 10 times the median of the run at the most. An error. What is left is
-    a division by a spread of next to nothing, as of a group in which all other rewards are equal.
+    tenth as far out: distance from the mean of the group, 10 times the median of the run at the most. An error. What is
+    left is a division by a spread of next to nothing, as of a group in which all other rewards are equal.
     """
     sizes: list[Array] = []
     reach: list[Array] = []
@@ -51,10 +51,7 @@ def outlying(case: Case) -> Iterator[Finding]:
         raise Skip(f"needs {FEWEST} responses with one advantage, rewards and groups")
     usual, near = float(np.median(every[every > 0])), np.concatenate(reach)
     common = float(np.median(near[near > 0])) if (near > 0).any() else 0.0
-    odd = [
-        (each > max(LEAST, TIMES * usual)) & (far <= REACH * common)
-        for each, far in zip(sizes, reach, strict=True)
-    ]
+    odd = [(each > max(LEAST, TIMES * usual)) & (far <= REACH * common) for each, far in zip(sizes, reach, strict=True)]
     many = int(sum(one.sum() for one in odd))
     if not many:
         return

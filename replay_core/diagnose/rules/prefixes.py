@@ -136,9 +136,9 @@ def standing(case: Case) -> Iterator[Finding]:
     """What policy, reference and critic say of the same tokens after the same tokens in several steps (8 places and
     more, over 3 steps). A reference whose numbers change by more than noise (the range within a step, else .05 nats)
     moves: a warning. A policy or critic whose numbers are the same to 3e-6 in every step stands still: a warning, info
-    for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic); of samples that are passed over
-    again in a later step, it is the policy's own forward that counts, where it is recorded. An error for a policy whose
-    engine's numbers change by more than noise: what is recorded of the policy is stale.
+    for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic); of samples that are passed
+    over again in a later step, it is the policy's own forward that counts, where it is recorded. An error for a policy
+    whose engine's numbers change by more than noise: what is recorded of the policy is stale.
     """
     memories = {name: memory for name, memory in _memories(case).items() if memory.known}
     if not memories:

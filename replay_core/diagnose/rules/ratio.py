@@ -101,8 +101,9 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error. Later updates move the ratio on purpose; so does a later pass that is a step of its
-    own, whose samples and old log-probabilities an earlier step holds to the last bit. Skipped where a batch is recorded whole,
-    without its mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.
+    own, whose samples and old log-probabilities an earlier step holds to the last bit. Skipped where a batch is
+    recorded whole, without its mini-batches, and an eighth to a half of its samples agree while the others do not:
+    those of the first.
 
     A recorded ratio that is log pi - log pi_old itself, on every token, is an error in any update.
     """
@@ -246,9 +247,9 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
       needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
 def exploding(batch: StepBatch) -> Iterator[Finding]:
-    """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1, 10] > 0.02, or effective
-    sample size (sum w)^2 / (n sum w^2) < 0.3, over tokens that count. Four epochs of a batch reach 0.36 in a run that
-    learns.
+    """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1,
+    10] > 0.02, or effective sample size (sum w)^2 / (n sum w^2) < 0.3, over tokens that count. Four epochs of a batch
+    reach 0.36 in a run that learns.
     """
     ratio_N, known_N, source = ratios(batch)
     weights = ratio_N[known_N]

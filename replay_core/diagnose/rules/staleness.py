@@ -169,8 +169,8 @@ def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where
     age = max(lags[step] for step in old)
     yield finding(
         "warning",
-        f"samples are up to {age:g} weight versions old, and nothing corrects for it: engine and trainer are {there:.2g} "
-        "nats per token apart where they are",
+        f"samples are up to {age:g} weight versions old, and nothing corrects for it: engine and trainer are "
+        f"{there:.2g} nats per token apart where they are",
         where,
         evidence=[
             shown(f"mean |trainer - rollout| of steps {OLD} versions behind and more, nats", there, f"< {BADLY:g}"),

@@ -36,7 +36,8 @@ def summed(case: Case) -> Iterator[Finding]:
     for batch in case.batches():
         if batch.trained_N is None or batch.step is None:
             continue
-        means = means or batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation").endswith("mean")
+        stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+        means = means or stated.endswith("mean")
         found = _factor(batch)
         if found is not None:
             factors.append((batch.step, *found))

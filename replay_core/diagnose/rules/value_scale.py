@@ -25,10 +25,10 @@ FOLLOW, OFF = 0.8, 2.0
       "head")  # fmt: skip
 def other_scale(case: Case) -> Iterator[Finding]:
     """The root mean square of values over tokens that count beside the largest |return| of the run, in 3 steps and more
-    of 16 tokens: a warning where it is 4 times as much (and over 2) in three of four steps, or where values and returns rise and fall
-    together (correlation over .8 in every step) and returns are less than half of them, or more than twice (least
-    squares, the median over steps). A new critic's values are about as large as returns, and have nothing to do with
-    them.
+    of 16 tokens: a warning where it is 4 times as much (and over 2) in three of four steps, or where values and returns
+    rise and fall together (correlation over .8 in every step) and returns are less than half of them, or more than
+    twice (least squares, the median over steps). A new critic's values are about as large as returns, and have nothing
+    to do with them.
     """
     sizes: list[float] = []
     slopes: list[float] = []

@@ -1,8 +1,8 @@
 """A policy that fits on a page, really sampled and really trained: the next token depends on the last one alone.
 
-    lm = Bigram(seed=1)
-    rollout = lm.rollout(prompts, each=4)
-    rollout.logprobs(lm), lm.learn(rollout, advantages_B, lr=2.0)
+lm = Bigram(seed=1)
+rollout = lm.rollout(prompts, each=4)
+rollout.logprobs(lm), lm.learn(rollout, advantages_B, lr=2.0)
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ def _bandit(folder: Path, bonus: float, *, arms: int = 20, steps: int = 60, lr: 
         chosen = draw.choice(arms, size=64, p=p_A)
         rewards = (chosen < 2).astype(float)
         a_B = rewards - rewards.mean()
-        grad_A = sum((a * ((np.arange(arms) == c) - p_A) for a, c in zip(a_B, chosen, strict=True)), np.zeros(arms)) / 64
+        grad_A = (
+            sum((a * ((np.arange(arms) == c) - p_A) for a, c in zip(a_B, chosen, strict=True)), np.zeros(arms)) / 64
+        )
         grad_A += bonus * -p_A * (np.log(p_A) + entropy)
         loss = float(-(a_B * np.log(p_A[chosen])).mean() - bonus * entropy)
         logits_A += lr * grad_A

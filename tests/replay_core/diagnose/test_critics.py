@@ -19,7 +19,7 @@ def _trained(
     directory: Path, *, rate: float = 0.5, times: float = 1.0, offset: float = 0.0, steps: int = 8, paid: float = 1.0,
     apart: bool = False, begun: float = -1.0,
 ) -> Path:  # fmt: skip
-    """A critic of the last token (and a new head's noise), by Monte Carlo returns; the recorded values are `times` it."""
+    """A critic of the last token (and a new head's noise), by Monte Carlo returns; recorded is `times` it."""
     lm, recorder = Bigram(8), Recorder(directory)
     head_V = lm.draw.normal(begun, 0.4, 14) * paid
     for step in range(steps):

@@ -101,7 +101,9 @@ def test_samples_that_no_function_judged(tmp_path: Path, functions: tuple[float 
         assert "2 of 20" in told.claim
 
 
-def _updated(directory: Path, *, summed: bool, clip: float | None = None, stated: str = "", divided: bool = False) -> Path:
+def _updated(
+    directory: Path, *, summed: bool, clip: float | None = None, stated: str = "", divided: bool = False
+) -> Path:
     """REINFORCE in two micro-batches: the loss of a micro-batch is a mean over the update's tokens, or a sum."""
     flags = {"loss_agg_mode": stated} if stated else {}
     recorder, lm = Recorder(directory, flags=flags), Bigram(11)

@@ -33,7 +33,7 @@ def _recorded(directory: Path, rollout: Rollout, mask_BT: np.ndarray, *, engine:
 @pytest.mark.parametrize("engine", [True, False], ids=["with the engine's numbers", "without"])
 @pytest.mark.parametrize("equal", [True, False], ids=["equal prompts", "left-padded prompts"])
 def test_the_prompt_counts_in_the_mask(tmp_path: Path, equal: bool, engine: bool) -> None:
-    prompts = [prompt[:2] + [prompt[0]] for prompt in PROMPTS] if equal else PROMPTS
+    prompts = [[*prompt[:2], prompt[0]] for prompt in PROMPTS] if equal else PROMPTS
     rollout = Bigram(5).rollout(prompts, each=5)
     mask_BT = rollout.attention_BS[:, 1:]
     found = look(_recorded(tmp_path / "bad", rollout, mask_BT, engine=engine), *MASKS)

@@ -36,7 +36,8 @@ def trained(
             with recorder.step(step) as record:
                 if halves and number == 0:
                     record("trajectory", **rollout.tensors(
-                        rewards=scores_B.astype(np.float32), advantages=advantages_BT, old_log_probs=old_BT))  # fmt: skip
+                        rewards=scores_B.astype(np.float32), advantages=advantages_BT,
+                        old_log_probs=old_BT))  # fmt: skip
                 record(
                     "forward_data", micro=0,
                     **part.tensors(
@@ -70,12 +71,10 @@ def test_old_log_probabilities_of_other_weights_are_told_in_a_first_pass(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "is_weight"), [("importance_sampling_ratio", True), ("behave_imp_weight", True), ("sampling_importance_weights", True)]
+    "name", ["importance_sampling_ratio", "behave_imp_weight", "sampling_importance_weights"]
 )  # fmt: skip
 @pytest.mark.parametrize("cap", [1.1, 5.0])
-def test_recorded_weights_of_stale_samples_are_in_the_loss(
-    tmp_path: Path, name: str, is_weight: bool, cap: float
-) -> None:
+def test_recorded_weights_of_stale_samples_are_in_the_loss(tmp_path: Path, name: str, cap: float) -> None:
     lm, engine = Bigram(4), Bigram(4)
     recorder = Recorder(tmp_path / "dump", flags={"loss_agg_mode": "token-mean"})
     for step in range(3):
@@ -84,7 +83,7 @@ def test_recorded_weights_of_stale_samples_are_in_the_loss(
         advantages_BT = rollout.on_tokens(scores_B)
         old_BT = rollout.logprobs(lm).astype(np.float32)
         weights_BT = (np.minimum(np.exp(old_BT - rollout.sampled_BT), cap) * rollout.response_BT).astype(np.float32)
-        losses_BT = -(advantages_BT * weights_BT if is_weight else advantages_BT)
+        losses_BT = -advantages_BT * weights_BT
         with recorder.step(step) as record:
             record("trajectory", **rollout.tensors(
                 rewards=scores_B.astype(np.float32), advantages=advantages_BT, old_log_probs=old_BT,

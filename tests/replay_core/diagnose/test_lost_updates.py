@@ -46,14 +46,18 @@ def _found(path: Path) -> Finding | None:
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["as it is", "as float32"])
-@pytest.mark.parametrize(("dtype", "lr"), [(torch.bfloat16, 2e-5), (torch.bfloat16, 1e-6), (torch.float16, 1e-6)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "lr"), [(torch.bfloat16, 2e-5), (torch.bfloat16, 1e-6), (torch.float16, 1e-6)], ids=str
+)
 def test_steps_that_are_rounded_away_are_told(tmp_path: Path, dtype: torch.dtype, lr: float, stored: bool) -> None:
     found = _found(_trained(tmp_path / "d", dtype, lr=lr, stored=stored, steps=12, gradients=True))
     assert found is not None
     assert str(dtype).removeprefix("torch.") in found.claim
 
 
-@pytest.mark.parametrize(("dtype", "lr"), [(torch.bfloat16, 2e-5), (torch.bfloat16, 1e-6), (torch.float16, 1e-6)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "lr"), [(torch.bfloat16, 2e-5), (torch.bfloat16, 1e-6), (torch.float16, 1e-6)], ids=str
+)
 def test_a_float32_copy_moves_as_many_as_it_should(tmp_path: Path, dtype: torch.dtype, lr: float) -> None:
     assert _found(_trained(tmp_path / "d", dtype, lr=lr, master=True, steps=12, gradients=True)) is None
 

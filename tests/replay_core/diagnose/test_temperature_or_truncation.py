@@ -22,7 +22,8 @@ def _recorded(directory: Path, *, spread: float, vocab: int, scale: float = 1.0,
     trainer_BT = rollout.logprobs(lm, scale).astype(np.float32)
     with Recorder(directory).step(0) as record:
         record("trajectory", **rollout.tensors(
-            rollout_log_probs=(rollout.sampled_BT + noise_BT).astype(np.float32), old_log_probs=trainer_BT))  # fmt: skip
+            rollout_log_probs=(rollout.sampled_BT + noise_BT).astype(np.float32),
+            old_log_probs=trainer_BT))  # fmt: skip
     return directory
 
 
@@ -60,7 +61,9 @@ def _padded(directory: Path, per_pad: float, *, flat: float = 0.0, seed: int = 0
     lm, recorder = Bigram(seed, 30, 1.0), Recorder(directory)
     draw = np.random.default_rng(seed)
     for step in range(4):
-        prompts = [[int(t) for t in draw.integers(3, 30, size=size)] for size in draw.integers(2, 8, size=7)] + [[4] * 9]
+        prompts = [[int(t) for t in draw.integers(3, 30, size=size)] for size in draw.integers(2, 8, size=7)] + [
+            [4] * 9
+        ]
         rollout = lm.rollout(prompts[:7] if step else prompts, each=3, limit=12)
         pads_B = rollout.attention_BS.argmax(1)
         scale_BT = (flat + per_pad * pads_B)[:, None] * rollout.response_BT

@@ -153,7 +153,9 @@ def test_a_reward_before_the_end_is_named_where_a_critic_learns_from_it(back: in
 
 
 @pytest.mark.parametrize(("temperature", "found"), [(0.6, True), (1.8, True), (1.0, False)])
-def test_a_reference_at_another_temperature_is_told_at_step_one(temperature: float, found: bool, tmp_path: Path) -> None:
+def test_a_reference_at_another_temperature_is_told_at_step_one(
+    temperature: float, found: bool, tmp_path: Path
+) -> None:
     batch = _batch(13, rows=24)
     batch["log_probs"] = -0.05 - 0.15 * batch["log_probs"].abs() * batch["response_mask"][:, 1:]
     # One other token has the rest.
