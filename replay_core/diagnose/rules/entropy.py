@@ -108,7 +108,7 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
                 else [shown("coefficient of the entropy in the loss, fitted", bonus, f"< {STRONG:g}")]
             ),
         ],
-        cause="the entropy bonus is far too large: it outweighs what is rewarded, and the policy becomes uniform, which "
+        cause="the entropy bonus is far too large: it outweighs the reward, and the policy becomes uniform, which "
         "ends no answer and earns nothing"
         if bonus is not None
         else "entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",

@@ -22,10 +22,10 @@ FAR_OVER = 5.0
 
 @rule("D99", "the loss is a sum over tokens", link="reduction", scope="case", lasts=True,
       explains=("L02", "D28", "D49"),
-      source="NeMo-RL#84: a loss that is not divided by its tokens; Megatron divides the gradients afterwards")  # fmt: skip
+      source="NeMo-RL#84: a loss not divided by its tokens; Megatron divides gradients afterwards")  # fmt: skip
 def summed(case: Case) -> Iterator[Finding]:
-    """`loss` over `pg_loss` of every micro-batch, where no other term is recorded: one factor within each of 2 steps and
-    more that is the number of tokens of its update (or of the micro-batch), and another as that changes. A warning
+    """`loss` over `pg_loss` of every micro-batch, where no other term is recorded: one factor within each of 2 steps
+    and more that is the number of tokens of its update (or of the micro-batch), and another as that changes. A warning
     where the run states a mean, or gradients are five times over the norm they are clipped at in half of the steps: all
     of them are cut, by as much as a batch has tokens. Else it is worth knowing: the gradient may be divided afterwards.
     """
