@@ -33,7 +33,7 @@ class StepBatch:
     """The samples of one step (`step`, None where the dump does not say) that share tokens.
 
     spine: the sheet whose samples they are; flat: sums over their tokens; columns: what every record says of them;
-    laid: where they lie; run: all records, None where these are all.
+    laid: where they lie.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StepBatch:
     ) -> None:
         self.step = step
         self.spine = spine
-        self.run = run
+        self._run = run
         self.flat = Flat(spine)
         self.columns = Columns(self.flat, others, records)
         self.laid = Laid(step, self.flat, self.columns, run)
@@ -98,7 +98,7 @@ class StepBatch:
                 left[key] -= 1
                 kept.append(sample)
         others = [(sheet, [places[sample] for sample in kept]) for sheet, places in self.columns.sheets[1:]]
-        return StepBatch(self.step, self.spine.of(kept), others, self.columns.records, self.run)
+        return StepBatch(self.step, self.spine.of(kept), others, self.columns.records, self._run)
 
     # ---- what there is
 

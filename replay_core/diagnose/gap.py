@@ -145,7 +145,7 @@ class Gap:
         return self.lag.settled and self.lag.lag != 0
 
     @cached_property
-    def never_less(self) -> bool:
+    def _never_less(self) -> bool:
         """Whether the rollout gives no token less than the trainer does, beyond the noise of bf16. A temperature takes
         from improbable tokens what it gives to others; a truncated distribution takes from none that can be sampled.
         """
@@ -174,7 +174,7 @@ class Gap:
         return (
             not self.is_shifted
             and not self.contexts.is_one_temperature
-            and not self.is_one_way
+            and not self._is_one_way
             and self.mean > DISAGREE
             # Over places a temperature of 0.3 leaves a correlation of .8; within one it leaves all.
             and (self.correlation > 0.9 or self.contexts.temperature is not None)
@@ -189,12 +189,12 @@ class Gap:
         return contexts(self.batch, self.trainer.values_N, self.rollout.values_N, self.both_N)
 
     @property
-    def is_one_way(self) -> bool:
+    def _is_one_way(self) -> bool:
         """Whether the rollout gives tokens more and none less, as no other temperature does: a flatter one takes from
         the probable tokens, and what a sharper one gives depends on the token, while a part of the distribution that
         is kept gives all tokens of a place the same.
         """
-        if not self.never_less or self.one_sided <= 0.8 or self.contexts.temperature is not None:
+        if not self._never_less or self.one_sided <= 0.8 or self.contexts.temperature is not None:
             return False
         x, _ = self._pair
         unsure = x < UNSURE
@@ -268,7 +268,7 @@ class Gap:
             and not self.is_stale
             and self.leak is None
             and -float(self.d.mean()) > 0.005
-            and self.never_less
+            and self._never_less
             # A token that is left alone has probability 1 on one side and nearly 1 on the other.
             and float((self.d[np.abs(self.d) > 1e-3] < 0).mean()) > 0.9
         )

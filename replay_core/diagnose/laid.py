@@ -21,7 +21,7 @@ class Laid:
     """A batch's samples of one step (None where the dump does not say), and the run they are of."""
 
     def __init__(self, step: int | None, flat: Flat, columns: Columns, run: Run | None) -> None:
-        self._flat, self._columns = flat, columns
+        self._flat, self._columns, self.run = flat, columns, run
         self.path: Path = flat.spine.parts[0].held.record.path if run is None else run.path
         self.flags: dict[str, Any] = (run.flags if run is not None else None) or {}
         #: All that the dump states of the run: its flags, and what the trainer noted.

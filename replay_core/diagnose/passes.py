@@ -53,7 +53,7 @@ def before_any_update_N(batch: StepBatch) -> Array:
 
 def from_earlier_steps_B(batch: StepBatch) -> Array:
     """Which samples [B] an earlier step of the run holds with the same old log-probabilities, to the last bit."""
-    mine, run = keys_of(batch), batch.run
+    mine, run = keys_of(batch), batch.laid.run
     found_B = np.zeros(len(batch), dtype=bool)
     if run is None or batch.step is None or not any(mine):
         return found_B
