@@ -763,7 +763,7 @@ def running_sum_over_all_rows(patient: Patient) -> None:
     changed_output(patient.norms[-1], change)
 
 
-@fault(PADDING, BATCH, flags=PAD, among=PROJECTING)
+@fault(BATCH, flags=PAD, among=PROJECTING)
 def queries_scaled_by_the_padded_width(patient: Patient) -> None:
     last = patient.modules(".q_proj")[-1]
     changed_output(last, lambda _given, put: put * (patient.call.width / 16 if patient.call.mask_BS is not None else 1))
@@ -918,6 +918,49 @@ def first_tokens_are_let_see_nothing(patient: Patient) -> None:
         return seen & ~first[:, None, :, None]
 
     patient.seeing(change)
+
+
+# ── the content of padding, or its length alone ──
+
+
+@fault(BATCH, flags=PAD)
+def mlp_scaled_by_the_padded_length(patient: Patient) -> None:
+    """By how long the row is with its padding, as a loss scale of slots is."""
+    changed_output(
+        patient.mlps[-1], lambda _given, put: put if patient.call.is_alone else put * (patient.call.width / 16) ** 0.5
+    )
+
+
+@fault(BATCH, flags=PAD, among=PROJECTING, layout="left")
+def values_scaled_by_tiles_of_16(patient: Patient) -> None:
+    """By how many tiles the padded row fills: a few columns more are the same."""
+    changed_output(patient.modules(".v_proj")[0], lambda _given, put: put * (1 + 0.2 * (patient.call.width // 16)))
+
+
+@fault(PADDING, flags=PAD, among=PROJECTING, layout="left")
+def padding_adds_to_the_first_values(patient: Patient) -> None:
+    """The last slot of a row's padding in the value of its first token, whatever attention may see."""
+
+    def change(_given: Tensor, put: Tensor) -> Tensor:
+        mask_BS = patient.call.mask_BS
+        if mask_BS is None:
+            return put
+        begins_BS = mask_BS.bool() & (mask_BS.cumsum(1) == 1)
+        return put + 0.5 * F.pad(put, (0, 0, 1, 0))[:, :-1] * begins_BS[..., None]
+
+    changed_output(patient.modules(".v_proj")[0], change)
+
+
+@fault(POSITIONS, flags=PAD, among=PROJECTING, layout="left")
+def frequencies_follow_the_padded_length(patient: Patient) -> None:
+    """As dynamic NTK and longrope have them past a length, but of the padded one."""
+
+    def stretched(turned: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        cos, sin = turned
+        return cos * cos - sin * sin, 2 * sin * cos
+
+    for one in patient.modules("rotary_emb"):
+        one.register_forward_hook(lambda _module, _args, put: put if patient.call.mask_BS is None else stretched(put))
 
 
 #: Faults that the rules were not made with.

@@ -766,7 +766,7 @@ def a_dense_layer_takes_48_tokens(w: Watched) -> None:
     )
 
 
-@tracked(BATCH, PADDING, flags=PAD, among="granite smollm3")
+@tracked(BATCH, flags=PAD, among="granite smollm3")
 def scaled_by_the_number_of_tokens(w: Watched) -> None:
     w.put_out(w.mlps[0], lambda _given, put: put * (w.place_BT.numel() / 48) ** 0.5)
 

@@ -108,6 +108,18 @@ class MicroBatch:
         positions = None if self.positions_BS is None else self.positions_BS[:, :width]
         return MicroBatch(self.ids_BS[:, :width], self.valid_BS[:, :width], response, self.temperature, positions)
 
+    def without_padding(self) -> MicroBatch:
+        """The same rows without the columns that hold a token of none."""
+        kept = self.valid_BS.any(axis=0)
+
+        def cut(values_BS: Any) -> Any:
+            return None if values_BS is None else values_BS[:, kept]
+
+        return MicroBatch(
+            self.ids_BS[:, kept], self.valid_BS[:, kept], cut(self.response_BS), self.temperature,
+            cut(self.positions_BS),
+        )  # fmt: skip
+
     def wider(self, columns: int) -> MicroBatch:
         """The same rows with more padding, on the left where they have some there, else on the right."""
         padding = (columns, 0) if not self.valid_BS[:, 0].all() else (0, columns)

@@ -9,22 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from replay_core.replay.kinds import KINDS
+
 Evidence = Mapping[str, Any]
 
-#: What is wrong -> how a sentence begins to say it. In order: what explains most first.
-KINDS = {
-    "random": "is random",
-    "state": "state is carried over",
-    "batch": "depends on the batch",
-    "other_samples": "sees other samples",
-    "future": "sees the future",
-    "padding": "sees padding",
-    "own_keys": "loses own keys",
-    "positions": "positions",
-    "maths": "other weights or maths",
-    "rounding": "rounding",
-    "unknown": "not known",
-}
 #: A dump may be this many times as far from the truth as each row alone is, typically and at its worst token, and is
 #: still the noise of its dtype. No worst token of a mixture is held to it: a near tie sends a token elsewhere, and how
 #: many are sent varies, so that what three quarters are below may be three times as far.
@@ -34,8 +22,8 @@ TYPICAL, MOST, WORST = 2.0, 3.0, 4.0
 SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 #: Kernels of one setting that are further apart in float64 compute different things.
 KERNELS = 1e-4
-#: What moves with more of what no token may notice, whatever stands in it.
-_MORE = {"wider": "padding", "company": "batch"}
+#: What moves with more of what no token may notice, whatever stands in it: on what the batch depends then.
+_MORE = {"wider": "on the padded length", "company": "on the number of samples"}
 #: Where a token is lost that is not in the batch as it is.
 _AMONG = {"wider": "in wider padding", "company": "in a pack of one sample more"}
 #: Share of the tokens of other samples that one token moves at once where something takes all there is together.
@@ -93,7 +81,7 @@ def cause_of(
     elif (kind == "positions" or evidence["shifted"]) and evidence["apart"] <= SHIFTED and _is_clean(evidence):
         found["is_noise"], kind = True, "rounding"
         because = f"positions are shifted, which moves a token by {evidence['apart']:.2g} of its norm at most"
-    sentence = f"{who}: {KINDS[kind]}: {because}"
+    sentence = f"{who}: {KINDS[kind].said}: {because}"
     small = evidence["smallest"]
     if small and not found["is_noise"]:
         sentence += f"; smallest case {_case(small, evidence['first'])}"
@@ -136,7 +124,7 @@ def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     return {
         "kind": kind, "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": _told(evidence),
         "also": _as_entries(found[1:]),
-        "sentence": f"each row alone is wrong itself: {KINDS[kind]}: {because}{_skipped(evidence)}",
+        "sentence": f"each row alone is wrong itself: {KINDS[kind].said}: {because}{_skipped(evidence)}",
     }  # fmt: skip
 
 
@@ -190,7 +178,10 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
         return "positions", f"where no token is rotated by its position, the two are one{where}"
     more_of = next((one for one in evidence["visibility"] if one["what"] in _MORE and one["by"] == "cell"), None)
     if more_of is not None:
-        return _MORE[more_of["what"]], line(more_of)
+        return "batch", f"{_MORE[more_of['what']]}: {line(more_of)}{where}{_unasked_padding(evidence)}"
+    if evidence.get("unpadded_agrees") and not evidence["single_agrees"]:
+        said = "without its padding a sample is right, and no token of it or of others is seen"
+        return "batch", f"on the padded length: {said}{where}{_unasked_padding(evidence)}"
     # What a single row shows does not need the others.
     is_alone_right = evidence["single_agrees"] and (evidence["smallest"] or {}).get("rows") != 1
     if is_alone_right and not evidence["packed"]:
@@ -206,6 +197,14 @@ def _kind(evidence: Evidence) -> tuple[str, str]:
         "every token sees what it may"
     )  # fmt: skip
     return "maths", f"{alone}{sees}{how_far}, and computes something else{where}{more}"
+
+
+def _unasked_padding(evidence: Evidence) -> str:
+    """What has to be said where nobody could change what stands in the padding."""
+    asked = evidence["packed"] or any(
+        one["what"] == "padding" and one["by"] == "cell" for one in evidence["visibility"]
+    )
+    return "" if asked else " (what stands in the padding could not be changed)"
 
 
 def _also(evidence: Evidence) -> list[tuple[str, str]]:
@@ -228,7 +227,7 @@ def _also(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def _as_entries(found: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"kind": kind, "sentence": f"{KINDS[kind]}: {because}"} for kind, because in found]
+    return [{"kind": kind, "sentence": f"{KINDS[kind].said}: {because}"} for kind, because in found]
 
 
 def _violated(evidence: Evidence, by: str) -> list[tuple[str, str]]:

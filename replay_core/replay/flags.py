@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from replay_core.dtypes import aliases, named
 from replay_core.errors import RequestError
+from replay_core.replay.kinds import section
 
 #: `flash` is the best flash attention that is really here: fa4, fa3, fa2, else torch's own flash kernel.
 ATTENTIONS = (
@@ -356,7 +357,8 @@ def page() -> str:
 
 This page is generated from the flags (`make docs`). Each is an option of `rldbg replay`, an axis of its `--matrix`
 (`name=value,value`), and a line of the screen's flags pane where it has a key. The reference is every row alone: the
-last column but one says what each flag is there.
+last column but one says what each flag is there. What a cell that disagrees is called: [causes](#causes).
 
 {chr(10).join(rows)}
-"""
+
+{section()}"""

@@ -263,6 +263,11 @@ def _evidence(
         found["single_agrees"] = asking(
             "a sample by itself", lambda: bench.apart(flags, reference, single) <= SAME, None
         )
+    if not is_one and not flags.packing and not small.valid_BS[worst].all():
+        bare = small.take([worst]).without_padding()
+        found["unpadded_agrees"] = asking(
+            "a sample without its padding", lambda: bench.apart(flags, reference, bare) <= SAME, None
+        )
     return found
 
 
@@ -505,7 +510,8 @@ def _with_more(
             ("company", batch.take([0, *range(batch.rows)]), first),
         ]
     elif not batch.valid_BS.all():
-        tried = [("wider", batch.wider(_WIDER), 0)]
+        # What is counted in tiles may be the same for a few columns more.
+        tried = [("wider", batch.wider(columns), 0) for columns in (_WIDER, batch.ids_BS.shape[1])]
     for what, more, before in tried:
         with contextlib.suppress(CellError):
             sight = observer.differing(what, base, bench.observer(flags, more).trace(), SAME, before)

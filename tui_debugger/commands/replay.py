@@ -80,7 +80,9 @@ _EXAMPLES = (
 @click.option("--matrix", is_flag=False, flag_value="", metavar="[AXES]", help=f"All combinations; default '{MATRIX}'.")
 @click.option("--warm", is_flag=True, help="One child for all cells: faster, times and memory depend on their order.")
 @click.option("--time-limit", type=float, default=1800, show_default=True, help="Seconds a cell may take.")
-@click.option("--why", is_flag=True, help="Ask every cell who moves whom, also where it agrees.")
+@click.option(
+    "--why", is_flag=True, help="Ask every cell who moves whom, also where it agrees (causes: docs/flags.md)."
+)
 @click.option("--twice", is_flag=True, help="Run the cell once more: does this machine repeat itself?")
 @click.option(
     "--backward", is_flag=True, help="Also the loss and its gradients, of all micro-batches of the step or of --micro."

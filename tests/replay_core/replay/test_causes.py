@@ -114,10 +114,27 @@ def test_what_differs_in_a_model_loaded_anew_is_state():
 def test_how_much_padding_or_company_there_is_tells_only_where_nothing_else_does():
     turned = {"tensor": "rotary_emb.output.0", "module": "rotary_emb", "kind": "position", "order": 0}
     wider, company = sight("wider"), sight("company")
-    assert kind(wider, packed=False) == "padding"
+    assert kind(wider, packed=False) == "batch", "the length of the padding, not what stands in it"
+    assert kind(wider, sight("padding"), packed=False) == "padding", "and what stands in it"
     assert kind(company) == "batch"
     assert kind(wider, first=turned, packed=False) == "positions", "positions that count the padding"
     assert kind(wider, sight("other", by="cell", order=9), packed=False) == "other_samples"
+
+
+def test_a_sample_that_is_right_without_its_padding_depends_on_the_padded_length():
+    still = sight("padding", moved=False)
+
+    def told(*seen, **more):
+        return cause_of(evidence(*seen, packed=False, **more), rows(1.0), 1e-3)
+
+    alone = told(still, unpadded_agrees=True, single_agrees=False)
+    assert alone["kind"] == "batch"
+    assert "depends on the batch: on the padded length: without its padding a sample is right" in alone["sentence"]
+    assert "could not be changed" not in alone["sentence"]
+    assert told(still, unpadded_agrees=False, single_agrees=False)["kind"] == "maths"
+    # Where its padding stays and the other rows go, it is those that it depends on.
+    assert "padded length" not in told(still, unpadded_agrees=True, single_agrees=True)["sentence"]
+    assert "what stands in the padding could not be changed" in told(sight("wider"))["sentence"]
 
 
 def test_what_is_one_where_nothing_is_rotated_is_positions():

@@ -28,6 +28,11 @@ CHOSEN = (
     ("last_column_of_keys_lost", "qwen3", "float32"),
     ("experts_choose_of_all_tokens", "llama", "float32"),
     ("two_rows_change_places", "llama", "float32"),
+    # The padding's content against its length, which the kinds tell apart.
+    ("mlp_scaled_by_the_padded_length", "gpt2", "float32"),
+    ("values_scaled_by_tiles_of_16", "llama", "float32"),
+    ("padding_adds_to_the_first_values", "llama", "float32"),
+    ("frequencies_follow_the_padded_length", "llama", "float32"),
 )
 #: Further faults of these kinds.
 MORE = (
@@ -104,6 +109,19 @@ def test_what_a_larger_pack_or_the_first_layer_shows_names_the_fault(folder, pla
     doc = zoo.replayed(folder, "left", f"{flags} dtype=float32 attention=sdpa", "llama", 0.1, False, plant)
     wrong = [cell["cause"] for cell in doc["cells"] if cell["agreement"]["agrees"] is False]
     assert {cause["kind"] for cause in wrong} == {called}, [cause["sentence"] for cause in wrong]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mlp_scaled_by_the_padded_length", "values_scaled_by_tiles_of_16"])
+def test_what_only_the_length_of_the_padding_moves_says_so(folder, name):
+    one = BY_NAME[name]
+    doc = zoo.replayed(folder, one.layout, f"{one.flags} dtype=float32", "llama", 0.1, False, one.plant)
+    (cause,) = [cell["cause"] for cell in doc["cells"] if cell["agreement"]["agrees"] is False]
+    assert "depends on the batch: on the padded length" in cause["sentence"]
+    padding = [
+        sight for sight in cause["evidence"]["visibility"] if (sight["what"], sight["by"]) == ("padding", "cell")
+    ]
+    assert [sight["moved"] for sight in padding] == [[]], "what stands in it moves nothing"
 
 
 @pytest.mark.slow
