@@ -79,13 +79,14 @@ class Sample(NamedTuple):
 
 class DocumentPiece(TypedDict, total=False):
     """One of these: what is first of a comparison, pairs as they are judged (`rows`) and in order (`tensors`), signals
-    of a diagnosis, a cell of a replay, rewards of the demo's training."""
+    of a diagnosis, a cell of a replay, what is known so far of why one disagrees, rewards of the demo's training."""
 
     first_divergence: FirstSaid
     rows: list[PairEntry]
     tensors: list[PairEntry]
     series: list[SeriesEntry]
     cell: CellEntry
+    so_far: str
     rewards: list[float]
 
 

@@ -26,6 +26,7 @@ from replay_core.dumps import open_run
 from replay_core.jobs import OnEvent, Progress, ignore
 from replay_core.replay import attention, settings
 from replay_core.replay.batch import MicroBatch, resolve_temperature
+from replay_core.replay.bench import ReplayBench
 from replay_core.replay.causes import is_rounding
 from replay_core.replay.depth import first_layers, layers_of
 from replay_core.replay.flags import Flags
@@ -33,7 +34,7 @@ from replay_core.replay.held import HOLDER
 from replay_core.replay.interventions import finest, in_dtype, relative
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
-from replay_core.replay.why import ReplayBench, figures, is_mixture
+from replay_core.replay.why import figures, is_mixture
 
 #: No further compilation is begun after so many seconds.
 LIMIT_S = 300.0

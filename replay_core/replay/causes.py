@@ -17,7 +17,7 @@ Evidence = Mapping[str, Any]
 #: still the noise of its dtype. No worst token of a mixture is held to it: a near tie sends a token elsewhere, and how
 #: many are sent varies, so that what three quarters are below may be three times as far.
 TYPICAL, MOST, WORST = 2.0, 3.0, 4.0
-#: Relative difference and nats, in float64, up to which two settings are one (`why.SAME`), and up to which a shift of
+#: Relative difference and nats, in float64, up to which two settings are one (`bench.SAME`), and up to which a shift of
 #: positions is harmless: rotations are float32 inside.
 SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
 #: Kernels of one setting that are further apart in float64 compute different things.
@@ -98,7 +98,24 @@ def _in_numbers(evidence: Evidence) -> Evidence:
 
 def _skipped(evidence: Evidence) -> str:
     skipped = evidence.get("skipped") or ()
-    return f"; not asked, as it failed: {', '.join(skipped)}" if skipped else ""
+    if not skipped:
+        return ""
+    said = "not asked" if any("no time left" in one for one in skipped) else "not asked, as it failed"
+    return f"; {said}: {', '.join(skipped)}"
+
+
+def so_far(evidence: Evidence) -> str | None:
+    """What is known before everything was asked: what moves what it may not, or where two settings part."""
+    for by in ("reference", "cell"):
+        found = _violated(evidence, by)
+        if found:
+            return f"{KINDS[found[0][0]].said}: {_ITSELF if by == 'reference' else ''}{found[0][1]}"
+    lost, first = evidence.get("lost"), evidence["first"]
+    if lost:
+        return f"{KINDS['own_keys'].said}: {_lost(lost, 'when alone', _AMONG.get(lost.get('among'), 'here'))}"
+    if first:
+        return f"it parts from each row alone first in {first['module']}"
+    return None
 
 
 def is_compilers(cause: Mapping[str, Any]) -> bool:

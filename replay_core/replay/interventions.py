@@ -160,7 +160,7 @@ class Observer:
 
     def hidden(self, ids: Ints | None = None, call: compiling.Call = compiling.plain) -> torch.Tensor:
         """[N, D] float64: the final hidden states, by sample and position; `ids`: other tokens in the slots."""
-        with torch.no_grad(), evaluating(self.cell.model.causal_lm):
+        with self.asking.one_pass(), torch.no_grad(), evaluating(self.cell.model.causal_lm):
             return self._joined([self.cell.forward(call, one) for one in self.forwards(ids)])
 
     def trace(
@@ -170,7 +170,7 @@ class Observer:
         """A pass with every module watched; `ids`: other tokens in the slots; heads: see `TokenWatch`."""
         laid: list[dict[str, torch.Tensor]] = []
         hidden = []
-        with torch.no_grad(), evaluating(self.cell.model.causal_lm):
+        with self.asking.one_pass(), torch.no_grad(), evaluating(self.cell.model.causal_lm):
             for forward in self.forwards(ids):
                 watch = TokenWatch(self.cell.model.backbone, self.modules, forward, heads)
                 with watch:

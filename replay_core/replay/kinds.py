@@ -73,7 +73,7 @@ def section() -> str:
     rows = [f"| {kind.said} | `{name}` | {kind.means} |" for name, kind in KINDS.items()]
     return f"""## Causes
 
-What a replay calls a cell that is not what each row alone is, in its headline, in `cause.kind` of the document and under
+What a replay calls a cell that is not what each row alone is: in its headline, in `cause.kind` of the document, under
 `--why`. Each is shown by a change of the batch, in float64 where memory allows, and never concluded from which samples
 are off. The first that holds is the cause, in the order of computation and then in this one; `also` lists the others.
 

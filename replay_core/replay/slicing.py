@@ -1,7 +1,8 @@
 """The smallest model and batch that still show why a cell is not what each row alone is: a slice of the trainer's own.
 
-Rows halved, then prefixes (`why.smallest`), then layers from the last one on, then the words of the vocabulary that no
-token is. Token ids are numbered anew, so that no text leaves with them. Only a child that has torch imports this.
+Rows halved, then prefixes (`shrinking.smallest`), then layers from the last one on, then the words of the vocabulary
+that no token is. Token ids are numbered anew, so that no text leaves with them. Only a child that has torch imports
+this.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from replay_core.jobs import LogLine, OnEvent, ignore
 from replay_core.recorder import Recorder
 from replay_core.replay import adapters, architectures, attention, settings
 from replay_core.replay.batch import MicroBatch, resolve_temperature
+from replay_core.replay.bench import SAME, ReplayBench
 from replay_core.replay.depth import fewest_layers
 from replay_core.replay.flags import Flags
 from replay_core.replay.held import HOLDER
@@ -33,8 +35,8 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
 from replay_core.replay.references import RANDOM
 from replay_core.replay.script import repro
+from replay_core.replay.shrinking import smallest
 from replay_core.replay.versions import loaded_in
-from replay_core.replay.why import SAME, ReplayBench, smallest
 
 #: Bytes of weights that a capsule has room for, beside what it says.
 ROOM = 22 << 20

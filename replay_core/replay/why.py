@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ import torch
 from replay_core.dtypes import DTYPES
 from replay_core.dumps import open_run
 from replay_core.errors import CellError, RldbgError, UnavailableError
-from replay_core.jobs import LogLine, OnEvent, ignore
+from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.records import Run
 from replay_core.replay import attended, attention, causes, settings
 from replay_core.replay.asking import Asking
 from replay_core.replay.batch import MicroBatch, resolve_temperature
+from replay_core.replay.bench import SAME, ReplayBench, worst
 from replay_core.replay.cell import BatchReplay
-from replay_core.replay.depth import fewest_layers
+from replay_core.replay.depth import fewest_layers, first_layers, layers_of
 from replay_core.replay.flags import Flags
 from replay_core.replay.held import HOLDER, Holder
 from replay_core.replay.influence import Proposed, hanging, proposed, queries_of
@@ -47,18 +48,21 @@ from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
 from replay_core.replay.segments import tokens_of
+from replay_core.replay.shrinking import COLUMNS, Part, company_of, likely, part_of, smallest
 
-#: Relative difference of a token's final hidden state, in float64, up to which two settings compute the same: norms,
-#: softmax and rotations take float32 inside.
-SAME = 2e-5
 #: Nats within which log-probabilities of one hidden state do.
 SAME_NATS = 1e-4
 #: Multiply-adds that one question may take: a minute of two cores.
 _BUDGET = 4e11
 #: Slots of a batch whose every token is watched, and rows and columns that are kept of a larger one.
 _WATCHED, _COMPANY = 1024, (3, 32)
-#: Parameters times slots from which on a batch is made smaller first: some eighty passes of it are asked for.
+#: Parameters times slots from which on a part of a batch is looked for first, from the small end: some eighty passes
+#: are asked for.
 _LARGE = 2e10
+#: Passes that are asked for of a cell that differs, and of one that does not, at most but for rare questions.
+_PASSES, _PASSES_OF_ONE = 130, 30
+#: Seconds after which no further question about a cell begins.
+_MOST_S = 600.0
 #: Tokens right before the first that parts, of which each is changed by itself.
 _BEFORE = 4
 #: Tokens of its past, from the first to itself, of which each is changed if none of those before it was lost.
@@ -81,29 +85,6 @@ _SECOND, _SECOND_MOST = 0.4, 4 << 30
 _ITSELF, _PARTIES = 48, ("reference", "eager")
 #: Tokens whose log-probabilities are formed.
 _LOGPROBS = 256
-
-
-@dataclass
-class ReplayBench:
-    """One loaded model under several settings."""
-
-    plan: ReplayPlan
-    model: LoadedModel
-    temperature: float
-    run: Run | None = None
-    recorded: MicroBatch | None = None
-    asking: Asking = field(default_factory=Asking)
-
-    def observer(self, flags: Flags, batch: MicroBatch) -> Observer:
-        prepare(self.model, flags)
-        return Observer(BatchReplay(self.plan, flags, batch, self.model, self.temperature, ignore), self.asking)
-
-    def hidden(self, flags: Flags, batch: MicroBatch) -> torch.Tensor:
-        return self.observer(flags, batch).hidden()
-
-    def apart(self, flags: Flags, other: Flags, batch: MicroBatch) -> float:
-        """Relative difference of the worst token."""
-        return _worst(relative(self.hidden(other, batch), self.hidden(flags, batch)))
 
 
 def explain(
@@ -172,13 +153,75 @@ def _evidence(
     is_last: bool,
 ) -> dict[str, Any]:
     """Raises CellError where the model cannot be asked in this arithmetic; `is_last`: there is no other."""
-    alone, together = bench.hidden(reference, batch), bench.hidden(flags, batch)
+    parameters = sum(one.numel() for one in bench.model.backbone.parameters())
+    is_large = parameters * batch.ids_BS.size > _LARGE
+    bench.asking.most_s = _MOST_S
+    part = None
+    if is_large:
+        part = bench.asking(
+            "a part that differs", lambda: _differing_part(bench, flags, reference, batch, held, final_hidden), None
+        )
+    found, is_one = _compared(
+        bench, flags, reference, batch if part is None else part.batch, {} if part is not None else held, final_hidden,
+        is_last=is_last,
+    )  # fmt: skip
+    if is_one and not always:
+        return found
+    # A row of one token has nobody to be moved by: interventions are made in a batch that still has company.
+    if part is None and is_large and is_one:
+        part = part_of(batch, company_of(batch, int(batch.valid_BS.sum(axis=1).argmin())), COLUMNS)
+    small = batch if part is None else part.batch
+    if part is None and (batch.ids_BS.size > _WATCHED or is_large) and not is_one:
+        small = bench.asking(
+            "a smaller batch", lambda: smallest(bench, flags, reference, batch, *_COMPANY), batch
+        )  # fmt: skip
+    if part is not None:
+        found["looked_at"] = {"rows": part.rows, "tokens": part.batch.valid_BS.sum(axis=1).tolist()}
+    with contextlib.ExitStack() as cut:
+        depth = None
+        if is_large and not is_one:
+            # In the layers that show it every question is asked sooner, and those behind them only pass it on.
+            depth = bench.asking("the first layers that differ", lambda: _depth(bench, flags, reference, small), None)
+            layers = layers_of(bench.model)
+            if depth is not None and layers is not None:
+                cut.enter_context(first_layers(layers, depth[0]))
+        found |= _interventions(bench, flags, reference, small, is_one=is_one, depth=depth, found=found)
+    return found
+
+
+def _depth(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> tuple[int, int] | None:
+    return fewest_layers(bench.model, lambda: bench.differs(flags, reference, batch))
+
+
+def _differing_part(
+    bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch, held: Mapping[str, Run], final_hidden: str
+) -> Part | None:
+    """A few rows and tokens of a batch that show the difference in this arithmetic, as the dumps have it; None where
+    none of them does.
+    """
+    if not {"reference", "cell"} <= set(held):
+        return None
+    hidden = [torch.from_numpy(tokens_of(held[name], final_hidden)) for name in ("reference", "cell")]
+    distance_N = relative(*hidden).numpy()
+    return next((one for one in likely(batch, distance_N) if bench.differs(flags, reference, one.batch)), None)
+
+
+def _compared(
+    bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch, held: Mapping[str, Run], final_hidden: str,
+    *, is_last: bool,
+) -> tuple[dict[str, Any], bool]:  # fmt: skip
+    """The three parties, without looking inside: the evidence begun, and whether the first two are one."""
+    tell = bench.asking.on_event
+    tell(Progress(0, None, f"each row alone, {batch.tokens:,} tokens, in {_arithmetic(bench)}"))
+    alone = bench.hidden(reference, batch)
+    tell(Progress(1, None, f"the cell's own setting, in {_arithmetic(bench)}"))
+    together = bench.hidden(flags, batch)
     if not is_last:
         _check_finite(alone)
         _check_finite(together)
     distance = relative(alone, together)
     found: dict[str, Any] = {
-        "apart": _worst(distance),
+        "apart": worst(distance),
         "logp_apart": None,
         "kernels_apart": None, "truth": {}, "smallest": None, "first": None, "single_agrees": None, "visibility": [],
         "packed": flags.packing, "mixture": is_mixture(bench.model), "shifted": False,
@@ -186,46 +229,55 @@ def _evidence(
         "by_position": False,
     }  # fmt: skip
     with contextlib.suppress(CellError):
-        found["logp_apart"] = _logprobs_apart(bench, flags, reference, batch)
+        found["logp_apart"] = _logprobs_apart(bench, {flags: together, reference: alone}, batch)
     eager = replace(reference, attention="eager")
     truth = alone
     if _is_other_kernel(bench.model, reference):
+        tell(Progress(2, None, f"each row alone in eager, in {_arithmetic(bench)}"))
         with contextlib.suppress(UnavailableError):
             truth = bench.hidden(eager, batch)
-            found["kernels_apart"] = _worst(relative(truth, alone))
+            found["kernels_apart"] = worst(relative(truth, alone))
     if not is_last:
         _check_finite(truth)
     for name, dump in held.items():
         with contextlib.suppress(RldbgError):
             found["truth"][name] = figures(relative(truth, torch.from_numpy(tokens_of(dump, final_hidden))))
-    is_one, asking = found["apart"] <= SAME, bench.asking
+    is_one = found["apart"] <= SAME
     if is_one and (found["kernels_apart"] or 0.0) > found["kernel_noise"]:
-        found["kernel"] = asking("the kernel", lambda: _kernel(bench, reference, eager, batch), None)
-    if is_one and not always:
-        return found
-    # A row of one token has nobody to be moved by: interventions are made in a batch that still has company.
-    small = batch
-    parameters = sum(one.numel() for one in bench.model.backbone.parameters())
-    if batch.ids_BS.size > _WATCHED or parameters * batch.ids_BS.size > _LARGE:
-        small = asking("a smaller batch", lambda: smallest(bench, flags, reference, batch, *_COMPANY), batch)
-    if not is_one:
-        found["smallest"] = asking("the smallest case", lambda: _smallest_case(bench, flags, reference, small), None)
+        found["kernel"] = bench.asking("the kernel", lambda: _kernel(bench, reference, eager, batch), None)
+    return found, is_one
+
+
+def _arithmetic(bench: ReplayBench) -> str:
+    return str(next(bench.model.causal_lm.parameters()).dtype).removeprefix("torch.")
+
+
+def _interventions(
+    bench: ReplayBench, flags: Flags, reference: Flags, small: MicroBatch, *, is_one: bool,
+    depth: tuple[int, int] | None, found: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Who moves whom, and where a cell that differs parts from each row alone: what names the cause first."""
+    found, asking = dict(found), bench.asking
+    asking.expect(_PASSES_OF_ONE if is_one else _PASSES)
     observer = bench.observer(flags, small)
     base = observer.trace()
     sights = observer.sights(base, thorough=not is_one)
     found["visibility"] = [sight.to_mapping("cell") for sight in sights]
     own = bench.observer(reference, small)
     own_base = own.trace()
+    parted = first_apart(observer, own_base, base, SAME)
+    found["first"] = None if parted is None else parted.to_mapping()
+    _tell_so_far(asking, found)
     own_sights = own.sights(own_base, 2)
     found["visibility"] += [sight.to_mapping("reference") for sight in own_sights]
     found["beside"] = _moves_beside(bench, reference, small, own_sights)
     if not is_one and not any(sight.moved for sight in (*sights, *own_sights) if sight.what in ("again", "seed")):
         parties = {"reference": (reference, own_base), "cell": (flags, base)}
-        found["visibility"] += asking("a model loaded anew", lambda: _once_more(bench, parties, small), [])
+        found["visibility"] += asking(
+            "a model loaded anew", lambda: _once_more(bench, parties, small, None if depth is None else depth[0]), []
+        )
     positions = [one.cell.arrangement.position_ids.reshape(-1)[one.slots.numpy()] for one in (observer, own)]
     found["shifted"] = not np.array_equal(*positions)
-    parted = first_apart(observer, own_base, base, SAME)
-    found["first"] = None if parted is None else parted.to_mapping()
     found["forward_only"] = asking(
         "the samples turned round", lambda: _moves_forward_only(bench, flags, small, sights), False
     )
@@ -257,23 +309,37 @@ def _evidence(
         )
         found["visibility"] += more
         found["lost"] = lost_there
-    worst = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
+    furthest = int(observer.sample_N[int(relative(own_base.hidden, base.hidden).argmax())])
     if small.rows > 1:
-        single = small.take([worst])
+        single = small.take([furthest])
         found["single_agrees"] = asking(
             "a sample by itself", lambda: bench.apart(flags, reference, single) <= SAME, None
         )
-    if not is_one and not flags.packing and not small.valid_BS[worst].all():
-        bare = small.take([worst]).without_padding()
+    if not is_one and not flags.packing and not small.valid_BS[furthest].all():
+        bare = small.take([furthest]).without_padding()
         found["unpadded_agrees"] = asking(
             "a sample without its padding", lambda: bench.apart(flags, reference, bare) <= SAME, None
+        )
+    if not is_one:
+        _tell_so_far(asking, found)
+        found["smallest"] = asking(
+            "the smallest case", lambda: _smallest_case(bench, flags, reference, small, depth), None
         )
     return found
 
 
-def _smallest_case(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> dict[str, Any]:
+def _tell_so_far(asking: Asking, found: Mapping[str, Any]) -> None:
+    said = causes.so_far(found)
+    if said is not None:
+        asking.so_far(said)
+
+
+def _smallest_case(
+    bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch, depth: tuple[int, int] | None
+) -> dict[str, Any]:
+    """`depth`: with how few layers it shows, where that is known and the model has no others now."""
     least = smallest(bench, flags, reference, batch)
-    depth = fewest_layers(bench.model, lambda: _differs(bench, flags, reference, least))
+    depth = _depth(bench, flags, reference, least) if depth is None else depth
     layers, of_layers = (None, None) if depth is None else depth
     return {
         "rows": least.rows, "tokens": least.valid_BS.sum(axis=1).tolist(), "layers": layers, "of_layers": of_layers
@@ -337,7 +403,7 @@ def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
                         if found.get("beside") is None:
                             found["beside"] = _moves_beside(bench, flags, batch, sights)
             if len(hidden) == len(_PARTIES):
-                found["kernels_apart"] = _worst(relative(hidden["eager"], hidden["reference"]))
+                found["kernels_apart"] = worst(relative(hidden["eager"], hidden["reference"]))
                 if found["kernels_apart"] > found["kernel_noise"]:
                     found["kernel"] = _kernel(bench, reference, parties["eager"], batch)
                     found["visibility"] = found["visibility"] or found["kernel"]["visibility"]
@@ -380,11 +446,11 @@ def _kernel(bench: ReplayBench, reference: Flags, eager: Flags, batch: MicroBatc
 
 
 def _once_more(
-    bench: ReplayBench, parties: Mapping[str, tuple[Flags, Trace]], batch: MicroBatch
+    bench: ReplayBench, parties: Mapping[str, tuple[Flags, Trace]], batch: MicroBatch, depth: int | None
 ) -> list[dict[str, Any]]:
     """What is not what it was in a model loaded anew, whose first call was of other tokens: a cache that is never
     dropped moves nothing within one model, whose every call it serves. Empty where a second model is too large or is
-    drawn with other weights.
+    drawn with other weights. `depth`: how many of its layers the first has left.
     """
     causal_lm = bench.model.causal_lm
     size = sum(one.numel() * one.itemsize for one in causal_lm.parameters())
@@ -396,11 +462,15 @@ def _once_more(
         holder = Holder()
         with contextlib.suppress(RldbgError):
             model, _ = holder.model(bench.plan, bench.run, bench.recorded)
-            if not _is_same_model(causal_lm, model.causal_lm):
-                return []
-            model.known.update(bench.model.known)
-            anew = replace(bench, model=model)
-            with in_dtype(model, next(causal_lm.parameters()).dtype):
+            layers = layers_of(model)
+            with (
+                contextlib.nullcontext() if depth is None or layers is None else first_layers(layers, depth),
+                in_dtype(model, next(causal_lm.parameters()).dtype),
+            ):
+                if not _is_same_model(causal_lm, model.causal_lm):
+                    return []
+                model.known.update(bench.model.known)
+                anew = replace(bench, model=model)
                 observer = anew.observer(flags, batch)
                 sight = observer.differing("fresh", base, observer.after_others(), SAME)
             found += [] if sight is None else [sight.to_mapping(name)]
@@ -449,7 +519,7 @@ def _is_symmetric(
         hidden_ND = observer.hidden()
         for place, row in enumerate(order):
             was_ND, is_ND = base.hidden[hidden_of.sample_N == row], hidden_ND[observer.sample_N == place]
-            if was_ND.shape != is_ND.shape or not _worst(relative(was_ND, is_ND)) <= SAME:
+            if was_ND.shape != is_ND.shape or not worst(relative(was_ND, is_ND)) <= SAME:
                 return False
     return True
 
@@ -468,7 +538,7 @@ def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: M
         observer = bench.observer(one, batch)
         with observer.at_one_position():
             hidden.append(observer.hidden())
-    return _worst(relative(*hidden)) <= SAME
+    return worst(relative(*hidden)) <= SAME
 
 
 def _attended(
@@ -655,60 +725,12 @@ def _lost_within(
     return None
 
 
-def smallest(
-    bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch, rows_least: int = 1, width_least: int = 1
-) -> MicroBatch:
-    """The smallest batch that still shows the difference: rows halved, then prefixes, then single rows and tokens."""
-
-    def fails(part: MicroBatch) -> bool:
-        if part.rows < rows_least or part.ids_BS.shape[1] < width_least or int(part.valid_BS.sum(axis=1).min()) < 1:
-            return False
-        return _differs(bench, flags, reference, part)
-
-    tries = 40
-    size = batch.rows
-    while size > 1 and tries > 0:
-        size = (size + 1) // 2
-        starts = range(0, batch.rows, size)
-        for start in starts:
-            rows = list(range(batch.rows))
-            less = rows[start : start + size]
-            tries -= 1
-            if len(less) < batch.rows and fails(batch.take(less)):
-                batch, size = batch.take(less), len(less)
-                break
-            without = [row for row in rows if row not in less]
-            tries -= 1
-            if without and fails(batch.take(without)):
-                batch, size = batch.take(without), len(without) * 2
-                break
-    width = batch.ids_BS.shape[1]
-    step = width // 2
-    while step >= 1 and tries > 0:
-        tries -= 1
-        less_batch = batch.first_columns(batch.ids_BS.shape[1] - step)
-        if fails(less_batch):
-            batch = less_batch
-            step = min(step, batch.ids_BS.shape[1] // 2)
-        else:
-            step //= 2
-    return batch
-
-
-def _differs(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> bool:
-    """Whether a part of a batch shows the difference; one that a model cannot run shows none."""
-    try:
-        return bench.apart(flags, reference, batch) > SAME
-    except CellError:
-        return False
-
-
-def _logprobs_apart(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> float | None:
-    """Nats between the two settings' heads, on the same hidden states' tokens; None of a critic."""
+def _logprobs_apart(bench: ReplayBench, hidden: Mapping[Flags, torch.Tensor], batch: MicroBatch) -> float | None:
+    """Nats between the heads of two settings, of their final hidden states; None of a critic."""
     if bench.plan.is_critic:
         return None
     found = []
-    for one in (flags, reference):
+    for one, hidden_ND in hidden.items():
         observer = bench.observer(one, batch)
         cell = observer.cell
         head = cell.probed_head()
@@ -717,9 +739,11 @@ def _logprobs_apart(bench: ReplayBench, flags: Flags, reference: Flags, batch: M
         whole = torch.zeros(cell.arrangement.layout.sample_BS.size, dtype=torch.long)
         whole[observer.slots] = torch.arange(observer.slots.numel())
         parameter = next(bench.model.causal_lm.parameters())
-        hidden = observer.hidden()[whole[slots[some]]].to(parameter.device, parameter.dtype)
+        given = hidden_ND[whole[slots[some]]].to(parameter.device, parameter.dtype)
         with torch.no_grad(), attention.pinned(one):
-            found.append(token_logprobs(head, hidden, targets[some].to(parameter.device), bench.temperature)[0])
+            found.append(token_logprobs(head, given, targets[some].to(parameter.device), bench.temperature)[0])
+    if len(found) == 1:
+        return 0.0  # the cell's setting is the reference's
     return float((found[0] - found[1]).abs().max()) if found[0].numel() else 0.0
 
 
@@ -728,10 +752,6 @@ def figures(distance_N: torch.Tensor) -> dict[str, float]:
     sorted_N = distance_N.sort().values
     last = sorted_N.numel() - 1
     return {"typical": float(sorted_N[last // 2]), "most": float(sorted_N[last * 3 // 4]), "worst": float(sorted_N[-1])}
-
-
-def _worst(distance_N: torch.Tensor) -> float:
-    return float(distance_N.max()) if distance_N.numel() else 0.0
 
 
 def is_mixture(model: LoadedModel) -> bool:
