@@ -1030,7 +1030,7 @@ def dumped(folder: Path, layout: str) -> Path:
 
 
 def replayed(folder: Path, layout: str, flags: str, architecture: str, std: float, trained: bool,
-             plant: Callable[[Patient], None] | None) -> Any:  # fmt: skip
+             plant: Callable[[Patient], None] | None, *, why: bool = False) -> Any:  # fmt: skip
     """The document of one replay."""
     from replay_core import workbench
     from replay_core.replay.flags import Flags
@@ -1044,7 +1044,7 @@ def replayed(folder: Path, layout: str, flags: str, architecture: str, std: floa
         "step": 0, "rank": 0, "micro": 0,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        return workbench.replay(plan, Path(out), Here())
+        return workbench.replay(plan, Path(out), Here(), why=why)
 
 
 def cases(names: tuple[str, ...] | None = None) -> Iterator[tuple[Fault, str, str]]:

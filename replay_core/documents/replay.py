@@ -326,14 +326,23 @@ class KeysAsked(TypedDict):
     heads: Count
 
 
+class PartLookedAt(TypedDict):
+    """Rows of the batch, which its table numbers from 0, and how many of their first tokens."""
+
+    rows: list[Count]
+    tokens: list[Count]
+
+
 class _CauseAsked(TypedDict, total=False):
+    looked_at: PartLookedAt | None
+    """The part of a large batch that was asked; null: all of it, or what is left when rows and tokens are left out."""
     symmetric: bool | None
     """Whether each sample is what it was when all stand in another order, where some move others; null: not asked."""
     asked: KeysAsked | None
     beside: bool | None
     """Whether a row moves another beside it where each row alone has its tokens see their future; null: not asked."""
     skipped: list[str]
-    """Interventions that raised, each with its error: they say nothing."""
+    """Interventions that raised, each with its error, or for which no time was left: they say nothing."""
 
 
 class CauseEvidence(_CauseAsked):

@@ -118,3 +118,13 @@ def test_the_document_is_of_the_published_schema(document: Any) -> None:
     stored = {name: value for name, value in document.items() if name != "text"}
     errors = [error.message for error in Draft202012Validator(schema).iter_errors(stored)]
     assert not errors, errors[0][:400]
+
+
+def test_what_is_known_so_far_stands_on_the_terminal_before_the_cell_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    told = CellLines(ProgressLine(), first=1)
+    for said in ("it parts from each row alone first in h.0.mlp", "sees padding", "sees padding"):
+        told(Partial({"so_far": said}))
+    heard = [line for line in capsys.readouterr().err.splitlines() if "so far" in line]
+    assert heard == [
+        "cell 1, so far: it parts from each row alone first in h.0.mlp", "cell 1, so far: sees padding"
+    ]  # fmt: skip

@@ -193,6 +193,7 @@ class CellLines:
         self._progress, self._count = progress, first
         #: How many have ended.
         self.ended = 0
+        self._so_far = ""
         progress.note("replay: each row alone first, the reference; then each cell, a line as it ends")
 
     def __call__(self, event: Event) -> None:
@@ -204,6 +205,11 @@ class CellLines:
             self.ended += 1  # who reads the line may interrupt at once
             self._progress.note(f"cell {self._count}: {words.flags(telling(cell['flags']))}: {said}")
             self._count += 1
+        elif isinstance(event, Partial) and "so_far" in event.document:
+            said = cast("dict[str, Any]", event.document)["so_far"]
+            if said != self._so_far:  # asking on seldom changes it
+                self._progress.note(f"cell {self._count}, so far: {said}")
+            self._so_far = said
         self._progress(event)
 
 

@@ -13,7 +13,7 @@ from tui_debugger.reports.comparison import divergence
 
 if TYPE_CHECKING:
     from replay_core.documents.comparison import SegmentEntry
-    from replay_core.documents.replay import CellEntry, RankingEntry, RepeatEntry, ReplayDocument
+    from replay_core.documents.replay import CauseEvidence, CellEntry, RankingEntry, RepeatEntry, ReplayDocument
 
 #: Samples printed of each cell; what is left out is counted.
 SEGMENTS = 16
@@ -92,16 +92,30 @@ def _visibility(number: int, cell: CellEntry) -> list[str]:
     cause = cell["cause"]
     if cause is None or cause["evidence"] is None:
         return []
-    if cause["is_noise"]:
-        return ["", f"cell {number} agrees: {cause['sentence']}"]
     found = cause["evidence"]
     told = [sight for sight in found["visibility"] if sight["moved"] or sight["deaf"]]
+    if cause["is_noise"]:
+        lines = ["", f"cell {number} agrees: {cause['sentence']}"]
+        if found["visibility"] and not told:
+            lines += [f"  {len(found['visibility'])} interventions: nobody moves whom it must not", *_part(found)]
+        return lines
     lines = ["", f"cell {number}: who moves whom, in {found['arithmetic']} ({len(found['visibility'])} interventions)"]
+    lines += _part(found)
     lines += [f"  {sight['by']}: {sight['sentence']}" for sight in told] or ["  nobody moves whom it must not"]
     for name, far in found["truth"].items():
         worst, typical = words.number(far["worst"], 3), words.number(far["typical"], 3)
         lines.append(f"  {name} is {worst} off the truth at its worst token, {typical} typically")
     return lines
+
+
+def _part(found: CauseEvidence) -> list[str]:
+    """What of a large batch was asked."""
+    part = found.get("looked_at")
+    if part is None:
+        return []
+    rows, counts = (", ".join(map(str, one)) for one in (part["rows"], part["tokens"]))
+    here = "sample 0" if len(part["rows"]) == 1 else f"samples 0..{len(part['rows']) - 1}"
+    return [f"  asked of a part of the batch: rows {rows}, here {here}; the first {counts} tokens of them"]
 
 
 def _compiler(number: int, cell: CellEntry) -> list[str]:
