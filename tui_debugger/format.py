@@ -275,7 +275,8 @@ def ruling_answer(ruling: RulingDocument, notes: list[str]) -> Answer:
     token = {"NOISE": "close", "SUSPECT": "missing", "BUG": "first"}[word]
     facts = [f"differs: {one}" for one in ruling["differences"][:2]]
     if ruling["graft"] is not None:
-        facts.insert(0, safe(f"graft: {ruling['graft']['sentence']}"))
+        # A line of its own: behind a claim of two lines it would be what 80 columns leave out.
+        notes = [safe(f"graft: {ruling['graft']['sentence']}"), *notes]
     return Answer(word, token, safe(ruling["sentence"]), facts, notes, is_claim=True)
 
 

@@ -87,13 +87,16 @@ def _grafted(job: Job) -> Answer:
 
 async def test_which_module_carries_the_difference_is_said_in_per_cent() -> None:
     engine = ScriptedEngine(referee=_grafted)
-    async with opened(A, B, engine=engine, size=(100, 30)) as (app, pilot):
+    async with opened(A, B, engine=engine, size=(80, 24)) as (app, pilot):
         await press(app, pilot, "J", "A")
         assert [job.params.get("graft") for job in engine.jobs if job.kind == "referee"] == [None, True]
         assert any("layers.1.mlp.output  97.5%" in toast and "layers.0" not in toast for toast in toasts(app))
         await press(app, pilot, "A", "J")
         assert engine.kinds().count("referee") == 2, "what was asked is not asked again"
-        assert "graft: layers.1.mlp carries 97.5%" in answer_of(app.session.state).facts[0]
+        assert "graft: layers.1.mlp carries 97.5%" in answer_of(app.session.state).notes[0]
+        assert any("graft: layers.1.mlp carries 97.5%" in line for line in screen(app).splitlines()[1:4]), (
+            "when it fades"
+        )
 
 
 async def test_one_dump_has_nothing_to_graft_from() -> None:
