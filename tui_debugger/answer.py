@@ -88,24 +88,25 @@ def _of_replay(answer: fmt.Answer, state: State) -> fmt.Answer:
     shown = state.cell
     if shown is None or not state.tolerance.is_table:
         return answer
-    found = [_apart(shown)]
+    found = [said_of(shown)]
     if shown in state.replay.cells and state.replay.document is not None:
         beside = [cell for cell in state.replay.cells if cell["part"] == "control" and cell is not shown]
-        found += [f"{label(cell)} as well: {said}" for cell in beside if (said := _apart(cell))]
+        found += [f"{label(cell)} as well: {said}" for cell in beside if (said := said_of(cell))]
         found.append(recording_parts(state.replay.document))
     found = [fmt.safe(said) for said in found if said]
     if answer.token == "first" or not found:
-        return replace(answer, notes=[*answer.notes, *found])
+        # Why it differs is what a replay is asked for: how many tensors do comes behind it, where there is room.
+        return replace(answer, notes=[*found, *answer.notes])
     return fmt.Answer("DIFF", "first", found[0], answer.facts, [*answer.notes, *found[1:]], is_claim=True)
 
 
-def _apart(cell: Mapping[str, Any]) -> str:
+def said_of(cell: Mapping[str, Any]) -> str:
     """Why a cell disagrees with each row alone, where the samples tell; empty where it does not disagree."""
     agreement, cause = cell["agreement"], cell.get("cause")
     if agreement["agrees"] is not False:
         return ""
     if cause:
-        return f"{cause['kind']}: {cause['sentence']}"
+        return str(cause["sentence"])
     off = ", ".join(map(str, agreement["off"]))
     return f"samples {off} are off, each held to its row alone" if off else ""
 

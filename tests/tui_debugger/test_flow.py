@@ -73,6 +73,18 @@ async def test_what_the_replay_says_beyond_its_tensors_is_answered_first() -> No
         assert app.session.state.opened.steps.verdicts == {0: "DIFF"}
 
 
+async def test_why_a_cell_differs_is_on_the_first_screen_of_80_columns() -> None:
+    answer = replayed({"packing": True})
+    cell = answer["cells"][-1]
+    cell["agreement"] = {**cell["agreement"], "agrees": False, "off": [1]}
+    cell["cause"] = {"kind": "other_samples", "sentence": "sample 1 off: sees other samples: changing sample 0 moves 8"}
+    engine = ScriptedEngine(replay=answer, compare=document("comparison"))
+    async with opened(A, engine=engine, size=(80, 24)) as (app, pilot):
+        await press(app, pilot, "p", "r")
+        assert "sample 1 off: sees other samples: changing sample 0 moves 8" in "".join(screen(app).splitlines()[1:4])
+        assert any("sees other samples" in line for line in app.debugger.query_one(LogPane).kept), "whole in the log"
+
+
 async def test_a_recording_and_a_padded_batch_that_disagree_are_said() -> None:
     answer = replayed({"packing": True})
     for cell in answer["cells"]:
@@ -84,7 +96,7 @@ async def test_a_recording_and_a_padded_batch_that_disagree_are_said() -> None:
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "p", "r")
         shown = answer_of(app.session.state)
-        assert shown.where.endswith("as well: padding: padded: sample 1 off: tokens see padding")
+        assert shown.where.endswith("as well: padded: sample 1 off: tokens see padding")
         assert any("log_probs is not what each row alone computes" in note for note in shown.notes)
 
 

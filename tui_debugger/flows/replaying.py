@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from replay_core.errors import ChildDiedError, ModelError, RldbgError
 from replay_core.jobs import DocumentPiece, Job
 from replay_core.replay.flags import Flags
+from tui_debugger import format as fmt
 from tui_debugger import paths, snapshot
-from tui_debugger.answer import NO_DUMP, answer_of
+from tui_debugger.answer import NO_DUMP, answer_of, said_of
 from tui_debugger.cells import dump_beside, held_to_baseline, label, sentence
 from tui_debugger.flows.comparing import Comparing
 from tui_debugger.flows.errands import Errands
@@ -65,7 +66,7 @@ class Replaying:
         for one in (baseline, cell):
             if one["error"] is not None:
                 raise _did_not_run(one)
-        if said := sentence(cell):
+        for said in filter(None, (sentence(cell), fmt.safe(said_of(cell)))):
             self._errands.log(said)
         if await self.compare_cells(baseline, cell):
             assert state.tensors.comparison is not None
