@@ -404,7 +404,7 @@ def _shown(sight: Mapping[str, Any], *, whole_batch: bool, both_ways: bool = Fal
         return "state"
     if sight["what"] in _MORE:
         return None  # told only where nothing else tells: what is counted with the padding moves with it
-    if where == "router" and sight["what"] == "other" and sight["by"] == "cell":
+    if where == "router" and sight["what"] == "other" and sight["by"] == "cell" and not sight.get("given_away"):
         return "batch"  # who comes first has a place with an expert: later samples alone may move
     if where == "mixer" and beside and sight["what"] in ("token", "other"):
         return "batch"

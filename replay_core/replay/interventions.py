@@ -439,6 +439,10 @@ class Observer:
         if thorough and sight.moved and sight.first is not None and sight.first.kind == "other":
             sight.reach, sight.spread = self._spread(base, sight, ids)
             sight.given_away = self._given_away(base, sight, ids)
+        elif thorough and sight.moved and sight.first is not None and sight.first.kind == "router":
+            # Experts may leave any token of it as it was, but not all of them: that is another's work.
+            given = self._given_away(base, sight, ids)
+            sight.given_away = given if given == int(mine.sum()) else None
         return sight
 
     def all_changed(self) -> Ints:

@@ -203,6 +203,13 @@ def test_who_comes_later_to_an_expert_that_is_full_depends_on_the_batch():
     assert kind(*(moves(*one, where="router") for one in ((0, 1), (1, 2), (2,)))) == "batch"
 
 
+def test_rows_whose_experts_work_is_all_anothers_are_exchanged():
+    sees = [moves(0, 1, where="router"), moves(1, 0, where="router")]
+    assert kind(*sees, symmetric=True, packed=False) == "batch"
+    given = [{**one, "given_away": 3} for one in sees]
+    assert kind(*given, symmetric=True, packed=False) == "other_samples"
+
+
 def test_what_moves_only_later_rows_in_either_order_is_handed_on():
     one_way = {**moves(0, 1), "spread": 1.0, "reach": 1.0}
     assert kind(one_way, moves(1), packed=False, forward_only=True) == "state"

@@ -28,6 +28,7 @@ CHOSEN = (
     ("last_column_of_keys_lost", "qwen3", "float32"),
     ("experts_choose_of_all_tokens", "llama", "float32"),
     ("two_rows_change_places", "llama", "float32"),
+    ("two_rows_change_places", "mixtral", "float32"),
     # The padding's content against its length, which the kinds tell apart.
     ("mlp_scaled_by_the_padded_length", "gpt2", "float32"),
     ("values_scaled_by_tiles_of_16", "llama", "float32"),
