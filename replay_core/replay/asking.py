@@ -46,8 +46,9 @@ class Asking:
             self._skip(f"{what} (no time left after {self.most_s:.0f} s)")
             return otherwise
         left_s = self._ahead * self._passed_s / self._passes if self._passes else 0.0
-        left = f", some {left_s:.0f} s of passes left at most" if left_s > _WORTH_S else ""
-        self.on_event(Progress(self._asked, None, f"questions, who moves whom: {what}{left}"))
+        # First what a narrow terminal must not cut.
+        left = f" (up to {left_s:.0f} s left)" if left_s > _WORTH_S else ""
+        self.on_event(Progress(self._asked, None, f"questions{left}, who moves whom: {what}"))
         try:
             return ask()
         except Exception as error:  # a model's own code raises anything
