@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fmt docs site tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-diagnose bench-ui install clean
+.PHONY: help demo test test-all fuzz check fmt docs site tolerances frameworks integrations bench bench-compare bench-record bench-replay bench-causes bench-diagnose bench-ui install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +83,12 @@ bench-record: $(STAMP)  ## what recording costs a training step, and write throu
 
 bench-replay: $(STAMP)  ## what capture costs a forward, and a warm flip against one
 	$(BIN)/python -m benchmarks replaying
+
+EVERY ?= 9
+bench-causes: $(STAMP)  ## planted faults of models: what a replay calls them, and healthy models beside; each EVERY-th (9: half an hour)
+	@$(BIN)/python -m benchmarks.replay_zoo faults --every $(EVERY)
+	@$(BIN)/python -m benchmarks.replay_zoo held-back --every $(EVERY)
+	@$(BIN)/python -m benchmarks.replay_zoo healthy --every $(EVERY)
 
 bench-diagnose: $(STAMP)  ## the diagnosis on runs really trained with planted faults, and without (ten minutes)
 	@$(BIN)/python -m benchmarks.diagnose

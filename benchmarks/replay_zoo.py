@@ -9,6 +9,7 @@ here knows how a replay finds a cause. Half of the faults (`HELD_BACK`) were not
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import tempfile
@@ -1056,7 +1057,23 @@ def cases(names: tuple[str, ...] | None = None) -> Iterator[tuple[Fault, str, st
 
 
 def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]], most_s: float) -> None:
+    """Every case, and a table of how many of each kind were named right, also where it is interrupted."""
     counts: Counter[str] = Counter()
+    by_kind: Counter[tuple[str, str]] = Counter()
+    with contextlib.suppress(KeyboardInterrupt):
+        _run_faults(folder, chosen, most_s, counts, by_kind)
+    words = ("right", "wrong", "missed", "error")
+    _say(f"{'planted':14}" + "".join(f"{word:>8}" for word in words))
+    for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        _say(f"{kind:14}" + "".join(f"{by_kind[kind, word]:8}" for word in words))
+    total = sum(counts.values())
+    _say(f"{dict(counts)}: cause right in {counts['right']} of {total} ({100 * counts['right'] / max(1, total):.1f} %)")
+
+
+def _run_faults(
+    folder: Path, chosen: list[tuple[Fault, str, str]], most_s: float, counts: Counter[str],
+    by_kind: Counter[tuple[str, str]],
+) -> None:  # fmt: skip
     for one, architecture, dtype in chosen:
         if time.process_time() > most_s:
             break
@@ -1074,14 +1091,13 @@ def run_faults(folder: Path, chosen: list[tuple[Fault, str, str]], most_s: float
         word = "right" if ok else "missed" if not wrong else "wrong"
         word = "error" if errors else word
         counts[word] += 1
+        by_kind[one.called[0], word] += 1
         if word != "right":
             said = wrong[-1]["cause"]["sentence"] if wrong else "; ".join(errors)
             _say(
                 f"{word:6} {one.name} {architecture} {dtype} {attention} std {std} {'trained ' * trained}: "
                 f"{kinds} {said}"
             )
-    total = sum(counts.values())
-    _say(f"{dict(counts)}: cause right in {counts['right']} of {total} ({100 * counts['right'] / max(1, total):.1f} %)")
 
 
 def run_healthy(folder: Path, dtypes: tuple[str, ...], part: slice) -> None:
