@@ -33,4 +33,7 @@ def test_every_command_of_it_is_understood_and_every_maker_of_answers_is_there()
 
 def test_every_page_it_names_is_there():
     for place in re.findall(r"\]\((.*?)\)", TEXT):
-        assert (DOCS / place).exists(), place
+        page, _, section = place.partition("#")
+        assert (DOCS / page).exists(), place
+        headings = re.findall(r"^#+ (.+)$", (DOCS / page).read_text(encoding="utf-8") if section else "", re.MULTILINE)
+        assert not section or section in {one.lower().replace(" ", "-") for one in headings}, place
