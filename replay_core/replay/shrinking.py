@@ -32,14 +32,14 @@ _SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class BatchPart:
+class Excerpt:
     """Some rows of a batch (their numbers there), the first tokens of each."""
 
     batch: MicroBatch
     rows: list[int]
 
 
-def part_of(batch: MicroBatch, rows: list[int], columns: int) -> BatchPart:
+def part_of(batch: MicroBatch, rows: list[int], columns: int) -> Excerpt:
     """The first tokens of these rows in so many columns, padded on the sides where the rows are, if by less."""
     columns = min(columns, batch.ids_BS.shape[1])
     most = max(1, columns // 4)
@@ -64,7 +64,7 @@ def part_of(batch: MicroBatch, rows: list[int], columns: int) -> BatchPart:
     response = cut(taken.response_BS)
     ids = cut(taken.ids_BS)
     assert ids is not None
-    return BatchPart(
+    return Excerpt(
         MicroBatch(
             ids, valid, None if response is None else response & valid, batch.temperature, cut(taken.positions_BS)
         ), rows,
@@ -77,7 +77,7 @@ def company_of(batch: MicroBatch, sample: int, least: int = ROWS) -> list[int]:
     return list(range(first, min(batch.rows, first + least)))
 
 
-def likely(batch: MicroBatch, distance_N: NDArray[np.float64]) -> Iterator[BatchPart]:
+def likely(batch: MicroBatch, distance_N: NDArray[np.float64]) -> Iterator[Excerpt]:
     """Parts that should show a difference, small ones first, of how far each token is off (by sample and position)."""
     layout = batch.layout()
     slots = layout.slots()

@@ -48,7 +48,7 @@ from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
 from replay_core.replay.segments import tokens_of
-from replay_core.replay.shrinking import COLUMNS, BatchPart, company_of, likely, part_of, smallest
+from replay_core.replay.shrinking import COLUMNS, Excerpt, company_of, likely, part_of, smallest
 
 #: Nats within which log-probabilities of one hidden state do.
 SAME_NATS = 1e-4
@@ -195,7 +195,7 @@ def _depth(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch
 
 def _differing_part(
     bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch, held: Mapping[str, Run], final_hidden: str
-) -> BatchPart | None:
+) -> Excerpt | None:
     """A few rows and tokens of a batch that show the difference in this arithmetic, as the dumps have it; None where
     none of them does.
     """
