@@ -74,4 +74,5 @@ def _ranks(values: Array) -> Array:
     _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
     middle = np.cumsum(counts) - (counts - 1) / 2
     ranks: Array = middle[at.reshape(-1)]
-    return ranks - ranks.mean()
+    ranks -= ranks.mean()
+    return ranks

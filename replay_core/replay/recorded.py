@@ -248,8 +248,13 @@ def _is_half(values_N: Floats) -> bool:
     return bool(((bits_N & 0xFFFF) == 0).all())
 
 
-def against(recorded: RecordedTokens, run: Run, batch: MicroBatch, *, known_fp32: bool) -> dict[str, Any]:
-    """How a replay stands to a recorded value: verdict, reason, and figures in nats over the tokens that count."""
+def against(
+    recorded: RecordedTokens, run: Run, batch: MicroBatch, *, run_dtype: str, known_fp32: bool
+) -> dict[str, Any]:
+    """How a replay stands to a recorded value: verdict, reason, and figures in nats over the tokens that count.
+
+    run_dtype: of the replay's weights. known_fp32: whether the trainer's are known to be float32, as the replay's are.
+    """
     values_BS = replayed(run, batch)
     chosen = recorded.known_BS
     a, b = recorded.values_BS[chosen][:, None], values_BS[chosen][:, None]
@@ -258,8 +263,10 @@ def against(recorded: RecordedTokens, run: Run, batch: MicroBatch, *, known_fp32
         return {"name": recorded.name, "field": recorded.field, **nothing, "reason": "no token counts", "tokens": 0}
     pair: PairFigures = figures([(a, b)], exact=False, logprobs=recorded.name != "values")
     pair.rows.sample = np.nonzero(chosen)[0]
+    # A replay in half precision that comes near by luck, of a few sure tokens, is none in float32.
+    is_fp32 = known_fp32 or (run_dtype == "float32" and shows_fp32(pair))
     context = Context(naming.meaning(recorded.name), coarsest("float32", recorded.dtype), exact=False,
-                      known_fp32=known_fp32 or shows_fp32(pair))  # fmt: skip
+                      known_fp32=is_fp32)  # fmt: skip
     found = judge(pair, None, context)
     distance = np.abs(b - a)
     worst = int(np.argmax(np.where(np.isnan(distance), np.inf, distance)))

@@ -107,8 +107,11 @@ class _Recording:
         if result.run is None or result.part in ("recording", "model"):
             return
         trained_in_fp32 = settings_asked(self.run.flags).get("dtype") in ("float32", "fp32", "torch.float32")
-        fp32 = trained_in_fp32 and result.cell["flags"]["dtype"] == "float32"
-        result.recorded = [against(value, result.run, self.micro.batch, known_fp32=fp32) for value in self.values]
+        dtype = result.cell["flags"]["dtype"]
+        fp32 = trained_in_fp32 and dtype == "float32"
+        result.recorded = [
+            against(value, result.run, self.micro.batch, run_dtype=dtype, known_fp32=fp32) for value in self.values
+        ]
         if result.cell.get("loss"):
             done = {(one["rank"], one["micro"]) for one in result.cell["loss"]["micros"]}
             result.training = against_training(self.run, result.run, self.micro.key, done)
@@ -309,7 +312,8 @@ def _rank(
         )
         if result.run is None:
             continue
-        result.recorded = [against(known[name], result.run, recorded.batch, known_fp32=False)]
+        dtype = result.cell["flags"]["dtype"]
+        result.recorded = [against(known[name], result.run, recorded.batch, run_dtype=dtype, known_fp32=False)]
         figures = result.recorded[0]
         rows.append({"cell": number, "model": model, **{part: figures[part] for part in ("mean_abs", "max_abs", "k3")}})
     rows.sort(key=lambda row: (row["mean_abs"] is None, row["mean_abs"]))

@@ -33,11 +33,11 @@ def missing(batch: StepBatch) -> Iterator[Finding]:
     counted = None if reward_B is None else float(reward_B[none_B][np.isfinite(reward_B[none_B])][0])
     yield finding(
         "warning",
-        f"{share(int(none_B.sum()), len(none_B))} samples have no reward: every function gives NaN for them"
+        f"{share(int(none_B.sum()), int(none_B.size))} samples have no reward: every function gives NaN for them"
         + ("" if counted is None else f", and they count as {counted:g}"),
         batch.laid.where(batch.columns.reward_functions[0], sample=sample),
         evidence=[
-            shown("samples that are not finite in every function", share(int(none_B.sum()), len(none_B)), "none",
+            shown("samples that are not finite in every function", share(int(none_B.sum()), int(none_B.size)), "none",
                   batch.columns.reward_functions[0]),
             shown("reward they are counted with", counted),
             shown("reward functions", len(functions_FB)),

@@ -221,7 +221,7 @@ def _rate(case: Case) -> float | None:
     log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
     rates = log.get("learning_rate") if log is not None else None
     if rates is not None and rates.finite:
-        return max(rates.finite)
+        return float(max(rates.finite))
     return stated_number(stated_by(case.run), "lr", "learning_rate", "actor_lr")
 
 

@@ -16,7 +16,7 @@ from replay_core.records import Inline, RecordKey, TensorRef
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.replay.reading import RecordedBatch
-from replay_core.replay.recorded import Explained, RecordedTokens, placed_in
+from replay_core.replay.recorded import Explained, RecordedTokens, against, placed_in
 from tests.builders import Here, record_with, samples_with, write_dump
 
 BATCH = {
@@ -201,6 +201,22 @@ def test_a_recording_is_explained_by_the_nearer_of_two_dtypes_or_by_how_it_was_s
     one_row = fine + np.where(np.arange(400) < 12, 0.5, 0.0)
     assert not explained(one_row, fine, coarse).explains, "few tokens that are far off"
     assert not explained(fine + 0.1, fine, fine).explains
+
+
+@pytest.mark.parametrize(("dtype", "verdict"), [("float32", "DIFF"), ("bfloat16", "CLOSE")])
+def test_only_a_replay_in_float32_shows_that_the_trainer_was(dtype, verdict):
+    # Most tokens are off by next to nothing, as in float32; in half precision that is luck, and one is off by more.
+    values = np.full((2, 16), -2.0)
+    batch = MicroBatch.of(samples_with(**{**BATCH, "input_ids": [[5] * 16] * 2, "attention_mask": [[1] * 16] * 2,
+                                          "response_mask": [[0] + [1] * 15] * 2}))  # fmt: skip
+    known = np.ones((2, 16), dtype=bool)
+    known[:, -1] = False
+    told = RecordedTokens("policy_logprobs", "log_probs", RecordKey(0, 0, "actor"), values, known, "float32")
+    off = np.where(np.arange(16) == 3, 0.02, 1e-5)[None].repeat(2, axis=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replay_core.replay.recorded.replayed", lambda run, _batch: run)
+        held = against(told, values + off, batch, run_dtype=dtype, known_fp32=False)
+    assert held["verdict"] == verdict, held["reason"]
 
 
 def test_the_temperature_a_recorder_was_told_once_divides_the_logits(tmp_path):
