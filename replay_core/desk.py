@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,12 +269,12 @@ class _RowStream:
             self._on_event(Partial({"rows": clean(self._waiting)}))
             self._waiting, self._sent = [], now
 
-    def whole(self, tensors: list[PairEntry]) -> list[PairEntry]:
+    def whole(self, tensors: Sequence[PairEntry]) -> list[PairEntry]:
         """What is left for the document itself: nothing, once every piece is sent."""
         if self._waiting:
             self._on_event(Partial({"rows": clean(self._waiting)}))
         for start in range(0, len(tensors), self.PIECE):
-            self._on_event(Partial({"tensors": tensors[start : start + self.PIECE]}))
+            self._on_event(Partial({"tensors": list(tensors[start : start + self.PIECE])}))
         return []
 
 

@@ -20,7 +20,7 @@ from replay_core.jobs import IMPORTING, Job, OnEvent, Partial, Progress, Runner,
 from replay_core.records import Inline, Problem, Record, RecordKey, Run, Selection
 
 if TYPE_CHECKING:
-    from replay_core.compare import Comparison
+    from replay_core.compare import Comparison, TensorVerdict
     from replay_core.documents.comparison import ComparisonDocument, PairEntry
     from replay_core.documents.diagnosis import DiagnosisDocument
     from replay_core.documents.difference import DifferenceDocument
@@ -163,6 +163,7 @@ def compare_dumps(
     summarised: bool | None = None,
     on_event: OnEvent = ignore,
     on_row: Callable[[PairEntry], None] | None = None,
+    is_rejudged: bool = True,
     scope_b: dict[str, int | None] | None = None,
     more_a: Sequence[Path] = (),
     more_b: Sequence[Path] = (),
@@ -182,6 +183,8 @@ def compare_dumps(
         explain: of tensors of this name, also every rule that was asked.
         summarised: also what NexRL's script reports; None: where either dump is NexRL's.
         on_row: hears of every tensor as soon as it is judged, as an entry of `tensors`.
+        is_rejudged: whether `rejudge` may follow. Where not, rows are held in little (`export/entries.py`): `tensors`
+            of the document is a sequence, but no list.
         scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A.
         more_a, more_b: the other directories of either run.
         promised: how many ranks and micros there are to be ("rank", "micro"); those in neither run are stated.
@@ -197,6 +200,7 @@ def compare_dumps(
     from replay_core.compare.pairing.renaming import Renames
     from replay_core.compare.scope import records_of_scope, state_scope
     from replay_core.compare.told import by_digests
+    from replay_core.export.entries import Entries
 
     tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
     renames = Renames.read(map_file) if map_file is not None else None
@@ -217,6 +221,15 @@ def compare_dumps(
         )
     if summarised is None:
         summarised = any("nexrl" in run.dialect for run in (run_a, run_b))
+    # A row is kept for whoever asks it again.
+    entries = None if is_rejudged or explain is not None else Entries()
+
+    def heard(row: TensorVerdict) -> None:
+        if entries is not None:
+            entries.take(row)
+        if on_row is not None:
+            on_row(documents.tensor_row(row))
+
     compared = compare_runs(
         run_a,
         run_b,
@@ -228,7 +241,8 @@ def compare_dumps(
         renames=renames,
         summarised=summarised,
         on_event=on_event,
-        on_row=(lambda row: on_row(documents.tensor_row(row))) if on_row else lambda row: None,
+        on_row=heard,
+        is_kept=lambda row: entries is None,
     )
     compared.notes += notes
     compared.selection = {part: str(value) for part, value in chosen.items()} | (
@@ -236,8 +250,9 @@ def compare_dumps(
     )
     if scope_b is None:
         state_scope(compared, promised or {}, records_a or run_a.records, records_b or run_b.records)
-    _latest[:] = [compared]
-    doc = _comparison_document(compared, tolerance_file, exact, atol=atol, rtol=rtol)
+    if is_rejudged:
+        _latest[:] = [compared]
+    doc = _comparison_document(compared, tolerance_file, exact, entries=entries, atol=atol, rtol=rtol)
     for entry, row in zip(doc["tensors"], compared.tensors if explain else (), strict=False):
         if explain in (entry["name"], *entry["names"]) and row.figures is not None and row.context is not None:
             entry["rules"] = clean(asked(row.figures, row.context, tolerances))
@@ -249,10 +264,16 @@ def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:
 
 
 def _comparison_document(
-    compared: Comparison, file: Path | None, exact: bool, **limits: float | None
+    compared: Comparison,
+    file: Path | None,
+    exact: bool,
+    *,
+    entries: Sequence[PairEntry] | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
 ) -> ComparisonDocument:
     """With the tokens beside the first divergence as text, where a tokenizer lies beside the dump."""
-    doc = documents.comparison_document(compared, documents.tolerance_entry(file, exact, **limits))
+    doc = documents.comparison_document(compared, documents.tolerance_entry(file, exact, atol, rtol), entries)
     first = doc["first_divergence"]
     beside = None if first is None else first["around"]
     if beside is not None and beside["token_ids"]:
@@ -297,7 +318,13 @@ def compared_by_replay(a: Path, b: Path) -> ComparisonDocument:
 
 
 def rejudge(
-    a: Path, b: Path, *, tolerance_file: Path | None = None, exact: bool = False, **limits: float | None
+    a: Path,
+    b: Path,
+    *,
+    tolerance_file: Path | None = None,
+    exact: bool = False,
+    atol: float | None = None,
+    rtol: float | None = None,
 ) -> ComparisonDocument:
     """The comparison of two dumps under other tolerances (`limits`: atol, rtol), or bitwise: nothing is read again.
 
@@ -318,8 +345,8 @@ def rejudge(
             hint="compare them, then judge again",
         )
     tolerances = Tolerances() if tolerance_file is None else load_tolerances(tolerance_file)
-    again = judged_again(latest, tolerances.with_overrides(**limits), exact=exact)
-    return _comparison_document(again, tolerance_file, exact, **limits)
+    again = judged_again(latest, tolerances.with_overrides(atol, rtol), exact=exact)
+    return _comparison_document(again, tolerance_file, exact, atol=atol, rtol=rtol)
 
 
 def is_document(path: Path) -> bool:

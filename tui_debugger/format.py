@@ -295,9 +295,9 @@ def _table_answer(document: ComparisonDocument) -> Answer:
     left_out = totals["MISSING"] + totals["skipped"]
     unread, absent = document["coverage"]["records_unreadable"], document["coverage"].get("numbers_absent", 0)
     word = "SAME" if compared == totals["SAME"] else "CLOSE"
-    rows = [row for row in document["tensors"] if row["verdict"] == "SAME"]
     # 0 equals -0 and a cast may lose nothing: that is the same number in other bits.
-    bitwise = len(rows) == compared and all(row["reason"] == "bitwise equal" for row in rows)
+    reasons = (row["reason"] for row in document["tensors"] if row["verdict"] == "SAME")
+    bitwise = compared == totals["SAME"] and all(reason == "bitwise equal" for reason in reasons)
     phrase = "everything SAME or CLOSE" if word == "CLOSE" else f"everything {'bitwise ' if bitwise else ''}SAME"
     facts = [f"{compared:,} compared"]
     if left_out or unread or absent:

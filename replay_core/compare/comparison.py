@@ -21,7 +21,7 @@ from replay_core.compare.context import (
     texts_in_order,
     why_missing,
 )
-from replay_core.compare.divergence import Origin, Places, may_be_first, order_of, origin_of, places_of
+from replay_core.compare.divergence import Origin, Places, may_be_first, order_of, places_of
 from replay_core.compare.judging.measuring import same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
@@ -41,8 +41,8 @@ from replay_core.compare.pairing.regrouping import Alone, by_samples, called_ali
 from replay_core.compare.pairing.renaming import Renames
 from replay_core.compare.pairing.routing import rerouted, said
 from replay_core.compare.pairing.together import put_together
-from replay_core.compare.shared_gain import share_gains
 from replay_core.compare.summary import Summary
+from replay_core.compare.tally import Tally
 from replay_core.compare.updates import Updates
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
@@ -60,7 +60,10 @@ Entry = tuple[TensorPair, MicroBatchPair]
 
 @dataclass(slots=True)
 class Comparison:
-    """Everything two runs have to say of each other. `tensors` stand in order of computation."""
+    """Everything two runs have to say of each other.
+
+    `tensors` and `skipped` are the rows that were to be kept, in order of computation; `tally` is of every row.
+    """
 
     a: Run
     b: Run
@@ -87,23 +90,27 @@ class Comparison:
     selection: dict[str, str] = field(default_factory=dict)
     #: What NexRL's script would report; None where nobody asked.
     summary: Summary | None = None
+    tally: Tally = field(init=False, default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        for row in [*self.tensors, *self.skipped]:
+            self.tally.take(row)
 
     @property
     def counts(self) -> VerdictCounts:
         """How many pairs got each verdict; `total` is their sum with the skipped ones."""
-        counted = Counter(row.verdict for row in self.tensors)
-        counts = {verdict.value: counted[verdict] for verdict in Verdict}
-        total = len(self.tensors) + len(self.skipped)
-        return cast("VerdictCounts", {"total": total, **counts, "skipped": len(self.skipped)})
+        counts = {verdict.value: self.tally.verdicts[verdict] for verdict in Verdict}
+        skipped = self.tally.skipped
+        return cast("VerdictCounts", {"total": sum(counts.values()) + skipped, **counts, "skipped": skipped})
 
     @property
     def elements(self) -> int:
         """Elements compared, over the tokens that count."""
-        return sum(row.figures.compared for row in self.tensors if row.figures is not None)
+        return self.tally.elements
 
     @property
     def first(self) -> TensorVerdict | None:
-        return next((row for row in self.tensors if may_be_first(row)), None)
+        return self.tally.first
 
     @property
     def around_first(self) -> Around | None:
@@ -114,15 +121,12 @@ class Comparison:
     @property
     def first_difference(self) -> TensorVerdict | None:
         """The first pair that is not the same, noise included: where two runs stop being bitwise equal."""
-        return next((row for row in self.tensors if _differs(row)), None)
+        return self.tally.first_difference
 
     @property
     def origin(self) -> Origin | None:
         """What produced the first divergence, within its micro-batch; None where that is no tensor of a module."""
-        first = self.first
-        if first is None or not naming.is_module_tensor(first.name):
-            return None
-        return origin_of(row for row in [*self.tensors, *self.skipped] if row.place == first.place)
+        return self.tally.origin
 
     @property
     def agrees(self) -> bool | None:
@@ -130,9 +134,9 @@ class Comparison:
 
         What only one side holds is counted as MISSING: a cell that captures less than the reference can agree.
         """
-        if self.first is not None or any(row.verdict.diverges for row in self.tensors):
+        if self.first is not None or self.tally.diverges:
             return False
-        return None if self.skipped or self.records_unreadable else True
+        return None if self.tally.skipped or self.records_unreadable else True
 
 
 #: Of single numbers every so many say how far the comparison is: a log has tens of thousands.
@@ -152,6 +156,7 @@ def compare_runs(
     summarised: bool = False,
     on_event: OnEvent = ignore,
     on_row: Callable[[TensorVerdict], None] = lambda row: None,
+    is_kept: Callable[[TensorVerdict], bool] = lambda row: True,
 ) -> Comparison:
     """Compare the records of two runs (all of them, or those given). `exact`: any bitwise difference is a DIFF.
 
@@ -159,6 +164,7 @@ def compare_runs(
     summarised: also what NexRL's script reports.
     Sends Progress per tensor and, as soon as it is known, a Partial with the first divergence; `on_row` hears of
     every tensor when it has been judged. Of a step nothing is read before the step in front of it was judged.
+    is_kept: which rows the comparison keeps; all are tallied, and those of many ranks take much memory.
 
     Raises:
         NothingComparableError: not one tensor of the two could be compared.
@@ -169,7 +175,18 @@ def compare_runs(
     result = Comparison(a, b, problems=[*a.problems, *b.problems], summary=Summary() if summarised else None)
     judge = Judge(a, b, bitwise_only=exact, tolerances=tolerances)
     updates = Updates(a, b, tolerances)
-    work = _Work(result, chosen_a, chosen_b, names, renames)
+
+    compared: set[str] = set()  # names, where a file of limits asks which there are
+
+    def add(row: TensorVerdict) -> None:
+        result.tally.take(row)
+        if tolerances.given and row.skipped is None:
+            compared.add(row.name)
+        if is_kept(row):
+            (result.tensors if row.skipped is None else result.skipped).append(row)
+        on_row(row)
+
+    work = _Work(result, chosen_a, chosen_b, names, renames, add)
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
     for pair, micro_pair in work.in_order(judge.ahead):
@@ -185,15 +202,13 @@ def compare_runs(
             result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {row.ranks.restates}")
             continue
         updates.settle(row)
-        on_row(row)
+        add(row)
         if result.summary is not None:
             result.summary.add(row, micro_pair)
         if row.skipped is not None:
-            result.skipped.append(row)
             if row.damaged is not None:
                 damaged.setdefault(row.damaged, row.skipped)
             continue
-        result.tensors.append(row)
         if result.around_of is None and may_be_first(row):
             result.around, result.around_of = around(row, micro_pair), _element(row)
             on_event(Partial({"first_divergence": {"name": row.name, "verdict": row.verdict.value, "why": row.reason}}))
@@ -201,12 +216,12 @@ def compare_runs(
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
     if not names:
-        result.notes += tolerances.unmet(row.name for row in result.tensors)
-    result.notes += share_gains(result.tensors, chosen_a, chosen_b)
+        result.notes += tolerances.unmet(compared)
+    result.notes += result.tally.gains.sentences(chosen_a, chosen_b)
     if repeated:
         result.notes.append(f"{repeated} tensors that one side holds in a second stage too were compared once")
     work.finish()
-    if not any(_looked_at(row) for row in result.tensors):
+    if not result.tally.is_looked_at:
         raise _nothing(result, chosen_a, chosen_b, renames.unused() if renames is not None else [])
     return result
 
@@ -244,7 +259,9 @@ class _Work:
         records_b: list[Record],
         names: Sequence[str],
         renames: Renames | None,
+        add: Callable[[TensorVerdict], None],
     ) -> None:
+        self._add = add
         self._result, self._names, self._renames = result, tuple(names), renames
         steps, said = called_alike(records_a, records_b)
         if said:
@@ -398,7 +415,7 @@ class _Work:
             side = (record, ref)
             a, b = (side, None) if one.which == "a" else (None, side)
             reason = f"{of} in no record of the other run: sample {numbers}"
-            self._result.tensors.append(TensorVerdict(name, Verdict.MISSING, reason, a=a, b=b))
+            self._add(TensorVerdict(name, Verdict.MISSING, reason, a=a, b=b))
 
     def finish(self) -> None:
         """Say what could face several and faced none; refuse names that nothing has."""
@@ -435,25 +452,11 @@ def _element(row: TensorVerdict) -> tuple[Any, ...]:
     return row.name, row.key, row.raw_a, row.raw_b
 
 
-def _differs(row: TensorVerdict) -> bool:
-    if row.by_digest:
-        return row.verdict in (Verdict.DIFF, Verdict.NAN)
-    return row.figures is not None and row.figures.mismatched > 0
-
-
-def _looked_at(row: TensorVerdict) -> bool:
-    """Whether a value of the pair was looked at: two empty tensors, or two of padding alone, prove nothing."""
-    if row.by_digest and row.a is not None and row.a[1].numel:
-        return True
-    elements = sum(figures.compared for figures in (row.figures, row.unmasked) if figures is not None)
-    return elements > 0 or row.verdict is Verdict.SHAPE
-
-
 def _nothing(
     result: Comparison, records_a: list[Record], records_b: list[Record], unused: list[str]
 ) -> NothingComparableError:
-    skipped = [f"{row.name}: {row.skipped}" for row in result.skipped[:1]]
-    said = [*(problem.what for problem in result.problems[:1]), *skipped, *unused[:2]]
+    skipped = result.tally.first_skipped
+    said = [*(problem.what for problem in result.problems[:1]), *([skipped] if skipped else []), *unused[:2]]
     return NothingComparableError(
         "the two have no tensor in common that could be compared",
         file=f"{result.a.path} and {result.b.path}",

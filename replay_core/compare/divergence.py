@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replay_core import naming
 from replay_core.naming import Phase
@@ -126,26 +126,40 @@ class Origin:
     why: str
 
 
-def origin_of(verdicts: Iterable[TensorVerdict]) -> Origin | None:
+class Standing(NamedTuple):
+    """How a tensor of a module stands: it agrees, it parts and may be the first to, or neither (MISSING, skipped, a
+    mask)."""
+
+    name: str
+    agrees: bool
+    parts: bool
+
+
+def standing(verdict: TensorVerdict) -> Standing:
+    """How a row stands."""
+    return Standing(verdict.name, agrees(verdict), may_be_first(verdict))
+
+
+def origin_of(verdicts: Iterable[Standing]) -> Origin | None:
     """What produced the first diverging tensor: the smallest module around it all of whose inputs agree and some output
     of which does not. None where the first one is no tensor of a module.
 
     Masks among the inputs do not speak: padded and packed forwards need different ones.
     """
     rows = [verdict for verdict in verdicts if naming.is_module_tensor(verdict.name)]
-    first = next((row for row in rows if may_be_first(row)), None)
+    first = next((row for row in rows if row.parts), None)
     if first is None:
         return None
-    given: dict[str, list[TensorVerdict]] = defaultdict(list)
+    given: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
         if naming.is_input(row.name) and naming.meaning(row.name).kind != "mask":
-            given[naming.module_of(row.name)].append(row)
-    parted = {naming.module_of(row.name) for row in rows if may_be_first(row) and not naming.is_input(row.name)}
+            given[naming.module_of(row.name)].append(row.agrees)
+    parted = {naming.module_of(row.name) for row in rows if row.parts and not naming.is_input(row.name)}
     around = naming.module_of(first.name)
     if naming.is_input(first.name):  # what a module is given is made by one that it is part of
         around = around.rpartition(".")[0]
     while around:
-        if around in parted and given[around] and all(agrees(one) for one in given[around]):
+        if around in parted and given[around] and all(given[around]):
             return Origin(around, "its inputs agree, its output does not")
         around = around.rpartition(".")[0]
     if naming.is_input(first.name):

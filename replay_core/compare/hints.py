@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from replay_core import naming
@@ -21,66 +22,82 @@ _WEAVER = ("forward_data", "loss", "is_loss_debug", "batch_inputs", "param", "gr
 _DUMPERS = ("nexrl", "native")
 
 
-def hints(rows: Sequence[TensorVerdict], dialects: tuple[str, str]) -> list[str]:
-    """Sentences for what was found: shapes, losses, stages that only one side has.
-
-    dialects: of a and of b; how to enable what is missing is known of NexRL's dumper and of our own recorder.
-    """
-    return [*_shapes(rows), *_losses(rows), *_missing(rows, dialects)]
+#: Losses whose greatest difference is asked for.
+_LOSSES = ("loss", "pg_loss", "kl_loss", "entropy_loss")
 
 
-def _shapes(rows: Sequence[TensorVerdict]) -> list[str]:
-    names = list(dict.fromkeys(row.name for row in rows if row.verdict == "SHAPE"))
-    if not names:
-        return []
-    return [
-        f"shape mismatch ({_some(names)}): check that both sides pad alike (padding side, pad-to-multiple, "
-        "longest-in-batch or fixed) and have the same max_length"
-    ]
+@dataclass(slots=True)
+class Clues:
+    """Takes rows as they are judged, and says what they suggest: shapes, losses, stages that only one side has."""
 
+    #: Names whose shapes differ, each once, in their order.
+    _shapes: dict[str, None] = field(default_factory=dict)
+    #: The greatest difference of each loss.
+    _gaps: dict[str, float] = field(default_factory=dict)
+    _dtypes: set[tuple[str, str]] = field(default_factory=set)
+    _stages: set[str] = field(default_factory=set)
+    #: The stages of which a side holds more than bookkeeping.
+    _held: dict[str, set[str]] = field(default_factory=lambda: {"a": set(), "b": set()})
 
-def _losses(rows: Sequence[TensorVerdict]) -> list[str]:
-    def gap(name: str) -> float:
-        of = (row.figures.max_abs for row in rows if row.name == name and row.figures is not None)
-        return max(of, default=0.0)
+    def take(self, row: TensorVerdict) -> None:
+        """Take a row, in the order of computation."""
+        if row.verdict == "SHAPE":
+            self._shapes[row.name] = None
+        if row.figures is not None and row.name in _LOSSES:
+            self._gaps[row.name] = max(self._gaps.get(row.name, 0.0), row.figures.max_abs)
+        if row.a is not None and row.b is not None and row.a[1].dtype != row.b[1].dtype:
+            self._dtypes.add((row.a[1].dtype, row.b[1].dtype))
+        self._stages.add(row.key.stage)
+        if naming.meaning(row.name).kind != "note":
+            for which, side in (("a", row.a), ("b", row.b)):
+                if side is not None:
+                    self._held[which].add(side[0].key.stage)
 
-    if gap("loss") <= LOSS_GAP:
-        return []
-    parts = [name for name in ("pg_loss", "kl_loss", "entropy_loss") if gap(name) > LOSS_GAP]
-    checks = [
-        "entropy_coeff is the same on both sides",
-        "the precision (fp16, bf16 or fp32)",
-        "the random seed is fixed",
-    ]
-    said = f"losses differ by up to {gap('loss'):.3g}, more than {LOSS_GAP:g}: check that " + "; ".join(checks)
-    if parts:
-        said += f" (of its parts {_some(parts)} differ too)"
-    dtypes = {(row.a[1].dtype, row.b[1].dtype) for row in rows if row.a and row.b and row.a[1].dtype != row.b[1].dtype}
-    if dtypes:
-        one, other = sorted(dtypes)[0]
-        said += f"; tensors of {one} are paired with {other} here"
-    if any(row.key.stage == "is_loss_debug" for row in rows):
-        return [said + "; the values in between stand in is_loss_debug"]
-    return [said + "; record is_loss_debug to see the values in between"]
+    def hints(self, dialects: tuple[str, str]) -> list[str]:
+        """Sentences for what was found.
 
+        dialects: of a and of b; how to enable what is missing is known of NexRL's dumper and of our own recorder.
+        """
+        return [*self._of_shapes(), *self._of_losses(), *self._missing(dialects)]
 
-def _missing(rows: Sequence[TensorVerdict], dialects: tuple[str, str]) -> list[str]:
-    held: dict[str, set[str]] = {"a": set(), "b": set()}
-    if not any(word in dialect for word in _DUMPERS for dialect in dialects):
-        return []
-    for row in rows:
-        for which, side in (("a", row.a), ("b", row.b)):
-            if side is not None and naming.meaning(row.name).kind != "note":
-                held[which].add(side[0].key.stage)
-    said = []
-    for which, other, dialect in (("a", "b", dialects[0]), ("b", "a", dialects[1])):
-        if not any(word in dialect for word in _DUMPERS):
-            continue
-        for stage in sorted(held[other] - held[which]):
-            ways = _ways(stage)
-            if ways:
-                said.append(f"{stage} is missing in {which}: {' or '.join(ways)} enables it")
-    return said
+    def _of_shapes(self) -> list[str]:
+        if not self._shapes:
+            return []
+        return [
+            f"shape mismatch ({_some(list(self._shapes))}): check that both sides pad alike (padding side, "
+            "pad-to-multiple, longest-in-batch or fixed) and have the same max_length"
+        ]
+
+    def _of_losses(self) -> list[str]:
+        gap = self._gaps.get("loss", 0.0)
+        if gap <= LOSS_GAP:
+            return []
+        parts = [name for name in _LOSSES[1:] if self._gaps.get(name, 0.0) > LOSS_GAP]
+        checks = [
+            "entropy_coeff is the same on both sides",
+            "the precision (fp16, bf16 or fp32)",
+            "the random seed is fixed",
+        ]
+        said = f"losses differ by up to {gap:.3g}, more than {LOSS_GAP:g}: check that " + "; ".join(checks)
+        if parts:
+            said += f" (of its parts {_some(parts)} differ too)"
+        if self._dtypes:
+            one, other = sorted(self._dtypes)[0]
+            said += f"; tensors of {one} are paired with {other} here"
+        if "is_loss_debug" in self._stages:
+            return [said + "; the values in between stand in is_loss_debug"]
+        return [said + "; record is_loss_debug to see the values in between"]
+
+    def _missing(self, dialects: tuple[str, str]) -> list[str]:
+        said = []
+        for which, other, dialect in (("a", "b", dialects[0]), ("b", "a", dialects[1])):
+            if not any(word in dialect for word in _DUMPERS):
+                continue
+            for stage in sorted(self._held[other] - self._held[which]):
+                ways = _ways(stage)
+                if ways:
+                    said.append(f"{stage} is missing in {which}: {' or '.join(ways)} enables it")
+        return said
 
 
 def _ways(stage: str) -> list[str]:

@@ -5,8 +5,9 @@ The factor is held against the ratios the two runs offer.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from replay_core import naming, pages
 from replay_core.compare.judging import limits, structure
 from replay_core.errors import RldbgError
-from replay_core.records import Record, TensorRef
+from replay_core.records import Record, RecordKey, TensorRef
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import Place, TensorVerdict
@@ -29,45 +30,62 @@ SHARE = 0.9
 _SCALES = ("loss_scale", "grad_scale", "gradient_accumulation_steps")
 
 
-def share_gains(rows: Sequence[TensorVerdict], records_a: list[Record], records_b: list[Record]) -> list[str]:
-    """A sentence per micro-batch whose gradients all share one factor, with the ratios that equal it."""
-    places: dict[Place, list[TensorVerdict]] = defaultdict(list)
-    for row in rows:
-        if naming.meaning(row.name).kind == "gradient" and row.figures is not None and row.figures.compared > 1:
-            places[row.place].append(row)
-    sentences = []
-    for gradients in places.values():
-        factor = _factor(gradients)
-        if factor is None:
-            continue
-        explained = [f"{name} {ratio:g}" for name, ratio in _ratios(records_a, records_b, gradients[0])
-                     if abs(ratio / factor - 1) <= AGREEMENT]  # fmt: skip
-        because = f", which is {' and '.join(explained)}" if explained else "; no count of the runs explains it"
-        sentences.append(
-            f"{gradients[0].key}: all {len(gradients)} gradients of b are a times {factor:.6g}{because}: one cause"
-        )
-    return sentences
+@dataclass(slots=True)
+class _Gradients:
+    """Of a micro-batch: the key of the first, how many there are, and the factors of those that a factor explains."""
+
+    key: RecordKey
+    number: int = 0
+    factors: array[float] = field(default_factory=lambda: array("d"))
+
+    def factor(self) -> float | None:
+        """The factor that (nearly) all of them share and that explains them, else None."""
+        if len(self.factors) < FEWEST or len(self.factors) < SHARE * self.number:
+            return None
+        middle = float(np.median(self.factors))
+        if not middle or max(abs(factor / middle - 1) for factor in self.factors) > AGREEMENT:
+            return None
+        return middle
 
 
-def _factor(gradients: list[TensorVerdict]) -> float | None:
-    """The factor that (nearly) all gradients of a micro-batch share and that explains them, else None."""
-    factors = [
-        1 + row.figures.total.gain
-        for row in gradients
-        if row.figures is not None and row.figures.mismatched and row.verdict.value == "DIFF"
-        and (seen := structure.gain(row.figures)) is not None and seen.value > limits.GAIN_FLOOR["bfloat16"]
-    ]  # fmt: skip
-    if len(factors) < FEWEST or len(factors) < SHARE * len(gradients):
-        return None
-    middle = float(np.median(factors))
-    if not middle or max(abs(factor / middle - 1) for factor in factors) > AGREEMENT:
-        return None
-    return middle
+class SharedGains:
+    """Takes rows as they are judged, and says which micro-batches' gradients share a factor."""
+
+    def __init__(self) -> None:
+        self._places: dict[Place, _Gradients] = {}
+
+    def take(self, row: TensorVerdict) -> None:
+        """Take a row; one of no gradient is passed over."""
+        if naming.meaning(row.name).kind != "gradient" or row.figures is None or row.figures.compared < 2:
+            return
+        here = self._places.get(row.place)
+        if here is None:
+            here = self._places[row.place] = _Gradients(row.key)
+        here.number += 1
+        if not row.figures.mismatched or row.verdict.value != "DIFF":
+            return
+        if (seen := structure.gain(row.figures)) is not None and seen.value > limits.GAIN_FLOOR["bfloat16"]:
+            here.factors.append(1 + row.figures.total.gain)
+
+    def sentences(self, records_a: list[Record], records_b: list[Record]) -> list[str]:
+        """One per micro-batch whose gradients all share one factor, with the ratios that equal it."""
+        said = []
+        for gradients in self._places.values():
+            factor = gradients.factor()
+            if factor is None:
+                continue
+            explained = [f"{name} {ratio:g}" for name, ratio in _ratios(records_a, records_b, gradients.key.step)
+                         if abs(ratio / factor - 1) <= AGREEMENT]  # fmt: skip
+            because = f", which is {' and '.join(explained)}" if explained else "; no count of the runs explains it"
+            said.append(
+                f"{gradients.key}: all {gradients.number} gradients of b are a times {factor:.6g}{because}: one cause"
+            )
+        return said
 
 
-def _ratios(records_a: list[Record], records_b: list[Record], of: TensorVerdict) -> Iterator[tuple[str, float]]:
+def _ratios(records_a: list[Record], records_b: list[Record], step: int | None) -> Iterator[tuple[str, float]]:
     """Ratios the runs offer, b against a and the other way round, and counts that both share."""
-    counts_a, counts_b = (_counts(records, of.key.step) for records in (records_a, records_b))
+    counts_a, counts_b = (_counts(records, step) for records in (records_a, records_b))
     for name in counts_a.keys() | counts_b.keys():
         one, other = counts_a.get(name), counts_b.get(name)
         if one and other and one != other:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from replay_core.documents.parts import (
@@ -393,7 +394,7 @@ class ComparisonDocument(Versioned, _Tolerance, _Steps, _Parallel):
     first_divergence: DivergenceEntry | None
     first_difference: DivergenceEntry | None
     """The first pair that is not bitwise the same, noise included."""
-    tensors: list[PairEntry]
+    tensors: Sequence[PairEntry]
     """In order of computation; skipped ones last."""
     problems: list[ProblemEntry]
     notes: list[str]

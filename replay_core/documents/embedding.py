@@ -33,7 +33,8 @@ def kind_mark(kind: str) -> str:
 
 def embedded(document: Document) -> str | None:
     """The document as an element that no browser shows or runs; None where it is too large for any page."""
-    data = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    # Rows that are made as they are asked for are no list.
+    data = json.dumps(document, separators=(",", ":"), allow_nan=False, default=list).encode()
     if len(data) > MAX_DOCUMENT:
         return None
     return f"{_OPEN}{base64.b64encode(zlib.compress(data, 9)).decode()}{_CLOSE}"

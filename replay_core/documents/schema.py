@@ -10,7 +10,7 @@ import inspect
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -58,7 +58,7 @@ def _of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"const": inner[0]} if len(inner) == 1 else {"enum": list(inner)}
     if origin in (Union, types.UnionType):
         return _any_of([_of(one, definitions) for one in inner])
-    if origin is list:
+    if origin in (list, Sequence):
         return {"type": "array", "items": _of(inner[0], definitions)}
     if origin is dict:
         values = _of(inner[1], definitions)

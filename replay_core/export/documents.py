@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -14,6 +14,7 @@ from replay_core import pages
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import RequestError
 from replay_core.export.numbers import clean
+from replay_core.export.written import pieces
 from replay_core.records import Inline, Problem, Record, Run, TensorRef, Unreadable
 
 if TYPE_CHECKING:
@@ -179,18 +180,21 @@ def tolerance_entry(
     return {"atol": atol, "rtol": rtol, "file": path, "exact": exact}
 
 
-def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None = None) -> ComparisonDocument:
-    """The comparison document, without the sample by sample of a replay."""
-    from replay_core.compare.hints import hints
+def comparison_document(
+    comparison: Comparison, judged_by: ToleranceEntry | None = None, entries: Sequence[PairEntry] | None = None
+) -> ComparisonDocument:
+    """The comparison document, without the sample by sample of a replay.
 
-    first, difference = comparison.first, comparison.first_difference
+    entries: its rows, where they were made as they were judged (`entries.Entries`).
+    """
+    first, difference, tally = comparison.first, comparison.first_difference, comparison.tally
     coverage: CoverageEntry = {
         "records_paired": comparison.records_paired,
         "records_only_in_a": comparison.records_a_only,
         "records_only_in_b": comparison.records_b_only,
-        "tensors_compared": sum(row.figures is not None for row in comparison.tensors),
-        "tensors_by_digest": sum(row.by_digest for row in comparison.tensors),
-        "tensors_skipped": len(comparison.skipped),
+        "tensors_compared": tally.compared,
+        "tensors_by_digest": tally.by_digest,
+        "tensors_skipped": tally.skipped,
         "records_unreadable": comparison.records_unreadable,
         "elements_compared": comparison.elements,
         "bookkeeping_fields_not_compared": comparison.notes_not_compared,
@@ -214,7 +218,7 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
         "tensors": [],
         "problems": _problems(comparison.problems),
         "notes": comparison.notes,
-        "hints": hints([*comparison.tensors, *comparison.skipped], (comparison.a.dialect, comparison.b.dialect)),
+        "hints": tally.clues.hints((comparison.a.dialect, comparison.b.dialect)),
         "selection": comparison.selection,
         "tolerance": judged_by,
         "coverage": coverage,
@@ -226,15 +230,17 @@ def comparison_document(comparison: Comparison, judged_by: ToleranceEntry | None
     if (block := _parallel(comparison)) is not None:
         doc["parallel"] = block
     doc = clean(doc)
-    held = RowsAlike()
-    doc["tensors"] = [tensor_row(row, held) for row in [*comparison.tensors, *comparison.skipped]]
+    if entries is None:
+        held = RowsAlike()
+        entries = [tensor_row(row, held) for row in [*comparison.tensors, *comparison.skipped]]
+    doc["tensors"] = entries
     return doc
 
 
 def _parallel(comparison: Comparison) -> ParallelBlock | None:
     from replay_core.compare.parallel import parallel, sentence
 
-    found = parallel(comparison.tensors, comparison.together)
+    found = parallel(comparison.tally.of_ranks, comparison.together)
     if found is None:
         return None
     return {
@@ -456,22 +462,24 @@ def write_document(doc: Document, path: Path) -> None:
     Raises:
         RequestError: nothing can be written there.
     """
-    write_text(json.dumps(doc, indent=1, allow_nan=False) + "\n", path)
+    write_text(chain(pieces(doc), "\n"), path)
 
 
-def write_text(text: str, path: Path) -> None:
+def write_text(text: str | Iterable[str], path: Path) -> None:
     """Put a text under its name, whole or not at all, over what is there. A device or a pipe is written to, never
     replaced.
+
+    text: all of it, or pieces that are made while they are written.
 
     Raises:
         RequestError: nothing can be written there.
     """
-    data = text.encode()
+    data = (piece.encode() for piece in ([text] if isinstance(text, str) else text))
     try:
         target = path.resolve()
         if path.absolute().parts[1:2] in (("dev",), ("proc",)) or (target.exists() and not target.is_file()):
             with open(path, "wb") as stream:
-                stream.write(data)
+                stream.writelines(data)
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             # Here, not above: the recorder is much to import before the first paint.

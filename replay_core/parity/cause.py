@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replay_core.compare import Comparison, TensorVerdict
-from replay_core.compare.divergence import may_be_first, origin_of
+from replay_core.compare.divergence import may_be_first, origin_of, standing
 from replay_core.compare.judging.limits import GAIN_FLOOR, NOISE, REL_L2
 from replay_core.dtypes import EPS
 from replay_core.parity.elimination import from_values
@@ -196,7 +196,7 @@ def _first_norm(rows: list[TensorVerdict], *, bitwise: bool) -> str | None:
         first = next((row for row in rows if row.figures is not None and row.figures.mismatched), None)
         name = first.name.partition(".output")[0] if first is not None and ".output" in first.name else None
     else:
-        origin = origin_of(rows)
+        origin = origin_of(map(standing, rows))
         name = None if origin is None else origin.module
     return name if name is not None and "norm" in name.rpartition(".")[2] else None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from replay_core import naming
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
-from replay_core.compare.divergence import Origin, may_be_first, origin_of
+from replay_core.compare.divergence import Origin, may_be_first, origin_of, standing
 from replay_core.errors import NothingComparableError, RldbgError
 from replay_core.jobs import OnEvent, ignore
 from replay_core.parity import cause as causes
@@ -169,7 +169,7 @@ def _batch(
             None if last is None else last.masked, None if last is None else last.unmasked,
         ),
         first=first,
-        origin=origin_of(rows),
+        origin=origin_of(map(standing, rows)),
         notes=notes,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -172,10 +172,13 @@ def _taken(path: Path) -> RecordExistsError:
     )
 
 
-def replace_whole(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
-    """Write or rewrite a small file atomically (the manifest): readers see the old text or the new, never a part."""
+def replace_whole(path: Path, data: bytes | Iterable[bytes], *, mode: int = PRIVATE) -> None:
+    """Write or rewrite a file atomically (the manifest): readers see the old text or the new, never a part.
+
+    data: the bytes, or pieces of them that are made while they are written.
+    """
     with _becoming(path, mode) as (file, temporary), disk_call():
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         _to_disk(file)
         os.replace(temporary, path)
         _sync_directory(path.parent)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shlex
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ import click
 
 from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
+from replay_core.export.written import pieces
 from replay_core.jobs import Event, LogLine, Progress
 from replay_core.mirrored import keep_under, names_a_mirror
 from tui_debugger.busy import Busy
@@ -188,7 +189,7 @@ def finish(
     printed = ""
     for path, made in _forms(doc, code, output):
         if path == STDOUT:
-            printed += made()
+            printed += "".join(made())
             continue
         from replay_core.export.documents import write_text  # brings the recorder: 30 ms
 
@@ -200,7 +201,7 @@ def finish(
     # A reader that leaves early (`| head`) does not change the answer, nor the code that stands for it.
     with contextlib.suppress(ReaderLeft):
         if as_json:
-            say(json.dumps(doc, indent=1, allow_nan=False))
+            say(pieces(doc))
         else:
             say(printed.rstrip("\n") or safe(report(doc), lines=True))
     if refused:
@@ -208,13 +209,11 @@ def finish(
     return code
 
 
-def _forms(doc: Document, code: int, output: Path | None) -> list[tuple[Path, Callable[[], str]]]:
+def _forms(doc: Document, code: int, output: Path | None) -> list[tuple[Path, Callable[[], Iterable[str]]]]:
     """The forms of the answer that were asked for beside the report, and where each of them goes."""
     context = click.get_current_context(silent=True)
     places = {name: context.meta.get(f"rldbg.{name}") if context else None for name in _HANDOUTS}
-    forms: list[tuple[Path | None, Callable[[], str]]] = [
-        (output, lambda: json.dumps(doc, indent=1, allow_nan=False) + "\n")
-    ]
+    forms: list[tuple[Path | None, Callable[[], Iterable[str]]]] = [(output, lambda: chain(pieces(doc), "\n"))]
     if any(places.values()):
         from tui_debugger.handout.comment import comment  # who hands nothing out does not pay for it
         from tui_debugger.handout.html_page import page
@@ -222,9 +221,9 @@ def _forms(doc: Document, code: int, output: Path | None) -> list[tuple[Path, Ca
 
         typed = typed_command(context.meta.get("rldbg.arguments", ()) if context else ())
         forms += [
-            (places["html"], lambda: page(doc, typed)),
-            (places["markdown"], lambda: comment(doc, typed)),
-            (places["junit"], lambda: junit(doc, code)),
+            (places["html"], lambda: [page(doc, typed)]),
+            (places["markdown"], lambda: [comment(doc, typed)]),
+            (places["junit"], lambda: [junit(doc, code)]),
         ]
     return [(path, made) for path, made in forms if path is not None]
 
@@ -254,15 +253,27 @@ class ReaderLeft(click.exceptions.Exit):
         super().__init__(ExitCode.INTERRUPTED)
 
 
-def say(text: str) -> None:
-    """One piece of the answer on standard output.
+#: As much of an answer is held before it is said.
+_SAID_AT_ONCE = 1 << 16
+
+
+def say(text: str | Iterable[str]) -> None:
+    """One piece of the answer on standard output; of pieces that are made while they are said, all of them as one.
 
     Raises:
         ReaderLeft: nobody reads any more; what is said later goes nowhere.
         RequestError: it cannot be written.
     """
     try:
-        click.echo(text)
+        held: list[str] = []
+        size = 0
+        for piece in (text,) if isinstance(text, str) else text:
+            held.append(piece)
+            size += len(piece)
+            if size > _SAID_AT_ONCE:
+                click.echo("".join(held), nl=False)
+                held, size = [], 0
+        click.echo("".join(held))
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         if error.errno == errno.EPIPE:

@@ -134,6 +134,7 @@ def command(
         progress, lines = ProgressLine("" if jsonl else "reading names of files"), _JsonLines() if jsonl else None
         options["on_event"] = lines if lines else progress
         options["explain"] = explain
+        options["is_rejudged"] = False
         options["on_row"] = lines.row if lines else None
         if self_hosted_dir and weaver_dir and remote_api_dir and len(given) == 3:
             doc = workbench.compare_three(self_hosted_dir, weaver_dir, remote_api_dir, summarised=True, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +59,15 @@ def comparison_report(doc: ComparisonDocument, *, show_all: bool = False, width:
     lines += [f"note: {note}" for note in doc["notes"][:5]]
     if len(doc["notes"]) > 5:
         lines.append(f"note: ... and {len(doc['notes']) - 5} more in the document (--json)")
-    rows = sorted((row for row in doc["tensors"] if show_all or row["verdict"] != "SAME"), key=_badness)
+    if show_all:
+        rows, more = sorted(doc["tensors"], key=_badness), 0
+    else:
+        rows = heapq.nsmallest(ROWS, (row for row in doc["tensors"] if row["verdict"] != "SAME"), key=_badness)
+        more = doc["counts"]["total"] - doc["counts"]["SAME"] - len(rows)
     if rows:
-        lines += ["", *tensor_table(rows if show_all else rows[:ROWS], width)]
-        if len(rows) > ROWS and not show_all:
-            lines.append(f"... and {len(rows) - ROWS} more that are not SAME (--all lists every tensor)")
+        lines += ["", *tensor_table(rows, width)]
+    if more:
+        lines.append(f"... and {more} more that are not SAME (--all lists every tensor)")
     if doc["summary"]:
         lines += summary_lines(doc["summary"])
     if doc["hints"]:
