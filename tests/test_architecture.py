@@ -106,6 +106,7 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
         "the documents that commands print and save",
     ),
     "replay_core.export.outcome": (("exit_code",), "what a document means to the shell"),
+    "replay_core.export.written": (("pieces",), "a document as the text of its JSON, piece by piece"),
     "replay_core.export.scalars": (None, "what a document means to a dashboard: three numbers, no numpy"),
     "replay_core.export.dashboards": (("Dashboard", "dashboard"), "where `--scalars` puts them"),
     "replay_core.dumps.following": (("Follower",), "what has come to a run, for a command that waits for it"),

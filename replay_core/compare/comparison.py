@@ -119,11 +119,6 @@ class Comparison:
         return self.around if first is not None and self.around_of == _element(first) else None
 
     @property
-    def first_difference(self) -> TensorVerdict | None:
-        """The first pair that is not the same, noise included: where two runs stop being bitwise equal."""
-        return self.tally.first_difference
-
-    @property
     def origin(self) -> Origin | None:
         """What produced the first divergence, within its micro-batch; None where that is no tensor of a module."""
         return self.tally.origin

@@ -187,7 +187,7 @@ def comparison_document(
 
     entries: its rows, where they were made as they were judged (`entries.Entries`).
     """
-    first, difference, tally = comparison.first, comparison.first_difference, comparison.tally
+    first, difference, tally = comparison.first, comparison.tally.first_difference, comparison.tally
     coverage: CoverageEntry = {
         "records_paired": comparison.records_paired,
         "records_only_in_a": comparison.records_a_only,

@@ -395,7 +395,7 @@ class Bench:
         if again.run is None:
             return {"cell": number, "equal": None, "first": None, "why": again.cell["error"]["message"], "tensors": 0}
         compared = compare_runs(result.run, again.run, exact=True)
-        first = compared.first_difference
+        first = compared.tally.first_difference
         name, why = (None, None) if first is None else (first.name, first.reason)
         tensors = sum(row.verdict.value != "MISSING" for row in compared.tensors)
         if result.hashes is not None:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
+from sys import intern
 from typing import Any
 
 from replay_core.budget import is_walkable
@@ -178,7 +179,7 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
             known = kinds[kind] = _of_kind(named, *kind)
         dtype, shape, steps, first, extent, needed, swaps = known
         place, nbytes = places.get(key) or find_place(key)
-        add(name.decode())
+        add(intern(name.decode()))  # every rank has the same
         if needed <= nbytes:
             where = FileBytes(path, place + first, extent, steps, big_endian and swaps)
             add(TensorRef("", dtype, shape, where))

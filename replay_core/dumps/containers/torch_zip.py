@@ -57,6 +57,14 @@ def read_torch_zip(loading: Loading) -> Any:
     Raises:
         DumpError: the zip is damaged or compressed; it is no torch file; its pickle is unsafe.
     """
+    try:
+        return _tree(loading)
+    finally:
+        # They hold `loading`, and the zip's directory: megabytes that would stay until Python looks for such rings.
+        loading.persistent = loading.zip_storage = loading.zip_place = loading.zip_look_up = None
+
+
+def _tree(loading: Loading) -> Any:
     region = loading.region
     records = directory(loading)
     name = next((name for name in records if name.endswith(b"/data.pkl") and name.count(b"/") == 1), None)

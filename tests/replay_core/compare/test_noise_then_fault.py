@@ -33,7 +33,7 @@ def test_the_noise_is_first_bitwise(dumps: tuple[Path, Path]):
     compared = compare_paths(*dumps, exact=True)
     assert compared.first is not None
     assert compared.first.name == "layers.2.output"
-    assert compared.first_difference is compared.first
+    assert compared.tally.first_difference is compared.first
 
 
 def test_no_more_than_the_chunks_in_hand_is_held(dumps: tuple[Path, Path]):
