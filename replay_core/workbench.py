@@ -242,7 +242,7 @@ def compare_dumps(
         summarised=summarised,
         on_event=on_event,
         on_row=heard,
-        is_kept=lambda row: entries is None,
+        are_kept=entries is None,
     )
     compared.notes += notes
     compared.selection = {part: str(value) for part, value in chosen.items()} | (

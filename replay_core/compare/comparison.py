@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 from replay_core import naming
+from replay_core.compare.apart import Opening
 from replay_core.compare.context import (
     Around,
     around,
@@ -21,7 +22,7 @@ from replay_core.compare.context import (
     texts_in_order,
     why_missing,
 )
-from replay_core.compare.divergence import Origin, Places, may_be_first, order_of, places_of
+from replay_core.compare.divergence import Origin, Places, order_of, places_of
 from replay_core.compare.judging.measuring import same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
@@ -151,7 +152,7 @@ def compare_runs(
     summarised: bool = False,
     on_event: OnEvent = ignore,
     on_row: Callable[[TensorVerdict], None] = lambda row: None,
-    is_kept: Callable[[TensorVerdict], bool] = lambda row: True,
+    are_kept: bool = True,
 ) -> Comparison:
     """Compare the records of two runs (all of them, or those given). `exact`: any bitwise difference is a DIFF.
 
@@ -159,7 +160,9 @@ def compare_runs(
     summarised: also what NexRL's script reports.
     Sends Progress per tensor and, as soon as it is known, a Partial with the first divergence; `on_row` hears of
     every tensor when it has been judged. Of a step nothing is read before the step in front of it was judged.
-    is_kept: which rows the comparison keeps; all are tallied, and those of many ranks take much memory.
+    are_kept: whether the comparison keeps its rows. Where not, all are tallied, what was compared is forgotten, and of
+    many ranks that each face their own a few are compared at a time: their rows then come rank by rank, each with its
+    `order`, and the first divergence is said when its step is done.
 
     Raises:
         NothingComparableError: not one tensor of the two could be compared.
@@ -174,17 +177,31 @@ def compare_runs(
     compared: set[str] = set()  # names, where a file of limits asks which there are
 
     def add(row: TensorVerdict) -> None:
+        row.order = work.order
         result.tally.take(row)
         if tolerances.given and row.skipped is None:
             compared.add(row.name)
-        if is_kept(row):
+        if are_kept:
             (result.tensors if row.skipped is None else result.skipped).append(row)
         on_row(row)
 
-    work = _Work(result, chosen_a, chosen_b, names, renames, add)
+    in_groups = not are_kept and not summarised and renames is None
+    work = _Work(result, chosen_a, chosen_b, names, renames, add, is_forgotten=not are_kept, in_groups=in_groups)
+    told: TensorVerdict | None = None
+
+    def tell() -> None:
+        """Say what is the first divergence, once no row can come that is before it."""
+        nonlocal told
+        first = result.tally.first
+        if first is not None and told is None and work.is_behind(first):
+            told = first
+            on_event(
+                Partial({"first_divergence": {"name": first.name, "verdict": first.verdict.value, "why": first.reason}})
+            )
+
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
-    for pair, micro_pair in work.in_order(judge.ahead):
+    for pair, micro_pair in work.in_order(judge.ahead, judge.forget):
         if not done % _TOLD_EVERY or pair.one[1].shape:
             on_event(Progress(done, work.total, pair.name))
         done += 1
@@ -204,9 +221,10 @@ def compare_runs(
             if row.damaged is not None:
                 damaged.setdefault(row.damaged, row.skipped)
             continue
-        if result.around_of is None and may_be_first(row):
+        if result.tally.first is row:
             result.around, result.around_of = around(row, micro_pair), _element(row)
-            on_event(Partial({"first_divergence": {"name": row.name, "verdict": row.verdict.value, "why": row.reason}}))
+        tell()
+    tell()
     on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
@@ -244,6 +262,21 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
     return row
 
 
+class _Notes:
+    """What is said of the pairs of a step, in the order in which it is said of all of them at once."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[MicroBatchPair, str]] = []
+        self.laid_out: list[tuple[MicroBatchPair, str]] = []
+        self.last: list[tuple[MicroBatchPair, str]] = []
+
+    def in_order(self, micro_pairs: list[MicroBatchPair]) -> list[str]:
+        """micro_pairs: those of the step in their order, where they were taken in another; else nothing."""
+        places = {id(micro_pair): place for place, micro_pair in enumerate(micro_pairs)}
+        parts = (self.first, self.laid_out, self.last)
+        return [note for part in parts for _, note in sorted(part, key=lambda one: places.get(id(one[0]), 0))]
+
+
 class _Work:
     """Every pair with its micro-batches, in order of computation; a step is opened when the one before it is done."""
 
@@ -255,8 +288,16 @@ class _Work:
         names: Sequence[str],
         renames: Renames | None,
         add: Callable[[TensorVerdict], None],
+        *,
+        is_forgotten: bool,
+        in_groups: bool,
     ) -> None:
-        self._add = add
+        self._add, self._is_forgotten, self._in_groups = add, is_forgotten, in_groups
+        #: Where the pair that was given last stands among those of its step, where they are not given in this order:
+        #: the step's number, and what sorts its pairs.
+        self.order: tuple[int, Any] | None = None
+        self._step = 0
+        self._is_done = False
         self._result, self._names, self._renames = result, tuple(names), renames
         steps, said = called_alike(records_a, records_b)
         if said:
@@ -267,32 +308,68 @@ class _Work:
         self._named: set[str] = set()
         self._any_name = False
 
-    def in_order(self, ahead: Callable[[list[Entry]], Iterator[Entry]]) -> Iterator[Entry]:
-        """Every pair; `ahead` gets the pairs of a step and gives them back, the next ones already being read."""
+    def in_order(self, ahead: Callable[[list[Entry]], Iterator[Entry]], forget: Callable[[], None]) -> Iterator[Entry]:
+        """Every pair; `ahead` gets the pairs of a step and gives them back, the next ones already being read.
+
+        forget: called when no pair of a micro-batch that was given before comes any more.
+        """
         steps: dict[int | None, list[MicroBatchPair]] = {}
         for micro_pair in self._micro_pairs:
             steps.setdefault(micro_pair.key.step, []).append(micro_pair)
         before = 0
         for number, micro_pairs in enumerate(steps.values()):
-            entries, is_worth_reading_ahead = self._of_step(micro_pairs)
-            before += len(entries)
-            self.total = before if number == len(steps) - 1 else None
-            yield from ahead(entries) if is_worth_reading_ahead else entries
+            groups = self._opened(micro_pairs)
+            self._step, notes = number, _Notes()
+            for place, group in enumerate(groups):
+                keys, entries, is_worth_reading_ahead = self._of_group(group, notes)
+                before += len(entries)
+                is_last = number == len(steps) - 1 and place == len(groups) - 1
+                self.total = before if is_last else None
+                if place == len(groups) - 1:
+                    self._result.notes += notes.in_order(micro_pairs if len(groups) > 1 else [])
+                coming = ahead(entries) if is_worth_reading_ahead else iter(entries)
+                if len(groups) == 1:
+                    yield from coming
+                else:
+                    for key, entry in zip(keys, coming, strict=True):
+                        self.order = number, key
+                        yield entry
+                del keys, entries, coming
+                if self._is_forgotten:
+                    forget()
+                    for micro_pair in group:
+                        micro_pair.release()
+            self.order = None
+        self._is_done = True
 
-    def _of_step(self, micro_pairs: list[MicroBatchPair]) -> tuple[list[Entry], bool]:
-        """The pairs of a step, and whether any of them lies in a file."""
-        result = self._result
+    def is_behind(self, row: TensorVerdict) -> bool:
+        """Whether every pair that comes is behind this row in the order of computation."""
+        return self._is_done or row.order is None or self._step > row.order[0]
+
+    def _opened(self, micro_pairs: list[MicroBatchPair]) -> list[list[MicroBatchPair]]:
+        """The pairs of a step in the groups that are compared one after the other, whose sides were loaded once."""
+        opening = Opening()
         for micro_pair in micro_pairs:
             for side in (micro_pair.a, micro_pair.b):
                 side.load()
-                result.problems += side.problems
-                result.records_unreadable += side.unreadable
+                self._result.problems += side.problems
+                self._result.records_unreadable += side.unreadable
+            if self._in_groups:
+                opening.take(micro_pair)
+        return opening.groups() if self._in_groups else [micro_pairs]
+
+    def _of_group(self, micro_pairs: list[MicroBatchPair], notes: _Notes) -> tuple[Sequence[Any], list[Entry], bool]:
+        """Of a step or some of its ranks: what sorts the pairs, the pairs, and whether any of them lies in a file."""
+        result = self._result
+        for micro_pair in micro_pairs:
+            micro_pair.a.load()
+            micro_pair.b.load()
         result.notes += lay_alike(micro_pairs)
         micro_pairs = put_together(micro_pairs)
         result.together += [one.together for one in micro_pairs if one.together is not None]
         result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]
         if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
-            return self._of_numbers(micro_pairs), False
+            return (), self._of_numbers(micro_pairs), False
         for micro_pair in micro_pairs:
             if micro_pair.a.is_engine != micro_pair.b.is_engine:
                 (micro_pair.a if micro_pair.a.is_engine else micro_pair.b).as_trainer()
@@ -308,17 +385,16 @@ class _Work:
         only_layout: Counter[str] = Counter()
         places = places_of(again)
         for micro_pair in again:
-            entries += self._of_micro_pair(micro_pair, once, only_layout, places)
+            entries += self._of_micro_pair(micro_pair, once, only_layout, places, notes)
         entries.sort(key=lambda entry: entry[0])
-        result.notes += [
-            f"{where}: {number} tensors only lay the same samples out differently; tokens are compared one by one"
-            for where, number in only_layout.items()
-        ]
         for micro_pair in again:
-            result.notes += micro_pair.notes
+            notes.last += [(micro_pair, note) for note in micro_pair.notes]
             micro_pair.notes = []
+        wheres = {one.where: one for one in reversed(again)} if only_layout else {}
+        alike = "tensors only lay the same samples out differently; tokens are compared one by one"
+        notes.laid_out += [(wheres[where], f"{where}: {number} {alike}") for where, number in only_layout.items()]
         self._lone(alone)
-        return [(pair, micro_pair) for _, pair, micro_pair in entries], True
+        return [key for key, _, _ in entries], [(pair, micro_pair) for _, pair, micro_pair in entries], True
 
     def _of_numbers(self, micro_pairs: list[MicroBatchPair]) -> list[Entry]:
         """The pairs of a step that both logged under the same names, or one alone: no sample, no module."""
@@ -360,14 +436,19 @@ class _Work:
         self._ambiguous = [problem for problem in self._ambiguous if problem.where not in found]
 
     def _of_micro_pair(
-        self, micro_pair: MicroBatchPair, once: set[tuple[int, str]], only_layout: Counter[str], places: Places
+        self,
+        micro_pair: MicroBatchPair,
+        once: set[tuple[int, str]],
+        only_layout: Counter[str],
+        places: Places,
+        notes: _Notes,
     ) -> Iterator[tuple[Any, TensorPair, MicroBatchPair]]:
         result = self._result
         pairs = list(pair_tensors(micro_pair))
         both = [side for pair in pairs for side in (pair.a, pair.b) if pair.a and pair.b and side]
         micro_pair.paired = {id(ref) for _, ref in both}
         micro_pair.rerouted = rerouted(pairs, micro_pair)
-        result.notes += said(micro_pair.rerouted)
+        notes.first += [(micro_pair, note) for note in said(micro_pair.rerouted)]
         for pair in pairs:
             record, ref = pair.one
             if not self._is_asked(pair):
@@ -382,9 +463,8 @@ class _Work:
             elif is_layout_only(pair, micro_pair):
                 only_layout[micro_pair.where] += 1
             elif is_tied(pair, micro_pair):
-                result.notes.append(
-                    f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
-                )
+                tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
+                notes.first.append((micro_pair, tied))
             else:
                 key = micro_pair.key if pair.a is None else record.key
                 yield order_of(key, pair.name, ref.order, places), pair, micro_pair

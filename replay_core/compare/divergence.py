@@ -89,6 +89,11 @@ def places_of(micro_pairs: Sequence[MicroBatchPair]) -> Places:
     return {name: place for place, name in enumerate(longest)}
 
 
+def are_placed(side: Side) -> bool:
+    """Whether the names of a side's parameters say where in a forward each is used, whatever other sides hold."""
+    return all(map(naming.is_placed, _listed(side)))
+
+
 def _listed(side: Side) -> list[str]:
     """The parameters of which a side has the gradients, or itself, as they lie in the file."""
     for phase in (Phase.PARAMS, Phase.GRADIENTS):

@@ -35,6 +35,8 @@ class _Gradients:
     """Of a micro-batch: the key of the first, how many there are, and the factors of those that a factor explains."""
 
     key: RecordKey
+    #: Of the first: its step among those that have gradients, and where in it it stands, if rows come in another order.
+    at: tuple[int, Any]
     number: int = 0
     factors: array[float] = field(default_factory=lambda: array("d"))
 
@@ -53,6 +55,7 @@ class SharedGains:
 
     def __init__(self) -> None:
         self._places: dict[Place, _Gradients] = {}
+        self._steps: dict[int | None, int] = {}
 
     def take(self, row: TensorVerdict) -> None:
         """Take a row; one of no gradient is passed over."""
@@ -60,7 +63,8 @@ class SharedGains:
             return
         here = self._places.get(row.place)
         if here is None:
-            here = self._places[row.place] = _Gradients(row.key)
+            step = self._steps.setdefault(row.key.step, len(self._steps))
+            here = self._places[row.place] = _Gradients(row.key, (step, () if row.order is None else row.order[1]))
         here.number += 1
         if not row.figures.mismatched or row.verdict.value != "DIFF":
             return
@@ -70,7 +74,7 @@ class SharedGains:
     def sentences(self, records_a: list[Record], records_b: list[Record]) -> list[str]:
         """One per micro-batch whose gradients all share one factor, with the ratios that equal it."""
         said = []
-        for gradients in self._places.values():
+        for gradients in sorted(self._places.values(), key=lambda one: one.at):
             factor = gradients.factor()
             if factor is None:
                 continue

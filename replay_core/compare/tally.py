@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tally:
-    """Rows are taken in order of computation; skipped ones at any time."""
+    """Rows are taken in order of computation, or those of a step with the `order` in which they stand."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     skipped: int = 0
@@ -59,9 +59,9 @@ class Tally:
             self.elements += row.figures.compared
             self.gains.take(row)
         self.is_looked_at = self.is_looked_at or _looked_at(row)
-        if self.first is None and may_be_first(row):
+        if _precedes(row, self.first) and may_be_first(row):
             self.first = row
-        if self.first_difference is None and _differs(row):
+        if _precedes(row, self.first_difference) and _differs(row):
             self.first_difference = row
         if row.ranks is not None:
             self.of_ranks.append(row)
@@ -98,6 +98,10 @@ class _Modules:
     def of(self, place: Place) -> Iterator[Standing]:
         for said in self._of.get(place, ()):
             yield Standing(self._names[said >> 2], bool(said & 2), bool(said & 1))
+
+
+def _precedes(row: TensorVerdict, known: TensorVerdict | None) -> bool:
+    return known is None or (row.order is not None and known.order is not None and row.order < known.order)
 
 
 def _differs(row: TensorVerdict) -> bool:

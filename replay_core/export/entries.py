@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO, cast, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, cast, overload
 
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.export.documents import RowsAlike, tensor_row
@@ -42,18 +42,15 @@ class Entries(Sequence["PairEntry"]):
         #: With the records, that no other comes to have their ids.
         self._keys: list[tuple[KeyEntry, KeyEntry, Record, Record]] = []
         self._lines = _Lines()
-        #: Of every row its kind and its records, else _LINE and its line; skipped rows apart.
-        self._compared, self._skipped = (array("i"), array("q")), (array("i"), array("q"))
+        self._compared, self._skipped = _Rows(), _Rows()
 
     def take(self, row: TensorVerdict) -> None:
-        """Take the next row, in order of computation."""
-        kinds, places = self._compared if row.skipped is None else self._skipped
+        """Take the next row, in order of computation but for what its `order` says."""
+        rows = self._compared if row.skipped is None else self._skipped
         if (kind := self._kind(row)) is not None:
-            kinds.append(kind)
-            places.append(self._of_records(row))
-            return
-        kinds.append(_LINE)
-        places.append(self._lines.add(json.dumps(tensor_row(row), allow_nan=False)))
+            rows.add(kind, self._of_records(row), row.order)
+        else:
+            rows.add(_LINE, self._lines.add(json.dumps(tensor_row(row), allow_nan=False)), row.order)
 
     def _kind(self, row: TensorVerdict) -> int | None:
         """The number of the rows that say the same but for their records; None where a row says more than equal."""
@@ -79,12 +76,12 @@ class Entries(Sequence["PairEntry"]):
         return number
 
     def __len__(self) -> int:
-        return len(self._compared[0]) + len(self._skipped[0])
+        return len(self._compared) + len(self._skipped)
 
     def __iter__(self) -> Iterator[PairEntry]:
-        for kinds, places in (self._compared, self._skipped):
-            for kind, place in zip(kinds, places, strict=True):
-                yield self._entry(kind, place)
+        for rows in (self._compared, self._skipped):
+            for number in range(len(rows)):
+                yield self._entry(*rows[number])
 
     def _entry(self, kind: int, place: int) -> PairEntry:
         if kind == _LINE:
@@ -103,10 +100,54 @@ class Entries(Sequence["PairEntry"]):
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        before = len(self._compared[0])
-        kinds, places = self._compared if number < before else self._skipped
-        number -= 0 if number < before else before
-        return self._entry(kinds[number], places[number])
+        before = len(self._compared)
+        return self._entry(*(self._compared[number] if number < before else self._skipped[number - before]))
+
+
+class _Rows:
+    """Of every row its kind and its records, else _LINE and its line. Rows of a step that come out of order are sorted
+    when the first row is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._kinds, self._places = array("i"), array("q")
+        #: Of the step whose rows come out of order: its number, where they begin, and of each what sorts it: all but
+        #: the rank by a number, for every rank has the same, and the rank.
+        self._step: int | None = None
+        self._start = 0
+        self._numbers: dict[Any, int] = {}
+        self._orders, self._ranks = array("i"), array("q")
+
+    def add(self, kind: int, place: int, order: tuple[int, Any] | None) -> None:
+        step = None if order is None else order[0]
+        if step != self._step:
+            self._sort()
+            self._step, self._start = step, len(self._kinds)
+        self._kinds.append(kind)
+        self._places.append(place)
+        if order is not None:
+            *within, rank = order[1]
+            self._orders.append(self._numbers.setdefault(tuple(within), len(self._numbers)))
+            self._ranks.append(rank)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        self._sort()
+        return self._kinds[number], self._places[number]
+
+    def _sort(self) -> None:
+        if self._step is None:
+            return
+        turn = array("i", bytes(array("i").itemsize * len(self._numbers)))
+        for place, within in enumerate(sorted(self._numbers)):
+            turn[self._numbers[within]] = place
+        orders, ranks, start = self._orders, self._ranks, self._start
+        sorted_ = array("q", sorted(range(len(orders)), key=lambda one: (turn[orders[one]], ranks[one])))
+        self._kinds[start:] = array("i", (self._kinds[start + one] for one in sorted_))
+        self._places[start:] = array("q", (self._places[start + one] for one in sorted_))
+        self._step, self._numbers, self._orders, self._ranks = None, {}, array("i"), array("q")
 
 
 _NOTHING_BESIDE = (None,) * 12

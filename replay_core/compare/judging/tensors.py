@@ -72,6 +72,8 @@ class TensorVerdict:
     by_digest: bool = False
     #: What the ranks of one side hold of it, where they face one process of the other.
     ranks: Ranked | None = None
+    #: Where it stands among the rows of its step, where these do not come in order: the step's number, and a sort key.
+    order: tuple[int, Any] | None = None
 
     def take(self, found: Judgement) -> None:
         """Be what was judged."""
@@ -121,6 +123,11 @@ class Judge:
     def ahead(self, work: Sequence[tuple[TensorPair, MicroBatchPair]]) -> Iterator[tuple[TensorPair, MicroBatchPair]]:
         """The pairs of a list in its order, the next ones being read while one is judged."""
         return self._look.over(work)
+
+    def forget(self) -> None:
+        """Forget what later pairs of the same micro-batches would lean on: there are none."""
+        for known in (self._inputs_same, self._shown, self._norm_same, self._noise, self._mean_error, self._past_fp32):
+            known.clear()
 
     def judge(self, pair: TensorPair, micro_pair: MicroBatchPair) -> TensorVerdict:
         """The row of a pair that both sides have."""

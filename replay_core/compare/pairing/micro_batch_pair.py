@@ -71,6 +71,14 @@ class Side:
                 self._take(record, ref)
             self._group(record, ordered)
 
+    def release(self) -> None:
+        """Be as it was before it was loaded."""
+        self.tensors, self.problems, self.unreadable = {}, [], 0
+        self.batches, self._of, self.is_loaded = [], {}, False
+        self._found, self._found_in = {}, (0, 0)
+        for record in self.records:
+            record.release()
+
     @property
     def is_engine(self) -> bool:
         """Whether its module tensors are those of an inference engine's modules."""
@@ -228,6 +236,13 @@ class MicroBatchPair:
         before, _, last = str(self.key).rpartition(" ")
         role = last.removesuffix(self.key.stage).rstrip("/")
         return " ".join(part for part in (before, role) if part) or last
+
+    def release(self) -> None:
+        """Forget both sides' tensors, and what was found of them; `load` brings them again."""
+        self.a.release()
+        self.b.release()
+        # All of it goes by the ids of what is gone.
+        self.paired, self.rerouted, self._pairings = set(), [], {}
 
     def settle(self, a: Batch, b: Batch, pairing: Pairing) -> None:
         """Keep what a look at the whole step has found."""

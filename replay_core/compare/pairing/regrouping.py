@@ -37,16 +37,16 @@ def by_samples(micro_pairs: list[MicroBatchPair]) -> tuple[list[MicroBatchPair],
     for micro_pair in micro_pairs:
         micro_pair.a.load()
         micro_pair.b.load()
-    settled = [micro_pair for micro_pair in micro_pairs if not _is_open(micro_pair)]
+    settled = [micro_pair for micro_pair in micro_pairs if not is_open(micro_pair)]
     alone: list[Alone] = []
-    for group in _groups([micro_pair for micro_pair in micro_pairs if _is_open(micro_pair)]):
+    for group in _groups([micro_pair for micro_pair in micro_pairs if is_open(micro_pair)]):
         again, left = _again(group)
         settled += again
         alone += left
     return settled, alone
 
 
-def _is_open(micro_pair: MicroBatchPair) -> bool:
+def is_open(micro_pair: MicroBatchPair) -> bool:
     """Whether the samples of the two sides are not known to be the same, one by one."""
     a, b = micro_pair.a.main, micro_pair.b.main
     if a is None or b is None:
