@@ -291,6 +291,8 @@ class Record:
         self._load = load
         self._listed = names
         self._tensors: tuple[TensorRef, ...] | None = None
+        #: Makes the fields again, where they are held in little.
+        self._folded: Callable[[], tuple[TensorRef, ...]] | None = None
 
     def __repr__(self) -> str:
         return f"Record({self.key}, {self.path.name})"
@@ -303,6 +305,8 @@ class Record:
         Raises:
             DumpError: the file cannot be read, or asks to run code.
         """
+        if self._tensors is None and self._folded is not None:
+            self._tensors, self._folded = self._folded(), None
         if self._tensors is None:
             loaded = self._load()
             self._tensors = tuple(loaded)
@@ -319,7 +323,13 @@ class Record:
 
     def release(self) -> None:
         """Forget the fields but not their names: containers of text hold every value they have read."""
-        self._tensors = None
+        self._tensors = self._folded = None
+
+    def fold(self, fold: Callable[[Sequence[TensorRef]], Callable[[], tuple[TensorRef, ...]]]) -> None:
+        """Hold the fields in little, if they are held: `tensors` makes them again, and opens no file for it."""
+        if self._tensors is not None:
+            self._folded = fold(self._tensors)
+            self._tensors = None
 
     def unread(self) -> Record:
         """The same record as it was before anybody looked."""

@@ -5,6 +5,7 @@ be in memory while another is compared.
 from __future__ import annotations
 
 from replay_core.compare.divergence import are_placed
+from replay_core.compare.pairing.folding import Folder
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair
 from replay_core.compare.pairing.regrouping import is_open
 
@@ -20,6 +21,7 @@ class Opening:
         self._sizes: list[int] = []
         self._size = 0
         self._are_apart = True
+        self._folder = Folder()
 
     def take(self, micro_pair: MicroBatchPair) -> None:
         """Take the next pair, which is forgotten again where all so far are apart and there are too many."""
@@ -28,7 +30,7 @@ class Opening:
         self._size += self._sizes[-1]
         self._are_apart = self._are_apart and _is_apart(micro_pair)
         if self._are_apart and self._size > MOST_HELD:
-            micro_pair.release()
+            micro_pair.release(self._folder)
 
     def groups(self) -> list[list[MicroBatchPair]]:
         """The pairs as they are to be compared: those of a rank together, of as many ranks as there is room for; in

@@ -15,7 +15,7 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare.judging.judgement import judge
-from replay_core.compare.judging.tensors import TensorVerdict
+from replay_core.compare.judging.tensors import TensorVerdict, say
 from replay_core.compare.judging.tolerance import Tolerances
 from replay_core.errors import RldbgError
 from replay_core.records import Run
@@ -55,7 +55,7 @@ class Updates:
         parted = _parted_by_table(row) and not _parted_by_table(gradient)
         if parted and (why := _explained(row, gradient, self._optimizer)) is not None:
             row.context = replace(row.context, explained=why)
-            row.take(judge(row.figures, row.unmasked, row.context, self._tolerances))
+            say(row, judge(row.figures, row.unmasked, row.context, self._tolerances))
 
 
 def _parted_by_table(row: TensorVerdict) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from replay_core.compare.judging.judgement import judge
+from replay_core.compare.judging.tensors import TensorVerdict, say
 from replay_core.compare.judging.tolerance import Tolerances
 
 if TYPE_CHECKING:
     from replay_core.compare.comparison import Comparison
-    from replay_core.compare.judging.tensors import TensorVerdict
 
 
 def rejudge(comparison: Comparison, tolerances: Tolerances, *, exact: bool = False) -> Comparison:
@@ -30,5 +30,5 @@ def rejudged(row: TensorVerdict, tolerances: Tolerances, *, exact: bool = False)
     context = replace(row.context, bitwise_only=True) if exact else row.context
     found = judge(row.figures, row.unmasked, context, tolerances)
     again = copy(row)
-    again.take(found)
+    say(again, found)
     return again

@@ -75,10 +75,6 @@ class TensorVerdict:
     #: Where it stands among the rows of its step, where these do not come in order: the step's number, and a sort key.
     order: tuple[int, Any] | None = None
 
-    def take(self, found: Judgement) -> None:
-        """Be what was judged."""
-        self.verdict, self.reason, self.suspect, self.rule = found.verdict, found.reason, found.suspect, found.rule
-
     @property
     def key(self) -> RecordKey:
         present = self.a or self.b
@@ -96,6 +92,11 @@ Place = tuple[int | None, int | None, int | None, str | None]
 
 def place_of(key: RecordKey) -> Place:
     return (key.step, key.micro, key.rank, key.role)
+
+
+def say(row: TensorVerdict, found: Judgement) -> None:
+    """Let a row be what was judged."""
+    row.verdict, row.reason, row.suspect, row.rule = found.verdict, found.reason, found.suspect, found.rule
 
 
 class Judge:
@@ -222,7 +223,7 @@ class Judge:
             shift=found.shift,
         )
         judgement = judge(found.figures, found.unmasked, row.context, self._tolerances)
-        row.take(judgement)
+        say(row, judgement)
         # What a person accepts says nothing of noise: that is read off the table, and judging again reads the same.
         by_table = judgement if self._tolerances == DEFAULT else judge(found.figures, found.unmasked, row.context)
         if by_table.verdict is Verdict.CLOSE:

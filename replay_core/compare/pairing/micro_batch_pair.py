@@ -22,6 +22,7 @@ from replay_core.samples.batch import Batch, Placed, batch_of
 from replay_core.samples.layout import Bools, Ints, TokenLayout, positions_of, samples_of
 
 if TYPE_CHECKING:
+    from replay_core.compare.pairing.folding import Folder
     from replay_core.compare.pairing.ranks import Together
 
 #: (step, micro, rank, role)
@@ -71,13 +72,16 @@ class Side:
                 self._take(record, ref)
             self._group(record, ordered)
 
-    def release(self) -> None:
-        """Be as it was before it was loaded."""
+    def release(self, folder: Folder | None = None) -> None:
+        """Be as it was before it was loaded; folder: with the records' fields held in little."""
         self.tensors, self.problems, self.unreadable = {}, [], 0
         self.batches, self._of, self.is_loaded = [], {}, False
         self._found, self._found_in = {}, (0, 0)
         for record in self.records:
-            record.release()
+            if folder is not None:
+                record.fold(folder.fold)
+            else:
+                record.release()
 
     @property
     def is_engine(self) -> bool:
@@ -237,10 +241,10 @@ class MicroBatchPair:
         role = last.removesuffix(self.key.stage).rstrip("/")
         return " ".join(part for part in (before, role) if part) or last
 
-    def release(self) -> None:
+    def release(self, folder: Folder | None = None) -> None:
         """Forget both sides' tensors, and what was found of them; `load` brings them again."""
-        self.a.release()
-        self.b.release()
+        self.a.release(folder)
+        self.b.release(folder)
         # All of it goes by the ids of what is gone.
         self.paired, self.rerouted, self._pairings = set(), [], {}
 
