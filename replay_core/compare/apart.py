@@ -5,7 +5,7 @@ be in memory while another is compared.
 from __future__ import annotations
 
 from replay_core.compare.divergence import are_placed
-from replay_core.compare.pairing.folding import Folder
+from replay_core.compare.pairing.folding import FieldFolder
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair
 from replay_core.compare.pairing.regrouping import is_open
 
@@ -13,7 +13,7 @@ from replay_core.compare.pairing.regrouping import is_open
 MOST_HELD = 1 << 13
 
 
-class Opening:
+class StepOpening:
     """Takes the pairs of a step, loaded, one after the other; holds as many as there is room for."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Opening:
         self._sizes: list[int] = []
         self._size = 0
         self._are_apart = True
-        self._folder = Folder()
+        self._folder = FieldFolder()
 
     def take(self, micro_pair: MicroBatchPair) -> None:
         """Take the next pair, which is forgotten again where all so far are apart and there are too many."""

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 from replay_core import naming
-from replay_core.compare.apart import Opening
+from replay_core.compare.apart import StepOpening
 from replay_core.compare.context import (
     Around,
     around,
@@ -348,7 +348,7 @@ class _Work:
 
     def _opened(self, micro_pairs: list[MicroBatchPair]) -> list[list[MicroBatchPair]]:
         """The pairs of a step in the groups that are compared one after the other, whose sides were loaded once."""
-        opening = Opening()
+        opening = StepOpening()
         for micro_pair in micro_pairs:
             for side in (micro_pair.a, micro_pair.b):
                 side.load()

@@ -131,7 +131,7 @@ class Origin:
     why: str
 
 
-class Standing(NamedTuple):
+class ModuleStanding(NamedTuple):
     """How a tensor of a module stands: it agrees, it parts and may be the first to, or neither (MISSING, skipped, a
     mask)."""
 
@@ -140,12 +140,12 @@ class Standing(NamedTuple):
     parts: bool
 
 
-def standing(verdict: TensorVerdict) -> Standing:
+def standing(verdict: TensorVerdict) -> ModuleStanding:
     """How a row stands."""
-    return Standing(verdict.name, agrees(verdict), may_be_first(verdict))
+    return ModuleStanding(verdict.name, agrees(verdict), may_be_first(verdict))
 
 
-def origin_of(verdicts: Iterable[Standing]) -> Origin | None:
+def origin_of(verdicts: Iterable[ModuleStanding]) -> Origin | None:
     """What produced the first diverging tensor: the smallest module around it all of whose inputs agree and some output
     of which does not. None where the first one is no tensor of a module.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from replay_core import naming
-from replay_core.compare.divergence import Origin, Standing, may_be_first, origin_of, standing
+from replay_core.compare.divergence import ModuleStanding, Origin, may_be_first, origin_of, standing
 from replay_core.compare.hints import Clues
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import Verdict
@@ -95,9 +95,9 @@ class _Modules:
         stands = standing(row)
         self._of[row.place].append(number << 2 | stands.agrees << 1 | stands.parts)
 
-    def of(self, place: Place) -> Iterator[Standing]:
+    def of(self, place: Place) -> Iterator[ModuleStanding]:
         for said in self._of.get(place, ()):
-            yield Standing(self._names[said >> 2], bool(said & 2), bool(said & 1))
+            yield ModuleStanding(self._names[said >> 2], bool(said & 2), bool(said & 1))
 
 
 def _precedes(row: TensorVerdict, known: TensorVerdict | None) -> bool:

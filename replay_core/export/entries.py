@@ -42,7 +42,7 @@ class Entries(Sequence["PairEntry"]):
         #: With the records, that no other comes to have their ids.
         self._keys: list[tuple[KeyEntry, KeyEntry, Record, Record]] = []
         self._lines = _Lines()
-        self._compared, self._skipped = _Rows(), _Rows()
+        self._compared, self._skipped = _RowsInLittle(), _RowsInLittle()
 
     def take(self, row: TensorVerdict) -> None:
         """Take the next row, in order of computation but for what its `order` says."""
@@ -104,7 +104,7 @@ class Entries(Sequence["PairEntry"]):
         return self._entry(*(self._compared[number] if number < before else self._skipped[number - before]))
 
 
-class _Rows:
+class _RowsInLittle:
     """Of every row its kind and its records, else _LINE and its line. Rows of a step that come out of order are sorted
     when the first row is asked for.
     """

@@ -12,7 +12,7 @@ from replay_core.records import FileBytes, TensorRef
 _AS_IT_IS = -1
 
 
-class Folder:
+class FieldFolder:
     """Folds the fields of records, one after the other; what they have in common it holds once."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from replay_core.samples.batch import Batch, Placed, batch_of
 from replay_core.samples.layout import Bools, Ints, TokenLayout, positions_of, samples_of
 
 if TYPE_CHECKING:
-    from replay_core.compare.pairing.folding import Folder
+    from replay_core.compare.pairing.folding import FieldFolder
     from replay_core.compare.pairing.ranks import Together
 
 #: (step, micro, rank, role)
@@ -72,7 +72,7 @@ class Side:
                 self._take(record, ref)
             self._group(record, ordered)
 
-    def release(self, folder: Folder | None = None) -> None:
+    def release(self, folder: FieldFolder | None = None) -> None:
         """Be as it was before it was loaded; folder: with the records' fields held in little."""
         self.tensors, self.problems, self.unreadable = {}, [], 0
         self.batches, self._of, self.is_loaded = [], {}, False
@@ -241,7 +241,7 @@ class MicroBatchPair:
         role = last.removesuffix(self.key.stage).rstrip("/")
         return " ".join(part for part in (before, role) if part) or last
 
-    def release(self, folder: Folder | None = None) -> None:
+    def release(self, folder: FieldFolder | None = None) -> None:
         """Forget both sides' tensors, and what was found of them; `load` brings them again."""
         self.a.release(folder)
         self.b.release(folder)

@@ -9,7 +9,7 @@ import torch
 
 from replay_core import workbench
 from replay_core.compare import apart
-from replay_core.compare.pairing.folding import Folder
+from replay_core.compare.pairing.folding import FieldFolder
 from replay_core.dumps import open_run
 from replay_core.jobs import Event, Partial
 from replay_core.recorder import Recorder
@@ -69,8 +69,8 @@ def test_ranks_that_face_their_own_are_compared_a_few_at_a_time(
     few: list[Event] = []
     expected = _told(workbench.compare_dumps(a, b, on_event=whole.append))
     groups: list[int] = []
-    known = apart.Opening.groups
-    monkeypatch.setattr(apart.Opening, "groups", lambda self: _counted(known(self), groups))
+    known = apart.StepOpening.groups
+    monkeypatch.setattr(apart.StepOpening, "groups", lambda self: _counted(known(self), groups))
     monkeypatch.setattr(apart, "MOST_HELD", 30)
     assert _told(workbench.compare_dumps(a, b, is_rejudged=False, on_event=few.append)) == expected
     assert groups == [RANKS] * STEPS, "no two ranks were held at once"
@@ -92,8 +92,8 @@ def test_ranks_that_share_samples_are_compared_together(
     a, b = _dump(tmp_path, "a", 0, ids=list(range(RANKS))), _dump(tmp_path, "b", 0, ids=ids)
     expected = _told(workbench.compare_dumps(a, b))
     groups: list[int] = []
-    known = apart.Opening.groups
-    monkeypatch.setattr(apart.Opening, "groups", lambda self: _counted(known(self), groups))
+    known = apart.StepOpening.groups
+    monkeypatch.setattr(apart.StepOpening, "groups", lambda self: _counted(known(self), groups))
     monkeypatch.setattr(apart, "MOST_HELD", 30)
     assert _told(workbench.compare_dumps(a, b, is_rejudged=False)) == expected
     assert groups == [1] * STEPS
@@ -102,7 +102,7 @@ def test_ranks_that_share_samples_are_compared_together(
 def test_fields_that_were_folded_are_the_same_and_open_no_file(tmp_path: Path) -> None:
     record = next(one for one in open_run(_dump(tmp_path, "a", 0)).records if one.key.stage == "modules")
     before = record.tensors()
-    folder = Folder()
+    folder = FieldFolder()
     record.fold(folder.fold)
     assert not record.is_read
     record.path.unlink()
