@@ -145,6 +145,18 @@ def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def cause_of_recording(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Why what was recorded (`held`, an entry of a cell's `recorded`) is what no cell computes, where nothing is wrong
+    with any of them: the trainer had other weights, or other maths.
+    """
+    return {
+        "kind": "maths", "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
+        "sentence": f"the recording: {KINDS['maths'].said}: nothing was found wrong with what was replayed, and "
+        f"recorded {held['field']} is {held['mean_abs']:.3g} nats off it on average: weights of another step or "
+        "checkpoint, an adapter, a temperature, or a forward that is not the model's",
+    }  # fmt: skip
+
+
 def _kernels(evidence: Evidence) -> tuple[str, str] | None:
     """What the kernel of each row alone does that eager does not; None where the two compute the same."""
     apart = evidence["kernels_apart"] or 0.0

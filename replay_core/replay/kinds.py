@@ -57,7 +57,8 @@ KINDS = {
     "maths": Kind(
         "other weights or maths",
         "Every token sees what it may and nothing else, and something else is computed: a scale, a kernel, a weight, a "
-        "compiler. The first module that parts is named.",
+        "compiler. The first module that parts is named. Of each row alone: nothing is wrong with what was replayed, "
+        "and none of it comes near what was recorded.",
     ),
     "rounding": Kind(
         "rounding",

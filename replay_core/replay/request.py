@@ -16,6 +16,7 @@ from replay_core.errors import RequestError
 from replay_core.jobs import OnEvent, Runner, ignore
 from replay_core.records import Run
 from replay_core.replay.axes import Axes
+from replay_core.replay.causes import cause_of_recording
 from replay_core.replay.flags import FLAGS, settings_asked, settings_known
 from replay_core.replay.forecast import unavailable
 from replay_core.replay.kept import Kept
@@ -263,11 +264,25 @@ def answer(
         if plan.forward is not None:
             bench.run(plan.flags, "cell")
         replayed.notes += recording.weigh(bench)
+    if request.why:
+        _explain_recording(bench)
     replayed.recording = recording.stated(bench.results)
     replayed.floors = floors(bench.results)
     if request.twice:
         replayed.determinism = bench.repeat(bench.results[-1])
     return replayed
+
+
+def _explain_recording(bench: Bench) -> None:
+    """Say of a recording that no cell comes near why, where nothing is wrong with any of them."""
+    baseline = bench.baseline
+    held = baseline.recorded[0] if baseline.recorded else None
+    if held is None or held["verdict"] != "DIFF" or held["mean_abs"] is None:
+        return
+    others = [result.recorded[0]["mean_abs"] for result in bench.results if result.recorded]
+    is_near = any(mean is not None and mean < held["mean_abs"] / 2 for mean in others)
+    if not is_near and all(result.cause is None or result.cause["is_noise"] for result in bench.results):
+        baseline.cause = cause_of_recording(held)
 
 
 def _settings(run: Run, plan: ReplayPlan) -> dict[str, Any]:

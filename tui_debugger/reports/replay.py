@@ -151,8 +151,11 @@ def _cells(doc: ReplayDocument) -> list[str]:
 def answer_lines(doc: ReplayDocument) -> list[str]:
     """What the eye should meet first: who disagrees and where, else what was held to what."""
     baseline, lines = doc["cells"][doc["baseline"]], list[str]()
-    if baseline["cause"]:
-        lines += [f"DISAGREES  cell {doc['baseline']}, the reference", f"  {baseline['cause']['sentence']}"]
+    cause, said = baseline["cause"], recording_parts(doc)
+    # Without evidence of its own it is that of the recording, which no cell comes near.
+    is_of_recording = cause is not None and cause["evidence"] is None and bool(said)
+    if cause and not is_of_recording:
+        lines += [f"DISAGREES  cell {doc['baseline']}, the reference", f"  {cause['sentence']}"]
     others = [(number, cell) for number, cell in enumerate(doc["cells"]) if number != doc["baseline"]]
     ran = [(number, cell) for number, cell in others if cell["part"] in ("cell", "control")]
     unanswered = list[str]()
@@ -170,8 +173,10 @@ def answer_lines(doc: ReplayDocument) -> list[str]:
     # A cell that could not run is no answer: it never stands before one that is.
     lines += unanswered
     lines += _smallest(doc)
-    if said := recording_parts(doc):
+    if said:
         lines.append(f"RECORDING  {said}")
+    if cause and is_of_recording:
+        lines.append(f"  {cause['kind']}: {cause['sentence']}")
     agreeing = [cell for _, cell in ran if cell["agreement"]["agrees"]]
     if agreeing and len(agreeing) == len(ran):
         segments = [row for cell in agreeing for row in cell["segments"] or []]

@@ -120,6 +120,15 @@ def test_a_recording_that_parts_exits_1_without_a_matrix_too(demo, tmp_path):
     assert exit_code(doc) == 1
 
 
+def test_a_recording_that_no_cell_comes_near_has_a_cause_where_nothing_replayed_has_one(demo, tmp_path):
+    of_another_step = {"model": str(demo / "checkpoints" / "step_000001")}
+    doc = ask(demo, tmp_path / "other", plan=of_another_step, why=True)
+    assert doc["cells"][0]["cause"]["kind"] == "maths"
+    assert "recorded log_probs is" in doc["cells"][0]["cause"]["sentence"]
+    same = ask(demo, tmp_path / "same", plan={"model": str(demo / "checkpoints" / "step_000000")}, why=True)
+    assert same["cells"][0]["cause"] is None
+
+
 @pytest.mark.parametrize("matrix", [None, "packing=off,on"])
 def test_random_weights_are_never_said_to_agree_with_the_recording_or_not(demo, tmp_path, matrix):
     doc = ask(demo, tmp_path / "out", plan={"model": "random:qwen2-tiny"}, matrix=matrix)
