@@ -334,29 +334,41 @@ def row_reader(ref: TensorRef, width: int, file: Stream | None = None) -> Callab
     Rows that lie near each other in a file are read as one span; nothing else of the tensor is.
     file: the tensor's, where it is open.
     """
-    import numpy as np
-
     where = ref.source
     if not (isinstance(where, FileBytes) and where.strides is None):
         whole = array(ref).reshape(-1, width)
         return lambda numbers: whole[numbers]
-    dtype = _stored(ref, where)
-    row = width * dtype.itemsize
-    path, offset = where.path, where.offset
+    return _RowReader(where, _stored(ref, where), width, file)
 
-    def read(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+
+class _RowReader:
+    """Rows of a stretch of a file. No function in a function: one that calls itself is a ring, which stays until Python
+    looks for rings, and there is one for every pair."""
+
+    __slots__ = ("_dtype", "_file", "_offset", "_path", "_row", "_width")
+
+    def __init__(self, where: FileBytes, dtype: Any, width: int, file: Stream | None) -> None:
+        self._path, self._offset, self._file = where.path, where.offset, file
+        self._dtype, self._width, self._row = dtype, width, width * dtype.itemsize
+
+    def __call__(self, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        import numpy as np
+
         if not len(numbers):
-            return np.empty((0, width), dtype=dtype)
-        if file is not None:
-            return near(file, numbers)
-        with Stream(path) as opened:
-            return near(opened, numbers)
+            return np.empty((0, self._width), dtype=self._dtype)
+        if self._file is not None:
+            return self._near(self._file, numbers)
+        with Stream(self._path) as opened:
+            return self._near(opened, numbers)
 
-    def near(file: Stream, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _near(self, file: Stream, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        offset, row, dtype, width = self._offset, self._row, self._dtype, self._width
         low, high = int(numbers.min()), int(numbers.max()) + 1
         if high - low > 4 * len(numbers) + 64:
             if len(numbers) > _FEW:
-                return np.concatenate([near(file, part) for part in np.array_split(numbers, 2)])
+                return np.concatenate([self._near(file, part) for part in np.array_split(numbers, 2)])
             each = np.empty((len(numbers), width), dtype=dtype)
             by = np.ascontiguousarray(numbers, dtype=np.int64)
             where = file.descriptor
@@ -367,10 +379,8 @@ def row_reader(ref: TensorRef, width: int, file: Stream | None = None) -> Callab
             return each
         span = _landing((high - low) * row, offset + low * row)
         file.into(span.data, offset + low * row)
-        rows = span.view(dtype).reshape(-1, width)
+        rows: np.ndarray[Any, Any] = span.view(dtype).reshape(-1, width)
         return rows if high - low == len(numbers) and bool((np.diff(numbers) == 1).all()) else rows[numbers - low]
-
-    return read
 
 
 def _chunks_of_parts(source: Parts, numel: int, elements: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:

@@ -80,7 +80,7 @@ class Bigram:
         ids, attention, response, group, sampled = [], [], [], [], []
         for number, prompt in enumerate(prompts):
             for _ in range(each):
-                row, logs = list(prompt), []
+                row, logs = list(prompt), list[float]()
                 while len(logs) < limit and (not logs or row[-1] != EOS):
                     token = int(self.draw.choice(len(logs_VV), p=np.exp(logs_VV[row[-1]])))
                     logs.append(logs_VV[row[-1], token])

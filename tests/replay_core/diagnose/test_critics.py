@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_a_critic_that_is_never_updated_is_told(tmp_path: Path, apart: bool) -> 
 
 
 @pytest.mark.parametrize("more", [{"times": 12.0}, {"offset": 9.0}, {"times": -20.0}], ids=str)
-def test_values_of_another_size_are_told(tmp_path: Path, more: dict[str, float]) -> None:
+def test_values_of_another_size_are_told(tmp_path: Path, more: dict[str, Any]) -> None:
     found = of(look(_trained(tmp_path / "d", steps=4, begun=0.6, **more), *RULES), "D96")
     assert found is not None
 
