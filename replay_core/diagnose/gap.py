@@ -19,6 +19,7 @@ from replay_core.diagnose.contexts import Contexts, contexts
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import Kin, odd_one
 from replay_core.diagnose.rule import Skip, given
+from replay_core.diagnose.softmax import divided_after_softmax
 from replay_core.measure.lag import Lag, detect_lag
 
 #: Mean |d| from which engine and trainer disagree at all (miles CI: 0.03), and from which badly (slime CI: 0.1).
@@ -184,6 +185,11 @@ class Gap:
         )
 
     @cached_property
+    def after_softmax(self) -> float | None:
+        """The temperature that the rollout's log-probabilities were divided by after the softmax, None for none."""
+        return None if self.is_shifted else divided_after_softmax(self.batch, *self._pair)
+
+    @cached_property
     def contexts(self) -> Contexts:
         """What tokens drawn in one place tell of a temperature."""
         return contexts(self.batch, self.trainer.values_N, self.rollout.values_N, self.both_N)
@@ -264,6 +270,7 @@ class Gap:
         """Whether the rollout's probabilities are all larger: renormalised over the tokens top-p or top-k kept."""
         return (
             not self.is_shifted
+            and self.after_softmax is None
             and not self.is_tempered
             and not self.is_stale
             and self.leak is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay_core.diagnose.rules.mismatch import stated_temperature
+from replay_core.diagnose.softmax import stated_temperature
 from replay_core.errors import JobCancelledError, RldbgError
 from replay_core.mismatch.candidate import READINGS, Side
 from replay_core.mismatch.figures import Array

@@ -33,10 +33,12 @@ from replay_core.diagnose.kinship import whose
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.padded import Growth
+from replay_core.diagnose.parting import parting
 from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.softmax import stated_temperature
 from replay_core.diagnose.stating import finding, listed, share, shown
 
 _BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
@@ -103,11 +105,18 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
     place the slope is 1 / T whatever else could have been drawn, and 1 if top-p or top-k were renormalised. A slope
     that is 1 there is no temperature, and neither is a rollout that gives unsure tokens more and none less, all by
     about one number.
+
+    Another mistake is told first: log p / T, divided after the softmax, is one factor of the trainer's log p through
+    the origin (5 % of the difference left, 16 tokens and more); beside a trainer at the temperature that the dump
+    states, the two differ by -log sum p^(1/T), within what one other token or all of a vocabulary would leave.
     """
     between = gap(batch)
+    place = batch.laid.where("rollout_logprobs", at=_worst(between))
+    if between.after_softmax is not None:
+        yield _after_softmax(between, between.after_softmax, place)
+        return
     if not between.is_tempered:
         return
-    place = batch.laid.where("rollout_logprobs", at=_worst(between))
     stated, gain = stated_temperature(batch), given(between.gain)
     yield finding(
         "error",
@@ -133,6 +142,26 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
         else f"the trainer divides its logits by about T = {1 / gain:.2f} and the engine returns raw "
         f"log-probabilities; or the rollout was sampled at T = {gain:.2f}",
         next_step=batch.laid.mismatch_command(),
+    )
+
+
+def _after_softmax(between: Gap, temperature: float, place: Where) -> Finding:
+    return finding(
+        "error",
+        f"rollout log-probabilities were divided by a temperature ({temperature:.2f}) after the softmax: they are no "
+        "log-probabilities",
+        place,
+        evidence=[
+            shown("temperature that explains it", temperature, "1"),
+            shown("slope of rollout on trainer", between.slope),
+            shown("mean rollout log-probability", float(between.rollout.values_N[between.both_N].mean())),
+            shown("mean trainer log-probability", float(between.trainer.values_N[between.both_N].mean())),
+            *_figures(between),
+        ],
+        cause="log_softmax(logits) / T in place of log_softmax(logits / T): raw log-probabilities of the engine are "
+        "scaled by the sampling temperature afterwards. Divide the logits, or let the engine return processed "
+        "log-probabilities",
+        next_step=between.batch.laid.mismatch_command(),
     )
 
 
@@ -201,6 +230,8 @@ class _StepGap:
     version: float | None
     place: Where
     command: str
+    by_sample_B: Array
+    prompt_B: Array | None
 
 
 def _step_gaps(case: Case) -> Iterator[_StepGap]:
@@ -212,13 +243,18 @@ def _step_gaps(case: Case) -> Iterator[_StepGap]:
             between = gap(batch)
         except Skip:
             continue
-        if between.is_shifted or between.is_tempered or between.is_truncated or between.leak:
+        if between.is_shifted or between.after_softmax is not None or between.is_tempered or between.is_truncated:
+            continue
+        if between.leak:
             continue
         place = batch.laid.where("rollout_logprobs", at=_worst(between))
         command = batch.laid.mismatch_command()
         known = versions(batch)
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
-        yield _StepGap(batch.step, between.mean, between.from_reference, between.is_stale, version, place, command)
+        yield _StepGap(
+            batch.step, between.mean, between.from_reference, between.is_stale, version, place, command,
+            between.by_sample_B, batch.prompt_B,
+        )  # fmt: skip
 
 
 @rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="case",
@@ -232,12 +268,20 @@ def stale(case: Case) -> Iterator[Finding]:
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
     or where they stop for more than twice as long as ever before while the mismatch grows.
+
+    A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
+    to ten times that and .03, by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a
+    part of them whose others agree. Weights of one age do not grow. An error beside versions, too, where they follow
+    the steps, so that the engine says it is up to date.
     Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
     the trainer's own forward that differs (D09).
     """
     every = list(_step_gaps(case))
     if not every:
         raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
+    if (grown := _never_updated(every)) is not None:
+        yield grown
+        return
     known = [one.version for one in every if one.version is not None]
     if len(set(known)) > 1:
         yield from _against_versions(every)
@@ -283,6 +327,43 @@ def stale(case: Case) -> Iterator[Finding]:
                 steps=[one.step for one in every[number:] if one.step is not None],
             )
             return
+
+
+def _never_updated(every: list[_StepGap]) -> Finding | None:
+    """The engine agrees with the weights that it was started with, and not with those that came after."""
+    told = [(one.step, one.version) for one in every if one.step is not None and one.version is not None]
+    ages = {step - version for step, version in told}
+    # Versions that stay behind are said to; those that keep pace with the steps say that the engine is up to date.
+    if told and (len(told) < len(every) or len({version for _, version in told}) > 1) and len(ages) > 1:
+        return None
+    found = parting([one.by_sample_B for one in every], every[-1].prompt_B)
+    if found is None:
+        return None
+    up_to_date = len(told) == len(every) and len(ages) == 1
+    later = [one for one in every[1:] if one.mean > DISAGREE]
+    worst = max(later or every, key=lambda one: one.mean)
+    return finding(
+        "error",
+        "the engine's weights are not updated: it agrees with the trainer in the first step, and parts more and more "
+        "with the updates"
+        + (found.where if found.is_in_part else "")
+        + (", although its weight version advances" if up_to_date else ""),
+        worst.place,
+        evidence=[
+            shown("mean |trainer - rollout| in the first step", found.first, f"< {DISAGREE} nats"),
+            shown("mean |trainer - rollout| later, where they part", found.last, "as in the first step"),
+            shown("by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
+            *([shown("rows that part in the last step", share(*found.rows))] if found.is_in_part else []),
+        ],
+        cause="a part of the rows is sampled with old weights: a prefix cache (KV cache) of the engine that is not "
+        "emptied after a weight update, or one replica (rank, adapter) of the engine that a weight sync never reaches"
+        if found.is_in_part
+        else "weights are never synchronised into the engine after its start (a sync that fails silently, a renamed "
+        "parameter, an adapter that is not delivered): it samples with the initial weights. Of an asynchronous run: "
+        "its samples get older with every step",
+        next_step=worst.command,
+        steps=[one.step for one in later if one.step is not None],
+    )
 
 
 def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
@@ -588,7 +669,7 @@ def _of_growth(one: Finding, growth: Growth) -> Finding:
 def _disagreement(batch: StepBatch, between: Gap) -> Iterator[Finding]:
     multiplier, k3 = LIMITS["mult_prob_error"].warning, LIMITS["rollout_k3"].warning
     bad = between.mean > DISAGREE or between.multiplier > multiplier or between.k3 > k3
-    named = between.is_shifted or between.is_tempered or between.is_truncated
+    named = between.is_shifted or between.after_softmax is not None or between.is_tempered or between.is_truncated
     if not bad or named or between.leak is not None:
         return
     short, cause, told = _cause(batch, between)
@@ -1002,15 +1083,3 @@ def _grown(series: Series, limit: Limit) -> str:
     if float(np.median(values[2:5])) < 2 * values[1] and max(values[5:]) < 2 * values[1]:
         return ""
     return f", and {first:.2g} in the first step: it grows with the updates, as weights do that the engine does not get"
-
-
-def stated_temperature(batch: StepBatch) -> float | None:
-    """The sampling temperature the dump states, where it is one for all."""
-    stated = {
-        scalar.value for scalar in batch.columns.scalars("temperature", "meta_info.generation_config.temperature")
-    }
-    each = batch.columns.per_sample("temperature")
-    stated |= set() if each is None else set(each.tolist())
-    if not stated and isinstance(batch.laid.flags.get("temperature"), (int, float)):
-        stated = {float(batch.laid.flags["temperature"])}
-    return stated.pop() if len(stated) == 1 else None

@@ -56,6 +56,25 @@ def test_one_temperature_on_both_sides_is_fine(tmp_path: Path, spread: float, vo
     assert causes(look(path)) == []
 
 
+@pytest.mark.parametrize(("spread", "vocab"), POLICIES)
+@pytest.mark.parametrize("temperature", [0.5, 0.8])
+@pytest.mark.parametrize("divides", [True, False], ids=["trainer divides its logits", "trainer at 1"])
+def test_a_temperature_after_the_softmax_is_told(
+    tmp_path: Path, spread: float, vocab: int, temperature: float, divides: bool
+) -> None:
+    lm = Bigram(7, vocab, spread)
+    rollout = lm.rollout(PROMPTS, each=6, temperature=temperature)
+    divided_BT = rollout.logprobs(lm) / temperature
+    trainer_BT = rollout.logprobs(lm, temperature if divides else 1.0)
+    with Recorder(tmp_path / "d", flags={"temperature": temperature}).step(0) as record:
+        record("trajectory", **rollout.tensors(
+            rollout_log_probs=divided_BT.astype(np.float32), old_log_probs=trainer_BT.astype(np.float32)))  # fmt: skip
+    (found,) = [one for one in causes(look(tmp_path / "d")) if one.link != "tokens"]
+    assert found.id == "D10"
+    assert "after the softmax" in found.claim
+    assert f"({temperature:.2f})" in found.claim
+
+
 def _padded(directory: Path, per_pad: float, *, flat: float = 0.0, seed: int = 0) -> Path:
     """Four steps of eight prompts: the trainer's numbers move by so much for each left pad."""
     lm, recorder = Bigram(seed, 30, 1.0), Recorder(directory)
