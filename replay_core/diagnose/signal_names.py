@@ -224,6 +224,12 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
     (regex(r"^rewards/[^/]+/mean$"), "reward_function", "TRL"),
+    (
+        regex(r"(?i)^(?:[\w.]+/)*(?:curriculum\w*|curriculum/[\w/]+|(?:mean_|avg_)?difficulty\w*|task_level)$"),
+        "difficulty",
+        "",
+    ),
+    (regex(r"^prompt_length/mean$|^(?:train/)?(?:mean_prompt_length|prompt_length|prompt_len)$"), "prompt_length", ""),
     (regex(r"^timing_s/(?!step$).+"), "phase_seconds", "verl"),
     (regex(r"^perf/\w+_time$"), "phase_seconds", "slime"),
     (regex(r"^timing/(?!step$).+"), "phase_seconds", "SkyRL"),

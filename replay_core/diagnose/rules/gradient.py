@@ -17,7 +17,7 @@ from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
+from replay_core.diagnose.log_steps import StepTold, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, shown
@@ -63,7 +63,8 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
     """grad_norm = 0 while some group's rewards differ: the advantages do not reach the weights.
 
     Without a spread, in all of 5 steps and more while the mean reward changes: an error.
-    Exactly 0 in half of the steps is an error, in a quarter a warning. A run whose completions are all cut and
+    Exactly 0 in half of the steps is an error, in a quarter a warning; in fewer than half, steps whose clip fraction is
+    above 0 are worth knowing: an update whose tokens all lie outside the clip range has none. A run whose completions are all cut and
     masked (D07) has no trained token, and is not this. A log cannot tell a detached loss from frozen weights, a
     loss scale from a mask: the gradients can.
     """
@@ -74,20 +75,34 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
     broken = [step for step in known if step.grad == 0 and not step.is_dead and not step.is_cut]
     if broken:
         first = broken[0]
+        clipped = [step for step in broken if _is_clipped(log, step)]
+        # Where ratios leave the range, an update may have no token that is not clipped; not half of all updates.
+        may_be = bool(clipped) and 2 * len(broken) < len(known)
+        severity = severity_of(len(broken) - len(clipped) if may_be else len(broken), len(known))
         yield finding(
-            severity_of(len(broken), len(known)),
-            "the gradient is exactly 0 although rewards differ within groups",
+            "info" if may_be and len(clipped) == len(broken) else severity,
+            "the gradient is exactly 0 although rewards differ within groups"
+            + (", in an update where ratios are clipped" if may_be else ""),
             first.point.where("grad_norm"),
             evidence=numbers(
                 grad_norm=0.0, loss=first.loss, frac_zero_std=first.frac_zero, reward_std=first.group_std,
                 advantage_max=first.advantage, steps=len(broken),
             ),
-            cause="the loss does not reach the weights: detached log-probabilities, frozen or wrongly sharded "
+            cause="every token (of GSPO: every sequence) with an advantage may lie outside the clip range in that update, "
+            "as where the range is narrow or a batch is used for several epochs: it has no gradient then"
+            if may_be
+            else "the loss does not reach the weights: detached log-probabilities, frozen or wrongly sharded "
             "parameters, a loss scale of 0, an empty mask",
             next_step="the log does not say where it is lost; the gradients do: rldbg record --gradients . -- YOUR "
             "COMMAND, then rldbg diagnose rldbg-dump",
             steps=steps_of(broken),
         )  # fmt: skip
+
+
+def _is_clipped(log: RunLog, step: StepTold) -> bool:
+    """Whether the log says that ratios were clipped in the step."""
+    point = log.at("clip_fraction", step.step)
+    return point is not None and point.value > 0
 
 
 def _largest(batch: StepBatch) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stated import stated_number
@@ -459,23 +459,30 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
     more, and the fall is none that chance explains: a warning, and worth knowing where three quarters of the first
     third's are left, as where prompts get harder. Or it breaks off: every one of its last 3 and more
     values lies below all before, by half of all it spans. Rewards waver by prompt; RL is meant to raise them.
+
+    Worth knowing alone where what is asked changes with it, as a logged difficulty, stage of a curriculum or mean
+    prompt length says: the reward falls where that does change and not within what follows, or step by step with it
+    (rank correlation beyond .6).
     """
     series = given(log.get("reward"))
     values = series.finite
     if len(values) < 12:
         raise Skip("needs the reward of 12 steps")
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
+    harder = _harder(log, series)
     broken = next((at for at in range(len(values) // 3, len(values) - 2)
                    if min(values[:at]) - max(values[at:]) > 0.5 * (max(values) - min(values))), None)  # fmt: skip
     if broken is not None:
         point = [p for p in series.points if math.isfinite(p.value)][broken]
         yield finding(
-            "warning",
+            "warning" if harder is None else "info",
             f"{series.name} breaks off: at most {max(values[broken:]):.3g} from step {point.step} on, at least "
             f"{min(values[:broken]):.3g} before",
             point.where(series.name),
-            evidence=[series.shown(max(values[broken:]), f">= {min(values[:broken]):.3g}")],
-            cause="the judge changed or broke (a server that is down, a time-out scored 0), the weights did (a bad "
+            evidence=[series.shown(max(values[broken:]), f">= {min(values[:broken]):.3g}"), *_shown(harder)],
+            cause=_HARDER
+            if harder is not None
+            else "the judge changed or broke (a server that is down, a time-out scored 0), the weights did (a bad "
             "synchronisation or checkpoint), or the prompts are others",
             next_step=_RECORD,
             steps=[p.step for p in series.points if p.step is not None and p.step >= (point.step or 0)],
@@ -483,16 +490,67 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
         return
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         yield finding(
-            "info" if before > 0 and now > 0.75 * before else "warning",
-            f"{series.name} falls from {before:.3g} to {now:.3g}: the policy moves away from what is rewarded",
+            "info" if harder is not None or (before > 0 and now > 0.75 * before) else "warning",
+            f"{series.name} falls from {before:.3g} to {now:.3g}: "
+            + ("the policy moves away from what is rewarded" if harder is None else f"{harder.name} changes with it"),
             series.first(under=(before + now) / 2 + 1e-12),
-            evidence=[series.shown(now, f">= {before:.3g}"), shown("Mann-Kendall z", trends.drift(values))],
-            cause="a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "
+            evidence=[
+                series.shown(now, f">= {before:.3g}"),
+                shown("Mann-Kendall z", trends.drift(values)),
+                *_shown(harder),
+            ],
+            cause=_HARDER
+            if harder is not None
+            else "a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "
             "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "
             "changed or broke: the reward alone does not tell them apart",
             next_step=_RECORD,
             steps=[p.step for p in series.points[-(len(values) // 4) :] if p.step is not None],
         )
+
+
+_HARDER = "the prompts get harder, as a curriculum makes them: a reward of other prompts is no fall of the policy"
+#: A step of what is asked: of a level any, of a mean length that much; and how it goes with the reward step by step.
+LONGER, WITH_IT = 1.2, 0.6
+
+
+def _shown(harder: Series | None) -> list[Evidence]:
+    return [] if harder is None else [shown(harder.name, f"{harder.finite[0]:.4g} to {harder.finite[-1]:.4g}")]
+
+
+def _harder(log: RunLog, reward: Series) -> Series | None:
+    """What the log says of the prompts that changes where the reward falls; None where nothing does."""
+    for series in (*log.all("difficulty"), *log.all("prompt_length")):
+        asked = {point.step: point.value for point in series.points if math.isfinite(point.value)}
+        both = [(asked[p.step], p.value) for p in reward.points if p.step in asked and math.isfinite(p.value)]
+        levels, values = [level for level, _ in both], [value for _, value in both]
+        if len(both) < 12 or len(both) < 0.8 * len(reward.finite) or len(set(levels)) < 2:
+            continue
+        # A mean length wavers from step to step; a difficulty that rises all the time is one.
+        goes_along = series.signal == "difficulty" and len(set(levels)) > 8
+        if goes_along and abs(trends.together(levels, values)) > WITH_IT:
+            return series
+        if _falls_at_steps(levels, values, series.signal == "prompt_length"):
+            return series
+    return None
+
+
+def _falls_at_steps(levels: list[float], values: list[float], is_length: bool) -> bool:
+    """Whether the reward falls at a change of level (of a length: one by a fifth, from median to median), and drifts
+    down by more than chance neither before it nor after.
+    """
+    places = [at for at in range(3, len(levels) - 2) if is_length or levels[at] != levels[at - 1]]
+    for at in places:
+        a, b = median(levels[:at]), median(levels[at:])
+        if is_length and not max(a, b) > LONGER * min(a, b) > 0:
+            continue
+        if is_length and not (max(levels[:at]) < min(levels[at:]) or min(levels[:at]) > max(levels[at:])):
+            continue
+        fall = median(values[max(at - 6, 0) : at]) - median(values[at : at + 6])
+        parts = (values[:at], values[at:])
+        if fall > 0.3 * (max(values) - min(values)) and all(trends.drift(part) >= -trends.DRIFT_Z for part in parts):
+            return True
+    return False
 
 
 _FORM = regex(r"format|(?:^|[/_.])fmt", re.IGNORECASE)

@@ -248,7 +248,7 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
 def exploding(batch: StepBatch) -> Iterator[Finding]:
     """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1,
-    10] > 0.02, or effective sample size (sum w)^2 / (n sum w^2) < 0.3, over tokens that count. Four epochs of a batch
+    10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3, over tokens that count. Four epochs of a batch
     reach 0.36 in a run that learns.
     """
     ratio_N, known_N, source = ratios(batch)
@@ -261,7 +261,8 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
     # What a share of so few tokens is off by: those of one response move together.
     noise = 3 * math.sqrt(outside * (1 - outside) / weights.size)
-    if extreme <= EXTREME and outside - noise <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
+    few = 3 * math.sqrt(extreme * (1 - extreme) / weights.size)
+    if extreme - few <= EXTREME and outside - noise <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
         return
     name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
     place = batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
@@ -283,7 +284,8 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
       needs=("clip_fraction|ratio_max|ess|ratio_mean",),
       source="miles docs (pg_clipfrac), verl rollout correction (ESS)")  # fmt: skip
 def clipped(log: RunLog) -> Iterator[Finding]:
-    """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning, over 0.5 an error.
+    """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning (.36 where a batch is stated, or
+    recorded, to be used for several updates), over 0.5 an error.
 
     Where the policy hardly moves, GSPO or a clip range is all it can be: a warning, info where no range is stated and
     ratios are within 5 % of 1, as a sequence's are; silent where the run states so small a range. Info, too, where none
@@ -296,7 +298,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     """
     # A sequence's ratio has a range of its own: GSPO clips half of its tokens on purpose (arXiv 2507.18071, section 5).
     for series, now in () if log.algorithm.is_by_sequence else log.level("clip_fraction"):
-        if now > CLIPPED:
+        if now > (CLIPPED_OF_EPOCHS if CLIPPED < now <= CLIPPED_OF_EPOCHS and _is_used_again(log) else CLIPPED):
             reach = _reach(log, series)
             stated = log.algorithm.clip_range
             # A range as small as the moves it cuts off is what the run asks for: GSPO's, whatever it is called.
@@ -365,6 +367,21 @@ TORN = 1.0
 OF_SEQUENCES = 0.05
 #: Clip ranges of published recipes for a token's ratio begin at .1.
 NO_RANGE = 0.1
+
+
+#: What four epochs of a batch come to in a run that learns.
+CLIPPED_OF_EPOCHS = 0.36
+
+
+def _is_used_again(log: RunLog) -> bool:
+    """Whether a batch is trained on in several passes, as the run states or its samples show."""
+    if log.algorithm.updates > 1:
+        return True
+    return any(
+        len(sheet) >= 2 * len(batch.spine) or any((part.held.record.key.epoch or 0) > 0 for part in sheet.parts)
+        for batch in log.samples()
+        for sheet, _ in batch.columns.sheets
+    )
 
 
 def _learns_nothing(log: RunLog) -> bool:
@@ -451,6 +468,7 @@ def never_clips(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("L16", "a batch's own updates tear the policy away", link="trend", scope="signals", needs=("policy_kl",),
+      lasts=True,
       explains=("D01", "D03", "D20", "D24", "D25", "L08", "L09", "L10"),
       source="PPO implementations stop a batch's epochs at a KL of 0.01 to 0.05")  # fmt: skip
 def torn(log: RunLog) -> Iterator[Finding]:

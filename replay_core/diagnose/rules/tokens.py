@@ -28,6 +28,8 @@ MOSTLY, HABIT = 0.85, 16
 ALL_BUT = 0.98
 #: Below this share of cut responses a run may do well with them.
 HALF = 0.5
+#: The share of cut responses that leaves a batch without a reward, and that does where none of them earns anything.
+CUT_OFF, LAMED = 0.9, 0.7
 #: Fewer responses than this all being cut off is chance.
 FEWEST = 4
 #: One token being more than this of everything written is no language.
@@ -67,9 +69,12 @@ def cut_off(case: Case) -> Iterator[Finding]:
 
     97 % (and at least 4) is a warning, an error where the rewards have no spread either: then it is why. From
     0.25 on it is a warning where all of them have the lowest reward and others earn more; else worth saying (info): the
-    share alone is normal for a policy that has not learnt to stop.
+    share alone is normal for a policy that has not learnt to stop. An error, and the cause of groups without a spread,
+    where nine of ten responses (or seven, if all of these have the lowest reward) are cut and half of the steps (2 and
+    more) have not one reward above the lowest.
     """
     cut, total, spread, first, steps = 0, 0, 0.0, None, []
+    least: list[tuple[float, float]] = []
     lowest, best_cut, mean_ended = np.inf, -np.inf, []
     for batch in case.batches():
         cut_B = truncated(batch)
@@ -82,6 +87,7 @@ def cut_off(case: Case) -> Iterator[Finding]:
         elif np.isfinite(rewards_B).any():
             spread = max(spread, float(np.nanmax(rewards_B) - np.nanmin(rewards_B)))
             lowest = min(lowest, float(np.nanmin(rewards_B)))
+            least.append((float(np.nanmin(rewards_B)), float(np.nanmax(rewards_B))))
             best_cut = max([best_cut, *rewards_B[cut_B & np.isfinite(rewards_B)].tolist()])
             mean_ended += rewards_B[~cut_B & np.isfinite(rewards_B)].tolist()
         if cut_B.any():
@@ -93,11 +99,14 @@ def cut_off(case: Case) -> Iterator[Finding]:
     if cut / total < MANY or first is None:
         return
     every, most = cut == total and total >= FEWEST, cut >= MOST * total and total >= FEWEST
+    dead = sum(high <= lowest for _, high in least)
     pays = cut >= FEWEST and best_cut <= lowest and bool(mean_ended) and float(np.mean(mean_ended)) > lowest
+    starves = dead >= 2 and 2 * dead >= len(least) and cut >= (LAMED if pays else CUT_OFF) * total
     yield finding(
-        "info" if not most and not pays else "error" if spread == 0 else "warning",
+        "error" if (spread == 0 and (most or pays)) or starves else "warning" if most or pays else "info",
         f"{'all' if every else share(cut, total)} responses are cut off at the length limit"
-        + (": none ever ends" if every else ", and each of them earns the lowest reward" if pays else ""),
+        + (": none ever ends" if every else ", and each of them earns the lowest reward" if pays else "")
+        + (f", and in {share(dead, len(least))} steps none of them earns anything" if starves and spread else ""),
         first,
         evidence=[
             shown("share of responses cut off", cut / total, "< 0.25", "end tokens and lengths of the responses"),

@@ -1,0 +1,76 @@
+"""A log in which one update broke the policy: what comes after it is its doing, and begins with the step that follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.entropy import ENTROPY_MIN
+from replay_core.diagnose.signals import Point, RunLog
+from replay_core.diagnose.stating import finding, shown
+
+#: How many times the largest norm of all steps before makes an update that no batch explains; steps before and after
+#: it, and how long after it the fall may begin.
+LEAPS, BEFORE, AFTER, SOON = 20.0, 4, 3, 2
+#: What may be left of the reward's median before it.
+LEFT = 0.5
+
+
+@rule("L39", "one update broke the policy", link="trend", scope="signals", needs=("grad_norm",), lasts=True,
+      explains=("D01", "D02", "D03", "D09", "D20", "D23", "D24", "D25", "L01", "L02", "L08", "L09", "L10", "L16", "L17",
+                "L18", "L20"),
+      source="DanceGRPO#55: an outlier batch, a gradient norm a thousand times the rest")  # fmt: skip
+def broken_by_one(log: RunLog) -> Iterator[Finding]:
+    """A gradient norm (before clipping) of 20 times the largest of all steps before it (4 and more), after which, within
+    2 steps and to the end (3 steps and more), every reward is below half of the median before and below the least of
+    it, or every entropy below .05 and below a quarter of the least before: an error. A judge that dies leaves no such
+    norm, and a spike that clipping took care of leaves the reward.
+    """
+    norms = given(log.get("grad_norm"))
+    points = [point for point in norms.points if point.step is not None and not math.isnan(point.value)]
+    if len(points) < BEFORE + AFTER + 1:
+        raise Skip(f"needs grad_norm of {BEFORE + AFTER + 1} steps")
+    for at in range(BEFORE, len(points) - 1):
+        before = max(point.value for point in points[:at])
+        if not points[at].value > LEAPS * before > 0:
+            continue
+        told = _falls(log, given(points[at].step))
+        if told is not None:
+            begun, evidence = told
+            yield finding(
+                "error",
+                f"one update broke the policy: a gradient spike at step {points[at].step}, {norms.name} jumps to "
+                f"{points[at].value:.3g} from at most {before:.3g}, and what follows never recovers",
+                points[at].where(norms.name),
+                evidence=[norms.shown_at(points[at], f"< {LEAPS:g} x {before:.3g}"), *evidence],
+                cause="an outlier in that batch (a huge advantage or reward, a group whose spread is rounding, a ratio "
+                "that overflowed) made a gradient that is not clipped, or is clipped far too high: the weights leapt "
+                "away in one step",
+                next_step=f"clip the gradient at 1; look at rewards and advantages of step {points[at].step}: rldbg "
+                "record -- YOUR COMMAND",
+                steps=[points[at].step, *begun],  # type: ignore[list-item]
+            )
+            return
+
+
+def _falls(log: RunLog, step: int) -> tuple[list[int], list[Evidence]] | None:
+    """Steps after this one in which the reward or the entropy is gone, and figures; None where neither is."""
+    for name in ("reward", "entropy"):
+        series = log.get(name)
+        every = [] if series is None else [p for p in series.points if p.step is not None and math.isfinite(p.value)]
+        before = [point.value for point in every if given(point.step) <= step]
+        after = [point for point in every if given(point.step) > step]
+        if series is None or len(before) < BEFORE:
+            continue
+        limit = min(LEFT * median(before), min(before)) if name == "reward" else min(ENTROPY_MIN, min(before) / 4)
+        for late in range(SOON):
+            gone: list[Point] = after[late:]
+            if len(gone) >= AFTER and max(point.value for point in gone) < limit:
+                return [given(point.step) for point in gone], [
+                    shown(f"{series.name} before, median", median(before)),
+                    shown(f"{series.name} after, at most", max(point.value for point in gone), f">= {limit:.3g}"),
+                ]
+    return None
