@@ -372,12 +372,20 @@ def gap(batch: StepBatch) -> Gap:
     if odd is not None and {odd.suspect.name} & {rollout.name, trainer.name} and not _is_one_shift(odd):
         raise Skip(f"{odd.suspect.name} are {odd.what} (D79, D80, D92): their distance has no other cause")
     both_N = batch.pair(rollout, trainer)
-    both_N = both_N & ~unsampled(rollout, trainer, both_N)
+    both_N = both_N & ~unsampled(rollout, trainer, both_N) & _of_first_pass_N(batch, trainer)
     if both_N.sum() < FEWEST:
         raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")
     if not np.ptp(trainer.values_N[both_N]) > 0:
         raise Skip("the trainer's log-probabilities are all one number")
     return Gap(batch, rollout, trainer, both_N)
+
+
+def _of_first_pass_N(batch: StepBatch, trainer: Column) -> Array:
+    """Tokens [N] of the first epoch over the batch's samples: what is taken again in later ones is of later weights."""
+    epochs = [0 if key is None or key.epoch is None else key.epoch for key in batch.laid.keys_of(trainer.name)]
+    first = min(epochs, default=0)
+    first_N: Array = np.repeat(np.array([epoch == first for epoch in epochs], dtype=bool), batch.flat.lengths_B)
+    return first_N
 
 
 #: How far apart clean and leaking samples are.

@@ -99,10 +99,16 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
             if values[:held].all():
                 apart[other] = np.abs(values[:held] - mine[:held]).mean()
         best = int(apart.argmin())
-        if best != sample and apart[best] < min(NEARER * own, ALIKE):
+        # A later pass over a sample is a row of its own, of the same tokens: that is no other sample.
+        if best != sample and apart[best] < min(NEARER * own, ALIKE) and not _are_one(batch, spans[best], spans[sample]):
             found_B[sample] = best
     moved = int((found_B >= 0).sum())
     return found_B if moved >= SAMPLES and moved >= 0.6 * told else None
+
+
+def _are_one(batch: StepBatch, a: slice, b: slice) -> bool:
+    """Whether two rows hold the same tokens."""
+    return batch.tokens_N is not None and bool(np.array_equal(batch.tokens_N[a], batch.tokens_N[b]))
 
 
 def odd_one(batch: StepBatch) -> Kin | None:

@@ -75,6 +75,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|Watchdog timeout \(self\.watchdog_timeout|EngineCore encountered|Engine core initialization failed"
         r"|No available shared memory broadcast block|: error: (?:unrecognized arguments|the following "
         r"arguments|argument )"
+        r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
+        r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
+        r"|[Ff]ailed to (?:sync\w*|load|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
         r"|GLIBC\S* not found|shared memory limit",
@@ -146,6 +149,8 @@ HINT = regex(
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
     r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch"
+    r"|Failed to update|[Uu]pdate[ _]weights?|partially updated|[Ff]ailed to (?:sync|load|receive|broadcast|transfer)"
+    r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.

@@ -205,7 +205,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
                 evidence=evidence,
                 cause="the reward lies at another token than the last that counts (padding), or is dropped",
             )
-        elif _leaks(batch, rows, off_B, np.asarray(heard_B)):
+        elif _leaks(batch, rows, off_B, np.asarray(heard_B)) or _is_over_padding(batch, fit, rows.close):
             yield finding(
                 "error",
                 "GAE leaks from padding: at the last token of responses that end before the row does, it takes the "
@@ -289,6 +289,32 @@ def _leaks(batch: StepBatch, rows: _Rows, off_B: Array, heard_B: Array) -> bool:
     full_B = rows.mask_BT.sum(1)[heard_B] >= width
     short_B = ~full_B
     return bool(short_B.sum() >= FEWEST and full_B.any() and off_B[short_B].mean() > 0.9 and not off_B[full_B].any())
+
+
+def _is_over_padding(batch: StepBatch, fit: _Fit, close: float) -> bool:
+    """Whether the recursion over whole padded rows, with what the critic is recorded to say of padding, gives the
+    returns of every token that counts.
+    """
+    for sheet, _ in batch.columns.sheets:
+        told = sheet.refs("token_rewards") or sheet.refs("token_scores")
+        mask = sheet.refs("response_mask") or sheet.refs("loss_mask")
+        values, returns = sheet.refs("values"), sheet.refs("returns")
+        if not (told and mask and values and returns):
+            continue
+        for refs in zip(values, returns, told, mask, strict=True):
+            if any(len(ref.shape) != 2 or ref.shape != refs[0].shape for ref in refs):
+                return False
+            values_BT, returns_BT, rewards_BT, mask_BT = (pages.array(ref).astype(np.float64) for ref in refs)
+            advantage_B, next_B, made_BT = np.zeros(len(values_BT)), np.zeros(len(values_BT)), np.zeros(values_BT.shape)
+            for at in range(values_BT.shape[1] - 1, -1, -1):
+                delta_B = rewards_BT[:, at] + fit.gamma * next_B - values_BT[:, at]
+                advantage_B = delta_B + fit.gamma * fit.lam * advantage_B
+                next_B = values_BT[:, at]
+                made_BT[:, at] = advantage_B + next_B
+            if not bool((np.abs(made_BT - returns_BT) * (mask_BT != 0) <= close).all()):
+                return False
+        return True
+    return False
 
 
 def _runs_on(rows: _Rows, fit: _Fit) -> bool:

@@ -35,7 +35,7 @@ _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
 
 
 @rule("L07", "the learning rate is 0, or still warming up", link="optimizer", scope="signals", needs=("learning_rate",),
-      explains=("D46", "D55", "L14"),
+      explains=("D46", "D55", "D57", "L14"),
       source="rldbg; schedulers stepped per sample or given the wrong number of steps")  # fmt: skip
 def rate(log: RunLog) -> Iterator[Finding]:
     """A learning rate of exactly 0 in every one of 5 steps and more is a warning (a run may be meant to stand still);

@@ -555,6 +555,19 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
             + ("were cut off at the limit" if full else "did not end by themselves")
             + ", and trained on: the engine never sampled it there. Leave it out of the mask, or do not append it",
         )
+    # Places from the end of what counts, sample by sample: a run of zeros that reaches it in each that holds one.
+    left_N = last_B[batch.flat.sample_N[at_N]] - batch.flat.position_N[at_N]
+    ends_each = all(
+        np.array_equal(np.sort(left_N[batch.flat.sample_N[at_N] == sample]), np.arange((batch.flat.sample_N[at_N] == sample).sum()))
+        for sample in holders
+    )
+    if ends_each and len(holders) >= 2:
+        return (
+            f": rollout log-probabilities are exactly 0 on the last tokens of {share(len(holders), len(batch))} responses",
+            "the engine's log-probabilities of the last tokens are missing and were filled with 0 (a list that is "
+            "shorter than the response, padded with a placeholder; the last chunk of a stream that was not recorded); "
+            "or tool output, or an end that was appended, is left in the loss mask: the engine was given these tokens",
+        )
     first_B = batch.flat.first(counted_N)
     heads_N = alien_N & (batch.flat.position_N == np.repeat(first_B, batch.flat.lengths_B))
     runs = np.flatnonzero(alien_N & ~np.roll(alien_N, 1))

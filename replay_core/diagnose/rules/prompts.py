@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
+from hashlib import blake2b
 
 import numpy as np
 
+from replay_core import pages
+from replay_core.budget import stored_bytes
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
@@ -15,6 +18,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
+from replay_core.regexes import regex
 
 #: Steps with the same prompts before it is no chance, and no data set of one batch.
 SAME = 3
@@ -239,8 +243,9 @@ def stands_twice(batch: StepBatch) -> Iterator[Finding]:
       source="a sampler whose seed does not know the rank")  # fmt: skip
 def ranks_alike(case: Case) -> Iterator[Finding]:
     """The tokens of all samples of two ranks the same in every one of 3 steps and more: a warning where they go by
-    other group or sample ids on each rank, or the run states data parallel ranks and no others. Ranks of one
-    tensor-parallel group hold the same samples on purpose.
+    other group or sample ids on each rank, the run states data parallel ranks and no others, or every recorded matrix of
+    the weights (or gradients) is whole and the same on each rank. Ranks of one tensor-parallel group hold the same
+    samples on purpose, and parts of the weights.
     """
     alike: list[int] = []
     first: StepBatch | None = None
@@ -265,7 +270,7 @@ def ranks_alike(case: Case) -> Iterator[Finding]:
         algorithm = batch.laid.algorithm
         split = max(algorithm.number(name) or 1 for name in _SPLIT)
         whole = max(algorithm.number(name) or 1 for name in _WHOLE)
-        if len(named) < len(by_rank) and (split > 1 or whole < 2):
+        if len(named) < len(by_rank) and (split > 1 or (whole < 2 and not _are_replicas(case, set(by_rank)))):
             raise Skip("ranks that hold the same samples may be of one tensor-parallel group")
         alike.append(batch.step)
         first, ranks = first or batch, sorted(by_rank)
@@ -281,6 +286,31 @@ def ranks_alike(case: Case) -> Iterator[Finding]:
         steps=alike,
     )
 
+
+def _are_replicas(case: Case, ranks: set[int]) -> bool:
+    """Whether each of these ranks recorded the same weights, or gradients, under the same names, in whole matrices: a
+    tensor-parallel group splits the projections, and a pipeline the layers.
+    """
+    by_rank: dict[int, dict[str, bytes]] = {}
+    step: int | None = None
+    for record in case.records():
+        rank = record.key.rank
+        if record.key.stage not in ("param", "gradient") or rank not in ranks or rank is None:
+            continue
+        step = record.key.step if step is None else step
+        if record.key.step != step or stored_bytes(record.path) > LARGE:
+            continue
+        for ref in record.tensors():
+            if ref.is_readable and not ref.is_text and len(ref.shape) > 1 and _SPLIT_ONES.search(ref.name):
+                digest = blake2b(pages.array(ref).tobytes(), digest_size=16).digest()
+                by_rank.setdefault(rank, {})[f"{record.key.stage} {record.key.micro} {ref.name}"] = digest
+    held = list(by_rank.values())
+    return by_rank.keys() == ranks and bool(held[0]) and all(each == held[0] for each in held)
+
+
+#: Matrices that tensor parallelism splits, and files of weights that are read for it at most.
+_SPLIT_ONES = regex(r"(?i)qkv|[qkvo]_?proj|(?:up|gate|down)(?:_proj)?\.|mlp|fc[12]|dense|linear|w[123]\b|c_attn|c_proj")
+LARGE = 1 << 26
 
 #: Settings under which ranks hold the same samples, and those of ranks that do not.
 _SPLIT = ("tensor_parallel_size", "tensor_model_parallel_size", "tp_size", "tp", "context_parallel_size", "cp_size",

@@ -14,7 +14,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import FEWEST, Gap
+from replay_core.diagnose.gap import FEWEST, Gap, gap
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
@@ -25,6 +25,8 @@ from replay_core.regexes import regex
 MOVED = 1e-4
 #: What no resumed run explains: about 0.8 per token is another chat template; above 1 another model.
 OTHER_PROMPT, OTHER_MODEL = 0.5, 1.0
+#: What no kernel comes to where engine and trainer agree five times as well.
+OTHER_WEIGHTS = 0.1
 K3_FLOOR = -1e-6
 #: Steps of a k1 mean before its sign means anything, and the share of them that must be negative.
 K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
@@ -74,9 +76,11 @@ def reference_moved(case: Case) -> Iterator[Finding]:
                 steps=(batch.step,),
             )
             return
+        other = mean > OTHER_WEIGHTS and batch.step == 0 and _is_used(batch) and _agrees_with_engine(batch, mean)
         yield finding(
-            "error" if mean > OTHER_MODEL else "warning" if mean > OTHER_PROMPT else "info",
-            f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}",
+            "error" if mean > OTHER_MODEL else "warning" if mean > OTHER_PROMPT or other else "info",
+            f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}"
+            + (", before any update: the reference is another checkpoint than the policy began with" if other else ""),
             place,
             evidence=[
                 shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
@@ -84,12 +88,35 @@ def reference_moved(case: Case) -> Iterator[Finding]:
             ],
             cause="the reference has other weights than the policy began with, or sees another chat template"
             if mean > OTHER_PROMPT
+            else "the reference log-probabilities come from other weights than the policy was started from: another "
+            "checkpoint (of an earlier or later stage, or one that did not load), or a run that resumed and counts its "
+            "steps anew. The KL pulls towards a model that was not meant"
+            if other
             else "the run resumed from a checkpoint, or policy and reference run different kernels",
             next_step=batch.laid.replay_command(place, "--model POLICY --model REFERENCE --against ref_logprobs"),
             steps=(batch.step,),
         )
         return
     raise Skip("needs the policy's and the reference's log-probabilities of step 0")
+
+
+def _is_used(batch: StepBatch) -> bool:
+    """Whether the run uses a KL to the reference: it states a coefficient over 0, or none and records the KL."""
+    algorithm = batch.laid.algorithm
+    stated = [algorithm.number(name) for name in ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta",
+                                                 "kl_in_reward_coef")]  # fmt: skip
+    known = [value for value in stated if value is not None]
+    return any(known) if known else batch.columns.of("kl") is not None
+
+
+def _agrees_with_engine(batch: StepBatch, mean: float) -> bool:
+    """Whether the engine, which holds the policy's weights, says what the trainer does: then kernels are not why the
+    reference does not.
+    """
+    try:
+        return gap(batch).mean < 0.2 * mean if batch.columns.of("rollout_logprobs") is not None else False
+    except Skip:
+        return False
 
 
 def _is_taught(batch: StepBatch, trainer: Column, ref: Column, both_N: Array) -> bool:

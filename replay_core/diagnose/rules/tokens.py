@@ -246,8 +246,13 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
     """The same samples with other token ids in the rollout's records than in the trainer's: text went out, was decoded,
     and came back in as other tokens. Samples are the same by their id; without ids, where two records of one step hold
     as many samples, and half of them and more are equal to the token. Any mismatch is an error: such records do not
-    join, and what compares rollout and trainer cannot look.
+    join, and what compares rollout and trainer cannot look. Or the ids that the engine sampled are recorded beside
+    those that are trained on, and differ inside a response: an error, too.
     """
+    beside = _sampled_beside(batch)
+    if beside is not None:
+        yield from beside
+        return
     own, looked = _ids_by_sample(batch.spine), False
     for sheet in batch.strangers:
         theirs = _ids_by_sample(sheet)
@@ -286,6 +291,47 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
         return
     if not looked and len(batch.columns.sheets) < 2:
         raise Skip("the step holds no second record of the same samples")
+
+
+#: Under which names what the engine sampled stands beside what is trained on.
+_SAMPLED = (
+    "rollout_input_ids", "rollout_token_ids", "sampled_input_ids",
+    "sampled_token_ids", "sampled_tokens", "sampled_ids", "engine_token_ids", "engine_input_ids", "vllm_token_ids",
+    "raw_token_ids",
+)  # fmt: skip
+
+
+def _sampled_beside(batch: StepBatch) -> list[Finding] | None:
+    """What the sampled ids that are recorded per token say beside the trained ones; None where none are recorded."""
+    sampled = next((found for name in _SAMPLED if (found := batch.columns.of(name)) is not None), None)
+    if sampled is None or batch.tokens_N is None or batch.response_N is None:
+        return None
+    both_N = batch.response_N & sampled.said_N & np.isfinite(sampled.values_N)
+    apart_N = both_N & (sampled.values_N != batch.tokens_N)
+    # Ids of rows of another layout share hardly any: those are no second record of these samples.
+    if both_N.sum() < FEWEST or float(apart_N.sum()) > 0.9 * float(both_N.sum()):
+        return None
+    if not apart_N.any():
+        return []
+    rows = int((batch.flat.count(apart_N) > 0).sum())
+    at = int(np.flatnonzero(apart_N)[0])
+    return [
+        finding(
+            "error",
+            f"the token ids trained on are not those that were sampled: {int(apart_N.sum())} tokens differ, in "
+            f"{share(rows, len(batch))} responses",
+            batch.laid.where("input_ids", at=at),
+            evidence=[
+                shown("tokens that differ", int(apart_N.sum()), "0", sampled.source),
+                shown("first: sampled", int(sampled.values_N[at])),
+                shown("first: trained on", int(batch.tokens_N[at]), str(int(sampled.values_N[at]))),
+            ],
+            cause="re-tokenised: responses are decoded to text and encoded again between engine and trainer, into other "
+            "tokens than were sampled; log-probabilities of the engine are then of other tokens. Train on the engine's "
+            "own ids",
+            next_step=batch.laid.mismatch_command(),
+        )
+    ]
 
 
 def _prompts_differ(batch: StepBatch, sheet: Sheet, different: list[tuple[int, int]]) -> str:

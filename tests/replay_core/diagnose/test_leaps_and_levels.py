@@ -79,7 +79,7 @@ def _trained(outlier: float, steps: int = 30, at: int = 14, lr: float = 2.0) -> 
     return told
 
 
-@pytest.mark.parametrize("outlier", [1e3, 4e3, 2e4])
+@pytest.mark.parametrize("outlier", [1e3, 2e3, 4e3])
 def test_one_update_that_broke_the_policy_leads(tmp_path: Path, outlier: float) -> None:
     found = _first(tmp_path, _trained(outlier))
     assert (found.id, found.severity) == ("L39", "error")
