@@ -100,7 +100,11 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
                 apart[other] = np.abs(values[:held] - mine[:held]).mean()
         best = int(apart.argmin())
         # A later pass over a sample is a row of its own, of the same tokens: that is no other sample.
-        if best != sample and apart[best] < min(NEARER * own, ALIKE) and not _are_one(batch, spans[best], spans[sample]):
+        if (
+            best != sample
+            and apart[best] < min(NEARER * own, ALIKE)
+            and not _are_one(batch, spans[best], spans[sample])
+        ):
             found_B[sample] = best
     moved = int((found_B >= 0).sum())
     return found_B if moved >= SAMPLES and moved >= 0.6 * told else None

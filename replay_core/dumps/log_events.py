@@ -75,9 +75,6 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|Watchdog timeout \(self\.watchdog_timeout|EngineCore encountered|Engine core initialization failed"
         r"|No available shared memory broadcast block|: error: (?:unrecognized arguments|the following "
         r"arguments|argument )"
-        r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
-        r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
-        r"|[Ff]ailed to (?:sync\w*|load|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
         r"|GLIBC\S* not found|shared memory limit",
@@ -106,6 +103,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract|sequence length is "
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
         r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
+        r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
+        r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
+        r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
         r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
@@ -149,7 +149,7 @@ HINT = regex(
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
     r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch"
-    r"|Failed to update|[Uu]pdate[ _]weights?|partially updated|[Ff]ailed to (?:sync|load|receive|broadcast|transfer)"
+    r"|Failed to update|[Uu]pdate[ _]weights?|partially updated|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
 )

@@ -64,7 +64,8 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
 
     Without a spread, in all of 5 steps and more while the mean reward changes: an error.
     Exactly 0 in half of the steps is an error, in a quarter a warning; in fewer than half, steps whose clip fraction is
-    above 0 are worth knowing: an update whose tokens all lie outside the clip range has none. A run whose completions are all cut and
+    above 0 are worth knowing: an update whose tokens all lie outside the clip range has none. A run whose
+    completions are all cut and
     masked (D07) has no trained token, and is not this. A log cannot tell a detached loss from frozen weights, a
     loss scale from a mask: the gradients can.
     """
@@ -88,8 +89,8 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
                 grad_norm=0.0, loss=first.loss, frac_zero_std=first.frac_zero, reward_std=first.group_std,
                 advantage_max=first.advantage, steps=len(broken),
             ),
-            cause="every token (of GSPO: every sequence) with an advantage may lie outside the clip range in that update, "
-            "as where the range is narrow or a batch is used for several epochs: it has no gradient then"
+            cause="every token (of GSPO: every sequence) with an advantage may lie outside the clip range in that "
+            "update, as where the range is narrow or a batch is used for several epochs: it has no gradient then"
             if may_be
             else "the loss does not reach the weights: detached log-probabilities, frozen or wrongly sharded "
             "parameters, a loss scale of 0, an empty mask",

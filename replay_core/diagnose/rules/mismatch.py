@@ -557,13 +557,12 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
         )
     # Places from the end of what counts, sample by sample: a run of zeros that reaches it in each that holds one.
     left_N = last_B[batch.flat.sample_N[at_N]] - batch.flat.position_N[at_N]
-    ends_each = all(
-        np.array_equal(np.sort(left_N[batch.flat.sample_N[at_N] == sample]), np.arange((batch.flat.sample_N[at_N] == sample).sum()))
-        for sample in holders
-    )
+    each = [np.sort(left_N[batch.flat.sample_N[at_N] == sample]) for sample in holders]
+    ends_each = all(np.array_equal(one, np.arange(len(one))) for one in each)
     if ends_each and len(holders) >= 2:
         return (
-            f": rollout log-probabilities are exactly 0 on the last tokens of {share(len(holders), len(batch))} responses",
+            ": rollout log-probabilities are exactly 0 on the last tokens of "
+            f"{share(len(holders), len(batch))} responses",
             "the engine's log-probabilities of the last tokens are missing and were filled with 0 (a list that is "
             "shorter than the response, padded with a placeholder; the last chunk of a stream that was not recorded); "
             "or tool output, or an end that was appended, is left in the loss mask: the engine was given these tokens",

@@ -33,6 +33,20 @@ class _Notice:
 
 _TABLE: tuple[_Notice, ...] = (
     _Notice(
+        regex(
+            r"Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
+            r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
+            r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
+        ),
+        "error", "rollout_logprobs",
+        "a weight update of the engine failed: from here on it samples with old or partly updated weights",
+        "a tensor that is sent does not fit what the engine holds (a shape or slice out of range, a name, the part of "
+        "an expert or of a tensor-parallel rank), or the transfer broke; the request may be answered with 200 all "
+        "the same",
+        "compare the engine's tensor and expert parallelism with what the trainer sends; stop the run where an update "
+        "is not confirmed; rldbg record -- YOUR COMMAND shows the mismatch that follows",
+    ),
+    _Notice(
         regex(r"is preempted by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract"),
         "warning", "time", "the engine preempts requests: its KV cache is too small for what it runs at once",
         "more or longer sequences than the KV cache holds: what was computed of a preempted one is thrown away and "

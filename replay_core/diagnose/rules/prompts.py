@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from itertools import pairwise
 from statistics import median
-from hashlib import blake2b
 
 import numpy as np
 
@@ -243,8 +243,8 @@ def stands_twice(batch: StepBatch) -> Iterator[Finding]:
       source="a sampler whose seed does not know the rank")  # fmt: skip
 def ranks_alike(case: Case) -> Iterator[Finding]:
     """The tokens of all samples of two ranks the same in every one of 3 steps and more: a warning where they go by
-    other group or sample ids on each rank, the run states data parallel ranks and no others, or every recorded matrix of
-    the weights (or gradients) is whole and the same on each rank. Ranks of one tensor-parallel group hold the same
+    other group or sample ids on each rank, the run states data parallel ranks and no others, or every recorded matrix
+    of the weights (or gradients) is whole and the same on each rank. Ranks of one tensor-parallel group hold the same
     samples on purpose, and parts of the weights.
     """
     alike: list[int] = []

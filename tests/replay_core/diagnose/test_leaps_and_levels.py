@@ -18,7 +18,6 @@ from tests.replay_core.diagnose.bigram import Bigram
 from tests.replay_core.diagnose.logs import Metrics, diagnosed, verl
 
 
-
 def _first(folder: Path, steps: list[Metrics]) -> Finding:
     return diagnosed(folder, verl(steps)).findings[0]
 
