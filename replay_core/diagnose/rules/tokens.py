@@ -327,8 +327,8 @@ def _sampled_beside(batch: StepBatch) -> list[Finding] | None:
                 shown("first: trained on", int(batch.tokens_N[at]), str(int(sampled.values_N[at]))),
             ],
             cause="re-tokenised: responses are decoded to text and encoded again between engine and trainer, into "
-            "other tokens than were sampled; log-probabilities of the engine are then of other tokens. Train on the engine's "
-            "own ids",
+            "other tokens than were sampled; log-probabilities of the engine are then of other tokens. Train on the "
+            "engine's own ids",
             next_step=batch.laid.mismatch_command(),
         )
     ]
