@@ -45,8 +45,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
      r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?",
      "the weight update of the engine failed: a tensor does not fit (a shape or slice out of range, a name, an "
-     "expert's or tensor-parallel rank's part), so that it samples with old or partly updated weights, although the request "
-     "may be answered with 200",
+     "expert's or tensor-parallel rank's part), so that it samples with old or partly updated weights, although "
+     "the request may be answered with 200",
      "compare the engine's ranks and expert parallelism with the trainer's; stop the run where an update is not "
      "confirmed; rldbg record -- YOUR COMMAND shows the mismatch that follows"),
     # Ranks that do not find each other, or do not call the same.

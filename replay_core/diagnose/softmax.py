@@ -13,7 +13,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
 
 #: How far a factor is off 1 before it is one, and what it may leave of the difference (rms over rms).
-FACTOR, LEFT = 0.05, 0.05
+FACTOR, LEFT = 0.1, 0.05
 #: A temperature nearer to 1 tells nothing; tokens that have to lie within the bounds, give or take (nats).
 NEAR, WITHIN, SLACK = 0.1, 0.98, 0.03
 #: What part of the larger bound the difference has to come to; and of a temperature above 1, where a distribution that

@@ -77,11 +77,12 @@ def _symptoms(log: RunLog) -> list[Evidence]:
 @rule("L38", "the engine writes with other weights", link="trend", scope="case", lasts=True,
       source="slime#1673: a checkpoint that was converted wrongly for the engine")  # fmt: skip
 def foreign_samples(case: Case) -> Iterator[Finding]:
-    """Recorded samples: mean |d| over 1 nat per token from the first step on, in every step, and over .03 in
-    all but a tenth of the rows; the trainer gives the tokens 1 nat less than the engine, and the two do not rise
-    and fall together (correlation under .5, at no shift either); and nothing that is written earns another reward than the
-    rest, or nine of ten responses are cut off. An error, and the cause of the others. A policy that learns on what its own engine
-    wrote earns something; log-probabilities that are mixed up afterwards leave the responses as they are.
+    """Recorded samples: mean |d| over 1 nat per token from the first step on, in every step, and over .03 in all but a
+    tenth of the rows; the trainer gives the tokens 1 nat less than the engine, and the two do not rise and fall
+    together (correlation under .5, at no shift either); and nothing that is written earns another reward than the
+    rest, or nine of ten responses are cut off. An error, and the cause of the others. A policy that learns on what
+    its own engine wrote earns something; log-probabilities that are mixed up afterwards leave the responses as they
+    are.
     """
     seen: list[tuple[Gap, Where, int | None]] = []
     rewards: set[float] = set()

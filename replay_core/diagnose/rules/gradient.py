@@ -64,7 +64,7 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
 
     Without a spread, in all of 5 steps and more while the mean reward changes: an error.
     Exactly 0 in half of the steps is an error, in a quarter a warning; in fewer than half, steps whose clip fraction is
-    above 0 are worth knowing: an update whose tokens all lie outside the clip range has none. A run whose
+    above .05 are worth knowing: an update whose tokens all lie outside the clip range has none. A run whose
     completions are all cut and
     masked (D07) has no trained token, and is not this. A log cannot tell a detached loss from frozen weights, a
     loss scale from a mask: the gradients can.
@@ -100,10 +100,14 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+#: The clip fraction of a step from which one of its updates may have no token left.
+CLIPPED = 0.05
+
+
 def _is_clipped(log: RunLog, step: StepTold) -> bool:
     """Whether the log says that ratios were clipped in the step."""
     point = log.at("clip_fraction", step.step)
-    return point is not None and point.value > 0
+    return point is not None and point.value > CLIPPED
 
 
 def _largest(batch: StepBatch) -> float:

@@ -26,8 +26,8 @@ LEFT = 0.5
 def broken_by_one(log: RunLog) -> Iterator[Finding]:
     """A gradient norm (before clipping) of 20 times the largest of all steps before it (4 and more), after which,
     within 2 steps and to the end (3 steps and more), every reward is below half of the median before and below the
-    least of it, or every entropy below .05 and below a quarter of the least before: an error. A judge that dies leaves no such
-    norm, and a spike that clipping took care of leaves the reward.
+    least of it, or every entropy below .05 and below a quarter of the least before: an error. A judge that dies
+    leaves no such norm, and a spike that clipping took care of leaves the reward.
     """
     norms = given(log.get("grad_norm"))
     points = [point for point in norms.points if point.step is not None and not math.isnan(point.value)]
