@@ -59,7 +59,8 @@ def test_a_policy_that_falls_on_harder_prompts_is_still_told(tmp_path: Path) -> 
 
 def _trained(outlier: float, steps: int = 30, at: int = 14, lr: float = 2.0) -> list[Metrics]:
     """A bigram that is paid for one token, one of whose batches has an advantage that many times the rest."""
-    lm, told = Bigram(4, 12, 0.5), []
+    lm = Bigram(4, 12, 0.5)
+    told: list[Metrics] = []
     for step in range(steps):
         rollout = lm.rollout([[5, 6], [7], [9]], each=8, limit=6)
         rewards_B = ((rollout.ids_BS[:, 1:] == 5) * rollout.response_BT).sum(1) > 0
