@@ -112,7 +112,7 @@ class Gap:
         return float((self.d < 0).mean())
 
     @cached_property
-    def residual(self) -> float:
+    def _residual(self) -> float:
         """Rms of what a line leaves of the difference, over the rms of the difference."""
         x, y = self._pair
         left = (y - y.mean()) - self.slope * (x - x.mean())
@@ -153,7 +153,7 @@ class Gap:
         return float((self.d > 0.02).mean()) <= 0.01
 
     @cached_property
-    def _tempered_by(self) -> tuple[float, float]:
+    def tempered_by(self) -> tuple[float, float]:
         """(T, residual): the temperature that best makes the rollout's values of the trainer's, and the rms it leaves
         over the rms of the difference. Of a distribution only the sampled token's p is known: p^(1/T) is held against
         (1 - p)^(1/T), which is exact where one other token has the rest, as in a policy that has learnt something.
@@ -205,22 +205,22 @@ class Gap:
         x, _ = self._pair
         unsure = x < UNSURE
         d = self.d[unsure]
-        if self.residual > 0.3 or (self.gain is not None and self.gain > 1) or d.size < FEWEST:
+        if self._residual > 0.3 or (self.gain is not None and self.gain > 1) or d.size < FEWEST:
             return True
         # One temperature beside one kept share, over tokens that are neither sure nor alone.
-        return float(d.std()) < 0.5 * self._tempered_by[1] * float(np.sqrt((self.d**2).mean()))
+        return float(d.std()) < 0.5 * self.tempered_by[1] * float(np.sqrt((self.d**2).mean()))
 
     @property
     def gain(self) -> float | None:
         """The temperature of the rollout over the trainer's that explains the difference: by tokens drawn in one place,
-        else by a line (an untrained policy, whose other tokens are many) or `_tempered_by`, whichever leaves less; None
+        else by a line (an untrained policy, whose other tokens are many) or `tempered_by`, whichever leaves less; None
         where none does.
         """
         if self.contexts.temperature is not None:
             return self.contexts.temperature
-        by_two, left = self._tempered_by
+        by_two, left = self.tempered_by
         # Of sure tokens a line has another slope than 1 / T.
-        left, found = min((self.residual, 1 / self.slope if self.slope else math.inf), (left, by_two))
+        left, found = min((self._residual, 1 / self.slope if self.slope else math.inf), (left, by_two))
         return found if left < 0.6 and abs(1 / found - 1) > 0.1 else None
 
     @cached_property

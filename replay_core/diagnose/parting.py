@@ -21,7 +21,7 @@ APART, PART = 0.1, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class WeightsLeftBehind:
     """`first` and `last`: mean |d| of the first step and of the later half; `rows`: those of the last step that part,
     of how many; `prompts`: the same of prompts, where it is all rows of some and none of others.
     """
@@ -43,7 +43,7 @@ class Parting:
         return f", in a part of the rows ({self.rows[0]} of {self.rows[1]}), while the others agree"
 
 
-def parting(by_step: Sequence[Array], prompts_B: Array | None) -> Parting | None:
+def parting(by_step: Sequence[Array], prompts_B: Array | None) -> WeightsLeftBehind | None:
     """Of mean |d| per sample [B] by step, NaN where nothing is compared, and of the last step's prompts [B].
 
     Weights that the engine never gets leave none of it in the first step and ever more later. Other precision, another
@@ -73,8 +73,8 @@ def parting(by_step: Sequence[Array], prompts_B: Array | None) -> Parting | None
     if late < limit or late < GROWS * early or float(np.mean(signs)) < ORDERED or min(later) < 2 * first:
         return None
     if not in_part:
-        return Parting(first, late, (known[-1].size, known[-1].size))
-    return Parting(first, late, (int(off[-1].sum()), known[-1].size), _of_prompts(by_step[-1], limit / 3, prompts_B))
+        return WeightsLeftBehind(first, late, (known[-1].size, known[-1].size))
+    return WeightsLeftBehind(first, late, (int(off[-1].sum()), known[-1].size), _of_prompts(by_step[-1], limit / 3, prompts_B))
 
 
 def _of_prompts(by_sample_B: Array, limit: float, prompts_B: Array | None) -> tuple[int, int] | None:
