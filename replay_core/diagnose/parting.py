@@ -74,7 +74,9 @@ def parting(by_step: Sequence[Array], prompts_B: Array | None) -> WeightsLeftBeh
         return None
     if not in_part:
         return WeightsLeftBehind(first, late, (known[-1].size, known[-1].size))
-    return WeightsLeftBehind(first, late, (int(off[-1].sum()), known[-1].size), _of_prompts(by_step[-1], limit / 3, prompts_B))
+    return WeightsLeftBehind(
+        first, late, (int(off[-1].sum()), known[-1].size), _of_prompts(by_step[-1], limit / 3, prompts_B)
+    )
 
 
 def _of_prompts(by_sample_B: Array, limit: float, prompts_B: Array | None) -> tuple[int, int] | None:
