@@ -123,8 +123,8 @@ def test_a_diagnosis_is_a_job_of_the_reader(pair: tuple[Path, Path]):
 
 
 def test_an_unknown_rule_is_refused_before_anything_is_read(tmp_path: Path):
-    with pytest.raises(RequestError, match="D99"):
-        workbench.diagnose(tmp_path / "nothing", rules=["D99"])
+    with pytest.raises(RequestError, match="D00"):
+        workbench.diagnose(tmp_path / "nothing", rules=["D00"])
 
 
 def test_a_tensor_that_one_record_of_the_selection_holds_names_its_record(tmp_path: Path) -> None:

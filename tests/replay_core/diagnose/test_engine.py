@@ -86,8 +86,8 @@ def test_one_finding_per_rule_with_all_its_steps() -> None:
 
 
 def test_an_unknown_rule_is_a_wrong_request() -> None:
-    with pytest.raises(RequestError, match="D99"):
-        engine.chosen_rules(["D99"])
+    with pytest.raises(RequestError, match="D00"):
+        engine.chosen_rules(["D00"])
 
 
 def test_ids_are_asked_for_in_either_case() -> None:
@@ -116,8 +116,8 @@ def silent(_subject: object) -> Iterator[Finding]:
     ("asked", "expected"),
     [
         ({"id": "D08"}, "rule D08: ids are unique within a scope"),
-        ({"link": "mask"}, "rule D98: there is no link 'mask'; links are .*masks"),
-        ({"scope": "bacth"}, "rule D98: there is no scope 'bacth'; scopes are batch"),
+        ({"link": "mask"}, "rule D00: there is no link 'mask'; links are .*masks"),
+        ({"scope": "bacth"}, "rule D00: there is no scope 'bacth'; scopes are batch"),
         ({"needs": ("mask|rollout_logprob",)}, "called 'rollout_logprob'; needs may be .*rollout_logprobs"),
         ({"scope": "signals", "needs": ("grad_norms",)}, "called 'grad_norms'; needs may be .*grad_norm"),
         ({"scope": "signals", "needs": ("event:oomm",)}, "called 'event:oomm'; needs may be .*event:oom"),
@@ -127,7 +127,7 @@ def silent(_subject: object) -> Iterator[Finding]:
 def test_a_rule_that_is_misspelt_is_refused_with_its_name_and_what_it_may_be(
     asked: dict[str, Any], expected: str
 ) -> None:
-    wanted: dict[str, Any] = {"id": "D98", "link": "masks", "scope": "batch", "source": "none", **asked}
+    wanted: dict[str, Any] = {"id": "D00", "link": "masks", "scope": "batch", "source": "none", **asked}
     before = dict(RULES)
     try:
         with pytest.raises(ValueError, match=expected):
@@ -138,13 +138,13 @@ def test_a_rule_that_is_misspelt_is_refused_with_its_name_and_what_it_may_be(
 
 
 def test_a_rule_without_a_reason_is_refused() -> None:
-    with pytest.raises(ValueError, match="rule D98: a rule explains itself"):
-        rule("D98", "silent", link="masks", scope="batch", source="none")(silent)
+    with pytest.raises(ValueError, match="rule D00: a rule explains itself"):
+        rule("D00", "silent", link="masks", scope="batch", source="none")(silent)
 
 
 def test_a_rule_that_explains_what_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RULES, ("D08", "batch"), replace(RULES["D08", "batch"], explains=("D09", "D99")))
-    with pytest.raises(ValueError, match="rule D08: it explains D99, which is no rule"):
+    monkeypatch.setitem(RULES, ("D08", "batch"), replace(RULES["D08", "batch"], explains=("D09", "D00")))
+    with pytest.raises(ValueError, match="rule D08: it explains D00, which is no rule"):
         engine.rules()
 
 

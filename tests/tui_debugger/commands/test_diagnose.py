@@ -82,8 +82,8 @@ def test_a_rule_is_explained_without_a_dump() -> None:
 
 
 def test_an_unknown_rule_and_no_path_are_wrong_requests(tmp_path: Path) -> None:
-    assert "D99" in run("--explain", "D99", fails=RequestError)[1]
-    assert "D99" in run("--rule", "D99", tmp_path, fails=RequestError)[1]
+    assert "D00" in run("--explain", "D00", fails=RequestError)[1]
+    assert "D00" in run("--rule", "D00", tmp_path, fails=RequestError)[1]
     answer = CliRunner().invoke(command, [], standalone_mode=False)
     assert "needs a dump or a log" in str(answer.exception)
 
