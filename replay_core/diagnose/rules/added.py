@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from replay_core import pages
+from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, given, rule
@@ -24,6 +25,7 @@ FEWEST, LEAST, LEFT = 4, 1e-6, 0.02
 #: How far a coefficient may lie from the stated one before it is another: token weights differ by micro-batch.
 WEIGHED = 1.5
 _BETAS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+_IN_REWARD = ("use_kl_in_reward", "kl_in_reward", "apply_kl_in_reward")
 _BONUSES = ("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef")
 
 
@@ -57,10 +59,20 @@ def added_up(case: Case) -> Iterator[Finding]:
         yield from _entropy(case)
 
 
+def _coefficient_of_loss(case: Case) -> float | None:
+    """The coefficient that the run states for the KL in its loss: one of the KL in the rewards is none."""
+    algorithm = Algorithm(stated_by(case.run))
+    if algorithm.is_on("use_kl_loss") is False:
+        return None
+    in_reward = algorithm.is_on("use_kl_loss") is None and any(map(algorithm.is_on, _IN_REWARD))
+    names = _BETAS[:1] if in_reward else _BETAS
+    return stated_number(case.run.flags or {}, *names) or stated_number(case.run.facts, *names)
+
+
 def _kl(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Finding]:
     rest, weighed = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     beta = float(rest @ weighed / (weighed @ weighed))
-    stated = stated_number(case.run.flags or {}, *_BETAS) or stated_number(case.run.facts, *_BETAS)
+    stated = _coefficient_of_loss(case)
     scale = float(np.abs(weighed).max())
     record = rows[int(np.abs(weighed).argmax())][2]
     evidence = [

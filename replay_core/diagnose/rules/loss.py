@@ -464,11 +464,12 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
     # Other terms in a loss leave no exact -1 in every micro-batch.
     heard = [part for part in off if part.exact] or (off if len({round(part.value, 9) for part in off}) > 3 else [])
     is_total = not any(part.exact for part in off)
+    if any(all(_is_times(part, name, 1.0, heard) for part in heard) for name in _names(heard)):
+        return  # where updates are halves of a step, one's mean is twice the other's
     for name in _names(heard):
         each = [part.reductions[name] for part in heard]
         if any(abs(value) < FLOOR for value in each):
             continue
-        ratios_of = [part.value / value for part, value in zip(heard, each, strict=True)]
         for times in (-1.0, *(float(number) for number in _FACTORS), *(1 / number for number in _FACTORS)):
             # Of so many factors one is near by chance: only the sign is told by a single loss.
             if (len(heard) < 2 or is_total) and times > 0:
@@ -476,12 +477,19 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
             # Dr. GRPO divides the sum of a response by a constant of its own.
             if "token-sum" in name and "tokens of" not in name and 0 < times < 1:
                 continue
-            if all(abs(ratio - times) <= (CLOSE if len(heard) < 2 else 1e-3) * abs(times) for ratio in ratios_of):
+            if all(_is_times(part, name, times, heard) for part in heard):
                 if name.endswith("over the micro-batch") and abs(times * first.micros - 1) < 1e-3:
                     yield f"is a mean of its {first.micros} micro-batches' own means ({name}): " + _UNEQUAL, _OWN, said
                     return
                 yield f"is {_in_times(times)} what it should be as {name}", _FACTOR_CAUSE[times < 0], said
                 return
+
+
+def _is_times(part: _Recomputed, name: str, times: float, heard: list[_Recomputed]) -> bool:
+    value = part.reductions[name] * times
+    return abs(value) >= FLOOR * abs(times) and abs(part.value - value) <= (CLOSE if len(heard) < 2 else 1e-3) * abs(
+        value
+    )
 
 
 _UNEQUAL = "a token of a small micro-batch weighs more than one of a large"

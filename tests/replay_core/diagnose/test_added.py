@@ -12,8 +12,10 @@ from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import look, of, why_skipped
 
 
-def recorded(path: Path, beta: float, stated: float | None = None, count: int = 6) -> Path:
-    recorder = Recorder(path, flags={} if stated is None else {"kl_loss_coef": stated})
+def recorded(
+    path: Path, beta: float, stated: float | None = None, count: int = 6, flags: dict[str, Any] | None = None
+) -> Path:
+    recorder = Recorder(path, flags=flags or ({} if stated is None else {"kl_loss_coef": stated}))
     draw = torch.Generator().manual_seed(5)
     for step in range(count):
         pg, kl = (float(torch.randn((), generator=draw)) for _ in range(2))
@@ -35,6 +37,16 @@ def test_the_kl_term_of_recorded_losses_is_solved_for(
     found = of(look(recorded(tmp_path / "run", beta, stated), "D49"), "D49")
     assert (found is not None) == bool(words)
     assert found is None or (found.severity == "error" and words in found.claim)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_told"),
+    [({}, True), ({"use_kl_in_reward": True}, False), ({"use_kl_loss": False}, False),
+     ({"use_kl_in_reward": True, "use_kl_loss": True}, True)],
+)  # fmt: skip
+def test_a_coefficient_of_the_rewards_is_none_of_the_loss(more: dict[str, Any], is_told: bool, tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run", 0.0, flags={"kl_coef": 0.02, **more})
+    assert (of(look(path, "D49"), "D49") is not None) == is_told
 
 
 def test_too_few_micro_batches_are_not_judged(tmp_path: Path) -> None:
