@@ -8,8 +8,10 @@ import pytest
 
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, until
 from tui_debugger.app import RldbgApp
-from tui_debugger.panes.tensors import TensorRows
+from tui_debugger.panes.tensors import TensorRows, TensorsPane
 from tui_debugger.screens.debugger import DebuggerScreen
+from tui_debugger.screens.keyed import FRAMES_PER_S
+from tui_debugger.widgets.paint import write_border
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +109,19 @@ async def test_the_first_frame_of_a_narrow_screen_is_laid_out_for_it(monkeypatch
         async with opened(size=(width, 24)):
             pass
     assert ["-narrow" in classes for classes in laid_out] == [True, False]
+
+
+async def test_a_key_waits_for_a_frame_of_4_ms_and_not_of_17() -> None:
+    async with opened(A, B) as (app, _):
+        assert app.screen._update_timer._interval == pytest.approx(1 / FRAMES_PER_S)
+
+
+async def test_a_count_on_a_border_draws_the_line_and_no_other() -> None:
+    async with opened(A, B) as (app, pilot):
+        pane = app.screen.query_one(TensorsPane)
+        await rest(app, pilot)
+        pane._exchange_repaint_regions()
+        write_border(pane, subtitle="4,321 of them")
+        regions = set(pane._exchange_repaint_regions())
+        assert {(region.y, region.height) for region in regions} == {(pane.outer_size.height - 1, 1)}
+        await until(pilot, lambda: "4,321 of them" in screen(app))

@@ -37,7 +37,7 @@ class TextSheet(ScrollView, can_focus=True):
 
     def put(self, text: Text) -> None:
         """Show another text; one that says the same draws nothing."""
-        if text == self._text:
+        if text == self._text and text.style == self._text.style:  # a Text compares its spans alone
             return
         self._text = text
         self._break_lines()
@@ -71,8 +71,8 @@ class TextSheet(ScrollView, can_focus=True):
         if strip is None:
             line = self._lines[at]
             line.end = ""
-            parts = [
-                Segment(part.text, base + part.style if part.style else base) for part in line.render(self.app.console)
-            ]
+            console = self.app.console
+            own = base + console.get_style(line.style)  # rich leaves it out where a text has no spans
+            parts = [Segment(part.text, own + part.style if part.style else own) for part in line.render(console)]
             strip = self._drawn[at] = Strip(parts).adjust_cell_length(width, base)
         return strip

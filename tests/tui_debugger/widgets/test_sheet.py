@@ -81,3 +81,13 @@ async def test_its_thumb_tells_how_long_it_is() -> None:
             await pilot.pause()
             bar = sheet.vertical_scrollbar
             assert (bar.window_size, bar.window_virtual_size) == (10, count)
+
+
+async def test_the_same_words_in_another_style_are_drawn_anew() -> None:
+    async with shown() as (sheet, pilot):
+        sheet.put(Text("nothing yet", style="red"))
+        await pilot.pause()
+        style = next(iter(sheet.render_line(0))).style
+        assert style is not None
+        assert style.color is not None
+        assert style.color.name == "red"
