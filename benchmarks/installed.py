@@ -6,7 +6,7 @@ few imports that are left (each run of the command names the next one):
     python -m venv peers
     ls -d $PWD/.venv/lib/python3.*/site-packages > $(ls -d peers/lib/python3.*)/site-packages/rldbg.pth
     peers/bin/pip install --no-deps sglang polygraphy mindstudio-probe
-    peers/bin/pip install polars pyzmq orjson einops pandas openpyxl matplotlib pytz
+    peers/bin/pip install polars pyzmq orjson einops pandas openpyxl matplotlib pytz pybase64 tensorboard
     peers/bin/python -m benchmarks matrix differing
 
 sglang's comparator imports the whole inference server for a helper of its dumper: three modules that comparing never

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from replay_core.errors import DumpError
 
@@ -21,6 +22,29 @@ _ROOT = "RLDBG_MIRRORS"
 def keep_under(root: Path) -> None:
     """Take files of `root/FOLDER` for mirrors from now on, here and in processes that are started."""
     os.environ[_ROOT] = os.path.abspath(root / FOLDER) + os.sep
+
+
+#: Which address each folder stands for that this process was given an address for.
+_ADDRESSES: dict[str, str] = {}
+
+
+def stands_for(path: Path, url: str) -> None:
+    """Say `url` where `path` would be said from now on: nobody else has this machine's cache."""
+    _ADDRESSES[str(path)] = url.rstrip("/")
+
+
+def as_addressed(said: Any) -> Any:
+    """The text, mapping or list with the address that was given in place of its mirror's path; the same where no address
+    was given. What is no mapping and no list stays: rows of a comparison that lie in a file are not read for it."""
+    if not _ADDRESSES:
+        return said
+    if isinstance(said, str):
+        for path, url in _ADDRESSES.items():
+            said = said.replace(path, url)
+        return said
+    if isinstance(said, dict):
+        return {key: as_addressed(value) for key, value in said.items()}
+    return [as_addressed(value) for value in said] if isinstance(said, list) else said
 
 
 def names_a_mirror(said: str) -> bool:

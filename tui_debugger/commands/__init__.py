@@ -21,7 +21,7 @@ from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.export.written import pieces
 from replay_core.jobs import Event, LogLine, Progress
-from replay_core.mirrored import keep_under, names_a_mirror
+from replay_core.mirrored import as_addressed, keep_under, names_a_mirror, stands_for
 from tui_debugger.busy import Busy
 from tui_debugger.format import safe
 from tui_debugger.paths import REMOTE_BYTES, cache_dir
@@ -40,9 +40,9 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 def fail(message: str, hint: str | None = None) -> None:
     """An error, on standard error: what is wrong, then what helps."""
     click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(safe(message, lines=True), err=True)
+    click.echo(safe(as_addressed(message), lines=True), err=True)
     if hint:
-        click.echo(f"\nhint: {safe(hint, lines=True)}", err=True)
+        click.echo(f"\nhint: {safe(as_addressed(hint), lines=True)}", err=True)
 
 
 def _mirrored(url: str) -> Path:
@@ -50,6 +50,7 @@ def _mirrored(url: str) -> Path:
     from replay_core.remote.mirror import mirror  # and a library of 16 MB: only who gives a URL pays
 
     path, left = mirror(url, cache_dir(), REMOTE_BYTES)
+    stands_for(path, url)
     for what in left[:_MOST_LEFT]:
         click.echo(f"note: {safe(what)}", err=True)
     if len(left) > _MOST_LEFT:
@@ -183,7 +184,8 @@ def finish(
     fail_on: str = "warning",
     fail_above: float | None = None,
 ) -> int:
-    """Print the answer, write it where asked, and return the exit code it means."""
+    """Print the answer, write it where asked, and return the exit code it means. People are told the address of a remote
+    dump; documents keep the path that it has here, by which they are opened again."""
     code = int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on, fail_above=fail_above))
     refused: list[RldbgError] = []
     printed = ""
@@ -203,7 +205,7 @@ def finish(
         if as_json:
             say(pieces(doc))
         else:
-            say(printed.rstrip("\n") or safe(report(doc), lines=True))
+            say(printed.rstrip("\n") or safe(report(as_addressed(doc)), lines=True))
     if refused:
         raise refused[0]
     return code
@@ -220,10 +222,11 @@ def _forms(doc: Document, code: int, output: Path | None) -> list[tuple[Path, Ca
         from tui_debugger.handout.junit import junit
 
         typed = typed_command(context.meta.get("rldbg.arguments", ()) if context else ())
+        told = as_addressed(doc)
         forms += [
             (places["html"], lambda: [page(doc, typed)]),
-            (places["markdown"], lambda: [comment(doc, typed)]),
-            (places["junit"], lambda: [junit(doc, code)]),
+            (places["markdown"], lambda: [comment(told, typed)]),
+            (places["junit"], lambda: [junit(told, code)]),
         ]
     return [(path, made) for path, made in forms if path is not None]
 

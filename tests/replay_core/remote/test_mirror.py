@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from replay_core import pages, workbench
+from replay_core import mirrored, pages, workbench
 from replay_core.decoding import texts_near
 from replay_core.dumps import open_run
 from replay_core.errors import DumpError, RequestError, RldbgError
@@ -239,3 +239,21 @@ def test_the_command_line_takes_a_url(store: Objects, tmp_path: Path, monkeypatc
     ran = CliRunner().invoke(command, [url, "--json"], standalone_mode=False)
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout)["records"]
+
+
+def test_people_are_told_the_address_and_documents_keep_the_path_that_opens_again(
+    store: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tui_debugger.cli import cli
+    from tui_debugger.commands import fail
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(mirrored, "_ADDRESSES", {})
+    a, url = a_dump(tmp_path / "a"), store.put(a_dump(tmp_path / "b", 1.5), "b")
+    asked = ["compare", str(a), url, "--output", str(tmp_path / "doc.json")]
+    said = CliRunner().invoke(cli, asked, standalone_mode=False)
+    kept = json.loads((tmp_path / "doc.json").read_text())
+    assert (said.return_value, f"b  {url}" in said.output, "rldbg-remote" in said.output) == (1, True, False)
+    assert Path(kept["b"]["path"]).is_dir()
+    fail(str(CliRunner().invoke(cli, ["ls", url, "--step", "7"], standalone_mode=False).exception))
+    assert f"file:     {url}\n" in capsys.readouterr().err
