@@ -34,8 +34,8 @@ def stands_for(path: Path, url: str) -> None:
 
 
 def as_addressed(said: Any) -> Any:
-    """The text, mapping or list with the address that was given in place of its mirror's path; the same where no address
-    was given. What is no mapping and no list stays: rows of a comparison that lie in a file are not read for it."""
+    """The text, mapping or list with the address that was given in place of its mirror's path; the same where no
+    address was given. What is no mapping and no list stays: rows of a comparison that lie in a file are not read."""
     if not _ADDRESSES:
         return said
     if isinstance(said, str):

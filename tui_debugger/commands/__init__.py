@@ -184,8 +184,8 @@ def finish(
     fail_on: str = "warning",
     fail_above: float | None = None,
 ) -> int:
-    """Print the answer, write it where asked, and return the exit code it means. People are told the address of a remote
-    dump; documents keep the path that it has here, by which they are opened again."""
+    """Print the answer, write it where asked, and return the exit code it means. People are told the address of a
+    remote dump; documents keep the path that it has here, by which they are opened again."""
     code = int(exit_code(doc, allow_missing=allow_missing, fail_on=fail_on, fail_above=fail_above))
     refused: list[RldbgError] = []
     printed = ""
