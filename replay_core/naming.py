@@ -229,6 +229,14 @@ _EXPERTS = regex(r"(?:^|\.)experts\.")
 _WRAPPERS = regex(r"^(?:(?:model_)?state_dict\.|module\.|base_model\.model\.|model\.)+(?!(?:inputs|output)(?:\.|$))")
 _INSIDE = regex(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _UNKNOWN = Meaning(Phase.UNKNOWN, "value")
+#: What thousands of names mean, each held once.
+_MODULE_MASK = Meaning(Phase.MODULES, "mask")
+_MODULE_IDS = Meaning(Phase.MODULES, "ids", "valid", "full")
+_MODULE_POSITIONS = Meaning(Phase.MODULES, "positions", "valid", "full")
+_ACTIVATION = Meaning(Phase.MODULES, "activation", "valid", "full")
+_GRADIENT, _TOKEN_GRADIENT = Meaning(Phase.GRADIENTS, "gradient"), Meaning(Phase.GRADIENTS, "gradient", "valid", "full")
+_PARAM = Meaning(Phase.PARAMS, "param")
+_NOTE, _METRIC = Meaning(Phase.UNKNOWN, "note"), Meaning(Phase.METRICS, "metric")
 
 
 def canonical(name: str, table: dict[str, str] | None = None) -> str:
@@ -377,7 +385,7 @@ def _part(word: str) -> tuple[int, tuple[tuple[str, int], ...]]:
     return _RANKS.get(word, len(_BEFORE)), pieces
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 11)
 def meaning(name: str) -> Meaning:
     """What a canonical name implies; an unknown name has no phase and is judged as a plain value."""
     known = MEANINGS.get(name)
@@ -386,22 +394,21 @@ def meaning(name: str) -> Meaning:
     if is_module_tensor(name):
         tail = name[len(module_of(name)) + 1 :]
         if tail.endswith("attention_mask"):
-            return Meaning(Phase.MODULES, "mask")
+            return _MODULE_MASK
         if tail.endswith("input_ids"):
-            return Meaning(Phase.MODULES, "ids", "valid", "full")
+            return _MODULE_IDS
         if tail.endswith("position_ids"):
-            return Meaning(Phase.MODULES, "positions", "valid", "full")
-        return Meaning(Phase.MODULES, "activation", "valid", "full")
+            return _MODULE_POSITIONS
+        return _ACTIVATION
     if name.startswith("grad."):
-        of_tokens = ("valid", "full") if _MODULE.search(name) else ()
-        return Meaning(Phase.GRADIENTS, "gradient", *of_tokens)
+        return _TOKEN_GRADIENT if _MODULE.search(name) else _GRADIENT
     if name.startswith("param.") or name.endswith((".weight", ".bias")):
-        return Meaning(Phase.PARAMS, "param")
+        return _PARAM
     last = name.rpartition(".")[2]
     if last in NOTES or _CLOCK.search(name):
-        return Meaning(Phase.UNKNOWN, "note")
+        return _NOTE
     if name.startswith("metrics."):
-        return Meaning(Phase.METRICS, "metric")
+        return _METRIC
     if last in MEANINGS:
         inner = MEANINGS[last]
         return Meaning(inner.phase, inner.kind, "all", "none")

@@ -445,8 +445,7 @@ class _Work:
     ) -> Iterator[tuple[Any, TensorPair, MicroBatchPair]]:
         result = self._result
         pairs = list(pair_tensors(micro_pair))
-        both = [side for pair in pairs for side in (pair.a, pair.b) if pair.a and pair.b and side]
-        micro_pair.paired = {id(ref) for _, ref in both}
+        micro_pair.alone = {id(pair.one[1]) for pair in pairs if pair.a is None or pair.b is None}
         micro_pair.rerouted = rerouted(pairs, micro_pair)
         notes.first += [(micro_pair, note) for note in said(micro_pair.rerouted)]
         for pair in pairs:

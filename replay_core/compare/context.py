@@ -94,7 +94,7 @@ def why_missing(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:
     twins = [
         (there.key.stage, ref)
         for there, ref in side.named(pair.name)
-        if ref is not own and id(ref) in micro_pair.paired
+        if ref is not own and micro_pair.alone is not None and id(ref) not in micro_pair.alone
     ]
     if not twins:
         return f"only {which} has it"

@@ -219,7 +219,7 @@ class MicroBatchPair:
     """Two sides of one computation.
 
     partial: only some samples of either face each other, so that what is said of a whole micro-batch does not.
-    paired: the tensors, by id, that have a counterpart on the other side.
+    alone: the tensors, by id, that have no counterpart on the other side; None until they were paired.
     rerouted: what routers sent elsewhere, in order of computation.
     together: what the ranks of one side hold, where they face one process.
     """
@@ -229,7 +229,7 @@ class MicroBatchPair:
     b: Side
     partial: bool = False
     notes: list[str] = field(default_factory=list)
-    paired: set[int] = field(default_factory=set)
+    alone: set[int] | None = None
     rerouted: list[Rerouted] = field(default_factory=list)
     together: Together | None = None
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict)
@@ -246,7 +246,7 @@ class MicroBatchPair:
         self.a.release(folder)
         self.b.release(folder)
         # All of it goes by the ids of what is gone.
-        self.paired, self.rerouted, self._pairings = set(), [], {}
+        self.alone, self.rerouted, self._pairings = None, [], {}
 
     def settle(self, a: Batch, b: Batch, pairing: Pairing) -> None:
         """Keep what a look at the whole step has found."""

@@ -58,7 +58,10 @@ def _size_and_strides(size: bytes | None, strides: bytes | None) -> tuple[Any, A
 
 #: Fewer entries are not worth the columns.
 _MIN_ENTRIES = 4
-_MAX_ENTRIES = 4096
+#: Taken at once: the opcodes of so many stand in memory by columns, half a kilobyte each.
+_MAX_ENTRIES = 512
+#: A memo of more is not asked for its largest index.
+_MAX_MEMO = 4096
 _UNUSUAL: tuple[list[Any], int] = ([], -1)
 
 
@@ -70,7 +73,12 @@ def _index(opcode: bytes) -> int:
 def _puts_from(first: int, count: int) -> bytes:
     """The opcodes that put the next `count` things in the memo, as picklers number them: one after the other."""
     short = b"".join(b"q%c" % index for index in range(first, min(first + count, 256)))
-    return short + b"".join(b"r" + struct.pack("<I", index) for index in range(max(first, 256), first + count))
+    long = range(max(first, 256), max(first + count, 256))
+    indices = struct.pack(f"<{len(long)}I", *long)
+    puts = bytearray(b"r" * (5 * len(long)))
+    for place in range(4):
+        puts[1 + place :: 5] = indices[place::4]
+    return short + bytes(puts)
 
 
 class Memo(dict[int, Any]):
@@ -78,25 +86,29 @@ class Memo(dict[int, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: list[tuple[Loading, list[tuple[bytes, ...]], dict[bytes, Any], list[Any]]] = []
+        #: Where the entries of each run begin in which bytes, and what came of them.
+        self.waiting: list[tuple[Loading, bytes, int, dict[bytes, Any], list[Any]]] = []
         self._next = 0
 
     def defer(
-        self, loading: Loading, rows: list[tuple[bytes, ...]], named: dict[bytes, Any], entries: list[Any], span: range
+        self, loading: Loading, buf: bytes, at: int, named: dict[bytes, Any], entries: list[Any], span: range
     ) -> bool:
         """Keep what a run puts at the indices of `span`. False where something may stand there: then order matters."""
-        if len(self) > _MAX_ENTRIES or span.start < self._next or max(self, default=-1) >= span.start:
+        if len(self) > _MAX_MEMO or span.start < self._next or max(self, default=-1) >= span.start:
             return False
         self._next = span.stop
-        self.waiting.append((loading, rows, named, entries))
+        self.waiting.append((loading, buf, at, named, entries))
         return True
 
     def settle(self) -> bool:
         """Put what waits where nothing newer was put; whether anything waited."""
         waiting, self.waiting = self.waiting, []
-        for loading, rows, named, entries in waiting:
-            for number, row in enumerate(rows):
-                for index, value in _puts_of(loading, row, named, entries[2 * number], entries[2 * number + 1]):
+        for loading, buf, at, named, entries in waiting:
+            for number in range(0, len(entries), 2):
+                match = _ENTRY.match(buf, at)
+                assert match is not None  # it matched before
+                at = match.end()
+                for index, value in _puts_of(loading, match.groups(), named, entries[number], entries[number + 1]):
                     self.setdefault(index, value)
         return bool(waiting)
 
@@ -187,7 +199,7 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
             get, numel, offset, size, stride = kind
             cls: Any = named[get]
             add(_worded(loading, cls, key, _decoded(numel), _decoded(offset), size, stride))
-    if not memo.defer(loading, rows, named, entries, span):
+    if not memo.defer(loading, buf, start, named, entries, span):
         return _UNUSUAL
     return entries, pos
 
