@@ -246,22 +246,42 @@ def canonical(name: str, table: dict[str, str] | None = None) -> str:
     whole, then by its last part (`trajectories.tokens` is `trajectories.input_ids`).
     """
     if table is None:
-        return _canonical(name)
+        known = _known.get(name)
+        return _canonical(name) if known is None else known
     if name in table:
         return table[name]
     if "." in name and name not in MEANINGS and name not in ALIASES and not _is_structural(name):
         head, _, last = name.rpartition(".")
-        return f"{head}.{table[last]}" if head and last in table else _canonical(name)
-    return _canonical(name)
+        return f"{head}.{table[last]}" if head and last in table else canonical(name)
+    return canonical(name)
 
 
 def _is_structural(name: str) -> bool:
     return is_module_tensor(name) or name.startswith(("grad.", "param."))
 
 
-@lru_cache(maxsize=1 << 14)
+#: A dump's files repeat their names: each is held once, and looked up once.
+_held: dict[str, str] = {}
+_known: dict[str, str] = {}
+_MOST_HELD = 1 << 14
+
+
+def held_once(name: str) -> str:
+    """The same text: the one string that everybody holds who asked. `sys.intern` would mix it with the code's words."""
+    if len(_held) >= _MOST_HELD:
+        _held.clear()
+    return _held.setdefault(name, name)
+
+
 def _canonical(name: str) -> str:
-    """By the general table alone. A dump's files repeat their names, so each is looked up once."""
+    """By the general table alone."""
+    if len(_known) >= _MOST_HELD:
+        _known.clear()
+    found = _known[name] = _looked_up(name)
+    return found
+
+
+def _looked_up(name: str) -> str:
     if name in MEANINGS:
         return name
     if _is_structural(name):

@@ -311,7 +311,8 @@ class Record:
             loaded = self._load()
             self._tensors = tuple(loaded)
             self.problems = loaded.problems if isinstance(loaded, Fields) else ()
-            self.names = tuple([ref.name for ref in self._tensors])
+            names = tuple([ref.name for ref in self._tensors])
+            self.names = self.names if self.names == names else names
             self.is_flat = not any(map(attrgetter("shape"), self._tensors))
             self.is_told = None not in map(attrgetter("line"), self._tensors)
         return self._tensors

@@ -23,14 +23,17 @@ class StepOpening:
         self._are_apart = True
         self._folder = FieldFolder()
 
+    def make_room(self) -> None:
+        """Forget the pair taken last, before the next is loaded, where all so far are apart and there are too many."""
+        if self._pairs and self._are_apart and self._size > MOST_HELD:
+            self._pairs[-1].release(self._folder)
+
     def take(self, micro_pair: MicroBatchPair) -> None:
-        """Take the next pair, which is forgotten again where all so far are apart and there are too many."""
+        """Take the next pair, loaded."""
         self._pairs.append(micro_pair)
         self._sizes.append(len(micro_pair.a.tensors) + len(micro_pair.b.tensors))
         self._size += self._sizes[-1]
         self._are_apart = self._are_apart and _is_apart(micro_pair)
-        if self._are_apart and self._size > MOST_HELD:
-            micro_pair.release(self._folder)
 
     def groups(self) -> list[list[MicroBatchPair]]:
         """The pairs as they are to be compared: those of a rank together, of as many ranks as there is room for; in
@@ -38,6 +41,8 @@ class StepOpening:
         """
         if not self._are_apart or self._size <= MOST_HELD:
             return [self._pairs]
+        if len(self._pairs) > 1:
+            self._pairs[-1].release(self._folder)
         ranks: dict[int | None, list[int]] = {}
         for number, micro_pair in enumerate(self._pairs):
             ranks.setdefault(micro_pair.key.rank, []).append(number)

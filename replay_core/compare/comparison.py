@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from replay_core import naming
@@ -22,7 +23,7 @@ from replay_core.compare.context import (
     texts_in_order,
     why_missing,
 )
-from replay_core.compare.divergence import Origin, Places, order_of, places_of
+from replay_core.compare.divergence import NO_PLACES, Origin, Places, order_of, places_of
 from replay_core.compare.judging.measuring import same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
@@ -321,7 +322,7 @@ class _Work:
             groups = self._opened(micro_pairs)
             self._step, notes = number, _Notes()
             for place, group in enumerate(groups):
-                keys, entries, is_worth_reading_ahead = self._of_group(group, notes)
+                keys, entries, is_worth_reading_ahead = self._of_group(group, notes, are_all=len(groups) == 1)
                 before += len(entries)
                 is_last = number == len(steps) - 1 and place == len(groups) - 1
                 self.total = before if is_last else None
@@ -350,6 +351,8 @@ class _Work:
         """The pairs of a step in the groups that are compared one after the other, whose sides were loaded once."""
         opening = StepOpening()
         for micro_pair in micro_pairs:
+            if self._in_groups:
+                opening.make_room()
             for side in (micro_pair.a, micro_pair.b):
                 side.load()
                 self._result.problems += side.problems
@@ -358,8 +361,12 @@ class _Work:
                 opening.take(micro_pair)
         return opening.groups() if self._in_groups else [micro_pairs]
 
-    def _of_group(self, micro_pairs: list[MicroBatchPair], notes: _Notes) -> tuple[Sequence[Any], list[Entry], bool]:
-        """Of a step or some of its ranks: what sorts the pairs, the pairs, and whether any of them lies in a file."""
+    def _of_group(
+        self, micro_pairs: list[MicroBatchPair], notes: _Notes, *, are_all: bool
+    ) -> tuple[Sequence[Any], list[Entry], bool]:
+        """Of a step (`are_all`) or some of its ranks: what sorts the pairs, where that is not all of them; the pairs;
+        and whether any of them lies in a file.
+        """
         result = self._result
         for micro_pair in micro_pairs:
             micro_pair.a.load()
@@ -380,13 +387,14 @@ class _Work:
                 micro_pair.b.tensors = self._renames.applied(micro_pair.b.tensors, names_of_a)
         again, alone = by_samples(micro_pairs)
         self._count(again)
-        entries: list[tuple[Any, TensorPair, MicroBatchPair]] = []
+        entries: list[Entry] = []
         once: set[tuple[int, str]] = set()
         only_layout: Counter[str] = Counter()
         places = places_of(again)
         for micro_pair in again:
-            entries += self._of_micro_pair(micro_pair, once, only_layout, places, notes)
-        entries.sort(key=lambda entry: entry[0])
+            entries += self._of_micro_pair(micro_pair, once, only_layout, notes)
+        in_order = partial(_order, places=places)
+        entries.sort(key=in_order)
         for micro_pair in again:
             notes.last += [(micro_pair, note) for note in micro_pair.notes]
             micro_pair.notes = []
@@ -394,7 +402,7 @@ class _Work:
         alike = "tensors only lay the same samples out differently; tokens are compared one by one"
         notes.laid_out += [(wheres[where], f"{where}: {number} {alike}") for where, number in only_layout.items()]
         self._lone(alone)
-        return [key for key, _, _ in entries], [(pair, micro_pair) for _, pair, micro_pair in entries], True
+        return [] if are_all else list(map(in_order, entries)), entries, True
 
     def _of_numbers(self, micro_pairs: list[MicroBatchPair]) -> list[Entry]:
         """The pairs of a step that both logged under the same names, or one alone: no sample, no module."""
@@ -440,9 +448,8 @@ class _Work:
         micro_pair: MicroBatchPair,
         once: set[tuple[int, str]],
         only_layout: Counter[str],
-        places: Places,
         notes: _Notes,
-    ) -> Iterator[tuple[Any, TensorPair, MicroBatchPair]]:
+    ) -> Iterator[Entry]:
         result = self._result
         pairs = list(pair_tensors(micro_pair))
         micro_pair.alone = {id(pair.one[1]) for pair in pairs if pair.a is None or pair.b is None}
@@ -465,8 +472,7 @@ class _Work:
                 tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 notes.first.append((micro_pair, tied))
             else:
-                key = micro_pair.key if pair.a is None else record.key
-                yield order_of(key, pair.name, ref.order, places), pair, micro_pair
+                yield pair, micro_pair
 
     def _is_asked(self, pair: TensorPair) -> bool:
         if not self._names:
@@ -517,9 +523,10 @@ def _is_of_numbers(micro_pair: MicroBatchPair) -> bool:
     return all(one.key.stage in _LOGGED and bool(one.is_flat) for one in records)
 
 
-def _order(entry: Entry) -> tuple[Any, ...]:
-    record, ref = entry[0].one
-    return order_of(record.key, entry[0].name, ref.order)
+def _order(entry: Entry, places: Places = NO_PLACES) -> tuple[Any, ...]:
+    pair, micro_pair = entry
+    record, ref = pair.one
+    return order_of(micro_pair.key if pair.a is None else record.key, pair.name, ref.order, places)
 
 
 def _element(row: TensorVerdict) -> tuple[Any, ...]:

@@ -23,11 +23,11 @@ NEVER_FIRST = frozenset({"mask", "layout", "note"})
 
 #: Name of a parameter -> its place in a forward, where names do not tell.
 Places = Mapping[str, int]
-_NO_PLACES: Places = {}
+NO_PLACES: Places = {}
 
 
 def order_of(
-    key: RecordKey, name: str, order: int | None, places: Places = _NO_PLACES
+    key: RecordKey, name: str, order: int | None, places: Places = NO_PLACES
 ) -> tuple[int, int, int, int, int, Any, int]:
     """Sort key of a tensor: step, before / within / closing the micro-batches, micro, phase, then as recorded.
 
@@ -75,7 +75,7 @@ def places_of(micro_pairs: Sequence[MicroBatchPair]) -> Places:
     listed = [_listed(side) for side in sides]
     known = dict.fromkeys(name for names in listed for name in names)
     if all(map(naming.is_placed, known)):
-        return _NO_PLACES
+        return NO_PLACES
     for side in sides:
         outputs = [(ref.order or 0, naming.module_of(name)) for (name, _), (_, ref) in side.tensors.items()
                    if naming.is_module_tensor(name) and not naming.is_input(name)]  # fmt: skip
@@ -85,7 +85,7 @@ def places_of(micro_pairs: Sequence[MicroBatchPair]) -> Places:
     # A rank of a pipeline lists its own part: the longest list is the model's. By the alphabet is no order of a model.
     longest = max(listed, key=len)
     if longest == sorted(longest):
-        return _NO_PLACES
+        return NO_PLACES
     return {name: place for place, name in enumerate(longest)}
 
 

@@ -150,7 +150,7 @@ def _indexed(
                     bare.append((key, index_file))
                     continue
                 file = path / entry["file"]
-                fields = tuple([sys.intern(str(field["name"])) for field in entry["fields"]])
+                fields = tuple([naming.held_once(str(field["name"])) for field in entry["fields"]])
                 what = None if is_inside(file) else "points outside the dump; ignored"
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 what = "unreadable index line; its file is read by name"
@@ -209,11 +209,11 @@ def read(key: RecordKey, path: Path) -> list[TensorRef]:
     said = tree.get("alignment")
     alignment = {name: word for name, word in said.items() if word in ALIGNMENTS} if isinstance(said, dict) else {}
     fields = flatten({field: _rows(field, value) for field, value in tree.items() if field not in _KEY_FIELDS})
-    named = [
-        ref.with_(canonical=naming.canonical(ref.name), alignment=alignment.get(ref.name, ref.alignment))
-        for ref in fields
-    ]
-    named = _with_rest(key, path, settled(named))
+    for ref in fields:  # just made, and nobody else's
+        ref.canonical = naming.canonical(ref.name)
+        if alignment:
+            ref.alignment = alignment.get(ref.name, ref.alignment)
+    named = _with_rest(key, path, settled(fields))
     return _whole(key, path, named) if key.rank is not None else named
 
 
@@ -267,7 +267,7 @@ def _lines(index_file: Path, problems: list[Problem]) -> Iterator[tuple[int, byt
 
 def _described_field(field: dict[str, Any], order: int) -> TensorRef:
     # The same few names in every rank.
-    title, dtype = sys.intern(str(field["name"])), sys.intern(str(field["dtype"]))
+    title, dtype = naming.held_once(str(field["name"])), sys.intern(str(field["dtype"]))
     shape = geometry(tuple(field.get("shape") or ()), None).shape
     if "value" in field and field.get("shape") is None:
         value = field["value"]

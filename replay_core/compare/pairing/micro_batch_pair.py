@@ -62,10 +62,11 @@ class Side:
                 self.problems += record.problems
                 self.unreadable += 1
             stage = record.key.stage
-            named = {(ref.canonical or ref.name, stage): (record, ref) for ref in tensors}
-            if record.is_flat and len(self.records) == 1 and len(named) == len(tensors):
-                self.tensors = named  # the numbers of a log
-                return
+            if record.is_flat and len(self.records) == 1:
+                named = {(ref.canonical or ref.name, stage): (record, ref) for ref in tensors}
+                if len(named) == len(tensors):
+                    self.tensors = named  # the numbers of a log
+                    return
             # Of two fields with one meaning (`sequences` beside `input_ids`) the one called so has the name.
             ordered = sorted(tensors, key=lambda ref: ref.name != (ref.canonical or ref.name))
             for ref in ordered:

@@ -13,12 +13,12 @@ import struct
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
-from sys import intern
 from typing import Any
 
 from replay_core.budget import is_walkable
 from replay_core.dumps.containers.loading import Loading, StorageClass
 from replay_core.dumps.containers.torch_rebuild import Geometry, geometry, view
+from replay_core.naming import held_once
 from replay_core.records import FileBytes, TensorRef
 from replay_core.regexes import regex
 
@@ -69,7 +69,7 @@ def _index(opcode: bytes) -> int:
     return int.from_bytes(opcode[1:], "little")
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)
 def _puts_from(first: int, count: int) -> bytes:
     """The opcodes that put the next `count` things in the memo, as picklers number them: one after the other."""
     short = b"".join(b"q%c" % index for index in range(first, min(first + count, 256)))
@@ -191,7 +191,7 @@ def match_entries(loading: Loading, memo: Memo, buf: bytes, pos: int, rebuild: A
             known = kinds[kind] = _of_kind(named, *kind)
         dtype, shape, steps, first, extent, needed, swaps = known
         place, nbytes = places.get(key) or find_place(key)
-        add(intern(name.decode()))  # every rank has the same
+        add(held_once(name.decode()))  # every rank has the same
         if needed <= nbytes:
             where = FileBytes(path, place + first, extent, steps, big_endian and swaps)
             add(TensorRef("", dtype, shape, where))

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from replay_core.dtypes import ITEMSIZE
-from replay_core.dumps.containers.known_pickles import MOST_BYTES, learn, recipe
+from replay_core.dumps.containers.known_pickles import MOST_BYTES, learn, met_as, recipe
 from replay_core.dumps.containers.loading import Loading, Span, Storage, StorageClass
 from replay_core.dumps.containers.pickle_machine import Machine
 from replay_core.dumps.containers.region import Region
@@ -119,11 +119,15 @@ def _tree(loading: Loading) -> Any:
     loading.big_endian = big_endian
     _, _, crc, nbytes, _ = records[name]
     start = _data_offset(loading, records[name])
-    met = (region.read(start, nbytes), big_endian, loading.inert) if nbytes <= MOST_BYTES else None
+    met = holds = None
+    if nbytes <= MOST_BYTES:
+        pickled = region.read(start, nbytes)
+        met, holds = met_as(pickled, big_endian, loading.inert), zlib.crc32(pickled) == crc
+        del pickled
     known = recipe(met) if met and region.memory is None else None
     tree = known.tree(region.path, look_up) if known else None
-    if tree is not None and met is not None:
-        if zlib.crc32(met[0]) != crc:
+    if tree is not None:
+        if not holds:
             loading.problems.append(_DAMAGED)
         return tree
     machine = Machine(loading, region.part(start, nbytes))
@@ -133,15 +137,11 @@ def _tree(loading: Loading) -> Any:
         # No checksum of what nobody reads: a sparse file has gigabytes of it.
         loading.problems.append(f"data.pkl goes on for {start + nbytes - machine.end:,} bytes behind its end")
     else:
-        _check(loading, start, nbytes, crc)
+        if not (_checksum_holds(region, start, nbytes, crc) if holds is None else holds):
+            loading.problems.append(_DAMAGED)
         if met and not loading.notes and not loading.problems:
-            learn(met, value, places)
+            learn(met, value, places, nbytes)
     return settle(loading, value)
-
-
-def _check(loading: Loading, start: int, nbytes: int, crc: int) -> None:
-    if not _checksum_holds(loading.region, start, nbytes, crc):
-        loading.problems.append(_DAMAGED)
 
 
 def _content(loading: Loading, record: ZipRecord) -> bytes:
