@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 import zlib
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from replay_core.dtypes import ITEMSIZE
@@ -79,6 +80,7 @@ def _tree(loading: Loading) -> Any:
     order = records.get(prefix + b"byteorder")
     big_endian = order is not None and _content(loading, order).strip() == b"big"
     places: dict[bytes, tuple[int, int]] = {}
+    heads = _Heads(records)
     data_prefix, itemsizes, new = prefix + b"data/", ITEMSIZE.get, tuple.__new__
 
     def place(key: bytes) -> tuple[int, int]:
@@ -94,7 +96,7 @@ def _tree(loading: Loading) -> Any:
     def look_up(keys: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
         """The places of many records found at once; of an unusual one `place` says what is wrong when asked for it."""
         asked = [(key, record) for key in keys if (record := records.get(data_prefix + key)) is not None]
-        places.update(_usual_places(region, asked, records))
+        places.update(_usual_places(region, asked, heads))
         return places
 
     def storage(cls: StorageClass, key: str, numel: int) -> Storage:
@@ -170,7 +172,7 @@ def _usual_offset(region: Region, record: ZipRecord) -> int:
 
 
 def _usual_places(
-    region: Region, asked: list[tuple[bytes, ZipRecord]], records: dict[bytes, ZipRecord]
+    region: Region, asked: list[tuple[bytes, ZipRecord]], heads: _Heads
 ) -> dict[bytes, tuple[int, int]]:
     """`_usual_offset` of many records and their sizes, those left out that lie otherwise. A fifth of the time each."""
     if len(asked) <= _FEW:
@@ -183,17 +185,17 @@ def _usual_places(
     first, last = min(offsets), max(offsets)
     if last - first <= _NEAR * len(plain):
         near = region.peek(first, last - first + size)
-        heads = b"".join([near[at - first : at - first + size] for at in offsets])
+        read = b"".join([near[at - first : at - first + size] for at in offsets])
     else:
-        told = _places_by_directory(region, plain, records)
+        told = _places_by_directory(region, plain, heads)
         if told:
             return told
-        heads = b"".join([region.peek(at, size) for at in offsets])
-    if len(heads) != size * len(plain):
+        read = b"".join([region.peek(at, size) for at in offsets])
+    if len(read) != size * len(plain):
         return {}
     found = {}
     for (key, record), at, (magic, name_length, extra_length) in zip(
-        plain, offsets, _LOCAL.iter_unpack(heads), strict=True
+        plain, offsets, _LOCAL.iter_unpack(read), strict=True
     ):
         offset = at + size + name_length + extra_length
         if magic == b"PK\x03\x04" and offset + record[3] <= region.end:
@@ -201,19 +203,32 @@ def _usual_places(
     return found
 
 
+class _Heads:
+    """Where the records' headers lie: asked for only where records are large, and sorted once."""
+
+    def __init__(self, records: dict[bytes, ZipRecord]) -> None:
+        self._records = records
+        self._sorted: array[int] | None = None
+
+    def after(self, header: int) -> int:
+        """Where the next record's header lies; -1 behind the last one."""
+        if self._sorted is None:
+            self._sorted = array("Q", sorted([record[4] for record in self._records.values()]))
+        place = bisect_right(self._sorted, header)
+        return self._sorted[place] if place < len(self._sorted) else -1
+
+
 def _places_by_directory(
-    region: Region, asked: list[tuple[bytes, ZipRecord]], records: dict[bytes, ZipRecord]
+    region: Region, asked: list[tuple[bytes, ZipRecord]], heads: _Heads
 ) -> dict[bytes, tuple[int, int]]:
     """Where large records lie, one call for all: each ends where the next one's header, or its own descriptor, begins.
 
     That is so where the writer left no gap. It is taken only where every start so found is on torch's alignment, at
     most that far behind its header, and the first is where its own header says; nothing is found otherwise.
     """
-    heads = sorted([record[4] for record in records.values()])
-    following = dict(pairwise(heads))
     found = {}
     for key, (flags, _, _, nbytes, header) in asked:
-        start = following.get(header, -1) - nbytes - (_DESCRIPTOR if flags & _HAS_DESCRIPTOR else 0)
+        start = heads.after(header) - nbytes - (_DESCRIPTOR if flags & _HAS_DESCRIPTOR else 0)
         # A header, a name and, to reach the alignment, an extra field; of a size that fits in four bytes.
         lead = start - header - _LOCAL.size
         if start % _ALIGNED or not 0 < lead < _NEAR or start + nbytes >= min(_WIDE, region.end - region.start):
