@@ -148,6 +148,8 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocumen
     if params.get("replayed"):
         doc = workbench.compared_by_replay(a, b)
         return {**doc, "tensors": rows.whole(doc["tensors"])} if rows is not None else doc
+    if params.get("part"):
+        return _measure(params, selection, on_event)
     doc = workbench.compare_dumps(
         a,
         b,
@@ -164,11 +166,34 @@ def _compare_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocumen
         scope_b=params.get("scope_b"),
         more_a=_more(params, "more_a"),
         more_b=_more(params, "more_b"),
+        measured=[Path(file) for file in params.get("measured") or ()],
         **selection,
     )
     if rows is not None:
         doc["tensors"] = rows.whole(doc["tensors"])
     return doc
+
+
+def _measure(params: dict[str, Any], selection: dict[str, Any], on_event: OnEvent) -> Any:
+    """No document: how many pairs of a part were measured, whose figures lie in the file `into`."""
+    number, parts = params["part"]
+    pairs = workbench.measure_dumps(
+        Path(params["a"]),
+        Path(params["b"]),
+        Path(params["into"]),
+        (int(number), int(parts)),
+        exact=bool(params.get("exact")),
+        digests=bool(params.get("digests")),
+        name=tuple(params.get("name") or ()),
+        map_file=Path(params["map"]) if params.get("map") else None,
+        tolerance_file=Path(params["tolerance"]) if params.get("tolerance") else None,
+        atol=params.get("atol"),
+        rtol=params.get("rtol"),
+        stage=params.get("stage"),
+        on_event=on_event,
+        **selection,
+    )
+    return {"pairs": pairs}
 
 
 def _compare_step_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocument:

@@ -6,7 +6,7 @@ Imports of what a job does not need are left to the job: a reader child never pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -169,6 +169,7 @@ def compare_dumps(
     more_b: Sequence[Path] = (),
     promised: dict[str, int | None] | None = None,
     explain: str | None = None,
+    measured: Sequence[Path] = (),
     **selection: Selection | str | None,
 ) -> ComparisonDocument:
     """A comparison document of two dumps, or of the part of each that the selection leaves.
@@ -187,6 +188,7 @@ def compare_dumps(
             of the document is a sequence, but no list.
         scope_b: other records of B (step, rank, micro), set against those that the selection leaves of A.
         more_a, more_b: the other directories of either run.
+        measured: files that `measure_dumps` wrote of the same two: what they hold is not read again.
         promised: how many ranks and micros there are to be ("rank", "micro"); those in neither run are stated.
         selection: step, rank, micro, stage, role.
 
@@ -196,6 +198,7 @@ def compare_dumps(
     """
     from replay_core.compare import compare_runs
     from replay_core.compare.judging.judgement import asked
+    from replay_core.compare.judging.kept_figures import KeptFigures
     from replay_core.compare.judging.tolerance import DEFAULT, load_tolerances
     from replay_core.compare.pairing.renaming import Renames
     from replay_core.compare.scope import records_of_scope, state_scope
@@ -243,6 +246,7 @@ def compare_dumps(
         on_event=on_event,
         on_row=heard,
         are_kept=entries is None,
+        known=KeptFigures(measured, (run_a.path, run_b.path)) if measured else None,
     )
     compared.notes += notes
     compared.selection = {part: str(value) for part, value in chosen.items()} | (
@@ -257,6 +261,66 @@ def compare_dumps(
         if explain in (entry["name"], *entry["names"]) and row.figures is not None and row.context is not None:
             entry["rules"] = clean(asked(row.figures, row.context, tolerances))
     return doc
+
+
+@seldom()
+def measure_dumps(
+    a: Path,
+    b: Path,
+    into: Path,
+    part: tuple[int, int],
+    *,
+    exact: bool = False,
+    digests: bool = False,
+    name: Sequence[str] = (),
+    map_file: Path | None = None,
+    tolerance_file: Path | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+    on_event: OnEvent = ignore,
+    **selection: Selection | str | None,
+) -> int:
+    """Write the figures of those pairs of `compare_dumps` whose names are of one `part`, from 0, of so many. How many.
+
+    Args:
+        into: the file, which is there whole or not at all; `compare_dumps(measured=)` takes it.
+
+    Raises:
+        RequestError: the selection leaves nothing, the map contradicts itself, a tolerance is no number, or the file
+            cannot be written.
+    """
+    from replay_core.compare import measure_part
+    from replay_core.compare.judging.kept_figures import line_of
+    from replay_core.compare.judging.tolerance import DEFAULT, load_tolerances
+    from replay_core.compare.pairing.renaming import Renames
+    from replay_core.compare.told import by_digests
+    from replay_core.recorder.writer import replace_whole
+
+    tolerances = (DEFAULT if tolerance_file is None else load_tolerances(tolerance_file)).with_overrides(atol, rtol)
+    renames = Renames.read(map_file) if map_file is not None else None
+    run_a = open_run(a, on_event=on_event)
+    run_b = run_a if a == b else open_run(b, on_event=on_event)
+    chosen = {one: value for one, value in selection.items() if value is not None}
+    records_a, records_b = (_chosen(run, chosen) or run.records for run in (run_a, run_b))
+    if digests:
+        records_a, records_b, _ = by_digests((run_a, run_b), records_a, records_b, on_event=on_event)
+    written = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal written
+        for pair, micro_pair, found in measure_part(
+            run_a, run_b, records_a, records_b, part, exact=exact, tolerances=tolerances, names=name,
+            renames=renames, on_event=on_event,
+        ):  # fmt: skip
+            written += 1
+            yield line_of(pair, micro_pair, found, (run_a.path, run_b.path))
+
+    try:
+        replace_whole(into, lines())
+    except OSError as error:
+        raise RequestError("the figures cannot be written", file=str(into), found=error.strerror,
+                           hint="df -h; another --out DIR") from None  # fmt: skip
+    return written
 
 
 def _chosen(run: Run, chosen: dict[str, Any]) -> list[Record] | None:

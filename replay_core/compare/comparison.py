@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,12 +25,14 @@ from replay_core.compare.context import (
     why_missing,
 )
 from replay_core.compare.divergence import NO_PLACES, Origin, Places, order_of, places_of
-from replay_core.compare.judging.measuring import same_numbers
+from replay_core.compare.judging.kept_figures import KeptFigures, is_worth_keeping, part_of
+from replay_core.compare.judging.measuring import LookAhead, Measured, same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import (
     MicroBatchPair,
+    ShapesDifferError,
     Side,
     TensorPair,
     is_layout_only,
@@ -46,7 +49,7 @@ from replay_core.compare.pairing.together import put_together
 from replay_core.compare.summary import Summary
 from replay_core.compare.tally import Tally
 from replay_core.compare.updates import Updates
-from replay_core.errors import NothingComparableError, SelectionError
+from replay_core.errors import DumpError, NothingComparableError, SelectionError
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
 
@@ -154,6 +157,7 @@ def compare_runs(
     on_event: OnEvent = ignore,
     on_row: Callable[[TensorVerdict], None] = lambda row: None,
     are_kept: bool = True,
+    known: KeptFigures | None = None,
 ) -> Comparison:
     """Compare the records of two runs (all of them, or those given). `exact`: any bitwise difference is a DIFF.
 
@@ -164,6 +168,7 @@ def compare_runs(
     are_kept: whether the comparison keeps its rows. Where not, all are tallied, what was compared is forgotten, and of
     many ranks that each face their own a few are compared at a time: their rows then come rank by rank, each with its
     `order`, and the first divergence is said when its step is done.
+    known: figures of pairs that `measure_part` left; what it lacks is read.
 
     Raises:
         NothingComparableError: not one tensor of the two could be compared.
@@ -172,7 +177,7 @@ def compare_runs(
     chosen_a = a.records if records_a is None else records_a
     chosen_b = b.records if records_b is None else records_b
     result = Comparison(a, b, problems=[*a.problems, *b.problems], summary=Summary() if summarised else None)
-    judge = Judge(a, b, bitwise_only=exact, tolerances=tolerances)
+    judge = Judge(a, b, bitwise_only=exact, tolerances=tolerances, known=known)
     updates = Updates(a, b, tolerances)
 
     compared: set[str] = set()  # names, where a file of limits asks which there are
@@ -238,6 +243,41 @@ def compare_runs(
     if not result.tally.is_looked_at:
         raise _nothing(result, chosen_a, chosen_b, renames.unused() if renames is not None else [])
     return result
+
+
+def measure_part(
+    a: Run,
+    b: Run,
+    records_a: list[Record],
+    records_b: list[Record],
+    part: tuple[int, int],
+    *,
+    exact: bool = False,
+    tolerances: Tolerances = DEFAULT,
+    names: Sequence[str] = (),
+    renames: Renames | None = None,
+    on_event: OnEvent = ignore,
+) -> Iterator[tuple[TensorPair, MicroBatchPair, Measured]]:
+    """The pairs that `compare_runs` of the same arguments would look at, and what one look at each finds: those worth
+    keeping (`kept_figures`) whose names are of one `part` (from 0) of so many. Nothing is judged.
+
+    What cannot be read, or cannot face its counterpart, is left out: whoever judges says why.
+    """
+    number, parts = part
+
+    def is_mine(pair: TensorPair) -> bool:
+        return part_of(pair.name, parts) == number and is_worth_keeping(pair)
+
+    result = Comparison(a, b)
+    work = _Work(result, records_a, records_b, names, renames, lambda row: None, is_forgotten=True,
+                 in_groups=renames is None)  # fmt: skip
+    look = LookAhead(tolerances, bitwise=exact, is_asked=is_mine)
+    for done, (pair, micro_pair) in enumerate(work.in_order(look.over, lambda: None)):
+        if not is_mine(pair):
+            continue
+        on_event(Progress(done, work.total, pair.name))
+        with suppress(ShapesDifferError, DumpError):
+            yield pair, micro_pair, look.measured(pair, micro_pair)
 
 
 def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> TensorVerdict | None:

@@ -3,6 +3,7 @@
     plan.json                what was asked, and every unit
     outcomes/ID.json         how a unit ended; written last, whole or not at all: where it says done, the unit is done
     documents/ID.json        its document
+    figures/ID.jsonl         what a unit that measures left, in the place of a document
     held/ID.json             the worker that has it, touched while it lives
     cells/ID/TRY/            what a replay left that disagrees
 
@@ -69,6 +70,13 @@ class UnitFolder:
     def document(self, id: str) -> Path:
         return self.path / "documents" / f"{id}.json"
 
+    def figures(self, id: str) -> Path:
+        return self.path / "figures" / f"{id}.jsonl"
+
+    def answer(self, unit: Unit) -> Path:
+        """The file that is there where the unit has an answer."""
+        return self.figures(unit.id) if unit.measures else self.document(unit.id)
+
     def cells(self, id: str) -> Path:
         return self.path / "cells" / id
 
@@ -98,7 +106,8 @@ class UnitFolder:
             )  # fmt: skip
         units = [
             {"id": one.id, "label": one.label, "params": one.job.params, "run": one.run, "step": one.step,
-             "rank": one.rank, "micro": one.micro}
+             "rank": one.rank, "micro": one.micro, **({"measures": True} if one.measures else {}),
+             **({"needs": one.needs} if one.needs else {})}
             for one in plan.units
         ]  # fmt: skip
         made = {
@@ -132,7 +141,7 @@ class UnitFolder:
             request = Request(**found["request"])
             units = tuple(
                 Unit(one["id"], one["label"], Job(request.command, one["params"]), one["run"], one["step"],
-                     one["rank"], one["micro"])
+                     one["rank"], one["micro"], bool(one.get("measures")), tuple(one.get("needs", ())))
                 for one in found["units"]
             )  # fmt: skip
             return Plan(request, units, tuple(found["only_a"]), tuple(found["only_b"]), tuple(found["notes"]))

@@ -12,6 +12,7 @@ from replay_core.export import documents
 from replay_core.units.folder import UnitFolder
 from replay_core.units.plan import Plan, Unit
 from replay_core.units.shard import Shard
+from replay_core.units.working import is_done
 
 if TYPE_CHECKING:
     from replay_core.documents.gathering import GatheringDocument, UnitCounts, UnitEntry, UnitState
@@ -32,7 +33,9 @@ def gathered(folder: UnitFolder, plan: Plan | None = None, shard: Shard | None =
     problems: list[ProblemEntry] = []
     took_s: list[float] = []
     entries = [_entry(folder, unit, holders, problems, took_s) for unit in units]
-    counts = _counts(entries)
+    measuring = {unit.id for unit in units if unit.measures}
+    _say_what_waits(plan, folder, units, entries)
+    counts = _counts(entries, measuring)
     first = next((one for one in entries if _is_apart(one)), None)
     is_whole = shard is None
     one_sided = (list(plan.only_a), list(plan.only_b)) if is_whole else ([], [])
@@ -83,11 +86,12 @@ def _entry(
         entry["exit_code"], entry["said"], entry["tries"] = outcome["exit_code"], outcome["said"], outcome["tries"]
     if outcome is not None and outcome["state"] == "done":
         took_s.append(outcome["took_s"])
-        document = folder.document(unit.id)
-        if document.is_file():
-            entry["file"] = str(document)
+        answer = folder.answer(unit)
+        if answer.is_file():
+            entry["file"] = None if unit.measures else str(answer)
         else:
-            entry["state"], entry["exit_code"], entry["said"] = "left", None, "its document is gone: it runs again"
+            gone = "figures are" if unit.measures else "document is"
+            entry["state"], entry["exit_code"], entry["said"] = "left", None, f"its {gone} gone: it runs again"
     elif unit.id in holders:
         lives = holders[unit.id]
         said = "" if lives else "its worker ended in the middle, or has given no sign for a minute"
@@ -95,12 +99,24 @@ def _entry(
     return entry
 
 
-def _counts(entries: Sequence[UnitEntry]) -> UnitCounts:
+def _say_what_waits(plan: Plan, folder: UnitFolder, units: Sequence[Unit], entries: Sequence[UnitEntry]) -> None:
+    """Of units that are left because of others, which these are."""
+    labels = {unit.id: unit for unit in plan.units}
+    for unit, entry in zip(units, entries, strict=True):
+        if entry["state"] == "left" and unit.needs:
+            missing = [labels[id].label for id in unit.needs if not is_done(folder, labels[id])]
+            if missing:
+                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                entry["said"] = f"waits for {missing[0]}{more}"
+
+
+def _counts(entries: Sequence[UnitEntry], measuring: set[str]) -> UnitCounts:
     states = Counter(one["state"] for one in entries)
     diverge = sum(map(_is_apart, entries))
+    judged = sum(one["state"] == "done" and one["id"] not in measuring for one in entries)
     return {
         "total": len(entries), "done": states["done"], "failed": states["failed"], "crashed": states["crashed"],
-        "running": states["running"], "left": states["left"], "agree": states["done"] - diverge, "diverge": diverge,
+        "running": states["running"], "left": states["left"], "agree": judged - diverge, "diverge": diverge,
     }  # fmt: skip
 
 
@@ -117,7 +133,7 @@ def _headline(
     said = f"{counts['done']} of {counts['total']} units done"
     if first is not None:
         said += f"; {counts['diverge']} do not agree{so_far}, the first: {first['label']}"
-    elif counts["done"]:
+    elif counts["agree"]:
         said += f"; all that are done agree{so_far}"
     rest = [f"{counts[name]} {name}" for name in ("failed", "crashed", "running", "left") if counts[name]]
     said += "".join(f"; {one}" for one in rest)

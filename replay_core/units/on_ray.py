@@ -11,7 +11,7 @@ import contextlib
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -30,7 +30,7 @@ from replay_core.errors import (
 from replay_core.jobs import Job, OnEvent, Progress, ignore
 from replay_core.units.folder import UnitFolder
 from replay_core.units.plan import Plan, Unit
-from replay_core.units.working import is_done, keep, placed
+from replay_core.units.working import is_done, is_ready, keep, placed
 
 #: How often a unit whose actor died is tried again.
 RETRIES = 2
@@ -74,14 +74,17 @@ def work_on_ray(
     ray = _connected(address)
     flights: dict[Any, _Flight] = {}
     tries: dict[str, int] = {}
+    of_id = {unit.id: unit for unit in plan.units}
     try:
         idle = _actors(ray, min(len(waiting), _room(ray)))
         while waiting or flights:
-            while waiting and idle:
-                unit, actor = waiting.popleft(), idle.pop()
+            while idle and (unit := _next(folder, waiting, of_id)) is not None:
+                actor = idle.pop()
                 flight, job = _Flight(unit, actor, time.monotonic()), placed(unit, folder)
                 flight.held.enter_context(folder.held(unit.id))
                 flights[actor.perform.remote(job.kind, dict(job.params))] = flight
+            if not flights:
+                return  # what is left waits for figures that are not there; the gathering names them
             ready, _ = ray.wait(list(flights), num_returns=1, timeout=_LOOK_S)
             for answer in [*ready, *_overdue(ray, flights, time_limit_s)]:
                 flight = flights.pop(answer)
@@ -105,6 +108,16 @@ def work_on_ray(
                 ray.kill(flight.actor)
             flight.held.close()
         ray.shutdown()
+
+
+def _next(folder: UnitFolder, waiting: deque[Unit], of_id: Mapping[str, Unit]) -> Unit | None:
+    """The next unit that can be done now; None where there is none."""
+    for _ in range(len(waiting)):
+        unit = waiting.popleft()
+        if is_ready(folder, unit, of_id):
+            return unit
+        waiting.append(unit)
+    return None
 
 
 def _connected(address: str) -> Any:

@@ -1,14 +1,15 @@
 """The units of a job: which parts of the run are looked at one by one.
 
 `compare` has a unit per step, for samples of one step may stand in other ranks and micro-batches of the other run;
+where its tensors are to be shared by name, units in front of it measure them, and it judges by what these left;
 `diagnose` one per run of a folder, else per step where steps lie in files of their own; `replay` and `referee` one per
 micro-batch of a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -40,6 +41,10 @@ class Unit:
     step: int | None = None
     rank: int | None = None
     micro: int | None = None
+    #: It leaves figures for another unit, and has no document.
+    measures: bool = False
+    #: The ids of the units whose figures it judges by.
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +113,40 @@ class _Cutter:
         **place: Any,
     ) -> Unit:
         """The unit of these records of the runs, with the weights that it loads."""
+        return self._unit(label, params, [_seen(run, records) for run, records in sides], weights, place)
+
+    def with_parts(
+        self, label: str, params: Mapping[str, Any], sides: Iterable[tuple[Run, Iterable[Record]]], **place: Any
+    ) -> list[Unit]:
+        """The unit of these records; in front of it, where tensors are to be shared by name, those that measure."""
         looked = [_seen(run, records) for run, records in sides]
+        parts = self._request.params.get("parts")
+        if not parts:
+            return [self._unit(label, params, looked, (), place)]
+        measuring = [
+            self._unit(f"{label}, names {number + 1}/{parts}", {**params, "part": [number, parts]}, looked, (), place,
+                       part=number)
+            for number in range(parts)
+        ]  # fmt: skip
+        judging = self._unit(label, params, looked, (), place)
+        return [*measuring, replace(judging, needs=tuple(one.id for one in measuring))]
+
+    def _unit(
+        self,
+        label: str,
+        params: Mapping[str, Any],
+        looked: list[Any],
+        weights: Sequence[str | None],
+        place: Mapping[str, Any],
+        *,
+        part: int | None = None,
+    ) -> Unit:
         loaded = [reference_seen(one) for one in weights]
         known = {name: place.get(name) for name in ("run", "step", "rank", "micro")}
-        id = digest(self._request.command, self._settings, known, looked, loaded)
-        return Unit(id, label, Job(self._request.command, {**self._request.params, **params}), **known)
+        of_part = () if part is None else (part,)
+        id = digest(self._request.command, self._settings, known, looked, loaded, *of_part)
+        job = Job(self._request.command, {**self._request.params, **params})
+        return Unit(id, label, job, **known, measures=part is not None)
 
 
 def _seen(run: Run, records: Iterable[Record]) -> Any:
@@ -136,17 +170,12 @@ def _comparing(request: Request, on_event: OnEvent) -> Plan:
         # A side without steps, or steps called otherwise on either side: pairing them is the comparison's own question.
         whole = [(run, [one for many in side.values() for one in many]) for run, side in zip(runs, sides, strict=True)]
         params = {**beside, **({"step": request.select["step"]} if "step" in request.select else {})}
-        return Plan(request, (cutter.unit("every step", params, whole),))
+        return Plan(request, tuple(cutter.with_parts("every step", params, whole)))
     both = [step for step in sides[0] if step in sides[1] and step is not None]
-    units = [
-        cutter.unit(
-            f"step {step}",
-            {**beside, "step": str(step)},
-            [(run, side[step]) for run, side in zip(runs, sides, strict=True)],
-            step=step,
-        )
-        for step in both
-    ]
+    units = []
+    for step in both:
+        looked = [(run, side[step]) for run, side in zip(runs, sides, strict=True)]
+        units += cutter.with_parts(f"step {step}", {**beside, "step": str(step)}, looked, step=step)
     only_a, only_b = (
         tuple(step for step in this if step is not None and step not in other) for this, other in (sides, sides[::-1])
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from replay_core.documents.kinds import Document
@@ -27,14 +27,32 @@ def work(plan: Plan, folder: UnitFolder, units: Sequence[Unit], runner: Runner, 
         RequestError: the directory cannot be written.
     """
     already = 0
+    of_id = {unit.id: unit for unit in plan.units}
     for number, unit in enumerate(units):
         on_event(Progress(number, len(units), unit.label))
         if is_done(folder, unit):
             already += 1
-            continue
+        elif is_ready(folder, unit, of_id):
+            do(plan, folder, unit, runner, on_event)
+    for unit in _ready_now(folder, of_id):
+        # Of another worker's share, perhaps, who was done before the last figures came: whoever leaves these judges.
         do(plan, folder, unit, runner, on_event)
     on_event(Progress(len(units), len(units), "units"))
     return already
+
+
+def is_ready(folder: UnitFolder, unit: Unit, of_id: Mapping[str, Unit]) -> bool:
+    """Whether all that a unit judges by is there. of_id: the units of the plan."""
+    return all(is_done(folder, of_id[id]) for id in unit.needs)
+
+
+def _ready_now(folder: UnitFolder, of_id: Mapping[str, Unit]) -> Iterator[Unit]:
+    """Units that judge what others measured, that nobody has begun, and all of whose figures are there."""
+    for unit in of_id.values():
+        if not unit.needs or folder.document(unit.id).is_file() or unit.id in folder.ended():
+            continue
+        if is_ready(folder, unit, of_id) and not folder.holders().get(unit.id):
+            yield unit
 
 
 def is_done(folder: UnitFolder, unit: Unit) -> bool:
@@ -43,7 +61,7 @@ def is_done(folder: UnitFolder, unit: Unit) -> bool:
         found = folder.outcome(unit.id)
     except DumpError:
         return False  # a damaged file is written anew
-    return found is not None and found["state"] == "done" and folder.document(unit.id).is_file()
+    return found is not None and found["state"] == "done" and folder.answer(unit).is_file()
 
 
 def do(plan: Plan, folder: UnitFolder, unit: Unit, runner: Runner, on_event: OnEvent = ignore) -> None:
@@ -71,7 +89,10 @@ def keep(
     outcome: Outcome = {
         "state": "done", "exit_code": 0, "said": "", "error": None, "took_s": took_s, "tries": _tries(folder, unit) + 1
     }  # fmt: skip
-    if document is not None:
+    if unit.measures and document is not None:
+        outcome["said"] = f"{document['pairs']:,} pairs measured"
+        document = None
+    elif document is not None:
         outcome["exit_code"] = int(exit_code(cast(Document, document), **plan.request.judged))
         outcome["said"] = headline(cast(Document, document))
         if plan.request.command == "replay" and outcome["exit_code"] == ExitCode.AGREES:
@@ -88,7 +109,12 @@ def keep(
 
 
 def placed(unit: Unit, folder: UnitFolder) -> Job:
-    """The job, told where its files go; asked before the unit is held."""
+    """The job, told where its files go and lie; asked before the unit is held."""
+    if unit.measures:
+        return Job(unit.job.kind, {**unit.job.params, "into": str(folder.figures(unit.id).resolve())})
+    if unit.needs:
+        files = [str(folder.figures(id).resolve()) for id in unit.needs]
+        return Job(unit.job.kind, {**unit.job.params, "measured": files})
     if unit.job.kind != "replay":
         return unit.job
     return Job("replay", {**unit.job.params, "out": str(folder.new_try(unit.id).resolve())})

@@ -51,6 +51,12 @@ _PATH = DumpPath(remote=True)
     "--jsonl", is_flag=True, help="Print a JSON line per tensor as it is judged, then the rest of the document."
 )
 @sharded
+@click.option(
+    "--parts",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="With --out: the tensors of a step are measured in N units, by name, and judged in one.",
+)
 @click.option("--self_hosted_dir", type=_PATH, hidden=True)
 @click.option("--weaver_dir", type=_PATH, hidden=True)
 @click.option("--remote_api_dir", type=_PATH, hidden=True)
@@ -80,6 +86,7 @@ def command(
     shard: str | None,
     ray: str | None,
     units: Path | None,
+    parts: int | None,
     self_hosted_dir: Path | None,
     weaver_dir: Path | None,
     remote_api_dir: Path | None,
@@ -107,11 +114,13 @@ def command(
         asked = {
             "a": str(a.resolve()), "b": str(b.resolve()), "exact": exact, "digests": digests, "atol": atol,
             "rtol": rtol, "stage": stage, "name": list(name), "map": _told(map_file),
-            "tolerance": _told(tolerance_file),
+            "tolerance": _told(tolerance_file), **({"parts": parts} if parts is not None else {}),
         }  # fmt: skip
         select = typed(step=step, rank=rank, micro=micro)
         return in_units("compare", asked, units, shard, ray, as_json=as_json, output=output, select=select,
                         judged={"allow_missing": allow_missing})  # fmt: skip
+    if parts is not None:
+        raise click.UsageError("--parts cuts a job into units: with --out DIR")
     given = [path for path in (a, b, self_hosted_dir, weaver_dir, remote_api_dir) if path is not None]
     options: dict[str, Any] = {
         "exact": exact,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -134,18 +134,22 @@ def _of_numbers(name: str, a: TensorRef, b: TensorRef, tolerances: Tolerances) -
 class LookAhead:
     """Measures the pairs of a list in threads, a few ahead of the one asked for; answers come in the list's order."""
 
-    def __init__(self, tolerances: Tolerances, *, bitwise: bool) -> None:
+    def __init__(
+        self, tolerances: Tolerances, *, bitwise: bool, is_asked: Callable[[TensorPair], bool] | None = None
+    ) -> None:
+        """is_asked: which pairs will be asked for, where that is not all."""
         self._tolerances, self._bitwise = tolerances, bitwise
+        self._is_asked = is_asked or (lambda pair: True)
         self._under_way: dict[int, Future[Measured]] = {}
 
     def over(self, work: Sequence[tuple[TensorPair, MicroBatchPair]]) -> Iterator[tuple[TensorPair, MicroBatchPair]]:
         """The same pairs in the same order; those that follow are being measured meanwhile."""
         threads = min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
-        if threads < 2 or sum(_is_worth_a_thread(pair) for pair, _ in work) < 2:
+        if threads < 2 or sum(_is_worth_a_thread(pair) and self._is_asked(pair) for pair, _ in work) < 2:
             yield from work
             return
         pool = ThreadPoolExecutor(threads, thread_name_prefix="measure")
-        coming = deque(entry for entry in work if _is_worth_a_thread(entry[0]))
+        coming = deque(entry for entry in work if _is_worth_a_thread(entry[0]) and self._is_asked(entry[0]))
         try:
             for pair, micro_pair in work:
                 while coming and len(self._under_way) < 2 * threads:

@@ -13,6 +13,7 @@ import numpy as np
 from replay_core import naming, pages
 from replay_core.compare.judging import copies, digests, limits
 from replay_core.compare.judging.judgement import judge
+from replay_core.compare.judging.kept_figures import KeptFigures, is_worth_keeping
 from replay_core.compare.judging.locating import locate
 from replay_core.compare.judging.measuring import LookAhead, Measured
 from replay_core.compare.judging.of_ranks import OfRanks
@@ -102,12 +103,26 @@ def say(row: TensorVerdict, found: Judgement) -> None:
 class Judge:
     """Judges the pairs of two runs. Pairs must come in order of computation: later ones lean on earlier verdicts."""
 
-    def __init__(self, a: Run, b: Run, *, bitwise_only: bool = False, tolerances: Tolerances = DEFAULT) -> None:
+    def __init__(
+        self,
+        a: Run,
+        b: Run,
+        *,
+        bitwise_only: bool = False,
+        tolerances: Tolerances = DEFAULT,
+        known: KeptFigures | None = None,
+    ) -> None:
+        """known: figures that another process measured; pairs that it may hold are not read ahead."""
         self._said = [dtype for dtype in (_computed_dtype(a), _computed_dtype(b)) if dtype]
         self._known_fp32 = self._said == ["float32", "float32"]
         self._bitwise_only = bitwise_only
         self._tolerances = tolerances
-        self._look = LookAhead(tolerances, bitwise=bitwise_only)
+        self._known = known
+        self._look = LookAhead(
+            tolerances,
+            bitwise=bitwise_only,
+            is_asked=None if known is None else lambda pair: not is_worth_keeping(pair),
+        )
         #: Whether every recorded input of a module was bitwise equal so far.
         self._inputs_same: dict[tuple[Place, str], bool] = {}
         #: The half precision that module tensors of a micro-batch show, whatever the runs say of themselves.
@@ -180,7 +195,7 @@ class Judge:
             elif not self._bitwise_only and lays_out(pair.name, micro_pair):
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, micro_pair)
             else:
-                self._numbers(row, self._look.measured(pair, micro_pair))
+                self._numbers(row, self._measured(pair, micro_pair))
             if row.verdict.diverges and not by_digest and (said := copies.explained(row.name, a, b)) is not None:
                 row.reason = f"{row.reason}; {said}"
             if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
@@ -192,6 +207,10 @@ class Judge:
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file or str(row.a[0].path if row.a else "")
         return row
+
+    def _measured(self, pair: TensorPair, micro_pair: MicroBatchPair) -> Measured:
+        known = None if self._known is None else self._known.get(pair, micro_pair)
+        return self._look.measured(pair, micro_pair) if known is None else known
 
     def _numbers(self, row: TensorVerdict, found: Measured) -> None:
         assert row.a is not None
