@@ -30,7 +30,8 @@ _SAME, _SHARE = 1e-3, 1e-2
 _LEVELS = 3
 #: Numbers that may be kept of one setting.
 _MOST = 1 << 25
-_SOFTMAX = frozenset({torch.softmax, torch.nn.functional.softmax, torch.Tensor.softmax})
+#: The ways to form shares of scores.
+SOFTMAX = frozenset({torch.softmax, torch.nn.functional.softmax, torch.Tensor.softmax})
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,17 @@ class Attended:
 
 
 class _Softmaxes(TorchFunctionMode):  # type: ignore[misc]
-    """Keeps what every softmax over keys returns while `is_on`."""
+    """Keeps what every softmax over keys returns while `is_on`; fused: how often one was formed and not returned."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_on, self.found = False, list[torch.Tensor]()
+        self.is_on, self.found, self.fused = False, list[torch.Tensor](), 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         put = func(*args, **(kwargs or {}))
-        if self.is_on and func in _SOFTMAX and torch.is_tensor(put):
+        if self.is_on and func in SOFTMAX and torch.is_tensor(put):
             self.found.append(put.detach())
+        self.fused += self.is_on and func is torch.nn.functional.scaled_dot_product_attention
         return put
 
 
@@ -69,7 +71,7 @@ def attended(observer: Observer, module: str, ids: Ints | None = None) -> Attend
             rows, width = (int(size) for size in forward.input_ids.shape)
             with _within(observer.cell.model.backbone.get_submodule(module)) as kept:
                 observer.cell.forward(compiling.plain, forward)
-            found = None if len(kept.found) != 1 else _by_keys(kept.found[0], rows, width)
+            found = None if len(kept.found) != 1 else by_keys(kept.found[0], rows, width)
             if found is None:
                 return None
             parts.append(found.double().cpu())
@@ -95,6 +97,18 @@ def attended(observer: Observer, module: str, ids: Ints | None = None) -> Attend
             even_N[mine] = (spread_Hn <= _ASTRAY).any(0) if part.shape[-1] > 1 else False
         start = end
     return Attended(share_HNN, even_N, ahead_N, astray_N)
+
+
+def attends(observer: Observer, module: str) -> bool:
+    """Whether `module` gives keys shares of a softmax, whatever it is called: what carries a state over does not."""
+    with torch.no_grad(), evaluating(observer.cell.model.causal_lm):
+        for forward in observer.forwards():
+            rows, width = (int(size) for size in forward.input_ids.shape)
+            with _within(observer.cell.model.backbone.get_submodule(module)) as kept:
+                observer.cell.forward(compiling.plain, forward)
+            if kept.fused or any(by_keys(one, rows, width) is not None for one in kept.found):
+                return True
+    return False
 
 
 def lost_keys(observer: Observer, cell: Attended, own: Attended, place: TensorPlace) -> dict[str, Any] | None:
@@ -166,7 +180,7 @@ def _within(module: torch.nn.Module) -> Iterator[_Softmaxes]:
             hook.remove()
 
 
-def _by_keys(share: torch.Tensor, rows: int, width: int) -> torch.Tensor | None:
+def by_keys(share: torch.Tensor, rows: int, width: int) -> torch.Tensor | None:
     """[b, H, S, S] of a softmax over keys: heads may be folded into rows, and a sink may stand behind the keys."""
     if share.ndim == 3 and share.shape[0] % rows == 0:
         share = share.unflatten(0, (rows, -1))

@@ -132,7 +132,10 @@ def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     """What is wrong with each row alone, to which everything else is held; None where nothing shows."""
     if evidence is None:
         return None
+    evidence = _in_numbers(evidence)
     found = _violated(evidence, "reference") or _violated(evidence, "eager")
+    if not found and evidence.get("narrowed"):
+        found = [("own_keys", _narrowed(evidence["narrowed"]))]
     if not found and (kernel := _kernels(evidence)) is not None:
         found = [kernel]
     if not found:
@@ -186,12 +189,27 @@ def _lost(lost: Mapping[str, Any], there: str, here: str) -> str:
     return f"token {lost['token']} moves {whom} {there}, not {here}: {lost['module']}"
 
 
+def _narrowed(found: Mapping[str, Any]) -> str:
+    """What the model lets no token see, in whatever setting (`narrowed.narrowed`)."""
+    how_many = f"{found['pairs']:,} of {found['of']:,} pairs so"
+    if found["itself"]:
+        what = f"token {found['query']} gives its own key nothing ({how_many})"
+    elif found["beyond"]:
+        what = f"no token sees one {found['beyond']} or more before it ({how_many}), and the config has no such window"
+    else:
+        what = f"token {found['query']} gives token {found['key']} nothing ({how_many}), and no window of the config"
+        what += " leaves it out"
+    return f"{what}: {found['module']}"
+
+
 def _kind(evidence: Evidence) -> tuple[str, str]:
     for by in ("reference", "cell"):
         found = _violated(evidence, by)
         if found:
             return found[0][0], (_ITSELF if by == "reference" else "") + found[0][1]
     if _is_one(evidence):
+        if evidence.get("narrowed"):
+            return "own_keys", _ITSELF + _narrowed(evidence["narrowed"])
         kernel = _kernels(evidence)
         return ("rounding", "") if kernel is None else (kernel[0], _ITSELF + kernel[1])
     lost, first = evidence.get("lost"), evidence["first"]
@@ -241,6 +259,8 @@ def _also(evidence: Evidence) -> list[tuple[str, str]]:
     listed: dict[str, str] = {}
     for kind, because in (*_violated(evidence, "reference"), *_violated(evidence, "cell")):
         listed.setdefault(kind, because)
+    if evidence.get("narrowed"):
+        listed.setdefault("own_keys", _ITSELF + _narrowed(evidence["narrowed"]))
     if _is_one(evidence):
         return list(listed.items())
     if evidence.get("lost"):
@@ -267,7 +287,7 @@ def _violated(evidence: Evidence, by: str) -> list[tuple[str, str]]:
     whole_batch, both_ways = _is_of_the_batch(evidence), by == "cell" and _are_rows_moved_both_ways(evidence)
     if by != "cell" and evidence.get("beside") is False:
         whole_batch = False  # it takes together what is of one row
-    runs_on = by == "cell" and _runs_from_row_to_row(evidence)
+    runs_on = by == "cell" and (_runs_from_row_to_row(evidence) or _runs_on_in_a_pack(evidence))
     # Rows beside each other see each other nowhere: what moves them there takes all there is together.
     beside = evidence.get("beside") is True and evidence.get("symmetric") is not False
     for sight in evidence["visibility"]:
@@ -361,6 +381,19 @@ def _runs_from_row_to_row(evidence: Evidence) -> bool:
     is_run = len(others) > 2 and all(_moves_only_what_follows(one, last) for one in others)
     is_left = bool(evidence.get("forward_only")) and not _is_handed_on(evidence)
     return (is_run or is_left) and not evidence["packed"]
+
+
+def _runs_on_in_a_pack(evidence: Evidence) -> bool:
+    """Whether what is no attention goes on over the samples of a pack: several tokens right behind a sample move with
+    it and none before, in whichever order the samples stand, and nothing of its own is given away. A shift hands on
+    what it takes away, or a single token; what attends looks back at keys.
+    """
+    moved = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell" and one["moved"]]
+    if not evidence["packed"] or not evidence.get("forward_only") or evidence.get("attends") or not moved:
+        return False
+    if evidence.get("handed_round") or any(one.get("given_away") for one in moved):
+        return False
+    return all((one.get("onward") or 0) > 1 for one in moved)
 
 
 def _is_handed_on(evidence: Evidence) -> bool:
@@ -489,7 +522,7 @@ def _is_no_rounding(evidence: Evidence) -> bool:
 
 
 def _is_clean(evidence: Evidence) -> bool:
-    return not evidence.get("lost") and not any(_shown(sight, whole_batch=False) for sight in evidence["visibility"])
+    return not evidence.get("lost") and not evidence.get("narrowed") and not any(_shown(sight, whole_batch=False) for sight in evidence["visibility"])
 
 
 def _told(evidence: Evidence) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class Sight:
     reach: float | None = None
     #: Tokens of the changed sample that move nothing of their own there: what they were is another's now.
     given_away: int | None = None
+    #: How many tokens right behind the changed sample move there, one after the other, if no others do; else 0.
+    onward: int | None = None
     #: The token that all other samples are made of while one of them gets its own back.
     amid: int | None = None
     #: Samples that move where the first does; by the last layer they have moved others in turn.
@@ -114,6 +116,7 @@ class Sight:
             "moved": [dict(zip(names, one, strict=True)) for one in self.moved],
             "first": None if self.first is None else self.first.to_mapping(), "deaf": self.deaf, "spread": self.spread,
             "reach": self.reach, "amid": self.amid, "given_away": self.given_away,
+            "onward": self.onward,
         }  # fmt: skip
 
 
@@ -365,15 +368,21 @@ class Observer:
         moved = moves(group)
         return reach, float(moved.sum() / concerned.sum()) if moved.any() else None
 
-    def _given_away(self, base: Trace, sight: Sight, ids: Ints) -> int | None:
-        """`Sight.given_away`: none of what is nothing anyway, as a token that no expert takes."""
+    def _there(self, base: Trace, sight: Sight, ids: Ints) -> tuple[int | None, int | None]:
+        """`Sight.given_away` and `Sight.onward`. Of what is nothing anyway, as a token that no expert takes, none is
+        given away.
+        """
         assert sight.first is not None
         name, trace = sight.first.tensor, self.trace(ids)
         if name not in trace.laid:
-            return None
+            return None, None
         something = (base.laid[name][:, -1] > 0).numpy()
-        mine = (self.sample_N == sight.sample) & (ids[self.slots.numpy()] != self.ids[self.slots.numpy()])
-        return int((mine & something & ~self.moved(base, trace, name, STILL)).sum())
+        mine = self.sample_N == sight.sample
+        changed = mine & (ids[self.slots.numpy()] != self.ids[self.slots.numpy()])
+        given = int((changed & something & ~self.moved(base, trace, name, STILL)).sum())
+        moved = np.flatnonzero(self.moved(base, trace, name) & ~mine)
+        behind = np.flatnonzero(mine)[-1] + 1 + np.arange(moved.size)
+        return given, moved.size if np.array_equal(moved, behind) else 0
 
     def _padding_of_rows(self, base: Trace, padding: Bools, rows: Sequence[int]) -> list[Sight]:
         """What the padding of one row moves of the others: what takes all there is together takes that as well."""
@@ -438,10 +447,10 @@ class Observer:
             sight = self._seen(base, Sight("other", sample, None), ids)
         if thorough and sight.moved and sight.first is not None and sight.first.kind == "other":
             sight.reach, sight.spread = self._spread(base, sight, ids)
-            sight.given_away = self._given_away(base, sight, ids)
+            sight.given_away, sight.onward = self._there(base, sight, ids)
         elif thorough and sight.moved and sight.first is not None and sight.first.kind == "router":
             # Experts may leave any token of it as it was, but not all of them: that is another's work.
-            given = self._given_away(base, sight, ids)
+            given, _ = self._there(base, sight, ids)
             sight.given_away = given if given == int(mine.sum()) else None
         return sight
 

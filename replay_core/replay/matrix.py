@@ -359,6 +359,10 @@ class Bench:
             raise
         except RldbgError as error:
             failure = error.message
+        if self.why and baseline.cause is None:
+            # All of a batch shows more than the one row by which the reference was asked when it ran.
+            baseline.cause = cause_of_reference(evidence)
+            baseline.agrees = False if baseline.cause else None
         flags = result.cell["flags"]
         cause = cause_of(
             evidence,

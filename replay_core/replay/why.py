@@ -22,7 +22,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import CellError, RldbgError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.records import Run
-from replay_core.replay import attended, attention, causes, settings
+from replay_core.replay import attended, attention, causes, narrowed, settings
 from replay_core.replay.asking import Asking
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.bench import SAME, ReplayBench, worst
@@ -186,6 +186,7 @@ def _evidence(
             if depth is not None and layers is not None:
                 cut.enter_context(first_layers(layers, depth[0]))
         found |= _interventions(bench, flags, reference, small, is_one=is_one, depth=depth, found=found)
+    found["narrowed"] = bench.asking("what each row alone sees", lambda: _narrowed(bench, reference, batch), None)
     return found
 
 
@@ -281,6 +282,10 @@ def _interventions(
     found["forward_only"] = asking(
         "the samples turned round", lambda: _moves_forward_only(bench, flags, small, sights), False
     )
+    if found["forward_only"]:
+        found["attends"] = asking(
+            "whether it attends", lambda: _attends(bench.observer(flags, small), sights), True
+        )  # fmt: skip
     found["handed_round"] = _is_handed_round(sights)
     found["symmetric"] = asking(
         "the samples in another order", lambda: _is_symmetric(bench, flags, small, base, sights), None
@@ -366,6 +371,16 @@ def _moves_beside(bench: ReplayBench, reference: Flags, batch: MicroBatch, sight
         return any(observer.of_sample(base, sample).moved for sample in (0, 1))
 
     return bench.asking("two rows beside each other", ask, None)
+
+
+def _narrowed(bench: ReplayBench, reference: Flags, batch: MicroBatch) -> dict[str, Any] | None:
+    """The keys of its own past that the longest row does not see when it is alone (`narrowed`): read in eager, whose
+    shares are there to be read, and which was held to the kernel of each row alone.
+    """
+    longest = int(batch.valid_BS.sum(axis=1).argmax())
+    ids = batch.ids_BS[longest][batch.valid_BS[longest]][None, : narrowed.MOST]
+    eager = reference if reference.attention == "own" else replace(reference, attention="eager")
+    return narrowed.narrowed(bench.observer(eager, MicroBatch(ids, np.ones_like(ids, dtype=bool))))
 
 
 def of_itself(cell: BatchReplay) -> dict[str, Any] | None:
@@ -502,6 +517,12 @@ def _moves_forward_only(bench: ReplayBench, flags: Flags, batch: MicroBatch, sig
     base = observer.trace()
     turned = [observer.of_sample(base, sample) for sample in range(min(batch.rows, _TURNED))]
     return any(one.moved for one in turned) and is_forward(turned)
+
+
+def _attends(observer: Observer, sights: Sequence[Sight]) -> bool:
+    """Whether any of the modules by which samples come to each other forms shares over keys."""
+    modules = {one.first.module for one in sights if one.what == "other" and one.moved and one.first is not None}
+    return any(module == "the model" or attended.attends(observer, module) for module in modules)
 
 
 def _is_symmetric(
