@@ -522,7 +522,11 @@ def _is_no_rounding(evidence: Evidence) -> bool:
 
 
 def _is_clean(evidence: Evidence) -> bool:
-    return not evidence.get("lost") and not evidence.get("narrowed") and not any(_shown(sight, whole_batch=False) for sight in evidence["visibility"])
+    return (
+        not evidence.get("lost")
+        and not evidence.get("narrowed")
+        and not any(_shown(sight, whole_batch=False) for sight in evidence["visibility"])
+    )
 
 
 def _told(evidence: Evidence) -> dict[str, Any]:

@@ -24,7 +24,7 @@ KINDS = {
         "state is carried over",
         "What a call, a row or a sample leaves behind is there when the next begins: the same tokens again, after "
         "others, are something else; or a convolution, a recurrent state or a scan goes on from one sample to the "
-        "next.",
+        "next, and whatever else moves several tokens right behind a sample, in either order, and does not attend.",
     ),
     "batch": Kind(
         "depends on the batch",
@@ -46,7 +46,9 @@ KINDS = {
     ),
     "own_keys": Kind(
         "loses own keys",
-        "Another token moves itself or later tokens of its sample when that row is alone, and does not here.",
+        "Another token moves itself or later tokens of its sample when that row is alone, and does not here. Or each "
+        "row alone loses it too: no head of a module gives a key of the past anything, whatever the tokens are, and no "
+        "window of the config ends before it.",
     ),
     "positions": Kind(
         "positions",

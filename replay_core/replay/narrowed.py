@@ -34,7 +34,9 @@ _BLOCK = regex(r"(?i)chunk|block_?(?:size|len)")
 #: What is named like them and is none: numbers of layers, of experts, of a convolution or a scan.
 _OTHER = regex(r"(?i)layer|pattern|mamba|ssm|conv|linear|feed_forward|scan|expert|moe|theta|freq|patch")
 #: Attention that chooses its keys in ways that no number tells: of it nothing is said.
-_SPARSE = regex(r"(?i)sparse.*att|att.*sparse|block_?sparse|sparse_(block|config|topk)|dilat|index_topk|keep_window|lsh")
+_SPARSE = regex(
+    r"(?i)sparse.*att|att.*sparse|block_?sparse|sparse_(block|config|topk)|dilat|index_topk|keep_window|lsh"
+)
 _FULL = regex(r"(?i)full|global")
 _OF_LAYERS = ("layer_types", "attention_layers")
 _LAYER = regex(r"\.(\d+)\.")
@@ -103,9 +105,9 @@ def windows_of(config: Any, module: str) -> tuple[list[int], list[int]] | None:
     layer = _LAYER.search(f".{module}.")
     for name in _OF_LAYERS:
         types = said.get(name) or getattr(config, name, None)
-        if layer and isinstance(types, (list, tuple)) and int(layer[1]) < len(types):
-            if _FULL.search(str(types[int(layer[1])])):
-                return [], []
+        of_each = types if layer and isinstance(types, (list, tuple)) and int(layer[1]) < len(types) else None
+        if layer and of_each and _FULL.search(str(of_each[int(layer[1])])):
+            return [], []
     return numbers["window"], numbers["block"]
 
 

@@ -357,3 +357,30 @@ def test_a_statistic_within_attention_is_of_the_batch_where_rows_move_each_other
 def test_scores_that_differ_by_where_keys_stand_are_positions():
     assert kind(by_position=True) == "positions"
     assert kind(by_position=False) == "maths"
+
+
+def test_what_goes_on_over_a_pack_and_does_not_attend_is_state_and_what_it_shifts_is_not():
+    def runs(**more):
+        moved = [{"sample": 1, "relation": "other", "tokens": 6, "first": 0, "last": 5}]
+        told = {"reach": 1.0, "spread": 1.0, "given_away": 0, "onward": 6, **more}
+        return [{**sight("other", "other"), "moved": moved, **told}, {**sight("other", moved=False), "sample": 1}]
+
+    told = {"forward_only": True, "symmetric": False, "attends": False}
+    assert kind(*runs(), **told) == "state"
+    assert kind(*runs(), **{**told, "attends": True}) == "other_samples", "attention under another name"
+    assert kind(*runs(onward=1), **told) == "other_samples", "a shift by one"
+    assert kind(*runs(given_away=3, onward=3), **told) == "other_samples", "a shift by three"
+    assert kind(*runs(onward=0), **told) == "other_samples", "not what follows right behind"
+    also = [one["kind"] for one in cause_of(evidence(*runs(), **told), rows(0.0, 1.0), 1e-3)["also"]]
+    assert also == ["other_samples"]
+
+
+def test_a_model_that_loses_keys_in_every_setting_is_told_where_nothing_disagrees():
+    lost = {"module": "layers.0.x", "pairs": 9, "of": 40, "query": 5, "key": 0, "itself": False, "beyond": 5}
+    told = cause_of(evidence(narrowed=lost, apart=0.0), rows(0.0), 1e-3)
+    assert (told["kind"], told["is_noise"]) == ("own_keys", False)
+    assert "no token sees one 5 or more before it (9 of 40 pairs so), and the config has no such" in told["sentence"]
+    itself = cause_of_reference(evidence(narrowed={**lost, "itself": True}))
+    assert "token 5 gives its own key nothing" in itself["sentence"]
+    differs = cause_of(evidence(sight("other"), narrowed=lost), rows(0.0, 1.0), 1e-3)
+    assert (differs["kind"], [one["kind"] for one in differs["also"]]) == ("other_samples", ["own_keys"])

@@ -112,6 +112,44 @@ def test_what_a_larger_pack_or_the_first_layer_shows_names_the_fault(folder, pla
     assert {cause["kind"] for cause in wrong} == {called}, [cause["sentence"] for cause in wrong]
 
 
+def running_mean_over_the_pack(patient):
+    """The MLP adds the mean of all that came before in the pack, whatever sample it was of."""
+
+    def carried(_given, put):
+        count = torch.arange(1, put.shape[1] + 1, dtype=put.dtype)[None, :, None]
+        return put + put.cumsum(1) / count if patient.call.is_packed else put
+
+    for one in patient.mlps:
+        zoo.changed_output(one, carried)
+
+
+def a_window_that_the_model_does_not_have(patient):
+    def near(_call, seen):
+        at = torch.arange(seen.shape[-1])
+        return seen & (at[:, None] - at < 6)
+
+    patient.seeing(near)
+
+
+@pytest.mark.long
+def test_a_window_that_no_cell_sees_beyond_is_told_where_nothing_disagrees(folder):
+    plant, flags = a_window_that_the_model_does_not_have, "packing=off dtype=bfloat16"
+    doc = zoo.replayed(folder, "right", flags, "qwen3", 0.1, False, plant, why=True)
+    reference, *others = doc["cells"]
+    assert (reference["agreement"]["agrees"], reference["cause"]["kind"]) == (False, "own_keys")
+    assert "no token sees one 6 or more before it" in reference["cause"]["sentence"]
+    assert {cell["cause"]["kind"] for cell in others} == {"own_keys"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow)])
+def test_what_runs_on_over_a_pack_is_state(folder, architecture):
+    plant = running_mean_over_the_pack
+    doc = zoo.replayed(folder, "both", "packing=on dtype=float32", architecture, 0.1, False, plant)
+    (cause,) = [cell["cause"] for cell in doc["cells"] if cell["agreement"]["agrees"] is False]
+    assert (cause["kind"], [one["kind"] for one in cause["also"]]) == ("state", ["other_samples"]), cause["sentence"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["mlp_scaled_by_the_padded_length", "values_scaled_by_tiles_of_16"])
 def test_what_only_the_length_of_the_padding_moves_says_so(folder, name):
