@@ -25,6 +25,8 @@ from replay_core.referee.shadow import Shadow
 
 #: A module brings the difference where it brings so much of it.
 _MOST = 0.5
+#: Shares that are one.
+_SAME = 0.005
 #: Modules that are all grafted; of more, the blocks are bisected and those within the one that is found.
 _EVERY = 48
 
@@ -67,7 +69,7 @@ def grafted(
     if first is None:
         said = "no module's output brings half of what the log-probabilities differ by"
     else:
-        said = f"{_module(first.tensor)} carries {first.comes:.1%} of what the log-probabilities differ by"
+        said = f"{_where(first, table)} carries {first.comes:.1%} of what the log-probabilities differ by"
     return Grafting(said, None if first is None else _module(first.tensor), table)
 
 
@@ -84,6 +86,18 @@ def _chosen(names: list[str], share: Any) -> list[str]:
     return [
         name for name in names if name.startswith(inside) or not any(name.startswith(_module(one)) for one in blocks)
     ]
+
+
+def _where(first: Graft, table: Sequence[Graft]) -> str:
+    """The module at which the difference arises. What a part is given by the module that it is in has no output of its
+    own (the kernel before an output projection): where the whole brings as much, it is within that, from the part on.
+    """
+    module = _module(first.tensor)
+    parent, _, part = module.rpartition(".")
+    whole = next((one for one in table if _module(one.tensor) == parent), None)
+    if whole is None or parent.rpartition(".")[2].isdecimal() or abs(whole.comes - first.comes) > _SAME:
+        return module
+    return f"{parent}, from its {part} on,"
 
 
 def _module(name: str) -> str:

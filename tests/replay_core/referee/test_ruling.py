@@ -259,6 +259,9 @@ def test_a_graft_says_which_modules_output_carries_the_end_difference_and_what_c
     graft = doc["graft"]
     assert graft is not None
     assert graft["module"] == "layers.0.mlp.down_proj"
+    assert graft["sentence"].startswith("layers.0.mlp, from its down_proj on, carries 9"), (
+        "the whole MLP brings as much"
+    )
     shares = {one["tensor"]: (float(one["comes"]), float(one["goes"] or 0.0)) for one in graft["grafts"]}
     assert all(share > 0.95 for share in shares["layers.0.mlp.down_proj.output"])
     assert all(abs(share) < 0.05 for share in shares["layers.0.mlp.up_proj.output"])
