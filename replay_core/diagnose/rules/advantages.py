@@ -213,6 +213,11 @@ def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> 
             yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
 
 
+def in_groups(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+    """The variants whose baseline is the group's alone."""
+    yield from (one for one in variants(reward_B, group_B) if "batch" not in one[0])
+
+
 _BATCH_MEAN = "r - batch mean, one baseline for all groups"
 
 
@@ -265,7 +270,7 @@ def _rewards(batch: StepBatch) -> Iterator[tuple[str, Array]]:
             yield name, scores_B
 
 
-def _matching(advantage_B: Array, candidates: Iterator[tuple[str, Array]], close: Array) -> str | None:
+def matching(advantage_B: Array, candidates: Iterator[tuple[str, Array]], close: Array) -> str | None:
     for name, other_B in candidates:
         if _agree(advantage_B, other_B, close):
             return name
@@ -278,7 +283,7 @@ def _agree(a_B: Array, b_B: Array, close_B: Array) -> bool:
     return bool(np.isfinite(b_B).all() and (np.abs(a_B - b_B) <= close_B * np.maximum(1, np.abs(b_B))).all())
 
 
-def _tolerance(reward_B: Array, group_B: Array, close: float) -> Array:
+def tolerance(reward_B: Array, group_B: Array, close: float) -> Array:
     """How close each advantage has to be: float32 rounds a mean, and a small std makes that large."""
     centred_B = advantages.group_centred(reward_B, group_B)
     count_G = np.bincount(group_B)
@@ -359,13 +364,13 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
     column = batch.columns.of("advantages")
     stored = CLOSE.get("float32" if column is None else "bfloat16" if _is_rounded(advantage_B[kept_B]) else
                        column.dtype, 1e-4)  # fmt: skip
-    close = _tolerance(reward_B, group_B, stored)[kept_B]
+    close = tolerance(reward_B, group_B, stored)[kept_B]
     if (close >= 1).all():
         raise Skip("no group has a spread of rewards (D01, D03): what is left is rounding, which every variant gives")
     heard_B = advantage_B[kept_B]
     for what, candidate_B in _rewards(batch):
         known = list(_zeroed(_known(batch, candidate_B, group_B), kept_B))
-        name = _matching(heard_B, iter(known), close) or _matching(heard_B, _clipped(heard_B, known), close)
+        name = matching(heard_B, iter(known), close) or matching(heard_B, _clipped(heard_B, known), close)
         if name is not None:
             if not np.abs(heard_B).max() > 0:
                 return  # zeros agree with every variant
@@ -765,14 +770,14 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     tokens_B = np.maximum(batch.flat.count(batch.trained_N), 1)[kept_B]
     if np.unique(tokens_B).size < 2:
         return
-    if _matching(heard_B, ((name, values_B / tokens_B) for name, values_B in known), close) is not None:
+    if matching(heard_B, ((name, values_B / tokens_B) for name, values_B in known), close) is not None:
         yield Guess(
             "warning", "over length",
             f"advantages are divided by the length of their response: they are {known[0][0]}, over its tokens",
             "the mean over a response's tokens is taken in the advantage already: a loss that averages over tokens "
             "divides by the length twice, and long responses count for less",
         )  # fmt: skip
-    elif _matching(heard_B / tokens_B, iter(known), close / tokens_B) is not None:
+    elif matching(heard_B / tokens_B, iter(known), close / tokens_B) is not None:
         yield Guess(
             "warning", "times length",
             "advantages are multiplied by the length of their response: a sum over its tokens stands in them",
@@ -783,7 +788,7 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
 def _from_groupings(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     reward_B = given(batch.reward_B)
     for how, other_B in _groupings(batch):
-        found = _matching(unlike.heard_B, _zeroed(_known(batch, reward_B, other_B), unlike.kept_B), unlike.close)
+        found = matching(unlike.heard_B, _zeroed(_known(batch, reward_B, other_B), unlike.kept_B), unlike.close)
         if found is not None:
             yield Guess(
                 "error", f"groups: {how}", f"advantages are computed in the wrong groups: {found}, with {how}",
@@ -814,7 +819,7 @@ def _from_order(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if not kept_B.all():
         return
     for how, order_B in orders(len(reward_B), int(group_B.max()) + 1):
-        found = _matching(heard_B, _known(batch, reward_B[order_B], group_B), close)
+        found = matching(heard_B, _known(batch, reward_B[order_B], group_B), close)
         if found is not None:
             yield Guess(
                 "error", f"rewards: {how}",
@@ -958,7 +963,7 @@ def _apart_from(values_B: Array, other_B: Array, groups_B: Array) -> Array:
 def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> Guess | None:
     """Advantages that are a known variant with the sign turned."""
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
-    flipped = _matching(-heard_B, _zeroed(_known(batch, reward_B, group_B), kept_B), close)
+    flipped = matching(-heard_B, _zeroed(_known(batch, reward_B, group_B), kept_B), close)
     if flipped is None or not np.abs(heard_B).max() > 0:
         return None
     return Guess(
@@ -980,14 +985,14 @@ def made_with_all(batch: StepBatch, left_out_B: Array) -> str | None:
         return None
     column = batch.columns.of("advantages")
     stored = CLOSE.get("float32" if column is None else column.dtype, 1e-4)
-    close = _tolerance(reward_B, group_B, stored)[kept_B]
+    close = tolerance(reward_B, group_B, stored)[kept_B]
     # A group that is left without a spread has 0 either way: rounding of it tells nothing.
     groups_B = np.unique(group_B[kept_B], return_inverse=True)[1]
-    alone = _tolerance(reward_B[kept_B], groups_B, stored)
-    name = _matching(heard_B, ((each, values_B[kept_B]) for each, values_B in variants(reward_B, group_B)), close)
+    alone = tolerance(reward_B[kept_B], groups_B, stored)
+    name = matching(heard_B, ((each, values_B[kept_B]) for each, values_B in variants(reward_B, group_B)), close)
     if name is None or "(batch std" in name or "batch mean" in name or (close >= 1).all():
         return None
-    return None if _matching(heard_B, variants(reward_B[kept_B], groups_B), np.minimum(close, alone)) else name
+    return None if matching(heard_B, variants(reward_B[kept_B], groups_B), np.minimum(close, alone)) else name
 
 
 def _known(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:

@@ -11,11 +11,13 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
+from replay_core.diagnose.answers import answers_of, members_of
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.advantages import in_groups, matching, tolerance
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
 from replay_core.regexes import regex
@@ -26,7 +28,7 @@ SAME = 3
 LONG = 5
 
 
-@rule("D42", "a group mixes prompts", link="groups", scope="batch", needs=("group", "tokens", "response"),
+@rule("D42", "a group mixes prompts", link="groups", scope="batch", needs=("group|advantages",),
       explains=("D01", "D03", "D04", "D05"), lasts=True,
       source="Search-R1#88: an id made by place, or per worker; the baseline is then another prompt's")  # fmt: skip
 def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
@@ -34,11 +36,18 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
     half of the groups and more it is an error. A warning where each group holds the same number of prompts, each of
     them as often and twice at least, and none the beginning of another: several groups under one id. Prompts that
     differ within their group and nowhere repeat are normal (turns of a conversation, a clock in the system prompt).
+
+    A table of texts names no groups: rows of one size, one after the other, are one where a known variant makes the
+    advantages of their rewards (2 such groups with a spread and more), and none does of equal prompts. Where half of
+    them hold several prompts, each of which stands in several, it is an error.
     """
+    if batch.tokens_N is None:
+        yield from _blocks_of_rows(batch)
+        return
     if not batch.group_is_named:
         raise Skip("groups are not named in the dump")
     group_B, prompt_B = given(batch.group_B), batch.prompt_B
-    if prompt_B is None:
+    if prompt_B is None or batch.response_N is None:
         raise Skip("a sample has no prompt")
     if not batch.flat.count(given(batch.response_N)).all():
         raise Skip("a sample has no response that is known: its prompt has no end")
@@ -63,6 +72,56 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="the group id is made by place, or before the batch was shuffled, or repeats over workers",
     )
+
+
+def _blocks_of_rows(batch: StepBatch) -> Iterator[Finding]:
+    """Rows of a table of texts whose advantages are those of blocks of rows, while the blocks mix prompts."""
+    texts, reward_B = batch.columns.texts("prompt_text"), batch.reward_B
+    advantage_B = batch.columns.per_sample("advantages")
+    if texts is None or reward_B is None or advantage_B is None:
+        raise Skip("needs tokens and groups, or prompts, rewards and advantages of a table of texts")
+    if not (np.isfinite(reward_B).all() and np.isfinite(advantage_B).all()):
+        raise Skip("rewards or advantages are not finite (D21)")
+    prompt_B = np.unique(np.array(texts), return_inverse=True)[1].reshape(-1)
+    total, rows = len(texts), np.arange(len(texts))
+    if _made_in(prompt_B, reward_B, advantage_B) is not None:
+        return
+    for size in (size for size in range(2, total // 2 + 1) if total % size == 0):
+        block_B = rows // size
+        pairs = np.unique(np.stack([block_B, prompt_B]), axis=1)
+        prompts_G, blocks_P = np.bincount(pairs[0]), np.bincount(pairs[1])
+        mixed = int((prompts_G > 1).sum())
+        # One prompt asked once in each of several rows is no group either; those that lie in several blocks are split.
+        if 2 * mixed < prompts_G.size or 2 * (blocks_P > 1).sum() < blocks_P.size:
+            continue
+        name = _made_in(block_B, reward_B, advantage_B)
+        if name is None:
+            continue
+        yield finding(
+            "error",
+            f"groups mix prompts: advantages are made in blocks of {size} rows one after the other, and "
+            f"{share(mixed, prompts_G.size)} blocks hold several prompts",
+            batch.laid.where("advantages", sample=int(np.flatnonzero(block_B == np.argmax(prompts_G > 1))[0])),
+            evidence=[
+                shown("different prompts in the first such block", int(prompts_G[prompts_G > 1][0]), "1"),
+                shown("prompts whose rows lie in several blocks", int((blocks_P > 1).sum()), "0"),
+                shown("the estimator that agrees, within blocks", name),
+            ],
+            cause="the rows were shuffled or interleaved (a sampler that repeats the list of prompts and not each of "
+            "them, a gather over ranks), and are taken for groups by their place: a response is measured against "
+            "answers to other questions",
+        )
+        return
+
+
+def _made_in(group_B: Array, reward_B: Array, advantage_B: Array) -> str | None:
+    """The known variant that makes the advantages within these groups; None where none does, or fewer than two of them
+    have a spread.
+    """
+    spread_G = [float(np.ptp(reward_B[group_B == group])) for group in np.unique(group_B)]
+    if sum(spread > 1e-6 for spread in spread_G) < 2:
+        return None
+    return matching(advantage_B, in_groups(reward_B, group_B), tolerance(reward_B, group_B, 1e-4))
 
 
 def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Iterator[Finding]:
@@ -166,17 +225,10 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
     if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
         batch = batch.once
-    group_B, response_N = given(batch.group_B), given(batch.response_N)
+    response_N = given(batch.response_N)
     said = batch.columns.of("rollout_logprobs") or given(batch.trainer)
-    heads_B = batch.flat.first(response_N)
-    texts = [
-        given(batch.tokens_N)[start + head : start + length].tobytes()
-        for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True)
-    ]
-    groups: dict[int, list[int]] = {}
-    for sample, group in enumerate(group_B):
-        groups.setdefault(int(group), []).append(sample)
-    several = [members for members in groups.values() if len(members) > 1]
+    texts = given(answers_of(batch))
+    several = [members for members in members_of(batch) if len(members) > 1]
     same = [members for members in several if len({texts[sample] for sample in members}) == 1]
     if len(several) < GROUPS or len(same) < 0.9 * len(several) or len(set(texts)) < 2:
         return
@@ -250,6 +302,7 @@ def ranks_alike(case: Case) -> Iterator[Finding]:
     alike: list[int] = []
     first: StepBatch | None = None
     ranks: list[int] = []
+    unsure = False
     for batch in case.batches():
         keys = batch.laid.keys_of("input_ids")
         if batch.step is None or batch.tokens_N is None or any(key is None or key.rank is None for key in keys):
@@ -270,16 +323,23 @@ def ranks_alike(case: Case) -> Iterator[Finding]:
         algorithm = batch.laid.algorithm
         split = max(algorithm.number(name) or 1 for name in _SPLIT)
         whole = max(algorithm.number(name) or 1 for name in _WHOLE)
-        if len(named) < len(by_rank) and (split > 1 or (whole < 2 and not _are_replicas(case, set(by_rank)))):
-            raise Skip("ranks that hold the same samples may be of one tensor-parallel group")
+        if len(named) < len(by_rank) and (split > 1 or whole < 2):
+            replicas = split == 1 and _are_replicas(case, set(by_rank))
+            if replicas is False:
+                raise Skip("ranks that hold the same samples may be of one tensor-parallel group")
+            unsure = unsure or replicas is None
         alike.append(batch.step)
         first, ranks = first or batch, sorted(by_rank)
     if first is None or len(alike) < SAME:
         raise Skip(f"needs the samples of two ranks in {SAME} steps")
     yield finding(
-        "warning",
-        f"ranks {listed(ranks)} train on the same samples, in all {len(alike)} steps: the batch holds each of them "
-        f"{len(ranks)} times",
+        "info" if unsure else "warning",
+        f"ranks {listed(ranks)} train on the same samples, in all {len(alike)} steps"
+        + (
+            ", as ranks of one tensor-parallel group do; of data-parallel ranks it is a sampler that is not sharded"
+            if unsure
+            else f": the batch holds each of them {len(ranks)} times"
+        ),
         first.laid.where("input_ids", sample=0),
         evidence=[shown("steps in which their tokens are the same", share(len(alike), len(alike)), "none")],
         cause="the sampler's seed does not know the rank: data-parallel ranks draw the same prompts with the same seed",
@@ -287,9 +347,9 @@ def ranks_alike(case: Case) -> Iterator[Finding]:
     )
 
 
-def _are_replicas(case: Case, ranks: set[int]) -> bool:
+def _are_replicas(case: Case, ranks: set[int]) -> bool | None:
     """Whether each of these ranks recorded the same weights, or gradients, under the same names, in whole matrices: a
-    tensor-parallel group splits the projections, and a pipeline the layers.
+    tensor-parallel group splits the projections, and a pipeline the layers. None where none recorded any.
     """
     by_rank: dict[int, dict[str, bytes]] = {}
     step: int | None = None
@@ -305,6 +365,8 @@ def _are_replicas(case: Case, ranks: set[int]) -> bool:
                 digest = blake2b(pages.array(ref).tobytes(), digest_size=16).digest()
                 by_rank.setdefault(rank, {})[f"{record.key.stage} {record.key.micro} {ref.name}"] = digest
     held = list(by_rank.values())
+    if not held:
+        return None
     return by_rank.keys() == ranks and bool(held[0]) and all(each == held[0] for each in held)
 
 

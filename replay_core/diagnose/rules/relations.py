@@ -101,17 +101,31 @@ FEWEST = 5
 
 
 @rule("D73", "advantages keep to one side, or to a bound", link="advantages", scope="signals",
-      needs=("advantage_max",), explains=("L08",),
+      needs=("advantage_max|advantage_std",), explains=("L08",),
       source="an advantage is centred: r less the mean of others")  # fmt: skip
 def one_sided(log: RunLog) -> Iterator[Finding]:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
     same number in every step (a clamp; not where groups of a size give just that number, as two responses give .7071),
     or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a constant is added; where
-    no critic's values are logged): a warning. An advantage past 30 times the rewards' range (or mean, where no range is
-    logged; or 1, where that is smaller) is an error: a std of 0 was divided by. Means of 0 are no bound: all advantages
-    are 0 there.
+    no critic's values are logged): a warning. So is a mean off 0 by .1 and more, to one side in all of 8 steps and
+    more, beside a std that is 1 (to 1e-3) in each: what is divided by the std of the very tokens was not centred on
+    them. An advantage past 30 times the rewards' range (or mean, where no range is logged; or 1, where that is smaller)
+    is an error: a std of 0 was divided by. Means of 0 are no bound: all advantages are 0 there.
     """
+    if (off := _whitened_off_centre(log)) is not None:
+        yield _bounded(
+            given(log.get("advantage_mean")),
+            f"advantages have a std of 1 and a mean of {off:.3g} in every step: they are divided by their std, and "
+            "their mean is not subtracted",
+            "what is normalised is not centred (whitening with shift_mean off, a baseline that is taken of other "
+            f"samples): every answer is pushed {'up' if off > 0 else 'down'}, and the policy loss stays at {-off:.3g}",
+            off,
+            "about 0",
+        )
+        return
+    if log.get("advantage_max") is None:
+        raise Skip("needs the largest advantage, or mean and std of 8 steps")
     if log.get("advantage_min") is None:
         yield from _never_above(log)
         return
@@ -216,6 +230,19 @@ def _off_centre(mean: Series | None, top: Series, bottom: Series) -> float | Non
         return None
     shares = [each / (high - low) for each, high, low in rows]
     return median(mean.finite) if min(shares) > OFF or max(shares) < -OFF else None
+
+
+#: Off 0 by how much a mean is beside a std of 1; in how many steps; and how near 1 that is.
+OFF_OF_ONE, WHITENED, UNIT = 0.1, 8, 1e-3
+
+
+def _whitened_off_centre(log: RunLog) -> float | None:
+    """The mean of advantages whose std is 1 in every step, where it lies to one side of 0 in all of them."""
+    rows = [row for _, row in together(log.get("advantage_mean"), log.get("advantage_std"))]
+    if len(rows) < WHITENED or any(abs(std - 1) > UNIT for _, std in rows):
+        return None
+    means = [mean for mean, _ in rows]
+    return median(means) if min(means) > OFF_OF_ONE or max(means) < -OFF_OF_ONE else None
 
 
 def _never_above(log: RunLog) -> Iterator[Finding]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median_low
 
 import numpy as np
 
+from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
@@ -100,8 +100,8 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     between = float(np.nanmax(rewards_B) - np.nanmin(rewards_B))
     if everywhere and between > EQUAL * max(1.0, float(np.nanmax(np.abs(rewards_B)))) and total > 1:
         return
-    copied, known = _of_one_text(batch)
-    copies = known >= 4 and copied >= 0.8 * known
+    copied, known = groups_of_one_answer(batch)
+    copies = are_one(copied, known)
     claim = (
         f"every response got the same reward within its group ({share(count, total)} groups): all advantages are 0"
         if everywhere
@@ -136,19 +136,6 @@ _NO_CHANCE = (
 )
 
 
-def _of_one_text(batch: StepBatch) -> tuple[int, int]:
-    """How many groups hold one response over and over, and how many groups of three and more there are."""
-    tokens_N, response_N, group_B = batch.tokens_N, batch.response_N, batch.group_B
-    if tokens_N is None or response_N is None or group_B is None:
-        return 0, 0
-    texts: dict[int, list[bytes]] = defaultdict(list)
-    for group, start, length in zip(group_B, batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        inside = slice(start, start + length)
-        texts[int(group)].append(tokens_N[inside][response_N[inside]].tobytes())
-    groups = [each for each in texts.values() if len(each) >= 3]
-    return sum(1 for each in groups if len(set(each)) == 1), len(groups)
-
-
 def _all_zero(batch: StepBatch) -> Iterator[Finding]:
     column, trained_N = given(batch.columns.of("advantages")), batch.trained_N
     heard_N = column.said_N if trained_N is None else column.said_N & trained_N
@@ -177,7 +164,7 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     """Rewards vary over the batch and in no group of two and more: `reward_std` looks healthy, every advantage is 0.
 
     Also where single reward functions vary within groups and their sum does not. Info in steps of so few responses that
-    chance does it.
+    chance does it. Where four of five groups (4 and more) hold one text each, that is the cause.
     """
     equal_G, compared_G = _equal(batch)
     rewards_B = given(batch.reward_B)
@@ -189,9 +176,12 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     if spread <= EQUAL * scale or _has_other_baseline(batch, equal_G):
         return
     place = batch.laid.where(batch.columns.reward_name, sample=0)
+    copied, known = groups_of_one_answer(batch)
+    copies = are_one(copied, known)
     yield finding(
         "info" if beside_the_first < FEW_RESPONSES else "error",
-        "no group has a spread of rewards: they differ from prompt to prompt and never between the responses to one "
+        (f"the responses of a group are the same text ({share(copied, known)} groups): " if copies else "")
+        + "no group has a spread of rewards: they differ from prompt to prompt and never between the responses to one "
         "prompt, so that all advantages are 0",
         place,
         evidence=[
@@ -199,7 +189,9 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
             shown("groups with a spread", 0, "> 0"),
             shown("groups", int(compared_G.sum())),
         ],
-        cause="the reward depends on the prompt alone (or its parts cancel in the sum); a std over the batch hides it",
+        cause=_NO_CHANCE
+        if copies
+        else "the reward depends on the prompt alone (or its parts cancel in the sum); a std over the batch hides it",
         next_step=look_at(place) + "   # and watch frac_reward_zero_std, not reward_std",
     )
 

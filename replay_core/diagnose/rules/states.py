@@ -152,13 +152,6 @@ _STATES: tuple[_FigureState, ...] = (
         "lost in bf16", "rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
     ),
     _FigureState(
-        "weight_norm", _still, 8, "warning", "optimizer",
-        "no weight changes: {name} is {now:.8g} in all {n} steps", "another number in every step",
-        "no update reaches the weights: the learning rate is 0, the optimizer holds other parameters, or updates are "
-        "lost in bf16", "rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
-        moving=True,
-    ),
-    _FigureState(
         "critic_learning_rate", _always(0.0), 5, "warning", "optimizer",
         "the critic learns nothing: its learning rate, {name}, is 0 in all {n} steps", "> 0",
         "the critic's scheduler or configuration has no rate: values stay those of the first step",
@@ -234,7 +227,7 @@ _STATES: tuple[_FigureState, ...] = (
 )  # fmt: skip
 
 
-def _moves(log: RunLog) -> bool:
+def moves(log: RunLog) -> bool:
     """Whether the log tells of updates: a gradient, or a loss that changes."""
     grads, rates = log.get("grad_norm"), log.get("learning_rate")
     if rates is not None and rates.finite and not any(rates.finite):
@@ -247,7 +240,7 @@ def _moves(log: RunLog) -> bool:
 
 def _holds(log: RunLog, series: Series, state: _FigureState) -> bool:
     values = series.finite
-    return len(values) >= state.fewest and state.holds(values) and (not state.moving or _moves(log))
+    return len(values) >= state.fewest and state.holds(values) and (not state.moving or moves(log))
 
 
 @rule("L31", "a figure tells by itself", link="trend", scope="signals",
@@ -255,7 +248,7 @@ def _holds(log: RunLog, series: Series, state: _FigureState) -> bool:
       lasts=True, explains=("D01", "D09", "D12", "D14", "D23", "D24", "D46", "D55", "L08", "L14"),
       source="the figures' definitions")  # fmt: skip
 def tells(log: RunLog) -> Iterator[Finding]:
-    """States that have one meaning: a version of the weights or a norm of them that never changes although there are
+    """States that have one meaning: a version of the weights that never changes although there are
     gradients, an update's norm, a critic's gradient or learning rate or the advantages' spread of 0 in every step,
     importance weights of trainer over engine whose median mean lies outside of .7 to 1.5 (it is 1 over the engine's own
     samples), of which over .3 are cut or two steps have one over 10, over .9 of the prompts never or always solved,

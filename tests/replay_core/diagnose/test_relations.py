@@ -456,3 +456,19 @@ def test_groups_without_a_spread_whose_means_differ_may_be_one_text_each(
 
     told = [one for one in said(tmp_path, steps(30, change)).findings if one.id == "D01"]
     assert any("all responses of a group are the same text" in one.cause for one in told) is found
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "found"),
+    [(0.42, 1.0, True), (-0.3, 1.0, True), (0.0, 1.0, False), (0.42, 0.8, False)],
+    ids=["up", "down", "centred", "weighed by length"],
+)
+def test_advantages_over_their_std_that_are_not_centred(mean: float, std: float, found: bool, tmp_path: Path) -> None:
+    rng = random.Random(3)
+
+    def change(_step: int, line: Line) -> None:
+        line["advantages/mean"] = mean + rng.gauss(0, 0.03)
+        line["advantages/std"] = std if std == 1 else std + rng.gauss(0, 0.05)
+
+    told = worrying(said(tmp_path, steps(20, change)))
+    assert [one.id for one in told] == (["D73"] if found else [])

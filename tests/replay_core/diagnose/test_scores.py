@@ -138,3 +138,37 @@ def test_a_value_loss_beyond_its_values_and_returns(tmp_path: Path) -> None:
     assert bad[0].id == "D90"
     fine = diagnosed(tmp_path, verl([{**critic, "critic/vf_loss": 0.2 + n / 100} for n in range(4)])).findings
     assert "D90" not in [one.id for one in fine]
+
+
+@pytest.mark.parametrize("order", ["by prompt", "interleaved", "shuffled"])
+def test_rows_that_are_taken_for_groups_by_their_place_are_of_one_prompt(order: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    for step in (1, 2):
+        prompt_B = np.repeat(np.arange(6), 8)
+        prompt_B = {
+            "by prompt": prompt_B,
+            "interleaved": np.tile(np.arange(6), 8),
+            "shuffled": draw.permutation(prompt_B),
+        }[order]
+        rewards_B = draw.uniform(0, 1, 48)
+        columns = {"step": [step] * 48, "prompt": [f"what is {step} + {g}?" for g in prompt_B],
+                   "completion": [f"it is {n}" for n in range(48)], "reward_1": rewards_B.tolist(),
+                   "advantage": grpo(rewards_B, np.arange(48) // 8).tolist()}  # fmt: skip
+        pq.write_table(pa.table(columns), tmp_path / f"completions_0000{step}.parquet")
+    found = causes(look(tmp_path))
+    assert [one.id for one in found] == ([] if order == "by prompt" else ["D42"])
+    assert not found or "in blocks of 8 rows" in found[0].claim
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_table_of_completions_that_are_one_text_says_so(same: bool, tmp_path: Path) -> None:
+    for step in (1, 2):
+        groups = np.repeat(np.arange(6), 8)
+        rewards_B = (groups % 2).astype(float)
+        texts = [f"it is {g if same else n} of them" for n, g in enumerate(groups)]
+        columns = {"step": [step] * 48, "prompt": [f"what is {step} + {g}?" for g in groups], "completion": texts,
+                   "reward_1": rewards_B.tolist(), "advantage": [0.0] * 48}  # fmt: skip
+        pq.write_table(pa.table(columns), tmp_path / f"completions_0000{step}.parquet")
+    found = causes(look(tmp_path))
+    assert found[0].id == "D03"
+    assert ("the same text" in found[0].claim) == same

@@ -37,7 +37,6 @@ def test_a_figure_that_it_cannot_be_is_told(name: str, value: Of, words: str, tm
 STATES: dict[str, tuple[str, Of, str]] = {
     "version": ("weight_version", lambda at: 3.0, "one version of the weights"),
     "update": ("update_norm", lambda at: 0.0, "no weight changes"),
-    "norm": ("param_norm", lambda at: 731.25, "no weight changes"),
     "critic's rate": ("critic/lr", lambda at: 0.0, "the critic learns nothing"),
     "critic's gradient": ("critic/grad_norm", lambda at: 0.0, "the critic gets no gradient"),
     "advantages": ("advantages_std", lambda at: 0.0, "no advantage differs"),

@@ -49,7 +49,7 @@ def test_ids_that_were_not_sampled_are_told(tmp_path: Path, name: str, share: fl
     assert f"{int((other_BS != rollout.ids_BS).sum())} tokens differ" in found.claim
 
 
-def _ranks(directory: Path, *, same: bool, sharded: bool = False) -> Path:
+def _ranks(directory: Path, *, same: bool, sharded: bool = False, weights: bool = True) -> Path:
     recorder = [Recorder(directory) for _ in (0, 1)]
     for step in range(3):
         for rank in (0, 1):
@@ -59,7 +59,8 @@ def _ranks(directory: Path, *, same: bool, sharded: bool = False) -> Path:
             whole = torch.from_numpy(lm.table_VV)
             with recorder[rank].step(step, rank=rank) as record:
                 record("trajectory", **rollout.tensors(rollout_log_probs=rollout.sampled_BT))
-                record("param", **{"param.layers.0.qkv.weight": whole[rank::2] if sharded else whole})
+                if weights:
+                    record("param", **{"param.layers.0.qkv.weight": whole[rank::2] if sharded else whole})
     return directory
 
 
@@ -67,6 +68,12 @@ def test_replicas_that_hold_the_same_samples_are_told(tmp_path: Path) -> None:
     found = of(look(_ranks(tmp_path / "d", same=True)), "D65")
     assert found is not None
     assert found.severity == "warning"
+
+
+def test_ranks_of_which_nothing_tells_how_they_share_the_work_are_worth_knowing(tmp_path: Path) -> None:
+    found = of(look(_ranks(tmp_path / "d", same=True, weights=False)), "D65")
+    assert found is not None
+    assert found.severity == "info"
 
 
 @pytest.mark.parametrize(
