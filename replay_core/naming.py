@@ -100,6 +100,7 @@ MEANINGS: dict[str, Meaning] = {
 #: Names one meaning has in every framework that uses them; names that frameworks disagree about
 #: (`logprobs`, `log_probs`) stand in the dialects' own tables.
 ALIASES: dict[str, str] = {
+    "pg_losses": "token_loss",
     "sequences": "input_ids",
     "query_responses": "input_ids",
     "token_ids": "input_ids",

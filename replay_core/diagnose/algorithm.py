@@ -21,6 +21,8 @@ _ESTIMATORS = {
 }  # fmt: skip
 #: Estimators whose baseline is made of a sample's own group.
 OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
+#: Further words for the two sides of a clip range.
+_LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprange_high")
 _KL = {
     "k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3", "low_var": "k3", "abs": "|log r|",
     "k3+": "k3",
@@ -154,10 +156,15 @@ class Algorithm:
     def clip_range(self) -> tuple[float, float] | None:
         """(low, high), each the distance to 1."""
         either = self.number("clip_ratio", "cliprange", "clip_range", "epsilon", "clip_eps", "eps_clip", "clip_epsilon")
-        low = self.number("clip_ratio_low", "clip_low", "eps_low", "epsilon_low", "eps_clip_low")
-        high = self.number("clip_ratio_high", "clip_high", "eps_high", "epsilon_high", "eps_clip_high")
+        low = self.number("clip_ratio_low", "clip_low", "eps_low", "epsilon_low", "eps_clip_low", *_LOW)
+        high = self.number("clip_ratio_high", "clip_high", "eps_high", "epsilon_high", "eps_clip_high", *_HIGH)
         low, high = either if low is None else low, either if high is None else high
         return (low, high if high is not None else low) if low is not None else None
+
+    def states_clip(self, low: float, high: float) -> bool:
+        """Whether that is the stated range, as far as it is stated: one number may be the lower side's alone."""
+        stated = self.clip_range
+        return stated is not None and stated[0] == low and (stated[1] == high or stated[0] == stated[1])
 
     @property
     def updates(self) -> float:

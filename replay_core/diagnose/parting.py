@@ -16,6 +16,9 @@ from replay_core.diagnose.gap import DISAGREE
 STEPS, AGREES, TIMES = 4, 0.01, 10.0
 #: How much more the later half of the updates leaves than the earlier one, and Kendall's tau over all steps.
 GROWS, ORDERED = 1.25, 0.4
+#: Steps from which an engine that is never updated is told from one that samples some updates late, of which half
+#: and more are after the oldest; and how much more the last third of them leaves than the middle one.
+ENOUGH, STILL = 12, 1.15
 #: Of the rows that agree, the mismatch over that of those that do not; and the share of either that makes it a part.
 APART, PART = 0.1, 0.1
 
@@ -29,6 +32,8 @@ class WeightsLeftBehind:
     first: float
     last: float
     rows: tuple[int, int]
+    is_growing: bool = False
+    """Whether it grows to the last step, over more steps than samples of an asynchronous run are old."""
     prompts: tuple[int, int] | None = None
 
     @property
@@ -47,7 +52,8 @@ def parting(by_step: Sequence[Array], prompts_B: Array | None) -> WeightsLeftBeh
     """Of mean |d| per sample [B] by step, NaN where nothing is compared, and of the last step's prompts [B].
 
     Weights that the engine never gets leave none of it in the first step and ever more later. Other precision, another
-    template or a temperature show in the first step as well; weights of a fixed age do not grow.
+    template or a temperature show in the first step as well; weights of a fixed age no longer grow once the run is
+    older than they are. None where it comes to rest.
     """
     known = [each[np.isfinite(each)] for each in by_step]
     if len(known) < STEPS or any(each.size == 0 for each in known):
@@ -72,11 +78,24 @@ def parting(by_step: Sequence[Array], prompts_B: Array | None) -> WeightsLeftBeh
     signs = [float(np.sign(b - a)) for a, b in combinations(means, 2)]
     if late < limit or late < GROWS * early or float(np.mean(signs)) < ORDERED or min(later) < 2 * first:
         return None
+    if comes_to_rest(later):
+        return None
+    growing = len(known) >= ENOUGH
     if not in_part:
-        return WeightsLeftBehind(first, late, (known[-1].size, known[-1].size))
+        return WeightsLeftBehind(first, late, (known[-1].size, known[-1].size), growing)
     return WeightsLeftBehind(
-        first, late, (int(off[-1].sum()), known[-1].size), _of_prompts(by_step[-1], limit / 3, prompts_B)
+        first, late, (int(off[-1].sum()), known[-1].size), growing, _of_prompts(by_step[-1], limit / 3, prompts_B)
     )
+
+
+def comes_to_rest(later: Sequence[float]) -> bool:
+    """Whether the last third of the steps after the first leaves no more than the middle third: what weights of a fixed
+    age come to. Fewer than six steps do not tell.
+    """
+    third = len(later) // 3
+    if third < 2:
+        return False
+    return float(np.median(later[-third:])) <= STILL * float(np.median(later[third:-third]))
 
 
 def _of_prompts(by_sample_B: Array, limit: float, prompts_B: Array | None) -> tuple[int, int] | None:

@@ -32,9 +32,9 @@ _EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
       explains=("D01", "D03", "D04", "D24"), lasts=True,
       source="Search-R1#88; verl compute_grpo_outcome_advantage leaves a group of one its raw reward")  # fmt: skip
 def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
-    """Groups with a single response. All of them is an error where their prompts repeat or the advantage is the raw
-    reward; some of them is a warning. Silent where a critic gives the baseline (values are recorded), and where
-    groups are inferred from prompts alone.
+    """Groups with a single response. All of them is an error where most of their prompts repeat or the advantage is the raw
+    reward; some of them is a warning. Silent where a critic gives the baseline (values are recorded), where REINFORCE is
+    stated, and where groups are inferred from prompts alone.
     """
     group_B = given(batch.group_B)
     if not batch.group_is_named or len(group_B) < 2:
@@ -48,7 +48,8 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     if batch.columns.ref("reward_baselines") is not None or batch.laid.algorithm.estimator == "remax":
         raise Skip("a greedy response is the baseline (ReMax)")
     prompt_B, raw = batch.prompt_B, _is_raw(batch)
-    repeat = prompt_B is not None and int(prompt_B.max()) + 1 < len(prompt_B)
+    # A prompt may be drawn twice by chance; an id that is drawn per sample leaves most of them repeated.
+    repeat = prompt_B is not None and 2 * int((np.bincount(prompt_B) > 1).sum()) > int(prompt_B.max()) + 1
     every = lone == sizes_G.size
     evidence = [shown("groups of one", lone, "0", f"group ids of {batch.name}"), shown("groups", sizes_G.size)]
     if prompt_B is not None:
@@ -58,12 +59,12 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where(
         "group_id" if batch.columns.ref("group_id") else None, sample=int(np.flatnonzero(sizes_G[group_B] == 1)[0])
     )
+    if every and batch.laid.algorithm.estimator.startswith("reinforce"):
+        raise Skip("REINFORCE takes its baseline of the batch, or none")
     if every and (repeat or raw):
         cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"
         claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
         yield finding("error", claim, place, evidence=evidence, cause=cause)
-    elif every and batch.laid.algorithm.estimator.startswith("reinforce"):
-        raise Skip("REINFORCE takes its baseline of the batch, or none")
     elif every:
         claim = "one response per prompt: a baseline within groups is impossible"
         cause = "n = 1 in the rollout settings; REINFORCE with a batch baseline or a critic is meant to run so"

@@ -38,6 +38,9 @@ ZERO = 1e-4
 #: Megatron's schedule divides what a loss function returns by the micro-batches: theirs multiply by them first.
 _SCHEDULED = "token-sum over the tokens of the update, times its micro-batches"
 
+#: A plain loop divides each micro-batch's mean by how many it accumulates.
+_SHARED = ", over the number of its update's micro-batches"
+
 
 @dataclass(frozen=True, slots=True)
 class _MicroLoss:
@@ -67,6 +70,9 @@ def reductions_of(
     yield "seq-mean-token-mean over the micro-batch", float(reductions.sequence_mean(values_BT, mask_BT))
     yield "seq-mean-token-sum over the micro-batch", float(reductions.sequence_sum_mean(values_BT, mask_BT))
     yield "token-sum over the tokens of the update", total / max(part.update_tokens, 1)
+    if part.micros > 1:
+        for name, mean in (("token-mean", reductions.token_mean), ("seq-mean-token-mean", reductions.sequence_mean)):
+            yield f"{name} over the micro-batch{_SHARED} ({part.micros})", float(mean(values_BT, mask_BT)) / part.micros
     if part.ranks > 1:
         # Gradients are averaged over the ranks afterwards.
         yield (
@@ -102,10 +108,10 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
     step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
 
-    The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens and one
-    micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update; a warning where it
-    is the sum of the tokens and the run states a mean; a warning where none does, and info where engine and trainer
-    disagree: importance weights may then be in it. Skipped where `loss` alone is logged (it may hold KL and entropy
+    The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens (or that over
+    how many an update has) and one micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update; a warning where it
+    is the sum of the tokens and the run states a mean; a warning where none does, and info where what engine and
+    trainer disagree by comes to as much: importance weights that are not recorded may be in it. Skipped where `loss` alone is logged (it may hold KL and entropy
     terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
@@ -134,7 +140,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     if agreed:
         order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
         name = min(agreed, key=order.index)
-        uneven = _uneven(parts) if name == order[0] else None
+        uneven = _uneven(parts) if name.startswith(order[0]) else None
         if uneven is not None:
             yield uneven
             return
@@ -157,7 +163,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
             return
         yield finding(
             "info",
-            f"{first.logged.name} is {name}",
+            f"{first.logged.name} is {name}" + (f": {_UNEQUAL}" if _SHARED in name else ""),
             place,
             evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
             cause="right where the schedule divides by the micro-batches afterwards, as Megatron's does; a plain loop "
@@ -181,7 +187,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     if not exact or batch.laid.algorithm.is_distilled:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
     worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
-    weighed = _is_apart(batch)
+    weighed = _is_apart(batch) or _may_be_weighed(batch, parts)
     yield finding(
         "info" if weighed else "warning",
         f"{first.logged.name} is no known reduction of its tokens",
@@ -202,6 +208,33 @@ def _is_apart(batch: StepBatch) -> bool:
         return gap(batch).mean > DISAGREE
     except Skip:
         return False
+
+
+def _may_be_weighed(batch: StepBatch, parts: list[_MicroLoss]) -> bool:
+    """Whether importance weights of trainer over engine, which are not recorded, come to what is left of one reduction
+    in every micro-batch: by no more than every token's loss times how far its weight is off 1.
+    """
+    rollout, trainer = batch.columns.of("rollout_logprobs"), batch.trainer
+    if rollout is None or trainer is None or batch.has("is_weights"):
+        return False
+    both_N = batch.pair(rollout, trainer)
+    far_N = np.zeros(both_N.size)
+    far_N[both_N] = np.abs(np.expm1(np.clip(trainer.values_N - rollout.values_N, -20, 20)[both_N]))
+    token_N, _ = _token_loss(batch)
+    rows = batch.laid.rows_by_micro()
+    bounds = [
+        _dense(batch, part.logged, np.abs(given(token_N)) * far_N, np.array(rows[_place(part.logged)]))
+        for part in parts
+    ]
+    bounds = _with_updates(bounds)
+    each = [
+        (part.logged.value, dict(reductions_of(part, 1, 1, {})), dict(reductions_of(bound, 1, 1, {})))
+        for part, bound in zip(parts, bounds, strict=True)
+    ]
+    return any(
+        all(abs(value - made[name]) <= bound[name] + CLOSE * abs(value) for value, made, bound in each)
+        for name in each[0][1] if "of the step" not in name
+    )  # fmt: skip
 
 
 def _constant(parts: list[_MicroLoss]) -> float | None:
@@ -479,9 +512,6 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
             if "token-sum" in name and "tokens of" not in name and 0 < times < 1:
                 continue
             if all(_is_times(part, name, times, heard) for part in heard):
-                if name.endswith("over the micro-batch") and abs(times * first.micros - 1) < 1e-3:
-                    yield f"is a mean of its {first.micros} micro-batches' own means ({name}): " + _UNEQUAL, _OWN, said
-                    return
                 yield f"is {_in_times(times)} what it should be as {name}", _FACTOR_CAUSE[times < 0], said
                 return
 
@@ -494,10 +524,6 @@ def _is_times(part: _Recomputed, name: str, times: float, heard: list[_Recompute
 
 
 _UNEQUAL = "a token of a small micro-batch weighs more than one of a large"
-_OWN = (
-    "the denominator is the micro-batch's own (tokens), not the update's: accumulated gradients are no token-mean over "
-    "the update, and change with how samples are split"
-)
 _FACTOR_CAUSE = (
     "a factor too many: the world size (gradients are averaged over ranks already), or the number of "
     "micro-batches (accumulation multiplied in, forgotten, or divided out twice)",
@@ -623,6 +649,10 @@ def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
         if (not one.mistake and not one.is_ratio and logged.is_made_by(one.values_N) if alone
             else logged.fits(one.values_N))
     ), None)  # fmt: skip
+    if fitting is not None and logged is not None and not alone:
+        # Of two losses many ways fit with a factor of their own: one that needs none goes first.
+        plain = (one for one in surrogates(batch) if not one.mistake and logged.factor(one.values_N, plain=True))
+        fitting = next(plain, fitting)
     # What no way makes may hold other terms; what a mistake makes is D50's.
     if fitting is None or fitting.mistake:
         return policy_loss.clipped(ratio_N, values_N), bool((np.abs(ratio_N - 1) < 1e-3).all())

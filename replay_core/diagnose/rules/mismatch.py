@@ -34,7 +34,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.misplaced import Misplaced
 from replay_core.diagnose.padded import Growth
-from replay_core.diagnose.parting import parting
+from replay_core.diagnose.parting import AGREES, ENOUGH, comes_to_rest, parting
 from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.staleness import versions
@@ -93,10 +93,10 @@ def shifted(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
-@rule("D10", "rollout and trainer use another temperature", link="rollout_logprobs", scope="batch", needs=_BOTH,
+@rule("D10", "rollout and trainer use another temperature", link="rollout_logprobs", scope="case",
       explains=("L10", "D09", "D11", "D12", "D14", "D15", "D24", "D25"), lasts=True,
       source="trl#3029 #4159, OpenRLHF#853, NeMo-RL#935, miles#1345; measured: slope 1.63 at T = 0.6")  # fmt: skip
-def tempered(batch: StepBatch) -> Iterator[Finding]:
+def tempered(case: Case) -> Iterator[Finding]:
     """Least squares slope of rollout on trainer log-probabilities, through their means: 1 / T of a rollout at T
     beside a trainer that does not divide its logits; where that does not fit, the temperature that makes
     p^(1/T) / (p^(1/T) + (1 - p)^(1/T)) of the trainer's p. An error where T is off 1 by 0.1 at a correlation above 0.9
@@ -110,8 +110,41 @@ def tempered(batch: StepBatch) -> Iterator[Finding]:
     Another mistake is told first: log p / T, divided after the softmax, is one factor of the trainer's log p through
     the origin (5 % of the difference left, 16 tokens and more); beside a trainer at the temperature that the dump
     states, the two differ by -log sum p^(1/T), within what one other token or all of a vocabulary would leave.
+
+    A temperature is a setting: silent where the first step of the run has none of it (.01 nats and less). A policy that
+    gets sharper with its updates looks as if its older samples were drawn at a higher one.
     """
-    between = gap(batch)
+    found: list[Finding] = []
+    means: list[float] = []
+    whys: list[str] = []
+    for batch in case.batches():
+        try:
+            between = _gap(batch)
+        except Skip as skip:
+            whys.append(str(skip))
+            continue
+        if not means and batch.step in (0, 1) and between.mean <= AGREES and len(case.steps()) > 1:
+            return
+        means.append(between.mean)
+        found += [replace(one, steps=() if batch.step is None else (batch.step,)) for one in _tempered(batch, between)]
+    if not means:
+        raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
+    yield from (weighed(one, len(means), varies=False) for one in merged(found))
+
+
+def _gap(batch: StepBatch) -> Gap:
+    """The gap of a batch.
+
+    Raises:
+        Skip: rollout or trainer is not recorded, or they cannot be compared.
+    """
+    missing = [need for need in _BOTH if not any(batch.has(name) for name in need.split("|"))]
+    if missing:
+        raise Skip("needs " + ", ".join(missing).replace("|", " or "))
+    return gap(batch)
+
+
+def _tempered(batch: StepBatch, between: Gap) -> Iterator[Finding]:
     place = batch.laid.where("rollout_logprobs", at=_worst(between))
     if between.after_softmax is not None:
         yield _after_softmax(between, between.after_softmax, place)
@@ -272,8 +305,10 @@ def stale(case: Case) -> Iterator[Finding]:
 
     A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
     to ten times that and .03, by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a
-    part of them whose others agree. Weights of one age do not grow. An error beside versions, too, where they follow
-    the steps, so that the engine says it is up to date.
+    part of them whose others agree. Weights of one age do not grow: silent where the last third of 7 steps and more has
+    no more than 1.15 times the middle third. An error beside versions, too, where they follow the steps, so that the
+    engine says it is up to date; without any a warning in fewer than 12 steps, since an asynchronous run begins so.
+    Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long.
     Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
     the trainer's own forward that differs (D09).
     """
@@ -294,8 +329,10 @@ def stale(case: Case) -> Iterator[Finding]:
     own = begins and first.mean > max(DISAGREE, 0.3 * float(np.median([one.mean for one in parted or every])))
     if bad and not own and bad[-1] is every[-1] and 2 * len(bad) >= len(parted):
         worst = max(bad, key=lambda one: one.mean)
+        # The first samples of an asynchronous run are of the initial weights on purpose.
+        starts = begins and len(every) < ENOUGH and not known and first.mean <= AGREES
         yield finding(
-            "error",
+            "warning" if starts else "error",
             "the rollout was sampled by the initial weights, not by the policy that is trained",
             worst.place,
             evidence=[
@@ -343,8 +380,9 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
     up_to_date = len(told) == len(every) and len(ages) == 1
     later = [one for one in every[1:] if one.mean > DISAGREE]
     worst = max(later or every, key=lambda one: one.mean)
+    sure = up_to_date or found.is_growing or bool(told)
     return finding(
-        "error",
+        "error" if sure else "warning",
         "the engine's weights are not updated: it agrees with the trainer in the first step, and parts more and more "
         "with the updates"
         + (found.where if found.is_in_part else "")
@@ -361,7 +399,7 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
         if found.is_in_part
         else "weights are never synchronised into the engine after its start (a sync that fails silently, a renamed "
         "parameter, an adapter that is not delivered): it samples with the initial weights. Of an asynchronous run: "
-        "its samples get older with every step",
+        "its samples get older with every step" + ("" if sure else ", until they are as old as it lets them be"),
         next_step=worst.command,
         steps=[one.step for one in later if one.step is not None],
     )
@@ -630,19 +668,17 @@ def disagree(case: Case) -> Iterator[Finding]:
     that are gathered so far off: nine of ten agree then with what the engine gives the neighbour's place, or with the
     engine at all, to .15 of the usual difference.
 
-    Info, too, over the steps of a run whose first has none of it, whose second has all, and where it does not grow: it
-    is what weights one update old make, as every asynchronous run has it (half a nat at the most).
+    Info, too, over the steps of a run whose first has none of it, and where it does not grow any more: it is what
+    weights some updates old make, as every asynchronous run has it (half a nat at the most). More of it, where the
+    first step has none, is a warning: whether they are as old on purpose is D12's.
     """
     found: list[Finding] = []
     means: list[float] = []
     whys: list[str] = []
     growth, misplaced = Growth(), Misplaced()
     for batch in case.batches():
-        missing = [need for need in _BOTH if not any(batch.has(name) for name in need.split("|"))]
         try:
-            if missing:
-                raise Skip("needs " + ", ".join(missing).replace("|", " or "))
-            between = gap(batch)
+            between = _gap(batch)
         except Skip as skip:
             whys.append(str(skip))
             continue
@@ -655,6 +691,9 @@ def disagree(case: Case) -> Iterator[Finding]:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     every = [*merged(found)]
     loud = [one for one in found if one.severity != "info"]
+    # What the first step of a run has none of is of the weights alone: those of an update or more before (D12).
+    if len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:]))):
+        every = [replace(one, severity="warning") if one.severity == "error" else one for one in every]
     if loud and (told := misplaced.told()) is not None:
         every = [_of_neighbours(one, *told) for one in every]
     elif _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]) and 2 * sum(": " in one.claim for one in loud) < len(
@@ -978,7 +1017,7 @@ def _side(between: Gap) -> str | None:
 #: Where a mismatch is rounding, what the first step has, whose weights the engine was started with; and what one update
 #: does not come to (nats, probability, k3).
 _OF_AN_UPDATE = {"logprob_diff": (0.01, 0.5), "prob_diff": (0.003, 0.1), "rollout_k3": (5e-4, 0.1)}
-_LATE = " after the first step, which has none, and does not grow: samples are an update old, or more"
+_LATE = " after the first step, which has none, and comes to rest: samples are an update old, or more"
 _LATE_CAUSE = (
     "right of an asynchronous run, whose samples are of weights before the last update; of a synchronous one the "
     "weights reach the engine a step late. Importance weights (truncated, TIS) set it right"
@@ -986,14 +1025,16 @@ _LATE_CAUSE = (
 
 
 def _is_one_update(values: list[float], rounding: float, most: float) -> bool:
-    """Whether a mismatch by step is that of weights one update old: the first step has none, the second all of it, and
-    what comes later is no larger. Weights that never arrive leave ever more of it.
+    """Whether a mismatch by step is that of weights some updates old: the first step has none, and what comes later
+    does not grow any more. Weights that never arrive leave ever more of it.
     """
     if len(values) < 4 or values[0] > min(rounding, 0.1 * values[1]):
         return False
     later = values[1:]
     if np.median(later) > most:
         return False
+    if comes_to_rest(later):
+        return True
     half = len(later) // 2
     return bool(np.median(later[half:]) <= 1.2 * np.median(later[: max(half, 2)])) and not trends.rises(later)
 

@@ -71,8 +71,8 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
             raise Skip("no known way makes the logged losses: other terms are in them")
         return
     mistake, count = wrong.most_common(1)[0]
-    if count < min(2, looked):
-        return  # one step of several: chance, of so many ways
+    if count < min(2, looked) or 3 * count < 2 * (looked - fine):
+        return  # some steps of several: chance, of so many ways, beside one that is not known
     # A step whose ratios are all 1 agrees with every way to make it.
     assert first is not None
     yield finding(
@@ -99,7 +99,9 @@ LEAST_RANGE = 1e-4
 def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
     """Whether the loss is made with another clip range than the stated one, or with none, and not with that one too."""
     stated = batch.laid.algorithm.clip_range
-    if stated is None or min(stated) < LEAST_RANGE or not found.is_ratio or found.clip == stated:
+    if stated is None or min(stated) < LEAST_RANGE or not found.is_ratio:
+        return False
+    if found.clip is not None and batch.laid.algorithm.states_clip(*found.clip):
         return False
     if batch.laid.algorithm.estimator.startswith("reinforce") or batch.laid.algorithm.is_of_weights:
         return False

@@ -16,6 +16,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap, gap
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
 from replay_core.objectives import kl
@@ -37,7 +38,8 @@ K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
 def reference_moved(case: Case) -> Iterator[Finding]:
     """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a
     warning, more than 1 an error: another template, or another model. Of step 1, where step 0 is not in
-    the dump, the last two alone. Skipped where neither is.
+    the dump, the last two alone. Skipped where neither is. From .1 on, where engine and trainer agree, it is a warning
+    where a weight version of 0 says that the run begins here; a later version says that it goes on: info up to 1.
     """
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
@@ -76,9 +78,17 @@ def reference_moved(case: Case) -> Iterator[Finding]:
                 steps=(batch.step,),
             )
             return
+        known = versions(batch)
+        version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         other = mean > OTHER_WEIGHTS and batch.step == 0 and _is_used(batch) and _agrees_with_engine(batch, mean)
+        # A run that goes on from a checkpoint and counts its steps anew has left its reference already.
+        resumed, begins = bool(version), version == 0
         yield finding(
-            "error" if mean > OTHER_MODEL else "warning" if mean > OTHER_PROMPT or other else "info",
+            "error"
+            if mean > OTHER_MODEL
+            else "warning"
+            if not resumed and (mean > OTHER_PROMPT or (other and begins))
+            else "info",
             f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}"
             + (", before any update: the reference is another checkpoint than the policy began with" if other else ""),
             place,

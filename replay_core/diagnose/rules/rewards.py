@@ -80,7 +80,8 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.9 and more a warning, 0.5 info,
-    in half of the steps; in a quarter of them one milder, in fewer worth knowing.
+    in half of the steps; in a quarter of them one milder, in fewer worth knowing. Info in steps of so few responses that
+    chance does it.
 
     Equal means a spread within 1e-6 of the largest reward: a small spread is none the worse, normalising makes O(1)
     advantages of it. Silent where equal rewards still have advantages (a critic, or the batch, is the baseline).
@@ -97,6 +98,7 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
         return
     rewards_B = given(batch.reward_B)
     everywhere = count == total
+    few = int((spreads(batch)[1][compared_G] - 1).sum()) < FEW_RESPONSES
     between = float(np.nanmax(rewards_B) - np.nanmin(rewards_B))
     if everywhere and between > EQUAL * max(1.0, float(np.nanmax(np.abs(rewards_B)))) and total > 1:
         return
@@ -111,7 +113,7 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
         claim = f"the responses of a group are the same text ({share(copied, known)} groups): {claim}"
     place = batch.laid.where(batch.columns.reward_name, sample=0)
     yield finding(
-        "error" if everywhere else "warning" if count / total >= MOSTLY else "info",
+        "info" if few else "error" if everywhere else "warning" if count / total >= MOSTLY else "info",
         claim,
         place,
         evidence=[

@@ -34,13 +34,25 @@ def versions(batch: StepBatch) -> tuple[Array, Array] | None:
         return low, high
     texts = batch.columns.texts("weight_version")
     if texts is None:
-        return None
+        return _of_records(batch)
     lows, highs = [], []
     for text in texts:
         numbers = _numbers(text)
         lows.append(min(numbers, default=np.nan))
         highs.append(max(numbers, default=np.nan))
     return np.array(lows, dtype=np.float64), np.array(highs, dtype=np.float64)
+
+
+def _of_records(batch: StepBatch) -> tuple[Array, Array] | None:
+    """One version for all samples of a record: its rank's, or the one that every record of the step has."""
+    told = batch.columns.scalars("weight_version")
+    by_rank = {scalar.record.key.rank: scalar.value for scalar in told if scalar.value >= 0}
+    if not told or len(by_rank) > len({scalar.record.key.rank for scalar in told}):
+        return None
+    keys = batch.laid.keys_of("input_ids")
+    common = next(iter(by_rank.values())) if len(set(by_rank.values())) == 1 else np.nan
+    each_B = np.array([by_rank.get(None if key is None else key.rank, common) for key in keys], dtype=np.float64)
+    return each_B, each_B
 
 
 def _numbers(text: str) -> list[float]:
