@@ -41,6 +41,8 @@ BEAT_S = 5.0
 GONE_AFTER_S = 60.0
 #: A file half written for longer was left by a worker that is gone.
 _LEFT_S = 2.0
+#: Of every document.
+_END = b"}\n"
 #: No outcome or plan is larger: a hundred thousand units are.
 _MOST_BYTES = 1 << 28
 
@@ -77,6 +79,18 @@ class UnitFolder:
         """The file that is there where the unit has an answer."""
         return self.figures(unit.id) if unit.measures else self.document(unit.id)
 
+    def is_answered(self, unit: Unit) -> bool:
+        """Whether that file is there and has its end. A disk that lost power may keep a name and not what it names."""
+        answer = self.answer(unit)
+        try:
+            with regular(answer) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - len(_END)))
+                # A unit that measures may find nothing worth keeping; of a damaged line nothing is taken.
+                return file.read() == _END or unit.measures
+        except (OSError, DumpError):
+            return False
+
     def cells(self, id: str) -> Path:
         return self.path / "cells" / id
 
@@ -95,11 +109,15 @@ class UnitFolder:
         Raises:
             RequestError: the directory holds the units of another request.
         """
-        known = self._read(self.path / PLAN)
+        is_damaged = False
+        try:
+            known = self._read(self.path / PLAN)
+        except DumpError:
+            known, is_damaged = None, True  # units of another request have other ids
         request = json.loads(json.dumps(plan.request.to_mapping()))
         if known is not None and known.get("request") != request:
             raise refused(known.get("request") or {}, plan.request, self.path / PLAN)
-        if known is None and self.path.is_dir() and any(self.path.iterdir()):
+        if known is None and not is_damaged and self.path.is_dir() and any(self.path.iterdir()):
             raise RequestError(
                 "the directory holds other files", file=str(self.path), expected="an empty or a new one",
                 found=", ".join(sorted(one.name for one in self.path.iterdir())[:4]), hint="--out NEW_DIR",
@@ -245,8 +263,11 @@ class UnitFolder:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or len(data) > _MOST_BYTES:
-            raise DumpError("the file is no JSON object", file=str(path), expected="what a worker writes",
-                            found=f"{len(data):,} bytes", hint="remove it: its unit runs again")  # fmt: skip
+            again = "a worker's command again writes it anew, and keeps what is done"
+            raise DumpError(
+                "the file is no JSON object", file=str(path), expected="what a worker writes",
+                found=f"{len(data):,} bytes", hint=again if path.name == PLAN else "remove it: its unit runs again",
+            )  # fmt: skip
         return found
 
     def _write(self, path: Path, value: Mapping[str, Any]) -> None:

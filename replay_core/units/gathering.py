@@ -86,12 +86,12 @@ def _entry(
         entry["exit_code"], entry["said"], entry["tries"] = outcome["exit_code"], outcome["said"], outcome["tries"]
     if outcome is not None and outcome["state"] == "done":
         took_s.append(outcome["took_s"])
-        answer = folder.answer(unit)
-        if answer.is_file():
-            entry["file"] = None if unit.measures else str(answer)
+        if folder.is_answered(unit):
+            entry["file"] = None if unit.measures else str(folder.answer(unit))
         else:
-            gone = "figures are" if unit.measures else "document is"
-            entry["state"], entry["exit_code"], entry["said"] = "left", None, f"its {gone} gone: it runs again"
+            what = "figures are" if unit.measures else "document is"
+            gone = "cut short" if folder.answer(unit).exists() else "gone"
+            entry["state"], entry["exit_code"], entry["said"] = "left", None, f"its {what} {gone}: it runs again"
     elif unit.id in holders:
         lives = holders[unit.id]
         said = "" if lives else "its worker ended in the middle, or has given no sign for a minute"

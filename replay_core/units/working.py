@@ -61,7 +61,7 @@ def is_done(folder: UnitFolder, unit: Unit) -> bool:
         found = folder.outcome(unit.id)
     except DumpError:
         return False  # a damaged file is written anew
-    return found is not None and found["state"] == "done" and folder.answer(unit).is_file()
+    return found is not None and found["state"] == "done" and folder.is_answered(unit)
 
 
 def do(plan: Plan, folder: UnitFolder, unit: Unit, runner: Runner, on_event: OnEvent = ignore) -> None:

@@ -354,3 +354,29 @@ def test_what_a_killed_worker_left_half_written_goes_with_its_unit(tmp_path: Pat
     with folder.held("one"):
         pass
     assert {file.name for file in held.iterdir()} == {young.name, other.name, ours.name}
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_document_that_was_cut_short_is_no_answer_and_its_unit_runs_again(
+    runs: tuple[Path, Path], tmp_path: Path, left: int
+) -> None:
+    compared(runs, tmp_path / "out")
+    cut = sorted((tmp_path / "out" / "documents").iterdir())[0]
+    os.truncate(cut, left)
+    found = workbench.gather(tmp_path / "out")
+    (entry,) = [one for one in found["units"] if one["id"] == cut.stem]
+    assert (entry["state"], entry["said"]) == ("left", "its document is cut short: it runs again")
+    again = Counting()
+    compared(runs, tmp_path / "out", again)
+    assert len(again.done) == 1
+
+
+def test_a_damaged_plan_is_written_anew_and_what_is_done_is_kept(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    whole = compared(runs, tmp_path / "out")
+    os.truncate(tmp_path / "out" / "plan.json", 100)
+    with pytest.raises(DumpError, match="no JSON object") as raised:
+        workbench.gather(tmp_path / "out")
+    assert "keeps what is done" in str(raised.value)
+    again = Counting()
+    assert compared(runs, tmp_path / "out", again)["counts"] == whole["counts"]
+    assert again.done == []
