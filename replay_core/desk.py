@@ -56,6 +56,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "rejudge": _rejudge_job,
         "compare": _compare_job,
         "compare_step": _compare_step_job,
+        "measure": _measure_job,
         "reopen": _reopen_job,
         "diagnose": _diagnose_job,
         "explain": _explain_job,
@@ -141,59 +142,48 @@ def _rejudge_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocumen
 
 
 def _compare_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocument:
-    names = ("step", "rank", "micro")
-    selection: dict[str, Any] = {name: Selection.parse(params[name]) for name in names if params.get(name) is not None}
     a, b = Path(params["a"]), Path(params["b"])
     rows = _RowStream(on_event) if params.get("stream") else None
     if params.get("replayed"):
         doc = workbench.compared_by_replay(a, b)
         return {**doc, "tensors": rows.whole(doc["tensors"])} if rows is not None else doc
-    if params.get("part"):
-        return _measure(params, selection, on_event)
     doc = workbench.compare_dumps(
         a,
         b,
-        exact=bool(params.get("exact")),
-        digests=bool(params.get("digests")),
-        name=tuple(params.get("name") or ()),
-        map_file=Path(params["map"]) if params.get("map") else None,
-        tolerance_file=Path(params["tolerance"]) if params.get("tolerance") else None,
-        atol=params.get("atol"),
-        rtol=params.get("rtol"),
-        stage=params.get("stage"),
         on_event=on_event,
         on_row=None if rows is None else rows.add,
         scope_b=params.get("scope_b"),
         more_a=_more(params, "more_a"),
         more_b=_more(params, "more_b"),
-        measured=[Path(file) for file in params.get("measured") or ()],
-        **selection,
+        measured=_more(params, "measured"),
+        **_compared(params),
     )
     if rows is not None:
         doc["tensors"] = rows.whole(doc["tensors"])
     return doc
 
 
-def _measure(params: dict[str, Any], selection: dict[str, Any], on_event: OnEvent) -> Any:
-    """No document: how many pairs of a part were measured, whose figures lie in the file `into`."""
-    number, parts = params["part"]
-    pairs = workbench.measure_dumps(
-        Path(params["a"]),
-        Path(params["b"]),
-        Path(params["into"]),
-        (int(number), int(parts)),
-        exact=bool(params.get("exact")),
-        digests=bool(params.get("digests")),
-        name=tuple(params.get("name") or ()),
-        map_file=Path(params["map"]) if params.get("map") else None,
-        tolerance_file=Path(params["tolerance"]) if params.get("tolerance") else None,
-        atol=params.get("atol"),
-        rtol=params.get("rtol"),
-        stage=params.get("stage"),
-        on_event=on_event,
-        **selection,
-    )
-    return {"pairs": pairs}
+def _compared(params: dict[str, Any]) -> dict[str, Any]:
+    """What is compared of two dumps, and by which limits."""
+    parts = ("step", "rank", "micro")
+    return {
+        "exact": bool(params.get("exact")),
+        "digests": bool(params.get("digests")),
+        "name": tuple(params.get("name") or ()),
+        "map_file": Path(params["map"]) if params.get("map") else None,
+        "tolerance_file": Path(params["tolerance"]) if params.get("tolerance") else None,
+        "atol": params.get("atol"),
+        "rtol": params.get("rtol"),
+        "stage": params.get("stage"),
+        **{part: Selection.parse(params[part]) for part in parts if params.get(part) is not None},
+    }
+
+
+def _measure_job(params: dict[str, Any], on_event: OnEvent) -> dict[str, Any]:
+    """How many pairs of a part were measured, whose figures lie in the file `into`."""
+    number, parts = map(int, params["part"])
+    a, b, into = Path(params["a"]), Path(params["b"]), Path(params["into"])
+    return {"pairs": workbench.measure_dumps(a, b, into, (number, parts), on_event=on_event, **_compared(params))}
 
 
 def _compare_step_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocument:

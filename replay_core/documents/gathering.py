@@ -24,18 +24,18 @@ class UnitEntry(TypedDict):
     micro: int | None
     state: UnitState
     exit_code: Count | None
-    """Of its answer, or of its error; null before there is either."""
+    """Of its answer, or of its error; null before there is either, and of one that only measures for another."""
     said: str
     """What it came to, in a line."""
     file: str | None
-    """Its document; `rldbg FILE` shows it."""
+    """Its document; `rldbg FILE` shows it. null of one that only measures for another."""
     error: ErrorEntry | None
     tries: Count
     """How often it ended, with an answer or without."""
 
 
 class UnitCounts(TypedDict):
-    """Units by state, and those that are done by what they came to."""
+    """Units by state, and those that are done and have judged by what they came to."""
 
     total: Count
     done: Count
@@ -74,7 +74,8 @@ class GatheringDocument(Versioned):
     shard: str | None
     """The part that is told of, `2/4`; null: every unit."""
     agrees: bool | None
-    """false: a unit that is done does not agree, or a step has one side; null: not so, and not all are done."""
+    """false: a unit that is done does not agree, or a step has one side; null: not so, and not all are done, or
+    all that are only measured for others."""
     headline: str
     counts: UnitCounts
     first: UnitFirst | None

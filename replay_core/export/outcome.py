@@ -49,8 +49,9 @@ def _gathering(doc: GatheringDocument) -> ExitCode:
         return ExitCode.BAD_BYTES
     if ExitCode.CELL_FAILED in codes or doc["counts"]["done"] < doc["counts"]["total"]:
         return ExitCode.CELL_FAILED
-    # A worker without a unit has found nothing, and nothing has failed: its scheduler is told so.
-    return _agreeing(doc["agrees"] is True or not doc["units"])
+    # A worker without a unit, or of units that only measure, has found nothing, and nothing has failed: its scheduler
+    # is told so.
+    return _agreeing(doc["agrees"] is True or (doc["agrees"] is None and codes <= {None}))
 
 
 def _agreeing(agrees: bool) -> ExitCode:

@@ -33,13 +33,13 @@ def gathered(folder: UnitFolder, plan: Plan | None = None, shard: Shard | None =
     problems: list[ProblemEntry] = []
     took_s: list[float] = []
     entries = [_entry(folder, unit, holders, problems, took_s) for unit in units]
-    measuring = {unit.id for unit in units if unit.measures}
     _say_what_waits(plan, folder, units, entries)
-    counts = _counts(entries, measuring)
+    counts = _counts(entries)
     first = next((one for one in entries if _is_apart(one)), None)
     is_whole = shard is None
     one_sided = (list(plan.only_a), list(plan.only_b)) if is_whole else ([], [])
     apart = first is not None or (any(one_sided) and not plan.request.judged.get("allow_missing"))
+    is_answered = counts["done"] == counts["total"] and any(map(_is_judged, entries))
     rest = counts["left"] + counts["failed"] + counts["crashed"]
     pace = sum(took_s) / len(took_s) if took_s else 0.0
     return {
@@ -50,7 +50,7 @@ def gathered(folder: UnitFolder, plan: Plan | None = None, shard: Shard | None =
         "command": plan.request.command,
         "asked": {**plan.request.params, **plan.request.select, **plan.request.judged},
         "shard": str(shard) if shard is not None else None,
-        "agrees": False if apart else True if entries and counts["done"] == counts["total"] else None,
+        "agrees": False if apart else True if is_answered else None,
         "headline": _headline(plan, counts, first, one_sided),
         "counts": counts,
         "first": None if first is None else {
@@ -87,7 +87,10 @@ def _entry(
     if outcome is not None and outcome["state"] == "done":
         took_s.append(outcome["took_s"])
         if folder.is_answered(unit):
-            entry["file"] = None if unit.measures else str(folder.answer(unit))
+            if unit.measures:
+                entry["exit_code"] = None  # it says nothing of either run
+            else:
+                entry["file"] = str(folder.answer(unit))
         else:
             what = "figures are" if unit.measures else "document is"
             gone = "cut short" if folder.answer(unit).exists() else "gone"
@@ -110,18 +113,22 @@ def _say_what_waits(plan: Plan, folder: UnitFolder, units: Sequence[Unit], entri
                 entry["said"] = f"waits for {missing[0]}{more}"
 
 
-def _counts(entries: Sequence[UnitEntry], measuring: set[str]) -> UnitCounts:
+def _counts(entries: Sequence[UnitEntry]) -> UnitCounts:
     states = Counter(one["state"] for one in entries)
     diverge = sum(map(_is_apart, entries))
-    judged = sum(one["state"] == "done" and one["id"] not in measuring for one in entries)
+    judged = sum(map(_is_judged, entries))
     return {
         "total": len(entries), "done": states["done"], "failed": states["failed"], "crashed": states["crashed"],
         "running": states["running"], "left": states["left"], "agree": judged - diverge, "diverge": diverge,
     }  # fmt: skip
 
 
+def _is_judged(one: UnitEntry) -> bool:
+    return one["state"] == "done" and one["exit_code"] is not None
+
+
 def _is_apart(one: UnitEntry) -> bool:
-    return one["state"] == "done" and one["exit_code"] != 0
+    return one["state"] == "done" and one["exit_code"] not in (0, None)
 
 
 def _headline(

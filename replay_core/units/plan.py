@@ -142,7 +142,7 @@ class _Cutter:
         part: int | None = None,
     ) -> Unit:
         loaded = [reference_seen(one) for one in weights]
-        known = {name: place.get(name) for name in ("run", "step", "rank", "micro")}
+        known: dict[str, Any] = {name: place.get(name) for name in ("run", "step", "rank", "micro")}
         of_part = () if part is None else (part,)
         id = digest(self._request.command, self._settings, known, looked, loaded, *of_part)
         job = Job(self._request.command, {**self._request.params, **params})

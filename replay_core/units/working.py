@@ -111,7 +111,7 @@ def keep(
 def placed(unit: Unit, folder: UnitFolder) -> Job:
     """The job, told where its files go and lie; asked before the unit is held."""
     if unit.measures:
-        return Job(unit.job.kind, {**unit.job.params, "into": str(folder.figures(unit.id).resolve())})
+        return Job("measure", {**unit.job.params, "into": str(folder.figures(unit.id).resolve())})
     if unit.needs:
         files = [str(folder.figures(id).resolve()) for id in unit.needs]
         return Job(unit.job.kind, {**unit.job.params, "measured": files})

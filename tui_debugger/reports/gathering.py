@@ -21,6 +21,8 @@ def verdict(doc: GatheringDocument) -> str:
         return "NOTHING TO DO"
     if doc["agrees"] is False:
         return "DISAGREES"
+    if doc["agrees"] is None and doc["counts"]["done"] == doc["counts"]["total"]:
+        return "MEASURED"
     return "AGREES" if doc["agrees"] else "NOT DONE"
 
 
@@ -28,6 +30,8 @@ def unit_word(one: UnitEntry) -> str:
     """The word of a unit."""
     if one["state"] != "done":
         return one["state"]
+    if one["exit_code"] is None:
+        return "measured"
     return "agrees" if one["exit_code"] == 0 else "not ruled" if one["exit_code"] == 4 else "disagrees"
 
 
@@ -39,7 +43,7 @@ def is_over(doc: GatheringDocument) -> bool:
 def notable(doc: GatheringDocument) -> list[UnitEntry]:
     """Those that disagree, then those without an answer that were begun, each in order of computation."""
     order = {"done": 0, "failed": 1, "crashed": 2, "running": 3}
-    found = [one for one in doc["units"] if one["state"] in order and one["exit_code"] != 0]
+    found = [one for one in doc["units"] if one["state"] in order and unit_word(one) not in ("agrees", "measured")]
     return sorted(found, key=lambda one: order[one["state"]])
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _AGAIN_S, _AGAIN_TIMES = 1.0, 5.0
 _TOKENS = {
     "agrees": "same", "disagrees": "diff", "not ruled": "missing", "failed": "missing", "crashed": "missing",
-    "running": "strong", "left": "muted",
+    "running": "strong", "left": "muted", "measured": "muted",
 }  # fmt: skip
 _KEYS = "enter opens · n N next without agreement · ? help · q leaves"
 _SCREEN = ("units",)

@@ -25,7 +25,6 @@ _OFTEN = 3
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
-
 #: What a pickle is known by, and what else a reading depends on: the byte order, and the classes it is to keep inert.
 Met = tuple[bytes, bool, frozenset[str]]
 #: Pickles of more bytes are known by their digest.

@@ -171,9 +171,7 @@ def _usual_offset(region: Region, record: ZipRecord) -> int:
     return offset if offset + nbytes <= region.end else 0
 
 
-def _usual_places(
-    region: Region, asked: list[tuple[bytes, ZipRecord]], heads: _Heads
-) -> dict[bytes, tuple[int, int]]:
+def _usual_places(region: Region, asked: list[tuple[bytes, ZipRecord]], heads: _Heads) -> dict[bytes, tuple[int, int]]:
     """`_usual_offset` of many records and their sizes, those left out that lie otherwise. A fifth of the time each."""
     if len(asked) <= _FEW:
         return {key: (offset, record[3]) for key, record in asked if (offset := _usual_offset(region, record))}

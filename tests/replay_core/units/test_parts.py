@@ -22,10 +22,12 @@ from replay_core.desk import perform
 from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError
 from replay_core.executors.in_process import InProcess
+from replay_core.export.outcome import exit_code
 from replay_core.jobs import Answer, Job, OnEvent, ignore
 from replay_core.recorder import Recorder
 from replay_core.units.folder import UnitFolder
 from replay_core.units.shard import Shard
+from tui_debugger.reports.gathering import gathering_report
 
 PARTS = 3
 FIRST_FOUR = [2, 2, 3, 3]
@@ -144,6 +146,10 @@ def test_any_run_in_any_number_of_shards_is_judged_as_alone(
     # Backwards: the judge's own worker comes first, and the one that leaves the last figures judges.
     docs = [compared(a, b, tmp_path / "units", shard=shard, exact=exact) for shard in reversed(shards)]
     assert docs[0]["counts"]["left"] == 1
+    assert (docs[0]["agrees"], int(exit_code(docs[0]))) == (None, 4)
+    # A part that only measures has found nothing, and says neither that the two agree nor that they do not.
+    assert (docs[1]["agrees"], docs[1]["counts"]["agree"], int(exit_code(docs[1]))) == (None, 0, 0)
+    assert gathering_report(docs[1]).startswith("MEASURED")
     (found,) = judged(tmp_path / "units", workbench.gather(tmp_path / "units"))
     assert found == alone(a, b, exact=exact, step=workbench.Selection.parse("0"))
 
