@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from replay_core import __version__, workbench
+from replay_core.compare.judging import kept_figures
 from replay_core.errors import ExitCode, RequestError, UnavailableError
 from replay_core.executors.in_process import InProcess
 from replay_core.units import on_ray as on_ray_module
@@ -23,13 +24,13 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not inst
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def on_ray(runs: tuple[Path, Path], out: Path, before: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
+def on_ray(runs: tuple[Path, Path], out: Path, before: str = "", **asked: Any) -> subprocess.CompletedProcess[str]:
     """A driver of its own: Ray holds on to the process that it is started in."""
     code = (
         "import sys; from pathlib import Path; from replay_core import workbench\n"
         f"{before}\n"
-        f"doc = workbench.work_units('compare', {{'a': {str(runs[0])!r}, 'b': {str(runs[1])!r}}}, Path({str(out)!r}), "
-        f"None, None, ray='', **{more!r})\n"
+        f"asked, out = { {'a': str(runs[0]), 'b': str(runs[1]), **asked}!r}, Path({str(out)!r})\n"
+        "doc = workbench.work_units('compare', asked, out, None, None, ray='')\n"
         "import json; print(json.dumps(doc['counts']))"
     )
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -61,6 +62,17 @@ def test_actors_leave_the_documents_that_other_workers_leave(tmp_path: Path) -> 
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert json.loads(ran.stdout.splitlines()[-1])["done"] == 6
     compared(runs, tmp_path / "plain", Counting())
+    assert documents(tmp_path / "ray") == documents(tmp_path / "plain")
+
+
+@needs_ray
+@pytest.mark.long
+def test_actors_measure_by_name_and_judge_what_they_left(tmp_path: Path) -> None:
+    runs = write_run(tmp_path / "a", {}, 2), write_run(tmp_path / "b", {1: 0.5}, 2)
+    ran = on_ray(runs, tmp_path / "ray", parts=3)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert json.loads(ran.stdout.splitlines()[-1])["done"] == 8
+    compared(runs, tmp_path / "plain", Counting(), parts=3)
     assert documents(tmp_path / "ray") == documents(tmp_path / "plain")
 
 
@@ -131,3 +143,65 @@ def test_machines_with_another_rldbg_are_refused() -> None:
 def test_an_address_where_nobody_listens_is_known_at_once() -> None:
     with pytest.raises(OSError, match="refused"):
         on_ray_module._knock("127.0.0.1:1")
+
+
+class _Answer:
+    def __init__(self, told: Any) -> None:
+        self.told = told
+
+
+class _Inline:
+    """As much of Ray as units need, in this process: what is asked of an actor is done when it is asked."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, *deadly: int) -> None:
+        self._deadly = set(deadly)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, **_wants: Any) -> Any:
+        return lambda worker: SimpleNamespace(remote=lambda: self._actor(worker()))
+
+    def _actor(self, worker: Any) -> Any:
+        def perform(kind: str, params: dict[str, Any]) -> Any:
+            dies = kind == "measure" and params["part"][0] in self._deadly
+            return _Answer(None if dies else worker.perform(kind, params))
+
+        return SimpleNamespace(
+            perform=SimpleNamespace(remote=perform),
+            version=SimpleNamespace(remote=lambda: _Answer(__version__)),
+        )
+
+    def get(self, asked: Any) -> Any:
+        if isinstance(asked, list):
+            return [self.get(one) for one in asked]
+        if asked.told is None:
+            raise RuntimeError("the actor died")
+        return asked.told
+
+    def wait(self, asked: list[Any], **_more: Any) -> tuple[list[Any], list[Any]]:
+        return asked[-1:], asked[:-1]
+
+    def kill(self, _actor: Any) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def test_what_judges_waits_on_actors_too_and_is_left_where_figures_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = write_run(tmp_path / "a", {}, 2), write_run(tmp_path / "b", {1: 0.5}, 2)
+    asked = {"a": str(runs[0]), "b": str(runs[1]), "parts": 3}
+    monkeypatch.setattr(kept_figures, "WORTH_KEEPING", 1)
+    ray = _Inline(1)
+    monkeypatch.setattr(on_ray_module, "_connected", lambda _address: ray)
+    doc = workbench.work_units("compare", asked, tmp_path / "ray", None, Counting(), ray="")
+    assert [unit["state"] for unit in doc["units"]] == ["done", "crashed", "done", "left"] * 2
+    assert [unit["tries"] for unit in doc["units"] if unit["state"] == "crashed"] == [1, 1]
+    ray._deadly = set()
+    doc = workbench.work_units("compare", asked, tmp_path / "ray", None, Counting(), ray="")
+    assert [unit["exit_code"] for unit in doc["units"]] == [None, None, None, 0, None, None, None, 1]
+    workbench.work_units("compare", asked, tmp_path / "plain", None, Counting())
+    assert documents(tmp_path / "ray") == documents(tmp_path / "plain")
