@@ -56,6 +56,7 @@ def perform(job: Job, on_event: OnEvent = ignore) -> Answer:
         "rejudge": _rejudge_job,
         "compare": _compare_job,
         "compare_step": _compare_step_job,
+        "compare_into": _compare_into_job,
         "measure": _measure_job,
         "reopen": _reopen_job,
         "diagnose": _diagnose_job,
@@ -180,10 +181,19 @@ def _compared(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure_job(params: dict[str, Any], on_event: OnEvent) -> dict[str, Any]:
-    """How many pairs of a part were measured, whose figures lie in the file `into`."""
+    """What measuring a part came to, whose figures lie in the file `into`."""
     number, parts = map(int, params["part"])
     a, b, into = Path(params["a"]), Path(params["b"]), Path(params["into"])
-    return {"pairs": workbench.measure_dumps(a, b, into, (number, parts), on_event=on_event, **_compared(params))}
+    pairs = workbench.measure_dumps(a, b, into, (number, parts), on_event=on_event, **_compared(params))
+    return {"exit_code": 0, "said": f"{pairs:,} pairs measured"}
+
+
+def _compare_into_job(params: dict[str, Any], on_event: OnEvent) -> dict[str, Any]:
+    """What a comparison came to, whose document lies in the file `into`: its rows are never all in memory."""
+    a, b, into = Path(params["a"]), Path(params["b"]), Path(params["into"])
+    said = workbench.compare_into(a, b, into, params["judged"], on_event=on_event,
+                                  measured=_more(params, "measured"), **_compared(params))  # fmt: skip
+    return {"exit_code": int(said[0]), "said": said[1]}
 
 
 def _compare_step_job(params: dict[str, Any], on_event: OnEvent) -> ComparisonDocument:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: Jobs a light child answers without torch, and those that need torch.
 READER_JOBS = (
-    "open", "record", "inspect", "difference", "compare", "compare_step", "measure", "rejudge", "reopen", "diagnose",
-    "explain", "follow", "recorded_parity", "samples",
+    "open", "record", "inspect", "difference", "compare", "compare_step", "compare_into", "measure", "rejudge",
+    "reopen", "diagnose", "explain", "follow", "recorded_parity", "samples",
 )  # fmt: skip
 #: Of the former, those that nobody waits for: they have a child of their own, so that looking never waits for them.
 BACKGROUND_JOBS = ("compare_step", "diagnose", "explain")

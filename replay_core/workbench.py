@@ -263,6 +263,28 @@ def compare_dumps(
     return doc
 
 
+def compare_into(a: Path, b: Path, into: Path, judged: Mapping[str, Any], **asked: Any) -> tuple[int, str]:
+    """Write the document of `compare_dumps` into a file, whole or not at all, row by row.
+
+    judged: what `export.outcome.exit_code` is told. Returns the exit code that the answer means, and it in a line.
+
+    Raises:
+        RequestError: as `compare_dumps`; or the file cannot be written.
+    """
+    from replay_core.export.outcome import exit_code
+    from replay_core.export.written import compact
+    from replay_core.recorder.writer import replace_whole
+    from replay_core.units.headline import headline
+
+    doc = compare_dumps(a, b, is_rejudged=False, **asked)
+    try:
+        replace_whole(into, (piece.encode() for one in (compact(doc), "\n") for piece in one))
+    except OSError as error:
+        raise RequestError("the directory of units cannot be written", file=str(into), found=error.strerror,
+                           hint="df -h; another --out DIR") from None  # fmt: skip
+    return int(exit_code(doc, **judged)), headline(doc)
+
+
 @seldom()
 def measure_dumps(
     a: Path,

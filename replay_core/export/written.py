@@ -12,6 +12,26 @@ def pieces(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _object(document, "\n")
 
 
+def compact(document: Mapping[str, Any]) -> Iterator[str]:
+    """The text of `json.dumps(document, allow_nan=False)`, in pieces: a fifth of the time, for who reads it by machine.
+
+    Its own rows alone are taken one by one: a document with documents in it (`others`) is for `pieces`.
+    """
+    before = "{"
+    for name, one in document.items():
+        yield f"{before}{json.dumps(name)}: "
+        before = ", "
+        if isinstance(one, Sequence) and not isinstance(one, (str, tuple)):
+            start = "["
+            for row in one:
+                yield start + json.dumps(row, allow_nan=False)
+                start = ", "
+            yield "[]" if start == "[" else "]"
+        else:
+            yield json.dumps(one, allow_nan=False)
+    yield "{}" if before == "{" else "}"
+
+
 def _object(value: Mapping[str, Any], line: str) -> Iterator[str]:
     if not value:
         yield "{}"

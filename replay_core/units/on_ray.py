@@ -80,7 +80,7 @@ def work_on_ray(
         while waiting or flights:
             while idle and (unit := _next(folder, waiting, of_id)) is not None:
                 actor = idle.pop()
-                flight, job = _Flight(unit, actor, time.monotonic()), placed(unit, folder)
+                flight, job = _Flight(unit, actor, time.monotonic()), placed(plan, unit, folder, is_written_there=False)
                 flight.held.enter_context(folder.held(unit.id))
                 flights[actor.perform.remote(job.kind, dict(job.params))] = flight
             if not flights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from replay_core.documents.kinds import Document
@@ -69,7 +70,7 @@ def do(plan: Plan, folder: UnitFolder, unit: Unit, runner: Runner, on_event: OnE
     began = time.monotonic()
     document: dict[str, Any] | None = None
     error: RldbgError | None = None
-    job = placed(unit, folder)
+    job = placed(plan, unit, folder, is_written_there=True)
     with folder.held(unit.id):
         try:
             document = runner.run(job, _quietly(on_event))
@@ -83,14 +84,17 @@ def do(plan: Plan, folder: UnitFolder, unit: Unit, runner: Runner, on_event: OnE
 def keep(
     plan: Plan, folder: UnitFolder, unit: Unit, document: dict[str, Any] | None, error: RldbgError | None, took_s: float
 ) -> None:
-    """Write what a unit came to. That it failed is no answer where another worker has left one meanwhile."""
+    """Write what a unit came to. That it failed is no answer where another worker has left one meanwhile.
+
+    document: its document, or what it came to where whoever did it has put its answer there.
+    """
     if document is None and is_done(folder, unit):
         return
     outcome: Outcome = {
         "state": "done", "exit_code": 0, "said": "", "error": None, "took_s": took_s, "tries": _tries(folder, unit) + 1
     }  # fmt: skip
-    if unit.measures and document is not None:
-        outcome["said"] = f"{document['pairs']:,} pairs measured"
+    if document is not None and "kind" not in document:
+        outcome["exit_code"], outcome["said"] = document["exit_code"], document["said"]
         document = None
     elif document is not None:
         outcome["exit_code"] = int(exit_code(cast(Document, document), **plan.request.judged))
@@ -108,13 +112,20 @@ def keep(
     folder.end(unit.id, outcome, document)
 
 
-def placed(unit: Unit, folder: UnitFolder) -> Job:
-    """The job, told where its files go and lie; asked before the unit is held."""
+def placed(plan: Plan, unit: Unit, folder: UnitFolder, *, is_written_there: bool) -> Job:
+    """The job, told where its files go and lie; asked before the unit is held.
+
+    is_written_there: whoever does it has the folder at hand: a comparison's document, which may be large, is then
+    written where it is made, row by row.
+    """
     if unit.measures:
         return Job("measure", {**unit.job.params, "into": str(folder.figures(unit.id).resolve())})
     if unit.needs:
         files = [str(folder.figures(id).resolve()) for id in unit.needs]
-        return Job(unit.job.kind, {**unit.job.params, "measured": files})
+        unit = replace(unit, job=Job(unit.job.kind, {**unit.job.params, "measured": files}))
+    if unit.job.kind == "compare" and is_written_there:
+        into = {"into": str(folder.document(unit.id).resolve()), "judged": dict(plan.request.judged)}
+        return Job("compare_into", {**unit.job.params, **into})
     if unit.job.kind != "replay":
         return unit.job
     return Job("replay", {**unit.job.params, "out": str(folder.new_try(unit.id).resolve())})
