@@ -275,6 +275,8 @@ class _SightReach(TypedDict, total=False):
     """The same where a single token is changed: all there is together, or a few."""
     given_away: Count | None
     """Its own tokens that move nothing of their own there: what they were is another's now."""
+    onward: Count | None
+    """So many tokens right behind it move there, one after the other, and no others; 0: not so; null: not asked."""
     amid: Count | None
     """The token that all other samples were made of, while this one got its own back."""
 
@@ -333,7 +335,23 @@ class PartLookedAt(TypedDict):
     tokens: list[Count]
 
 
+class KeysLost(TypedDict):
+    """Keys of its own past that each row alone does not see in a module, and that no window of the config leaves out:
+    `pairs` of `of` pairs of a token and its past, the first of them that of `query` and `key`."""
+
+    module: str
+    pairs: Count
+    of: Count
+    query: Count
+    key: Count
+    itself: bool
+    """Whether it is always the token's own key."""
+    beyond: Count | None
+    """None is seen that is so many tokens back or more; null: the keys that are lost lie otherwise."""
+
+
 class _CauseAsked(TypedDict, total=False):
+    narrowed: KeysLost | None
     looked_at: PartLookedAt | None
     """The part of a large batch that was asked; null: all of it, or what is left when rows and tokens are left out."""
     symmetric: bool | None

@@ -533,7 +533,7 @@ def _told(evidence: Evidence) -> dict[str, Any]:
     """The document's part."""
     names = ("arithmetic", "apart", "logp_apart", "kernels_apart", "truth", "smallest", "first", "visibility")
     told = {name: evidence[name] for name in names} | {
-        name: evidence.get(name) for name in ("asked", "beside", "symmetric", "looked_at")
+        name: evidence.get(name) for name in ("asked", "beside", "symmetric", "looked_at", "narrowed")
     }
     told["skipped"] = list(evidence.get("skipped") or ())
     return {**told, "visibility": [{**sight, "sentence": line(sight)} for sight in evidence["visibility"]]}
