@@ -42,7 +42,7 @@ _OF_LAYERS = ("layer_types", "attention_layers")
 _LAYER = regex(r"\.(\d+)\.")
 
 
-class _Reading(TorchFunctionMode):  # type: ignore[misc]
+class _SharesOfRow(TorchFunctionMode):  # type: ignore[misc]
     """What each attention lets each token of one row see, in any head: [S, S] of shares, the greatest of all heads."""
 
     def __init__(self, width: int) -> None:
@@ -158,14 +158,14 @@ def _told(module: str, lost_SS: Bools) -> dict[str, Any]:
 def _read(observer: Observer, ids: Any) -> dict[str, torch.Tensor]:
     """Attention module -> [S, S] shares of the row, in order of computation."""
     forward = observer.forwards(ids)[0]
-    reading = _Reading(int(forward.input_ids.shape[1]))
+    reading = _SharesOfRow(int(forward.input_ids.shape[1]))
     with torch.no_grad(), evaluating(observer.cell.model.causal_lm), _told_apart(observer, reading), reading:
         observer.cell.forward(compiling.plain, forward)
     return reading.share
 
 
 @contextmanager
-def _told_apart(observer: Observer, reading: _Reading) -> Iterator[None]:
+def _told_apart(observer: Observer, reading: _SharesOfRow) -> Iterator[None]:
     """Which attention is at work, the innermost."""
 
     def begin(name: str) -> Any:
