@@ -32,9 +32,9 @@ _EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
       explains=("D01", "D03", "D04", "D24"), lasts=True,
       source="Search-R1#88; verl compute_grpo_outcome_advantage leaves a group of one its raw reward")  # fmt: skip
 def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
-    """Groups with a single response. All of them is an error where most of their prompts repeat or the advantage is the raw
-    reward; some of them is a warning. Silent where a critic gives the baseline (values are recorded), where REINFORCE is
-    stated, and where groups are inferred from prompts alone.
+    """Groups with a single response. All of them is an error where most of their prompts repeat or the advantage is the
+    raw reward; some of them is a warning. Silent where a critic gives the baseline (values are recorded), where
+    REINFORCE is stated, and where groups are inferred from prompts alone.
     """
     group_B = given(batch.group_B)
     if not batch.group_is_named or len(group_B) < 2:

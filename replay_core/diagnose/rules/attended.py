@@ -19,7 +19,8 @@ FEWEST = 4
 
 @rule("D34", "padding is attended to", link="tokens", scope="batch", needs=("tokens", "response", "attention_mask"),
       lasts=True,
-      explains=("D09", "D10", "D11", "D12", "D14", "D15", "D16", "D19", "D20", "D24", "D26", "D42", "D82", "D94", "L10"),
+      explains=("D09", "D10", "D11", "D12", "D14", "D15", "D16", "D19", "D20", "D24", "D26", "D42", "D82", "D94",
+                "L10"),
       source="transformers: no attention_mask, or ids.ne(pad) of another pad id, attends to left padding")  # fmt: skip
 def attended(batch: StepBatch) -> Iterator[Finding]:
     """Rows of one width (4 and more) that the attention mask counts from the first column to the last, all of whose

@@ -109,10 +109,10 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
 
     The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens (or that over
-    how many an update has) and one micro-batch has 3 times the tokens of another: tokens then do not weigh the same in one update; a warning where it
-    is the sum of the tokens and the run states a mean; a warning where none does, and info where what engine and
-    trainer disagree by comes to as much: importance weights that are not recorded may be in it. Skipped where `loss` alone is logged (it may hold KL and entropy
-    terms) and agrees with nothing.
+    how many an update has) and one micro-batch has 3 times the tokens of another: tokens then do not weigh the same in
+    one update; a warning where it is the sum of the tokens and the run states a mean; a warning where none does, and
+    info where what engine and trainer disagree by comes to as much: importance weights that are not recorded may be in
+    it. Skipped where `loss` alone is logged (it may hold KL and entropy terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
     if not parts:

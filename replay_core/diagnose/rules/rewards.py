@@ -80,8 +80,8 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.9 and more a warning, 0.5 info,
-    in half of the steps; in a quarter of them one milder, in fewer worth knowing. Info in steps of so few responses that
-    chance does it.
+    in half of the steps; in a quarter of them one milder, in fewer worth knowing. Info in steps of so few responses
+    that chance does it.
 
     Equal means a spread within 1e-6 of the largest reward: a small spread is none the worse, normalising makes O(1)
     advantages of it. Silent where equal rewards still have advantages (a critic, or the batch, is the baseline).
