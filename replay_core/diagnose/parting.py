@@ -19,6 +19,8 @@ GROWS, ORDERED = 1.25, 0.4
 #: Steps from which an engine that is never updated is told from one that samples some updates late, of which half
 #: and more are after the oldest; and how much more the last third of them leaves than the middle one.
 ENOUGH, STILL = 12, 1.15
+#: Updates that the samples of an asynchronous run are behind, at most, where it records no versions of its weights.
+OLDEST = 6
 #: Of the rows that agree, the mismatch over that of those that do not; and the share of either that makes it a part.
 APART, PART = 0.1, 0.1
 
@@ -89,11 +91,14 @@ def parting(by_step: Sequence[Array], prompts_B: Array | None) -> WeightsLeftBeh
 
 
 def comes_to_rest(later: Sequence[float]) -> bool:
-    """Whether the last third of the steps after the first leaves no more than the middle third: what weights of a fixed
-    age come to. Fewer than six steps do not tell.
+    """Whether the last third of the steps after the first leaves no more than the middle third, and what comes after
+    the oldest samples that asynchronous runs take no more than what came just before: what weights of a fixed age come
+    to. Fewer than six steps do not tell.
     """
     third = len(later) // 3
     if third < 2:
+        return False
+    if len(later) >= OLDEST + 3 and np.median(later[OLDEST:]) > GROWS * np.median(later[OLDEST - 3 : OLDEST]):
         return False
     return float(np.median(later[-third:])) <= STILL * float(np.median(later[third:-third]))
 

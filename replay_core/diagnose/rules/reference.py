@@ -39,7 +39,8 @@ def reference_moved(case: Case) -> Iterator[Finding]:
     """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a
     warning, more than 1 an error: another template, or another model. Of step 1, where step 0 is not in
     the dump, the last two alone. Skipped where neither is. From .1 on, where engine and trainer agree, it is a warning
-    where a weight version of 0 says that the run begins here; a later version says that it goes on: info up to 1.
+    where a weight version of 0, or a learning rate that is warmed up, says that the run begins here; a later version
+    says that it goes on: info up to 1.
     """
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
@@ -82,7 +83,7 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         other = mean > OTHER_WEIGHTS and batch.step == 0 and _is_used(batch) and _agrees_with_engine(batch, mean)
         # A run that goes on from a checkpoint and counts its steps anew has left its reference already.
-        resumed, begins = bool(version), version == 0
+        resumed, begins = bool(version), version == 0 or _warms_up(case)
         yield finding(
             "error"
             if mean > OTHER_MODEL
@@ -108,6 +109,16 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         )
         return
     raise Skip("needs the policy's and the reference's log-probabilities of step 0")
+
+
+def _warms_up(case: Case) -> bool:
+    """Whether the learning rate rises from the first logged step on, from half of what it comes to or less."""
+    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
+    rates = log.get("learning_rate") if log is not None else None
+    if rates is None or len(rates.finite) < 3 or rates.points[0].step not in (0, 1):
+        return False
+    first, second, third = rates.finite[:3]
+    return first < second < third and 2 * first <= max(rates.finite)
 
 
 def _is_used(batch: StepBatch) -> bool:

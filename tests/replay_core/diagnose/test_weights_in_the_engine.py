@@ -77,7 +77,8 @@ def _of_engine(path: Path) -> list[Finding]:
 def test_weights_that_never_arrive_are_the_one_cause(tmp_path: Path, lr: float, versions: bool) -> None:
     path = _trained(tmp_path / "d", lambda held: deepcopy(held[0]), lr=lr, versions=versions)
     (found,) = _of_engine(path)
-    assert (found.id, found.severity) == ("D12", "error")
+    # Six steps are what an asynchronous run begins with, too, unless versions say otherwise.
+    assert (found.id, found.severity) == ("D12", "error" if versions else "warning")
     assert "weights are not updated" in found.claim
     assert ("version advances" in found.claim) == versions
 

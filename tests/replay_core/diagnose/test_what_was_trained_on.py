@@ -158,9 +158,9 @@ def test_gae_over_padding_is_made_again(tmp_path: Path, gamma: float, lam: float
 
 
 @pytest.mark.parametrize("moved", [0.25, 0.45])
-@pytest.mark.parametrize("used", [True, False])
-def test_a_reference_of_another_checkpoint_is_a_warning_where_it_pulls(
-    tmp_path: Path, moved: float, used: bool
+@pytest.mark.parametrize(("used", "version"), [(True, 0), (True, 7), (True, None), (False, 0)])
+def test_a_reference_of_another_checkpoint_is_a_warning_where_it_pulls_from_the_beginning(
+    tmp_path: Path, moved: float, used: bool, version: int | None
 ) -> None:
     lm, rollout = _policy()
     other = deepcopy(lm)
@@ -168,10 +168,11 @@ def test_a_reference_of_another_checkpoint_is_a_warning_where_it_pulls(
     with Recorder(tmp_path / "d", flags={"kl_loss_coef": 0.01 if used else 0.0}).step(0) as record:
         record("trajectory", **rollout.tensors(
             rollout_log_probs=rollout.sampled_BT, old_log_probs=rollout.logprobs(lm).astype(np.float32),
-            ref_log_prob=rollout.logprobs(other).astype(np.float32)))  # fmt: skip
+            ref_log_prob=rollout.logprobs(other).astype(np.float32),
+            **({} if version is None else {"weight_version": version})))  # fmt: skip
     found = of(look(tmp_path / "d"), "D15")
     assert found is not None
-    assert found.severity == ("warning" if used else "info")
+    assert found.severity == ("warning" if used and version == 0 else "info")
 
 
 @pytest.mark.parametrize(
