@@ -118,7 +118,7 @@ def _warms_up(case: Case) -> bool:
     if rates is None or len(rates.finite) < 3 or rates.points[0].step not in (0, 1):
         return False
     first, second, third = rates.finite[:3]
-    return first < second < third and 2 * first <= max(rates.finite)
+    return bool(first < second < third and 2 * first <= max(rates.finite))
 
 
 def _is_used(batch: StepBatch) -> bool:
