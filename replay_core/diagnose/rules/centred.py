@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose.advantage_mistakes import Guess
+from replay_core.diagnose.advantage_variants import orders
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.rules.advantages import Guess, orders
 from replay_core.diagnose.stating import finding, listed, share, shown
 
 #: Groups with a spread before their means say anything; how near 0 a mean is, and a std to 1 (an epsilon, a std over

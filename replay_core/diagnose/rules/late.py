@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose.advantage_variants import variants
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.rules.advantages import variants
 from replay_core.diagnose.stating import finding, shown
 
 #: How close, and of how many steps, before it is no chance.

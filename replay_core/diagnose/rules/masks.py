@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core import pages
+from replay_core.diagnose.advantage_variants import made_with_all
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -15,7 +16,6 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.rules.advantages import made_with_all
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog
 from replay_core.diagnose.stating import finding, look_at, share, shown

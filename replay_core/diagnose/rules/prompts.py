@@ -11,13 +11,13 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
+from replay_core.diagnose.advantage_variants import in_groups, matching, tolerance
 from replay_core.diagnose.answers import answers_of, members_of
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.rules.advantages import in_groups, matching, tolerance
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
 from replay_core.regexes import regex

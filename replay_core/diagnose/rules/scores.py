@@ -7,10 +7,10 @@ from statistics import median
 
 import numpy as np
 
+from replay_core.diagnose.advantage_variants import orders
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.rules.advantages import orders
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
 

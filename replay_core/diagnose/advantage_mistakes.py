@@ -1,0 +1,484 @@
+"""What mistakes make of a batch's advantages: a closed family, each held against the recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replay_core.diagnose.advantage_variants import (
+    agree,
+    are_raw,
+    group_std_B,
+    groupings_of,
+    known_variants,
+    matching,
+    orders,
+    zeroed,
+)
+from replay_core.diagnose.algorithm import OF_GROUPS
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
+from replay_core.diagnose.rule import Skip, given
+from replay_core.diagnose.stating import share
+from replay_core.objectives import advantages
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
+
+
+class Unlike(Exception):  # noqa: N818 - it is no error, it is an answer
+    """Advantages that no known variant has: of the samples that have one, which those are, and how close is close."""
+
+    def __init__(self, heard_B: Array, kept_B: Array, close: Array, stored: float) -> None:
+        super().__init__("advantages are no known variant")
+        self.heard_B, self.kept_B, self.close, self.stored = heard_B, kept_B, close, stored
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One mistake that makes all advantages of a batch; `key` is the same in every step it is made in."""
+
+    severity: Severity
+    key: str
+    claim: str
+    cause: str
+
+
+def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Every mistake that makes the advantages of the batch, the likeliest first; what says least comes last and is for
+    batches that nothing else explains.
+
+    Raises:
+        Skip: nothing explains them, and something that is not recorded may.
+    """
+    heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
+    if not batch.group_is_named:
+        if (turned := _turned(batch, heard_B, kept_B, close)) is not None:
+            yield turned
+            return
+        raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
+    if batch.trained_N is not None and not batch.trained_N.any():
+        raise Skip("no token counts (D07): advantages are masked out with it")
+    if not np.abs(heard_B).max() > 0:
+        yield Guess(
+            "error", "zero", "all advantages are 0 although rewards differ within groups",
+            "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
+        )  # fmt: skip
+        return
+    if are_raw(batch):
+        raise Skip("advantages are the raw rewards in some steps alone: a baseline that begins at 0")
+    if (turned := _turned(batch, heard_B, kept_B, close)) is not None:
+        yield turned
+        return
+    weight = _kl_in_rewards(batch, heard_B, kept_B)
+    if weight is not None:
+        raise Skip(f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do")
+    every = [
+        *_from_equal(batch, unlike), *_from_lines(batch, unlike), *_from_values(batch, unlike),
+        *_from_groupings(batch, unlike), *_from_order(batch, unlike), *_from_parts(batch, unlike),
+    ]  # fmt: skip
+    # That a line is none of those known says less than what makes it.
+    yield from sorted(every, key=lambda one: one.key in ("baseline", "scale"))
+    if every:
+        return
+    if np.unique(np.bincount(given(batch.group_B))).size > 1:
+        raise Skip("groups have different sizes: part of the batch may not be in the dump")
+    if batch.columns.reward_functions_FB is not None:
+        raise Skip("rewards are a sum of functions, whose weights (and a penalty) are not recorded")
+    yield Guess(
+        "warning", "none", "advantages are no variant that rewards and groups give",
+        "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
+    )  # fmt: skip
+
+
+def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Groups of equal rewards whose rounding is divided by a std of 0, where a known variant makes all others."""
+    reward_B, group_B, heard_B = given(batch.reward_B), given(batch.group_B), unlike.heard_B
+    spread_B = group_std_B(reward_B, group_B)
+    equal_B = (spread_B - 1e-6 <= 1e-6 * np.maximum(np.abs(reward_B), 1e-12))[unlike.kept_B]
+    if not equal_B.any() or equal_B.all() or not np.abs(heard_B[equal_B]).max() > 0.1:
+        return
+    for name, values_B in zeroed(known_variants(batch, reward_B, group_B), unlike.kept_B):
+        if np.isfinite(values_B).all() and agree(heard_B[~equal_B], values_B[~equal_B], unlike.close[~equal_B]):
+            yield Guess(
+                "error",
+                "equal",
+                f"groups of equal rewards have advantages, up to {np.abs(heard_B[equal_B]).max():.3g}: what "
+                f"rounding leaves of them is divided by a std of 0 without an epsilon; the others are {name}",
+                "the std of equal rewards is 0 but for rounding, and no epsilon is added to it: noise is taught",
+            )
+            return
+
+
+#: An epsilon beside a std that no recipe has.
+LARGE_EPSILON = 0.05
+
+
+_OF_ONE = (
+    "one response of the group stands for all of them, or the mean counts one too many or too few: an index, a padded "
+    "row or a reduction over the wrong axis"
+)
+
+
+def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """The group's baseline and scale, solved for and named."""
+    kept_B = unlike.kept_B
+    reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
+    lines = solved(unlike.heard_B, reward_B, group_B, unlike.stored)
+    if lines is None:
+        return
+    baseline, scale = baseline_of(lines), scale_of(lines)
+    name, k, epsilon = scale if scale is not None else ("", 1.0, 0.0)
+    if baseline != MEAN and scale is None and not lines.has_middle:
+        return  # of two rewards any two numbers are a line
+    of_one = scale is not None and not name
+    over = "" if of_one else f", over {name}" if scale is not None else ", over a scale that rewards do not give"
+    if k != 1 and scale is not None and baseline != MEAN:
+        over += f", times {1 / k:.4g}"
+    if bool((lines.scale_G < 0).all()) and baseline == MEAN:
+        yield Guess(
+            "error", "turned", f"advantages have the wrong sign: they fall with the reward within every group{over}",
+            "the sign is turned twice, or not at all",
+        )  # fmt: skip
+    elif baseline == MEAN and scale is None:
+        if not lines.has_middle or batch.columns.reward_functions_FB is not None:
+            return
+        yield Guess(
+            "warning", "scale", "advantages are r - group mean, over a scale that rewards and groups do not give",
+            "they are divided by the std of other samples or of shaped rewards, or scaled per group",
+        )  # fmt: skip
+    elif baseline == MEAN and epsilon:
+        if epsilon < LARGE_EPSILON:
+            return
+        yield Guess(
+            "warning", "epsilon", f"advantages are (r - group mean) / ({name} + {epsilon:.3g}): the epsilon is no "
+            "longer small beside the std",
+            "an epsilon of another size than is meant (1e-6 to 1e-4), or a constant that is added to the std: groups "
+            "of small spread hardly count",
+        )  # fmt: skip
+    elif baseline == MEAN and (of_one or name.startswith("the group's std")):
+        if abs(k - 1) > 1e-2:
+            what = f"r - group mean{over}"
+            yield Guess(
+                "warning", f"times {1 / k:.2g}",
+                f"advantages are {1 / k:.4g} times what they should be: {1 / k:.4g} x ({what})",
+                "a factor too many: they are scaled once more after they were normalised, or summed over ranks",
+            )  # fmt: skip
+    elif baseline == MEAN:
+        yield Guess(
+            "error", name, f"advantages are divided by {name}",
+            "another figure stands for the group's std: groups of small and of large spread do not count alike",
+        )  # fmt: skip
+    elif baseline == "0":
+        yield Guess(
+            "error", "no baseline",
+            f"nothing is subtracted from the rewards: advantages are r{over}, there is no baseline",
+            "the group's mean is not taken away: every answer is pushed up, whatever the others are",
+        )  # fmt: skip
+    elif baseline is not None and "batch" in baseline:
+        # One mean and one std for all samples is another estimator, or samples that are not in the dump.
+        whole = float(np.ptp(lines.scale_G)) <= lines.close * abs(float(lines.scale_G[0]))
+        if whole and batch.laid.algorithm.estimator not in OF_GROUPS | {""}:
+            return
+        yield Guess(
+            "warning" if whole and not batch.laid.algorithm.estimator else "error", baseline,
+            f"advantages are not centred by the group: the baseline is {baseline}{over}",
+            "the mean is taken over the wrong axis: a response is measured against answers to other prompts, and easy "
+            "prompts are pushed up, hard ones down",
+        )  # fmt: skip
+    elif baseline is not None:
+        yield Guess(
+            "error", baseline, f"the baseline is {baseline}, not the group's mean: advantages are r - that{over}",
+            _OF_ONE,
+        )  # fmt: skip
+    elif lines.has_middle and np.unique(np.bincount(group_B)).size == 1:
+        if np.ptp(lines.baseline_G) <= lines.close * float(lines.range_G.min()):
+            return  # one baseline for all: moving, or of samples that are not in the dump
+        yield Guess(
+            "warning", "baseline", f"advantages are not centred by their group: they are r - a baseline that is no "
+            f"mean of its rewards{over}",
+            "the baseline is made of other rewards (another group's, an earlier step's, shaped ones), or over another "
+            "axis",
+        )  # fmt: skip
+
+
+def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """What is made of right advantages afterwards: absolute values, signs, ranks, a clamp, a constant, lengths."""
+    heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    known = [
+        (name, values_B) for name, values_B in zeroed(known_variants(batch, reward_B, group_B), kept_B)
+        if np.isfinite(values_B).all() and np.ptp(values_B) > 0
+    ]  # fmt: skip
+    # Of one size all advantages are anything: at least one group has three different rewards.
+    several = any(np.unique(np.round(reward_B[group_B == group], 9)).size > 2 for group in np.unique(group_B))
+    if float(np.ptp(heard_B)) <= 1e-6 * float(np.abs(heard_B).max()):
+        yield Guess(
+            "warning", "one number", f"all advantages are one number ({heard_B[0]:.4g}), although rewards differ",
+            "a constant stands for them: no answer is told from another",
+        )  # fmt: skip
+        return
+    if several and known:
+        centred_B = advantages.group_centred(reward_B, group_B)[kept_B]
+        # What rounding leaves of equal rewards has a sign, too.
+        nothing_B = np.abs(centred_B) <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+        if agree(heard_B[~nothing_B], np.sign(centred_B)[~nothing_B], close[~nothing_B]):
+            yield Guess(
+                "error", "sign alone", "only the sign of the advantages is left: they are -1, 0 and 1",
+                "a sign (or a comparison) is taken: how much better an answer is no longer counts",
+            )  # fmt: skip
+    for name, values_B in known:
+        turned = int((values_B < -close).sum())
+        # Of a handful of values, or of one size, another formula may have the same.
+        told = np.unique(np.round(np.abs(values_B), 4)).size > 3 and turned > 3
+        if told and agree(heard_B, np.abs(values_B), close):
+            yield Guess(
+                "error", "absolute", f"no advantage is negative: they are {name}, without their sign",
+                "an absolute value (or a root of a square) is taken: what is worse than the others is pushed up, too",
+            )  # fmt: skip
+            break
+    low, high = float(heard_B.min()), float(heard_B.max())
+    for name, values_B in known:
+        cut_B = np.clip(values_B, low, high)
+        lost = float((np.abs(cut_B - values_B) > close).mean())
+        inside = np.unique(np.round(heard_B[(heard_B > low) & (heard_B < high)], 9)).size
+        # A handful of values lies within any two bounds.
+        if lost > CUT_OFF and inside >= 3 and agree(heard_B, cut_B, close):
+            where = "below 0: none is negative" if low == 0 else f"at {low:.4g} and {high:.4g}"
+            yield Guess(
+                "warning", "cut off", f"advantages are cut off {where}, {lost:.0%} of them: they are {name}, clamped",
+                "a clamp: what it cuts off teaches less or nothing, and the mean is no longer 0",
+            )  # fmt: skip
+            break
+    for name, values_B in known:
+        moved = float((heard_B - values_B).mean())
+        spread = values_B - values_B.mean()
+        gain = float(spread @ (heard_B - heard_B.mean())) / max(float(spread @ spread), 1e-30)
+        off = float(heard_B.mean()) - gain * float(values_B.mean())
+        if not gain > 0:
+            continue
+        if abs(moved) > 1e-2 and abs(off) > 1e-2 and agree(heard_B, gain * values_B + off, close):
+            yield Guess(
+                "warning", "moved",
+                f"advantages are normalised once more over the batch and moved: {gain:.4g} x ({name}) + {off:.4g}"
+                if abs(gain - 1) > 1e-3
+                else f"a constant is added to the advantages: they are {name}, {off:+.4g}",
+                "their mean is not 0: every token is pushed one way, whatever its reward",
+            )  # fmt: skip
+            break
+    for name, values_B in known:
+        size = float(values_B @ values_B)
+        times = float(values_B @ heard_B) / size
+        if (
+            batch.columns.reward_functions_FB is None
+            and times > 0
+            and abs(times - 1) > 1e-2
+            and agree(heard_B / times, values_B, close)
+        ):
+            yield Guess(
+                "warning", f"times {times:.2g}",
+                f"advantages are {times:.4g} times what they should be: {times:.4g} x {name}",
+                "a factor too many: they are scaled once more after they were normalised, or summed over ranks",
+            )  # fmt: skip
+            break
+    if batch.trained_N is None:
+        return
+    tokens_B = np.maximum(batch.flat.count(batch.trained_N), 1)[kept_B]
+    if np.unique(tokens_B).size < 2:
+        return
+    if matching(heard_B, ((name, values_B / tokens_B) for name, values_B in known), close) is not None:
+        yield Guess(
+            "warning", "over length",
+            f"advantages are divided by the length of their response: they are {known[0][0]}, over its tokens",
+            "the mean over a response's tokens is taken in the advantage already: a loss that averages over tokens "
+            "divides by the length twice, and long responses count for less",
+        )  # fmt: skip
+    elif matching(heard_B / tokens_B, iter(known), close / tokens_B) is not None:
+        yield Guess(
+            "warning", "times length",
+            "advantages are multiplied by the length of their response: a sum over its tokens stands in them",
+            "they are added up over a response's tokens instead of standing once: long responses count for more",
+        )  # fmt: skip
+
+
+def _from_groupings(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    reward_B = given(batch.reward_B)
+    for how, other_B in groupings_of(batch):
+        found = matching(unlike.heard_B, zeroed(known_variants(batch, reward_B, other_B), unlike.kept_B), unlike.close)
+        if found is not None:
+            yield Guess(
+                "error", f"groups: {how}", f"advantages are computed in the wrong groups: {found}, with {how}",
+                "samples are grouped by their place in a batch that was reordered, not by their prompt",
+            )  # fmt: skip
+
+
+def _from_order(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Right advantages in another order, or of rewards in another order."""
+    heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    if np.unique(np.round(heard_B, 6)).size < 4:
+        return
+    is_sorted = False
+    for name, values_B in zeroed(known_variants(batch, reward_B, group_B), kept_B):
+        if (
+            np.isfinite(values_B).all()
+            and agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min()))
+            and len(heard_B) > 2
+        ):
+            yield Guess(
+                "error", "other samples",
+                f"advantages belong to other samples: as {name} they are right, in another order",
+                "the batch was reordered after the advantages were computed",
+            )  # fmt: skip
+            is_sorted = True
+            break
+    if not kept_B.all():
+        return
+    for how, order_B in orders(len(reward_B), int(group_B.max()) + 1):
+        found = matching(heard_B, known_variants(batch, reward_B[order_B], group_B), close)
+        if found is not None:
+            yield Guess(
+                "error", f"rewards: {how}",
+                f"advantages are made of other samples' rewards: they are {found}, of the rewards {how}",
+                "rewards come back in another order than the samples, as where parts of several ranks or workers "
+                "are put together one by one instead of one after the other",
+            )  # fmt: skip
+            return
+    if not is_sorted and (moved := _moved_rows(batch, unlike)) is not None:
+        yield moved
+
+
+#: Samples that tell one order of the rows from another; of them, the share that has the advantage of the row it was
+#: moved from, and the most that may have its own.
+TELLING, MOVED, STAYED = 8, 0.8, 0.1
+
+
+def _moved_rows(batch: StepBatch, unlike: Unlike) -> Guess | None:
+    """Rows of advantages that were rolled, where some no longer are what they were: a row that is masked by another's
+    length is cut, and its mean is smaller.
+    """
+    heard_B, close = unlike.heard_B, unlike.close
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    for name, values_B in known_variants(batch, reward_B, group_B):
+        if not np.isfinite(values_B).all():
+            continue
+        own_B = np.abs(heard_B - values_B) <= close
+        if own_B.mean() > MOVED:
+            continue
+        for how, order_B in orders(len(reward_B), int(group_B.max()) + 1):
+            there_B = values_B[order_B]
+            telling_B = np.abs(there_B - values_B) > 10 * close
+            if telling_B.sum() < TELLING or own_B[telling_B].mean() > STAYED:
+                continue
+            moved_B = np.abs(heard_B - there_B) <= close
+            if moved_B[telling_B].mean() >= MOVED and moved_B.mean() >= MOVED:
+                return Guess(
+                    "error", "other samples",
+                    f"advantages belong to other samples: as {name} they are right, with the rows {how}",
+                    "the batch was reordered (rolled, shuffled, gathered from ranks) after the advantages were "
+                    "computed",
+                )  # fmt: skip
+    return None
+
+
+def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """A variant that makes the advantages of some groups, where all of the others' are 0 or turned."""
+    told = _in_some_groups(batch, unlike.heard_B, unlike.kept_B, unlike.close)
+    if told is not None:
+        yield Guess("error", "part", *told)
+
+
+def _in_some_groups(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str, str] | None:
+    """Claim and cause where a variant has the advantages of a third of the groups and more, and in all of the
+    others, though rewards differ, they are 0, or of the other sign.
+    """
+    reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
+    spread_G = np.array([float(np.ptp(reward_B[group_B == group])) for group in np.unique(group_B)])
+    several_G = spread_G > 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+    if several_G.sum() < 3:
+        return None
+    names = np.unique(group_B)[several_G]
+    for name, values_B in zeroed(known_variants(batch, given(batch.reward_B), given(batch.group_B)), kept_B):
+        if not np.isfinite(values_B).all():
+            continue
+
+        def are(expected_B: Array) -> Array:
+            off_B = np.abs(heard_B - expected_B) > close * np.maximum(1, np.abs(values_B))  # noqa: B023
+            return np.array([not off_B[group_B == group].any() for group in names])
+
+        right_G = are(values_B)
+        if not len(names) <= 3 * right_G.sum() < 3 * len(names):
+            continue
+        for what, other_B, cause in (
+            ("0", np.zeros_like(values_B), "part of the batch is cleared: rows that are masked, filled in late, or "
+            "left "
+             "out by a loop that ends too early"),
+            ("of the other sign", -values_B, "the sign is turned for a part of the batch"),
+        ):  # fmt: skip
+            if are(other_B)[~right_G].all():
+                return (
+                    f"advantages are {what} in {share(int((~right_G).sum()), len(names))} groups whose rewards differ; "
+                    f"in the others they are {name}",
+                    cause,
+                )
+    return None
+
+
+#: Of a batch's advantages, the share that a bound may cut off before it is what training is about.
+CUT_OFF = 0.25
+
+
+def _kl_in_rewards(batch: StepBatch, heard_B: Array, kept_B: Array) -> float | None:
+    """The weight with which the KL of a response is in its reward, where that explains every advantage.
+
+    In a group (or the batch), any estimator of a mean baseline makes r - weight x KL = k A + b: with b and k of each
+    group taken out, the weight is all that is left to solve for.
+    """
+    ref = batch.columns.of("ref_logprobs")
+    ours = next((found for name in ("old_logprobs", "policy_logprobs", "rollout_logprobs")
+                 if (found := batch.columns.of(name)) is not None), None)  # fmt: skip
+    if ref is None or ours is None or batch.trained_N is None:
+        return None
+    both_N = batch.pair(ours, ref)
+    far_B = batch.flat.sum(np.where(both_N, ours.values_N - ref.values_N, 0.0))[kept_B]
+    if not np.isfinite(far_B).all() or not np.abs(far_B).max() > 1e-6:
+        return None
+    group_B, reward_B = given(batch.group_B)[kept_B], given(batch.reward_B)[kept_B]
+    for groups_B in (group_B, np.zeros(len(group_B), dtype=np.int64)):
+        if len(groups_B) - 2 * np.unique(groups_B).size < 4:
+            continue
+        left_B, along_B = (_apart_from(values_B, heard_B, groups_B) for values_B in (reward_B, far_B))
+        size = float(along_B @ along_B)
+        if not size > 1e-12:
+            continue
+        weight = float(along_B @ left_B) / size
+        rest = np.abs(left_B - weight * along_B).max()
+        if 1e-6 < weight < 10 and rest <= 1e-3 * max(float(np.abs(left_B).max()), 1e-9):
+            return weight
+    return None
+
+
+def _apart_from(values_B: Array, other_B: Array, groups_B: Array) -> Array:
+    """What is left of values when, in each group, their mean and their part along another are taken out."""
+    centred_B, other_B = (advantages.group_centred(each_B, groups_B) for each_B in (values_B, other_B))
+    along_G = np.bincount(groups_B, weights=centred_B * other_B)
+    size_G = np.bincount(groups_B, weights=other_B**2)
+    factor_G = np.where(size_G > 1e-12, along_G / np.maximum(size_G, 1e-12), 0.0)
+    left_B: Array = centred_B - factor_G[groups_B] * other_B
+    return left_B
+
+
+def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> Guess | None:
+    """Advantages that are a known variant with the sign turned."""
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    flipped = matching(-heard_B, zeroed(known_variants(batch, reward_B, group_B), kept_B), close)
+    if flipped is None or not np.abs(heard_B).max() > 0:
+        return None
+    return Guess(
+        "error", "turned", f"advantages have the wrong sign: they are -1 x {flipped}",
+        "the sign is turned twice, or not at all",
+    )  # fmt: skip

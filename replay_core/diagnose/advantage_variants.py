@@ -1,0 +1,228 @@
+"""Every advantage that a framework computes from rewards and groups, and whether recorded ones are one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import given
+from replay_core.objectives import advantages
+
+#: How close a recomputed advantage has to be, by the precision it was stored in.
+CLOSE = {"float64": 1e-5, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
+
+
+_EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
+
+
+def are_raw(batch: StepBatch) -> bool | None:
+    """Whether advantages are the rewards themselves; None where that cannot be told."""
+    advantage_B, reward_B = batch.advantage_B, batch.reward_B
+    if advantage_B is None or reward_B is None:
+        return None
+    both_B = np.isfinite(advantage_B) & np.isfinite(reward_B)
+    if not both_B.any() or not np.abs(reward_B[both_B]).max() > 0:
+        return None
+    return bool(np.allclose(advantage_B[both_B], reward_B[both_B], rtol=1e-4, atol=1e-6))
+
+
+def moving_baseline(batch: StepBatch) -> float | None:
+    """What is subtracted from every reward of the batch, where that is one number and not 0."""
+    advantage_B, reward_B = batch.advantage_B, batch.reward_B
+    if advantage_B is None or reward_B is None:
+        return None
+    apart_B = (reward_B - advantage_B)[np.isfinite(reward_B) & np.isfinite(advantage_B)]
+    size = max(float(np.abs(reward_B[np.isfinite(reward_B)]).max(initial=0.0)), 1e-6)
+    same = len(apart_B) >= 4 and float(np.ptp(apart_B)) <= 1e-5 * size and float(np.abs(apart_B).max()) > 1e-5 * size
+    return float(apart_B.mean()) if same else None
+
+
+def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> Iterator[tuple[str, Array]]:
+    """Every advantage a framework computes from rewards, groups and numbers of tokens, by what it is called."""
+    for unbiased in (True, False):
+        divisor = "n - 1" if unbiased else "n"
+        for epsilon in _EPSILONS:
+            add = f" + {epsilon:g}" if epsilon else ""
+            scaled: list[tuple[str, Callable[..., Array]]] = [
+                (f"(r - group mean) / (group std{add}), std over {divisor}", advantages.group_normalised),
+                (f"(r - group mean) / (batch std{add}), std over {divisor}", advantages.group_centred_over_batch_std),
+                (f"r - group mean, over its batch std{add}, std over {divisor}", advantages.group_centred_batch_scaled),
+            ]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                for name, compute in scaled:
+                    yield name, compute(reward_B, group_B, unbiased=unbiased, epsilon=epsilon)
+                yield (
+                    f"(r - mean of the group's others) / (their std{add}), std over {divisor} of them",
+                    advantages.leave_one_out_normalised(reward_B, group_B, unbiased=unbiased, epsilon=epsilon),
+                )
+                yield (
+                    f"(r - batch mean) / (batch std{add}), std over {divisor}",
+                    advantages.normalised(reward_B, unbiased=unbiased, epsilon=epsilon),
+                )
+    centred_B = advantages.group_centred(reward_B, group_B)
+    yield "r - group mean (Dr. GRPO)", centred_B
+    yield "r - mean of the group's others (RLOO)", advantages.leave_one_out(reward_B, group_B)
+    yield (
+        "(r - group mean) x responses / responses with a reward (GPG)",
+        advantages.group_centred_upweighted(reward_B, group_B),
+    )
+    yield "the lead of a group's best over its second (pass@k)", advantages.best_margin(reward_B, group_B)
+    if tokens_B is None or not tokens_B.sum() > 1:
+        return
+    yield "r - group mean weighted by length (OPO)", advantages.length_weighted_centred(reward_B, group_B, tokens_B)
+    others_B = advantages.leave_one_out(reward_B, group_B)
+    for unbiased in (True, False):
+        for what, scores_B in (
+            ("r", reward_B),
+            ("r - group mean", centred_B),
+            ("r - mean of the group's others", others_B),
+        ):
+            name = f"{what}, whitened over the tokens of the batch, std over {'n - 1' if unbiased else 'n'}"
+            yield name, advantages.whitened(scores_B, tokens_B, unbiased=unbiased)
+
+
+def in_groups(reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+    """The variants whose baseline is the group's alone."""
+    yield from (one for one in variants(reward_B, group_B) if "batch" not in one[0])
+
+
+BATCH_MEAN = "r - batch mean, one baseline for all groups"
+
+
+def rewards_of(batch: StepBatch) -> Iterator[tuple[str, Array]]:
+    """What the advantages may have been computed from."""
+    if batch.reward_B is not None:
+        yield "rewards", batch.reward_B
+    for name in ("token_rewards", "token_scores"):
+        scores_B = batch.summed(name)
+        if scores_B is not None:
+            yield name, scores_B
+
+
+def matching(advantage_B: Array, candidates: Iterator[tuple[str, Array]], close: Array) -> str | None:
+    for name, other_B in candidates:
+        if agree(advantage_B, other_B, close):
+            return name
+    return None
+
+
+def agree(a_B: Array, b_B: Array, close_B: Array) -> bool:
+    # Where a group has no spread, 0 / 0 without an epsilon is no reason to refuse a variant: frameworks skip it.
+    b_B = np.where(np.isfinite(b_B) | (close_B < 1), b_B, 0.0)
+    return bool(np.isfinite(b_B).all() and (np.abs(a_B - b_B) <= close_B * np.maximum(1, np.abs(b_B))).all())
+
+
+def tolerance(reward_B: Array, group_B: Array, close: float) -> Array:
+    """How close each advantage has to be: float32 rounds a mean, and a small std makes that large."""
+    centred_B = advantages.group_centred(reward_B, group_B)
+    count_G = np.bincount(group_B)
+    std_B = np.sqrt(np.bincount(group_B, weights=centred_B**2) / count_G)[group_B]
+    rounding_B = 2**-22 * np.maximum(np.abs(reward_B), 1e-12)
+    # Equal rewards: what is left after subtracting the mean is rounding, whatever it is divided by.
+    return np.where(std_B <= 4 * rounding_B, 1.0, close + rounding_B / np.maximum(std_B, 1e-12))
+
+
+def is_rounded(values_B: Array) -> bool:
+    """Whether numbers in float32 have no more than bfloat16's bits: they were computed in it."""
+    bits_B = values_B.astype(np.float32).view(np.uint32)
+    several = np.unique(np.abs(np.round(values_B, 6))).size > 4
+    return several and bool(((bits_B & 0xFFFF) == 0).all())
+
+
+def zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[tuple[str, Array]]:
+    for name, values_B in candidates:
+        yield name, values_B[kept_B]
+
+
+def group_std_B(reward_B: Array, group_B: Array) -> Array:
+    centred_B = advantages.group_centred(reward_B, group_B)
+    sizes_G = np.bincount(group_B)
+    std_G = np.sqrt(np.bincount(group_B, weights=centred_B**2) / np.maximum(sizes_G - 1, 1))
+    scale_B: Array = std_G[group_B] + 1e-6
+    return scale_B
+
+
+def made_with_all(batch: StepBatch, left_out_B: Array) -> str | None:
+    """The variant that makes the advantages of the other rows where these count in their groups, and none does where
+    they do not; None where both are so, or neither, or it cannot be told.
+    """
+    advantage_B, group_B, reward_B = batch.advantage_B, batch.group_B, batch.reward_B
+    if advantage_B is None or group_B is None or reward_B is None or not batch.group_is_named:
+        return None
+    kept_B = ~left_out_B
+    heard_B = advantage_B[kept_B]
+    if not (np.isfinite(heard_B).all() and np.isfinite(reward_B).all()) or np.unique(np.round(heard_B, 6)).size < 4:
+        return None
+    column = batch.columns.of("advantages")
+    stored = CLOSE.get("float32" if column is None else column.dtype, 1e-4)
+    close = tolerance(reward_B, group_B, stored)[kept_B]
+    # A group that is left without a spread has 0 either way: rounding of it tells nothing.
+    groups_B = np.unique(group_B[kept_B], return_inverse=True)[1]
+    alone = tolerance(reward_B[kept_B], groups_B, stored)
+    name = matching(heard_B, ((each, values_B[kept_B]) for each, values_B in variants(reward_B, group_B)), close)
+    if name is None or "(batch std" in name or "batch mean" in name or (close >= 1).all():
+        return None
+    return None if matching(heard_B, variants(reward_B[kept_B], groups_B), np.minimum(close, alone)) else name
+
+
+def known_variants(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+    """The variants of this batch: with its numbers of tokens, and the baseline that it records."""
+    trained_N = batch.trained_N
+    yield from variants(
+        reward_B, group_B, None if trained_N is None else batch.flat.count(trained_N).astype(np.float64)
+    )
+    if (moved := moving_baseline(batch)) is not None:
+        is_mean = abs(moved - float(reward_B.mean())) <= 1e-4 * max(float(np.abs(reward_B).max()), 1e-9)
+        yield (
+            BATCH_MEAN if is_mean else f"r - {moved:.4g}, one baseline for the whole batch (a moving mean)",
+            reward_B - moved,
+        )
+    baseline_B = batch.columns.per_sample("reward_baselines")
+    if baseline_B is not None:
+        yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
+
+
+def clipped_variants(heard_B: Array, known: list[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
+    """Variants cut off at the largest and smallest advantage, where most of the batch lies between the two."""
+    low, high = float(heard_B.min()), float(heard_B.max())
+    moving_B = heard_B[heard_B != 0]
+    inside_B = (moving_B > low) & (moving_B < high)
+    if not low < 0 < high or float(inside_B.mean()) < 0.5 or np.unique(moving_B[inside_B]).size < 3:
+        return
+    for name, values_B in known:
+        yield f"{name}, clipped to {low:.4g} and {high:.4g}", np.clip(values_B, low, high)
+
+
+def orders(samples: int, groups: int) -> Iterator[tuple[str, Array]]:
+    """Orders that rewards may have come back in: dealt out over ranks, or put together again, turned or moved on."""
+    each = np.arange(samples)
+    for parts in sorted({2, 3, 4, 5, 6, 8, 16, groups, samples // groups}):
+        if 1 < parts < samples and samples % parts == 0:
+            yield f"of {parts} ranks, one of each in turn", each.reshape(parts, -1).T.reshape(-1)
+            yield f"dealt out over {parts} ranks", each.reshape(-1, parts).T.reshape(-1)
+    yield "from last to first", each[::-1]
+    for by in sorted({1, samples // groups}):
+        yield f"moved on by {by}", np.roll(each, by)
+        yield f"moved back by {by}", np.roll(each, -by)
+
+
+def groupings_of(batch: StepBatch) -> Iterator[tuple[str, Array]]:
+    """Other ways the same samples may have been put into groups."""
+    group_B = given(batch.group_B)
+    total, groups = len(group_B), int(group_B.max()) + 1
+    if batch.prompt_B is not None:
+        yield "equal prompts as groups", batch.prompt_B
+    yield "the whole batch as one group", np.zeros(total, dtype=np.int64)
+    for order in batch.laid.orders:
+        place_B = np.argsort(order)
+        if total % groups == 0:
+            size = total // groups
+            yield f"every {size} rows in a row as a group", place_B // size
+            yield f"every {groups}th row as a group", place_B % groups
+    for size in (2, 4, 8, 16):
+        if total % size == 0 and size < total:
+            yield f"every {size} rows in a row as a group", np.arange(total) // size
+            yield f"every {total // size}th row as a group", np.arange(total) % (total // size)

@@ -1,0 +1,42 @@
+"""Rollout beside trainer as findings say it: what they need, their figures, and the token that is worst."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.finding import Evidence
+from replay_core.diagnose.gap import Gap, gap
+from replay_core.diagnose.rule import Skip
+from replay_core.diagnose.stating import shown
+
+BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
+
+
+TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
+
+
+def figures_of(between: Gap) -> list[Evidence]:
+    source = f"{between.trainer.source} - {between.rollout.source}"
+    return [
+        shown("mean |trainer - rollout|", between.mean, "< 0.03 nats", source),
+        shown("tokens compared", int(between.both_N.sum())),
+    ]
+
+
+def worst_of(between: Gap) -> int:
+    """The flat token with the largest difference."""
+    tokens = np.flatnonzero(between.both_N)
+    return int(tokens[np.abs(between.d).argmax()])
+
+
+def compared(batch: StepBatch) -> Gap:
+    """The gap of a batch.
+
+    Raises:
+        Skip: rollout or trainer is not recorded, or they cannot be compared.
+    """
+    missing = [need for need in BOTH if not any(batch.has(name) for name in need.split("|"))]
+    if missing:
+        raise Skip("needs " + ", ".join(missing).replace("|", " or "))
+    return gap(batch)

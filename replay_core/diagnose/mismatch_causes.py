@@ -1,0 +1,248 @@
+"""Why engine and trainer disagree, as far as the differences tell: by place, by sample, by side."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.finding import Evidence
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, Gap, is_of_padding, twins_of
+from replay_core.diagnose.passes import before_any_update_N
+from replay_core.diagnose.stating import listed, shown
+
+OF_THE_ENGINE = "the engine gives one token after one prefix different numbers"
+
+
+#: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
+#: batch shapes in bf16.
+RANDOM, RANDOM_FLOOR = 0.25, 0.02
+
+
+def cause_of(batch: StepBatch, between: Gap) -> tuple[str, str, list[Evidence]]:
+    """The cause that the differences tell: in a few words (empty where they are not sure), in a sentence, and the
+    figures behind it.
+    """
+    if is_of_padding(between):
+        flush, padded = between.by_padding or (0.0, 0.0)
+        return (
+            "only samples with left padding",
+            "left padding is attended to, or counted in the positions: samples without padding agree",
+            [shown("mean |d| without left padding", flush), shown("mean |d| with left padding", padded)],
+        )
+    if (random := _at_random(batch)) is not None:
+        return (
+            "two forwards of the trainer by the same weights disagree as much",
+            "dropout is left on in the trainer's forward (train mode), or it is not deterministic in another way",
+            random,
+        )
+    twins = twins_of(between)
+    ranges = [
+        shown("places where samples share a token and all before it", twins.places),
+        shown("mean range of the trainer there", twins.trainer, f"< {max(RANDOM * between.mean, RANDOM_FLOOR):.3g}"),
+        shown("mean range of the rollout there", twins.rollout),
+    ]
+    limit = max(RANDOM * between.mean, RANDOM_FLOOR)
+    if between.mean > BADLY and twins.sees_next:
+        return (
+            "the trainer's number of a token depends on the token after it",
+            "the trainer gathers log-probabilities at labels that are shifted by one (off by one): those of the next "
+            "token, by logits that predict this one",
+            [
+                *ranges,
+                shown("mean range of the trainer where the next token is shared, too", twins.followed),
+                shown("mean range of the trainer where the next token is another", twins.parted, "0"),
+            ],
+        )
+    if twins.known and twins.trainer > limit and twins.trainer > 4 * twins.rollout:
+        return _not_one_number(batch, ranges)
+    told = ranges if twins.known else []
+    head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
+    d_N = np.zeros(between.both_N.size)
+    d_N[between.both_N] = np.abs(between.d)
+    early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
+    late_N = between.both_N & ~early_N
+    if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
+        early, late = float(d_N[early_N].mean()), float(d_N[late_N].mean())
+        if early > 3 * late:
+            return (
+                "most at the first tokens, the prompts differ",
+                "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
+                [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
+            )
+    often = float((between.by_sample_B > DISAGREE).mean())
+    told = [*told, shown("share of samples above 0.03", often)]
+    side = _side(between)
+    if side is not None:
+        told.append(shown("mean |rollout - ref|", between.from_reference))
+    # Before the first update all weights are the initial ones: what differs then is no matter of their version.
+    begins = batch.step is not None and batch.step <= 1
+    by_length = _by_prompt_length(batch, between, head_B)
+    if by_length is not None:
+        return by_length
+    if often < 0.5 and len(batch) >= 4:
+        if (unlikely := _unlikely(batch, between)) is not None:
+            return (
+                "few samples are off, their tokens are not the sampled ones",
+                "text was encoded again into other tokens than were sampled (re-tokenised), or these samples' rows are "
+                "another's: the trainer finds their tokens improbable, and hardly any more probable",
+                [*told, unlikely],
+            )
+        return (
+            "few samples are off",
+            "few samples are off and the others agree: their weights' version, adapter or inputs (images, tools) "
+            "differ",
+            told,
+        )
+    if twins.known and twins.rollout > limit and twins.rollout > 4 * twins.trainer:
+        return (
+            OF_THE_ENGINE,
+            "its kernels depend on what else is in the batch (a mixture of experts routes by it), weights change while "
+            "it samples, its replicas hold different ones, or its cache is not emptied after an update",
+            ranges,
+        )
+    never_below, alike = float((between.d < -0.02).mean()), float((np.abs(between.d) < 0.02).mean())
+    if between.mean > BADLY and never_below <= 0.01 and alike > 0.3:
+        return (
+            "the trainer gives no token less than the engine",
+            "the trainer's values are those of the best token of each position (argmax, max over the vocabulary), not "
+            "of the sampled one: a gather by other ids, or logits that are made colder",
+            [*told, shown("share of tokens that it gives less", never_below, "about 0.5"),
+             shown("share of tokens that agree", alike)],
+        )  # fmt: skip
+    if between.mean > BADLY and side == "trainer":
+        padding = "" if between.by_padding is not None else ", its positions or mask of padding differ"
+        dropout = ", or dropout is on" if not twins.known else ""
+        stale = "" if begins else ", or the engine samples with the initial weights"
+        return (
+            "the rollout agrees with the reference, the trainer with neither",
+            f"the trainer's own forward is off: it is given another prompt (chat template, system prompt, BOS){padding}"
+            f"{dropout}{stale}",
+            told,
+        )
+    if between.correlation < 0.5:
+        other = "other weights (another model or adapter)" if begins else "other weights (another version or adapter)"
+        return (
+            "they do not rise and fall together",
+            f"{'the engine' if side == 'engine' else 'one side'} is given another prompt (another prompt template, a "
+            f"doubled or missing BOS), or has {other}",
+            [*told, shown("correlation at lag 0", between.correlation, "> 0.9")],
+        )
+    if between.mean > BADLY:
+        dropout = "" if twins.known else ", dropout left on in the trainer's forward"
+        weights = "another prompt template" if begins else "weights of another version"
+        return "", f"too much for precision: {weights}{dropout}, or an engine that is quantised", told
+    return (
+        "",
+        "precision or kernels: bf16 against fp32, another attention or MoE kernel, tensor parallelism; or weights one "
+        "update old. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
+        told,
+    )
+
+
+def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> tuple[str, str, list[Evidence]]:
+    """The trainer gives one token after one prefix different numbers: at random, or by what else is in the batch."""
+    claim = "the trainer gives one token after one prefix different numbers"
+    moved = _moved_before_update(batch)
+    if moved is not None:
+        ranges = [*ranges, shown("mean |policy - old| before any update", moved, "0")]
+    if moved is not None and moved <= SAME_FORWARD:
+        return (
+            claim,
+            "samples see what else is in their batch: neighbours of a pack (no block-diagonal mask), or padding (mask, "
+            "positions); two forwards of one batch agree, so that it is not dropout",
+            ranges,
+        )
+    return (
+        claim,
+        "dropout is left on in the trainer's forward (train mode), or samples see what else is in their batch: "
+        "neighbours of a pack, or padding (mask, positions)"
+        + (
+            "; or old log-probabilities are recomputed between the updates of a batch, with other weights each time"
+            if batch.columns.of("policy_logprobs") is None
+            else ""
+        ),
+        ranges,
+    )
+
+
+#: Two forwards of one batch by one set of weights differ by less, in bf16 too.
+SAME_FORWARD = 1e-2
+
+
+def _unlikely(batch: StepBatch, between: Gap) -> Evidence | None:
+    """Of the tokens that are far apart in the samples that are off, the share that the trainer finds less probable than
+    the engine did, where that is nearly all: other weights find some of them more probable.
+    """
+    d_N = np.zeros(between.both_N.size)
+    d_N[between.both_N] = between.d
+    off_N = np.repeat(np.nan_to_num(between.by_sample_B) > DISAGREE, batch.flat.lengths_B) & (np.abs(d_N) > 0.5)
+    less = float((d_N[off_N] < 0).mean()) if off_N.sum() >= FEWEST else 0.0
+    return shown("tokens far apart that the trainer finds less probable", less, "about 0.5") if less > 0.85 else None
+
+
+def _by_prompt_length(batch: StepBatch, between: Gap, head_B: Array) -> tuple[str, str, list[Evidence]] | None:
+    """Where samples agree whose prompts have one length, the shortest or the longest, and those of other lengths do
+    not: positions that begin elsewhere by as much as a prompt is shorter or longer.
+    """
+    known_B = ~np.isnan(between.by_sample_B)
+    fine_B = known_B & (between.by_sample_B <= DISAGREE)
+    off_B = known_B & ~fine_B
+    if fine_B.sum() < 3 or off_B.sum() < 3:
+        return None
+    fine, off = np.unique(head_B[fine_B]), np.unique(head_B[off_B])
+    if fine.size != 1 or off.size < 2 or not (fine[0] < off.min() or fine[0] > off.max()):
+        return None
+    return (
+        f"only prompts of {int(fine[0])} tokens agree",
+        "position ids count from another place than the engine's, by as much as a prompt is longer or shorter: padding "
+        "is counted in them, or left out twice",
+        [shown("samples that agree", int(fine_B.sum())), shown("tokens of their prompts", int(fine[0])),
+         shown("tokens of the others' prompts", listed(off))],
+    )  # fmt: skip
+
+
+def _at_random(batch: StepBatch) -> list[Evidence] | None:
+    """Before any update old and new log-probabilities are of one set of weights: figures of them where they are as far
+    from each other as either is from the rollout. (Old ones of other weights are far, and the new ones are not.)
+    """
+    policy, old = batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")
+    rollout = batch.columns.of("rollout_logprobs")
+    if policy is None or old is None or rollout is None:
+        return None
+    both_N = (
+        before_any_update_N(batch) & batch.pair(policy, old) & batch.pair(policy, rollout) & batch.pair(old, rollout)
+    )
+    if both_N.sum() < FEWEST:
+        return None
+    apart = [
+        float(np.abs(a.values_N[both_N] - b.values_N[both_N]).mean())
+        for a, b in ((policy, old), (policy, rollout), (old, rollout))
+    ]
+    if min(apart) < max(RANDOM * max(apart), DISAGREE):
+        return None
+    return [shown("mean |policy - old| before any update", apart[0], "0"), shown("mean |policy - rollout|", apart[1]),
+            shown("mean |old - rollout|", apart[2])]  # fmt: skip
+
+
+def _moved_before_update(batch: StepBatch) -> float | None:
+    """mean |policy - old| over the first update of the batch; None where one of the two is not recorded."""
+    policy, old = batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")
+    if policy is None or old is None:
+        return None
+    both_N = batch.pair(policy, old) & before_any_update_N(batch)
+    if both_N.sum() < FEWEST:
+        return None
+    return float(np.abs(policy.values_N[both_N] - old.values_N[both_N]).mean())
+
+
+def _side(between: Gap) -> str | None:
+    """Which side parts from the reference, where the other does not: `trainer` or `engine`."""
+    ref = between.batch.columns.of("ref_logprobs")
+    if ref is None or between.from_reference is None:
+        return None
+    if between.from_reference < 0.2 * between.mean:
+        return "trainer"
+    known_N = between.both_N & ref.said_N & np.isfinite(ref.values_N)
+    own = float(np.abs(between.trainer.values_N[known_N] - ref.values_N[known_N]).mean())
+    return "engine" if own < 0.2 * between.mean else None

@@ -1,0 +1,284 @@
+"""An engine that samples with old weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.compared import TOLD_APART, worst_of
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import DISAGREE, LIMITS, gap
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.parting import AGREES, ENOUGH, parting
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rules.staleness import versions
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stating import finding, share, shown
+
+#: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
+JUMP = 5.0
+
+
+#: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
+HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3, "rollout_k1": 0.02}
+
+
+@dataclass(frozen=True, slots=True)
+class _StepGap:
+    """What one step tells of the engine's weights."""
+
+    step: int | None
+    mean: float
+    from_reference: float | None
+    is_stale: bool
+    version: float | None
+    place: Where
+    command: str
+    by_sample_B: Array
+    prompt_B: Array | None
+
+
+def _step_gaps(case: Case) -> Iterator[_StepGap]:
+    """Steps whose mismatch has no cause that shows in one step, and does not stand beside importance weights."""
+    for batch in case.batches():
+        if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")) or batch.has("is_weights"):
+            continue
+        try:
+            between = gap(batch)
+        except Skip:
+            continue
+        if between.is_shifted or between.after_softmax is not None or between.is_tempered or between.is_truncated:
+            continue
+        if between.leak:
+            continue
+        place = batch.laid.where("rollout_logprobs", at=worst_of(between))
+        command = batch.laid.mismatch_command()
+        known = versions(batch)
+        version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
+        yield _StepGap(
+            batch.step, between.mean, between.from_reference, between.is_stale, version, place, command,
+            between.by_sample_B, batch.prompt_B,
+        )  # fmt: skip
+
+
+@rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="case",
+      explains=("L10", "D09", "D13", "D14", "D24", "D31"), lasts=True,
+      source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
+def stale(case: Case) -> Iterator[Finding]:
+    """Two signs, over all steps. mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03, up to the last
+    step: what was sampled agrees with the reference, the initial weights, and not with the policy. Or a mismatch of 5
+    times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error.
+
+    Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
+    But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
+    or where they stop for more than twice as long as ever before while the mismatch grows.
+
+    A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
+    to ten times that and .03, by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a
+    part of them whose others agree. Weights of one age do not grow: silent where the last third of 7 steps and more has
+    no more than 1.15 times the middle third. An error beside versions, too, where they follow the steps, so that the
+    engine says it is up to date; without any a warning in fewer than 12 steps, since an asynchronous run begins so.
+    Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long.
+    Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
+    the trainer's own forward that differs (D09).
+    """
+    every = list(_step_gaps(case))
+    if not every:
+        raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
+    if (grown := _never_updated(every)) is not None:
+        yield grown
+        return
+    known = [one.version for one in every if one.version is not None]
+    if len(set(known)) > 1:
+        yield from _against_versions(every)
+        return
+    parted = [one for one in every if one.mean > DISAGREE]
+    bad = [one for one in parted if one.is_stale]
+    first = every[0]
+    begins = first.step is not None and first.step <= 1
+    own = begins and first.mean > max(DISAGREE, 0.3 * float(np.median([one.mean for one in parted or every])))
+    if bad and not own and bad[-1] is every[-1] and 2 * len(bad) >= len(parted):
+        worst = max(bad, key=lambda one: one.mean)
+        # The first samples of an asynchronous run are of the initial weights on purpose.
+        starts = begins and len(every) < ENOUGH and not known and first.mean <= AGREES
+        yield finding(
+            "warning" if starts else "error",
+            "the rollout was sampled by the initial weights, not by the policy that is trained",
+            worst.place,
+            evidence=[
+                shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
+                shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+                shown("steps that show it", share(len(bad), len(every))),
+            ],
+            cause="weights are not synchronised into the engine (or a LoRA adapter is not delivered)",
+            next_step=worst.command,
+            steps=[one.step for one in bad if one.step is not None],
+        )
+        return
+    for number in range(2, len(every)):
+        before, now = float(np.median([one.mean for one in every[:number]])), every[number]
+        floor = max(DISAGREE, JUMP * before)
+        if now.step is not None and all(later.mean >= floor for later in every[number:]):
+            yield finding(
+                "error",
+                f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
+                f"{now.mean:.3g} nats per token after {before:.3g}",
+                now.place,
+                evidence=[
+                    shown(f"mean |d| at step {now.step}", now.mean, f"< {floor:.3g}"),
+                    shown("median of the steps before", before),
+                    shown("mean |d| at the last step", every[-1].mean),
+                ],
+                cause="from here on the engine samples with weights that are not updated, or not all of them: a sync "
+                "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
+                next_step=now.command,
+                steps=[one.step for one in every[number:] if one.step is not None],
+            )
+            return
+
+
+def _never_updated(every: list[_StepGap]) -> Finding | None:
+    """The engine agrees with the weights that it was started with, and not with those that came after."""
+    told = [(one.step, one.version) for one in every if one.step is not None and one.version is not None]
+    ages = {step - version for step, version in told}
+    # Versions that stay behind are said to; those that keep pace with the steps say that the engine is up to date.
+    if told and (len(told) < len(every) or len({version for _, version in told}) > 1) and len(ages) > 1:
+        return None
+    found = parting([one.by_sample_B for one in every], every[-1].prompt_B)
+    if found is None:
+        return None
+    up_to_date = len(told) == len(every) and len(ages) == 1
+    later = [one for one in every[1:] if one.mean > DISAGREE]
+    worst = max(later or every, key=lambda one: one.mean)
+    sure = up_to_date or found.is_growing or bool(told)
+    return finding(
+        "error" if sure else "warning",
+        "the engine's weights are not updated: it agrees with the trainer in the first step, and parts more and more "
+        "with the updates"
+        + (found.where if found.is_in_part else "")
+        + (", although its weight version advances" if up_to_date else ""),
+        worst.place,
+        evidence=[
+            shown("mean |trainer - rollout| in the first step", found.first, f"< {DISAGREE} nats"),
+            shown("mean |trainer - rollout| later, where they part", found.last, "as in the first step"),
+            shown("by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
+            *([shown("rows that part in the last step", share(*found.rows))] if found.is_in_part else []),
+        ],
+        cause="a part of the rows is sampled with old weights: a prefix cache (KV cache) of the engine that is not "
+        "emptied after a weight update, or one replica (rank, adapter) of the engine that a weight sync never reaches"
+        if found.is_in_part
+        else "weights are never synchronised into the engine after its start (a sync that fails silently, a renamed "
+        "parameter, an adapter that is not delivered): it samples with the initial weights. Of an asynchronous run: "
+        "its samples get older with every step" + ("" if sure else ", until they are as old as it lets them be"),
+        next_step=worst.command,
+        steps=[one.step for one in later if one.step is not None],
+    )
+
+
+def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
+    """Weight versions that advance: what they say is held against what was sampled, and they against the steps."""
+    told = [one for one in every if one.version is not None]
+    oldest = min(one.version for one in told if one.version is not None)
+    later = [one for one in told if one.version is not None and one.version > oldest]
+    bad = [one for one in later if one.is_stale]
+    own = told[0].mean > max(DISAGREE, 0.3 * max(one.mean for one in told)) and told[0].version == oldest
+    if bad and not own and bad[-1] is told[-1] and 2 * len(bad) >= len([one for one in later if one.mean > DISAGREE]):
+        worst = max(bad, key=lambda one: one.mean)
+        yield finding(
+            "error",
+            "the rollout was sampled by the initial weights, although its weight version advances",
+            worst.place,
+            evidence=[
+                shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
+                shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+                shown("weight version it names", worst.version),
+                shown("steps that show it", share(len(bad), len(later))),
+            ],
+            cause="weights arrive and are not used: a LoRA adapter that is not loaded, parameters renamed on the way",
+            next_step=worst.command,
+            steps=[one.step for one in bad if one.step is not None],
+        )
+        return
+    plateaus: list[list[_StepGap]] = []
+    for one in told:
+        if plateaus and plateaus[-1][0].version == one.version:
+            plateaus[-1].append(one)
+        else:
+            plateaus.append([one])
+    last, longest = plateaus[-1], max((len(each) for each in plateaus[:-1]), default=0)
+    grown = last[-1].mean > max(DISAGREE, JUMP * max(last[0].mean if len(plateaus) == 1 else 0.0, 1e-9))
+    if longest and len(last) >= 3 and len(last) > 2 * longest and grown:
+        yield finding(
+            "error",
+            f"the engine is no longer updated: its weight version stays {last[0].version:g} for {len(last)} steps",
+            last[-1].place,
+            evidence=[
+                shown("steps with this version", len(last), f"<= {2 * longest}, as before"),
+                shown("mean |trainer - rollout| at the last step", last[-1].mean, f"< {DISAGREE} nats"),
+                shown("mean |trainer - rollout| before", float(np.median([o.mean for p in plateaus[:-1] for o in p]))),
+            ],
+            cause="weights are not synchronised into the engine any more: a sync that failed once and is not retried",
+            next_step=last[-1].command,
+            steps=[one.step for one in last if one.step is not None],
+        )
+        return
+    raise Skip("weight versions advance: the engine gets new weights, however late")
+
+
+@rule("D13", "engine and trainer drift apart without an update", link="rollout_logprobs", scope="signals",
+      needs=("learning_rate", "logprob_diff|rollout_k3|prob_diff|rollout_k1"),
+      source="open-instruct#1473, vime#64")  # fmt: skip
+@rule("D12", "engine and trainer drift apart", link="rollout_logprobs", scope="signals",
+      needs=("logprob_diff|rollout_k3|prob_diff|rollout_k1",), explains=("D29",),
+      source="trl#5312 (0.015 to 0.201), verl#7495, open-instruct#1473, vime#64")  # fmt: skip
+def drifting(log: RunLog) -> Iterator[Finding]:
+    """D12, D13. The distance between engine and trainer grows over the steps (at least 8, p < 0.005).
+
+    Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
+    probability or .02 of k1 and more, while the weights move is D12: the engine keeps old weights.
+    An error where a figure of the mismatch is past D09's limit for one.
+    A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
+    """
+    series = next((s for name in HEARD if (s := log.get(name)) is not None), None)
+    values = [] if series is None else series.finite
+    if series is None or len(values) < trends.MIN_STEPS:
+        raise Skip(f"needs the distance between engine and trainer at {trends.MIN_STEPS} steps or more")
+    begun, now, z = trends.level(values[:3]), trends.level(values, 3), trends.drift(values)
+    rate = log.get("learning_rate")
+    still = rate is not None and rate.finite and not any(rate.finite)
+    grown = now / begun if begun > 0 else math.inf
+    if z <= trends.DRIFT_Z or (not still and (grown < JUMP or now < HEARD[series.signal])):
+        return
+    finite = [point for point in series.points if math.isfinite(point.value)]
+    mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
+    far = any(limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name))
+    yield finding(
+        "error" if far and not still else "warning",
+        f"{series.name} grows from {begun:.3g} to {now:.3g}"
+        + (
+            " although the learning rate is 0"
+            if still
+            else ": the engine does not follow the trainer: it has old weights, or an adapter never reaches it"
+        ),
+        mark.where(series.name),
+        id="D13" if still else "D12",
+        evidence=[
+            replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
+            shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
+        ],
+        cause="nothing is trained: the engine's caches or kernels drift, or weights change on the way to it"
+        if still
+        else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, a renamed "
+        "parameter)",
+        next_step=TOLD_APART
+        if still
+        else "rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --model STEP_A --model STEP_B "
+        "--against rollout_logprobs ranks which weights sampled the tokens",
+        steps=steps_of(finite[-3:]),
+    )

@@ -1,0 +1,120 @@
+"""Tokens in the loss that no engine sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.compared import BOTH
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import gap, unsampled
+from replay_core.diagnose.kinship import whose
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.stating import finding, share, shown
+
+
+@rule("D41", "tokens count that no engine sampled", link="masks", scope="batch", needs=(*BOTH, "mask"),
+      explains=("L10", "D09", "D12", "D14", "D24"), lasts=True,
+      source="rllm#272, verl multi-turn masks: tool output and prompts are given, not sampled")  # fmt: skip
+def never_sampled(batch: StepBatch) -> Iterator[Finding]:
+    """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
+    engine fills in 0 where it sampled nothing, in prompts and tool output. Two and more are an error. (Of top-p or a
+    greedy engine, 0 is a token that was left alone; the trainer then finds it probable.)
+    """
+    rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
+    both_N = batch.pair(rollout, trainer)
+    alien_N = unsampled(rollout, trainer, both_N)
+    if not alien_N.any():
+        return
+    if whose(batch, rollout, trainer) is not None:
+        raise Skip("rollout log-probabilities are another sample's (D79): what is 0 is where that one has ended")
+    if gap(batch).is_shifted:
+        raise Skip("log-probabilities are shifted (D08): what is filled in with 0 lies beside its place")
+    at = int(np.flatnonzero(alien_N)[0])
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    holders = int((batch.flat.count(alien_N) > 0).sum())
+    where, cause = _given(batch, alien_N, both_N)
+    yield finding(
+        "error",
+        f"{int(alien_N.sum())} tokens are in the loss that no engine sampled{where}",
+        batch.laid.where(name, at=at),
+        evidence=[
+            shown("share of counted tokens", float(alien_N.sum() / both_N.sum()), "< 0.001", rollout.source),
+            shown("samples that hold them", share(holders, len(batch))),
+            shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
+        ],
+        cause=cause,
+    )
+
+
+def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str]:
+    """Where the tokens lie that were not sampled, as the rest of a claim, and who wrote them there."""
+    holders = np.flatnonzero(batch.flat.count(alien_N))
+    once = int(alien_N.sum()) == len(holders)
+    at_N = np.flatnonzero(alien_N)
+    ids = None if batch.tokens_N is None else np.unique(batch.tokens_N[at_N])
+    last_B = np.full(len(batch), -1, dtype=np.int64)
+    np.maximum.at(last_B, batch.flat.sample_N[counted_N], batch.flat.position_N[counted_N])
+    ends = once and bool((batch.flat.position_N[at_N] == last_B[batch.flat.sample_N[at_N]]).all())
+    if ends and ids is not None and len(ids) == 1:
+        longest = int(batch.flat.count(counted_N).max())
+        full = bool((batch.flat.count(counted_N)[holders] == longest).all())
+        return (
+            f": the last of {share(len(holders), len(batch))} responses, which is always {int(ids[0])}",
+            f"an end token (EOS, {int(ids[0])}) is appended to responses that "
+            + ("were cut off at the limit" if full else "did not end by themselves")
+            + ", and trained on: the engine never sampled it there. Leave it out of the mask, or do not append it",
+        )
+    # Places from the end of what counts, sample by sample: a run of zeros that reaches it in each that holds one.
+    left_N = last_B[batch.flat.sample_N[at_N]] - batch.flat.position_N[at_N]
+    each = [np.sort(left_N[batch.flat.sample_N[at_N] == sample]) for sample in holders]
+    ends_each = all(np.array_equal(one, np.arange(len(one))) for one in each)
+    if ends_each and len(holders) >= 2:
+        return (
+            ": rollout log-probabilities are exactly 0 on the last tokens of "
+            f"{share(len(holders), len(batch))} responses",
+            "the engine's log-probabilities of the last tokens are missing and were filled with 0 (a list that is "
+            "shorter than the response, padded with a placeholder; the last chunk of a stream that was not recorded); "
+            "or tool output, or an end that was appended, is left in the loss mask: the engine was given these tokens",
+        )
+    first_B = batch.flat.first(counted_N)
+    heads_N = alien_N & (batch.flat.position_N == np.repeat(first_B, batch.flat.lengths_B))
+    runs = np.flatnonzero(alien_N & ~np.roll(alien_N, 1))
+    if heads_N.sum() == len(holders) == len(runs) and len(holders) >= 0.8 * len(batch):
+        return (
+            ": the first of each response",
+            "a part of the prompt, or what every answer is made to begin with (a forced <think>, a role's header), is "
+            "in the loss mask: the engine was given these tokens",
+        )
+    return "", "tool output or a part of the prompt is left in the loss mask: the engine was given these tokens"
+
+
+@rule("D77", "the mask is turned around", link="masks", scope="batch",
+      needs=("rollout_logprobs", "mask", "response"), lasts=True,
+      explains=("D07", "D09", "D10", "D11", "D12", "D14", "D19", "D20", "D24", "D28", "D41", "D48", "L08", "L10"),
+      source="RAGEN#71: the gradient went to the environment's tokens and to none of the policy's")  # fmt: skip
+def turned_around(batch: StepBatch) -> Iterator[Finding]:
+    """All tokens in the loss (4 and more) have a rollout log-probability of exactly 0, which the engine fills in
+    where it sampled nothing, and four times as many of the responses that are not in it have another: an error.
+    """
+    rollout, trained_N = given(batch.columns.of("rollout_logprobs")), given(batch.trained_N)
+    known_N = rollout.said_N & np.isfinite(rollout.values_N)
+    counted_N = known_N & trained_N
+    left_N = known_N & ~trained_N & given(batch.response_N) & (rollout.values_N != 0)
+    if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < 4 * counted_N.sum():
+        return
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    yield finding(
+        "error",
+        f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
+        "none that it sampled counts",
+        batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
+        evidence=[
+            shown("sampled tokens in the loss", 0, "> 0", rollout.source),
+            shown("sampled tokens that are left out", int(left_N.sum()), "0"),
+        ],
+        cause="1 and 0 are swapped: the mask of the environment's turns (tool output, states) is used as the loss mask",
+    )

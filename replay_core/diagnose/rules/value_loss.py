@@ -1,0 +1,289 @@
+"""The critic's loss, recomputed: its denominator, its clip range, its sign and its size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.stated import stated_number
+from replay_core.diagnose.stating import finding, share, shown
+from replay_core.records import Record, TensorRef
+
+
+@rule("D62", "the critic's loss is averaged over padding", link="reduction", scope="case",
+      explains=("D45",), lasts=True,
+      source="the critic's loss of verl, OpenRLHF, AReaL and ROLL is a mean over the tokens of the mask")  # fmt: skip
+def value_loss_made(case: Case) -> Iterator[Finding]:
+    """The logged loss of a critic's micro-batch beside means of (V - R)^2 of its values and returns: over the tokens of
+    the mask, response by response, halved or not. Clipping only makes a loss larger. An error where every loss of 4
+    micro-batches and more is below all of these (by 2 %) and none is below the sum divided by every slot of the rows.
+    """
+    below, above, looked = 0, 0, 0
+    worst: tuple[float, float, float, Record] | None = None
+    for record in case.records():
+        parts = _valued(record)
+        if parts is None:
+            continue
+        logged, error_BT, mask_BT = parts
+        looked += 1
+        kept = np.where(mask_BT != 0, error_BT, 0.0)
+        total, tokens = float(kept.sum()), float((mask_BT != 0).sum())
+        least = 0.5 * min(total / max(tokens, 1.0), float(np.mean(kept.sum(1) / np.maximum(mask_BT.sum(1), 1e-9))))
+        floor = 0.5 * total / mask_BT.size
+        if logged < 0.98 * least:
+            below += 1
+            above += logged >= 0.999 * floor
+            if worst is None or logged / least < worst[0] / worst[1]:
+                worst = logged, least, floor, record
+    if looked < 4:
+        raise Skip("needs values, returns, mask and loss of a critic's micro-batches")
+    if below < 0.9 * looked or above < below or worst is None:
+        return
+    logged, least, floor, record = worst
+    yield finding(
+        "error",
+        "the critic's loss is averaged over padding too: it is smaller than the mean over the tokens that count",
+        Where(step=record.key.step, micro=record.key.micro, role=record.key.role, stage=record.key.stage,
+              tensor="loss", path=str(record.path)),
+        evidence=[
+            shown("logged", logged, f">= {least:.6g}", record.path.name),
+            shown("half the mean over tokens that count", least),
+            shown("half the sum over every slot", floor),
+            shown("micro-batches below it", share(below, looked)),
+        ],
+        cause="the mean is taken over every column of the padded rows (no mask): padding, whose error is small, "
+        "dilutes the loss",
+    )  # fmt: skip
+
+
+#: Ranges that values are clipped at, beside the stated one: none, what recipes have, and 0.
+_VALUE_RANGES = (math.inf, 0.2, 0.5, 0.0)
+
+
+_VALUE_CLIPS = ("cliprange_value", "vf_clip", "value_clip", "value_clip_range", "vf_clip_param", "clip_range_vf",
+                "eps_clip_value", "cliprange_vf", "vclip")  # fmt: skip
+
+
+@rule("D91", "the critic's loss is clipped at another range than stated", link="loss", scope="case", lasts=True,
+      explains=("D45", "D71"),
+      source="verl cliprange_value: values move by that much in a batch's updates, at most")  # fmt: skip
+def clipped_elsewhere(case: Case) -> Iterator[Finding]:
+    """The logged loss of a critic's micro-batches, made of its new values, the values recorded before the updates and
+    the returns: max((V - R)^2, (clip(V, old +- c) - R)^2), halved, a mean over the tokens of the mask. An error where
+    the run states a range, no loss that tells is made with it, and all are made with another: none, .2, .5, or 0.
+    """
+    stated = stated_number(case.run.facts, *_VALUE_CLIPS) or stated_number(case.run.flags or {}, *_VALUE_CLIPS)
+    if stated is None or not stated > 0:
+        raise Skip("the run states no range that values are clipped at")
+    ranges = (stated, *(each for each in _VALUE_RANGES if each != stated))
+    made = dict.fromkeys(ranges, 0)
+    told, where = 0, None
+    for batch in case.batches():
+        for logged, new, old, due in _value_losses(batch):
+            each = {}
+            for c in ranges:
+                cut = old + np.clip(new - old, -c, c)
+                each[c] = float(np.maximum((new - due) ** 2, (cut - due) ** 2).mean())
+            for half in (0.5, 1.0):
+                fits = [c for c, value in each.items() if abs(half * value - logged) <= 1e-3 * abs(logged) + 1e-6]
+                if fits and len(fits) < len({round(value, 9) for value in each.values()}) + len(fits) - 1:
+                    told += 1
+                    for c in fits:
+                        made[c] += 1
+                    where = where or batch.laid.where("values", sample=0)
+                    break
+    if told < 3:
+        raise Skip("needs losses of 3 micro-batches of a critic that tell one range from another, and their values")
+    found = max((c for c in ranges if c != stated), key=lambda c: made[c])
+    if made[stated] or made[found] < told:
+        return
+    how = "not clipped" if math.isinf(found) else f"clipped at {found:g}"
+    yield finding(
+        "error",
+        f"the critic's loss is {how}, and the run states a value clip range of {stated:g}"
+        + (": values are held where they are" if found == 0 else ""),
+        where,
+        evidence=[shown("micro-batches whose loss it makes", made[found]),
+                  shown("of these, those that the stated range makes", made[stated], str(told))],
+        cause="the range that is configured does not reach the loss: another setting or a default stands in its place",
+    )  # fmt: skip
+
+
+def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array]]:
+    """(logged loss, new values, values before the updates, returns) of a critic's micro-batches, over tokens that
+    count.
+    """
+    if batch.tokens_N is None or batch.trained_N is None:
+        return
+    old, returns = batch.columns.of("values"), batch.columns.of("returns")
+    if old is None or returns is None:
+        return
+    learnt = {
+        (record.key.rank, record.key.micro): record for record in batch.columns.every_record
+        if record.key.role == "critic" and record.key.stage == "loss" and record.key.micro is not None
+    }  # fmt: skip
+    for sheet, places in batch.columns.sheets if learnt else ():
+        sample_of = {sheet.index[place]: sample for sample, place in enumerate(places) if place is not None}
+        for number, part in enumerate(sheet.parts):
+            key = part.held.record.key
+            record = learnt.pop((key.rank, key.micro), None) if key.micro is not None else None
+            found = None if record is None else _of_micro(record)
+            if found is None:
+                continue
+            loss, *refs = found
+            new, due = (part.values(ref) for ref in refs)
+            samples = [sample_of.get((number, row)) for row in range(len(part))]
+            if new is None or due is None or None in samples:
+                continue
+            each: list[Array] = []
+            for row, sample in enumerate(samples):
+                here = slice(int(part.starts[row]), int(part.starts[row] + part.lengths[row]))
+                there = slice(int(batch.flat.starts_B[sample]), int(batch.flat.starts_B[sample] + part.lengths[row]))
+                kept = batch.trained_N[there]
+                each.append(np.stack([new.values_N[here][kept], old.values_N[there][kept], due.values_N[here][kept]]))
+            rows = np.concatenate(each, axis=1)
+            if rows.shape[1] and np.isfinite(rows).all():
+                yield loss, *rows
+
+
+def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef] | None:
+    """The loss, values and returns that a critic's micro-batch recorded; None where one of them is missing."""
+    found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
+    loss = next((found[name] for name in ("loss", "value_loss", "vf_loss", "critic_loss") if name in found), None)
+    values, returns = found.get("values"), found.get("returns")
+    if loss is None or values is None or returns is None or loss.numel != 1:
+        return None
+    return float(pages.array(loss).reshape(-1)[0]), values, returns
+
+
+def _valued(record: Record) -> tuple[float, Array, Array] | None:
+    """(logged loss, squared error [B, T], mask [B, T]) of a critic's micro-batch."""
+    if record.key.stage in ("training_metrics", "param", "gradient") or record.key.role != "critic":
+        return None
+    found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
+    mask = found.get("response_mask") or found.get("loss_mask")
+    loss = next((found[name] for name in ("loss", "value_loss", "vf_loss", "critic_loss") if name in found), None)
+    values, returns = found.get("values"), found.get("returns")
+    if mask is None or loss is None or values is None or returns is None or loss.numel != 1:
+        return None
+    if len({tuple(one.shape) for one in (mask, values, returns)}) != 1 or len(mask.shape) != 2:
+        return None
+    v, r, m = (pages.array(one).astype(np.float64) for one in (values, returns, mask))
+    return float(pages.array(loss).reshape(-1)[0]), (v - r) ** 2, m
+
+
+@rule("D84", "the critic's loss is negative", link="loss", scope="case",
+      source="arXiv 1707.06347 equation 9: a mean of squares")  # fmt: skip
+def negative_in_dump(case: Case) -> Iterator[Finding]:
+    """Losses of the critic's micro-batches (4 and more) below -1e-4 in half of them and more: an error."""
+    found = [
+        (value, record) for record in case.records()
+        if record.key.stage not in ("training_metrics", "param", "gradient")
+        for value in [_value_loss(record)] if value is not None
+    ]  # fmt: skip
+    if len(found) < 4:
+        raise Skip("needs the critic's loss of 4 micro-batches")
+    below = [(value, record) for value, record in found if value < -1e-4]
+    if 2 * len(below) < len(found):
+        return
+    value, record = min(below, key=lambda one: one[0])
+    yield finding(
+        "error",
+        f"the value loss has the wrong sign: it comes to {value:.3g}, and a mean of squares is never negative",
+        Where(step=record.key.step, micro=record.key.micro, role=record.key.role, stage=record.key.stage,
+              path=str(record.path)),
+        evidence=[shown("the critic's loss", value, ">= 0", record.path.name),
+                  shown("micro-batches below 0", share(len(below), len(found)))],
+        cause="the critic's loss is negated: an optimizer drives its values away from their returns",
+        next_step="look at the line that makes the value loss",
+        steps=sorted({record.key.step for _, record in below if record.key.step is not None}),
+    )  # fmt: skip
+
+
+def _value_loss(record: Record) -> float | None:
+    """The critic's loss that a record holds; None of others."""
+    names = ("value_loss", "vf_loss", "critic_loss", *(("loss",) if record.key.role == "critic" else ()))
+    for ref in record.tensors():
+        if (ref.canonical or ref.name) in names and ref.numel == 1 and not ref.is_text and ref.is_readable:
+            return float(pages.array(ref).reshape(-1)[0])
+    return None
+
+
+@rule("D84", "the critic's loss is negative", link="loss", scope="signals", needs=("value_loss",), lasts=True,
+      explains=("D45", "D63", "L02", "L08", "L09", "L10", "L16", "D24", "D25", "D20"),
+      source="arXiv 1707.06347 equation 9: a mean of squares")  # fmt: skip
+def negative(log: RunLog) -> Iterator[Finding]:
+    """The value loss below -1e-4 in 3 steps and more and half of all: an error. A mean of squares cannot be."""
+    series = given(log.get("value_loss"))
+    below = [point for point in series.points if point.value < -1e-4]
+    if len(below) < 3 or 2 * len(below) < len(series.points):
+        return
+    worst = min(below, key=lambda point: point.value)
+    yield finding(
+        "error",
+        f"the value loss has the wrong sign: {series.name} is {below[0].value:.3g} at first and comes to "
+        f"{worst.value:.3g}, and a mean of squares is never negative",
+        worst.where(series.name),
+        evidence=[series.shown_at(worst, ">= 0"), shown("steps below 0", share(len(below), len(series.points)))],
+        cause="the critic's loss is negated: an optimizer drives its values away from their returns",
+        next_step="look at the line that makes the value loss",
+        steps=[point.step for point in below if point.step is not None],
+    )
+
+
+#: How many times the square of all that values and returns span a mean of squares may come to.
+BEYOND = 4.0
+
+
+@rule("D90", "the critic's loss is larger than values and returns allow", link="loss", scope="signals",
+      needs=("value_loss", "value_mean|value_max", "return_mean|return_max"), lasts=True,
+      explains=("D45", "D63", "L02", "L08", "L09", "L10", "D20", "D24", "D25"),
+      source="(V - R)^2 lies below (|V| + |R|)^2")  # fmt: skip
+def beyond_its_values(log: RunLog) -> Iterator[Finding]:
+    """The value loss over 4 times (largest |value| + largest |return|)^2 of the step (over 100 times that of their
+    means, where no largest is logged) in the first 3 steps that tell: an error. Later ones may be an update further.
+    """
+    loss = given(log.get("value_loss"))
+    bounds: dict[int | None, float] = {}
+    exact = log.has("value_max") and log.has("return_max")
+    for names in (
+        (("value_max", "value_min"), ("return_max", "return_min")) if exact else (("value_mean",), ("return_mean",))
+    ):
+        largest: dict[int | None, float] = {}
+        for series in (one for name in names for one in log.all(name)[:1]):
+            for point in series.points:
+                largest[point.step] = max(largest.get(point.step, 0.0), abs(point.value))
+        bounds = {
+            step: bounds.get(step, 0.0) + value for step, value in largest.items() if not bounds or step in bounds
+        }
+    limit = BEYOND if exact else 25 * BEYOND
+    told = [
+        (point, limit * bounds[point.step] ** 2) for point in loss.points
+        if math.isfinite(point.value) and math.isfinite(bounds.get(point.step, math.nan)) and bounds[point.step] > 1e-3
+    ][:3]  # fmt: skip
+    if len(told) < 3:
+        raise Skip("needs the value loss beside values and returns of 3 steps")
+    if any(point.value <= most for point, most in told):
+        return
+    first, most = told[0]
+    yield finding(
+        "error",
+        f"the critic is taught other targets than its returns: {loss.name} is {first.value:.4g} at first, and no "
+        f"difference of the logged values and returns is that large",
+        first.where(loss.name),
+        evidence=[loss.shown_at(first, f"<= {most:.3g}"), shown("largest |value| + |return|" if exact else
+                  "|mean value| + |mean return|", math.sqrt(most / limit))],
+        cause="targets in another scale or unit than the returns (multiplied, not normalised back), another tensor in "
+        "their place, or a sum over tokens for a mean",
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
+        steps=[point.step for point, _ in told if point.step is not None],
+    )  # fmt: skip

@@ -1,0 +1,489 @@
+"""Value targets, recomputed: the returns that rewards and values give, and mistakes that make others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.stated import stated_number
+from replay_core.diagnose.stating import finding, share, shown
+
+#: What a recomputed target may leave of the recorded one, by the precision it was stored in.
+CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
+
+
+#: How far a fitted gamma or lambda may lie from the one that is stated.
+SETTING = 2e-3
+
+
+#: Tokens that two unknowns are solved from; steps before a critic that explains nothing is more than new.
+FEWEST, LEARNT = 8, 6
+
+
+#: Below these, tokens a few places before the reward hardly see it: no recipe for language models comes near.
+LEAST_GAMMA, LEAST_LAMBDA = 0.95, 0.5
+
+
+#: How near a factor of GAE's delta is to a whole number that it is called.
+NEAR = 0.02
+
+
+#: Rows before returns of another are no chance.
+SEVERAL_ROWS = 4
+
+
+def _dense(batch: StepBatch, column: Column) -> Array:
+    """The column's counted tokens as rows [B, T], zeros after each."""
+    trained_N = given(batch.trained_N)
+    counts_B = batch.flat.count(trained_N)
+    values_BT = np.zeros((len(batch), max(int(counts_B.max(initial=0)), 1)))
+    values_BT[np.arange(values_BT.shape[1]) < counts_B[:, None]] = np.nan_to_num(column.values_N[trained_N])
+    return values_BT
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """GAE solved for its two settings, and what is left at the last tokens [B] of responses."""
+
+    gamma: float
+    lam: float
+    left_B: Array
+
+    def words(self) -> str:
+        return f"gamma {self.gamma:.4g}, lambda {self.lam:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Counted tokens as rows [B, T], and how close is close."""
+
+    values_BT: Array
+    returns_BT: Array
+    mask_BT: Array
+    close: float
+
+    @property
+    def last_B(self) -> Array:
+        last_B: Array = np.maximum(self.mask_BT.sum(1).astype(np.int64) - 1, 0)
+        return last_B
+
+    def at_last(self, some_BT: Array) -> Array:
+        return some_BT[np.arange(len(some_BT)), self.last_B]
+
+    def solved(self, rewards_BT: Array, values_BT: Array, advantages_BT: Array) -> _Fit | None:
+        """A_t = r_t + gamma V_(t+1) - V_t + gamma lambda A_(t+1) is linear in gamma and gamma lambda: least squares
+        over all but the last tokens. None where that leaves more than is close, or does not say both.
+        """
+        inner_BT = (self.mask_BT[:, :-1] * self.mask_BT[:, 1:]) != 0
+        next_v, next_a = values_BT[:, 1:][inner_BT], advantages_BT[:, 1:][inner_BT]
+        y = (advantages_BT - rewards_BT + values_BT)[:, :-1][inner_BT]
+        x = np.stack([next_v, next_a], 1)
+        if len(y) < FEWEST:
+            return None
+        found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
+        if rank < 2 or sizes[1] < 1e-3 * sizes[0] or np.abs(x @ found - y).max() > self.close:
+            return None
+        gamma, product = float(found[0]), float(found[1])
+        left_B = self.at_last(advantages_BT - rewards_BT + values_BT)
+        return _Fit(gamma, product / gamma if abs(gamma) > 1e-3 else float("nan"), left_B[self.mask_BT.any(1)])
+
+
+@rule("D44", "value targets are not what rewards and values give", link="advantages", scope="batch",
+      needs=("values", "returns", "mask", "token_rewards|token_scores|reward"),
+      explains=("D45", "D52"), lasts=True,
+      source="arXiv 1506.02438 equation 16; verl compute_gae_advantage_return")  # fmt: skip
+def targets(batch: StepBatch) -> Iterator[Finding]:
+    """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
+    than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info; a warning where none are
+    stated and gamma is below .95 or lambda below .5); an error where they are not the stated
+    ones, lie outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end,
+    the next sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that
+    are advantages, rewards, off by one token, made without the next value or with another's, or by a recursion that
+    runs forwards in time. Else it is skipped (a lambda for every
+    response, rewards shaped after they were recorded).
+    """
+    values, returns = given(batch.columns.of("values")), given(batch.columns.of("returns"))
+    counts_B = batch.flat.count(given(batch.trained_N))
+    width = max(int(counts_B.max(initial=0)), 1)
+    mask_BT = (np.arange(width) < counts_B[:, None]).astype(np.float64)
+    values_BT, returns_BT = _dense(batch, values), _dense(batch, returns)
+    if not np.abs(returns_BT).max() > 0 or not np.ptp(values_BT[mask_BT != 0]) > 0:
+        raise Skip("returns are 0, or all values are one number")
+    close = max(CLOSE.get(column.dtype, 1e-3) for column in (values, returns))
+    rows = _Rows(values_BT, returns_BT, mask_BT, close * max(1.0, float(np.abs(returns_BT).max())))
+    told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
+    rewards_BT = _dense(batch, told) if told is not None else _at_the_end(batch, mask_BT)
+    place = batch.laid.where("returns", sample=0)
+    fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
+    if fit is not None and abs(fit.gamma) > 0.05:
+        yield from _solved(batch, rows, fit, rewards_BT)
+        return
+    found = next(_mistakes(batch, rows, rewards_BT), None)
+    if found is None and (over := _over_observations(batch, values, returns, close)) is not None:
+        yield finding(
+            "error",
+            "GAE runs over tokens that the policy did not sample: tool output stands between its steps",
+            place,
+            evidence=[shown("over the whole response it is solved by", over.words(), None, returns.source),
+                      shown("over the tokens that count", "nothing solves it")],
+            cause="returns are added up over every token of the response, observations included: each of them takes "
+            "its part of gamma and lambda, and its value is one that no action of the policy led to",
+        )  # fmt: skip
+        return
+    if found is None:
+        raise Skip("no GAE agrees, and no known mistake: a lambda of its own for every response, or shaped rewards")
+    claim, setting = found
+    yield finding(
+        "error",
+        f"value targets are wrong: {claim}",
+        place,
+        evidence=[
+            shown("agree to", rows.close, None, returns.source),
+            shown("setting that agrees with the mistake", setting),
+        ],
+        cause="the critic is taught another target than the return",
+    )
+
+
+def _over_observations(batch: StepBatch, values: Column, returns: Column, close: float) -> _Fit | None:
+    """GAE solved over all tokens of responses, where the mask has gaps inside them; None where that solves nothing."""
+    trained_N, response_N = given(batch.trained_N), batch.response_N
+    if response_N is None or not (response_N & ~trained_N).any():
+        return None
+    used_N = response_N & values.said_N & returns.said_N
+    counts_B = batch.flat.count(used_N)
+    mask_BT = (np.arange(max(int(counts_B.max(initial=0)), 1)) < counts_B[:, None]).astype(np.float64)
+    each = []
+    told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
+    for column in (values, returns, told):
+        some_BT = np.zeros(mask_BT.shape)
+        if column is not None:
+            some_BT[mask_BT != 0] = np.nan_to_num(np.where(column.said_N, column.values_N, 0.0)[used_N])
+        each.append(some_BT)
+    values_BT, returns_BT, rewards_BT = each
+    if told is None:
+        rewards_BT = _at_the_end(batch, mask_BT)
+    rows = _Rows(values_BT, returns_BT, mask_BT, close * max(1.0, float(np.abs(returns_BT).max())))
+    fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
+    return fit if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01 else None
+
+
+def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iterator[Finding]:
+    place = batch.laid.where("returns", sample=0)
+    heard_B = rows.mask_BT.any(1)
+    last_v, last_r = (rows.at_last(each)[heard_B] for each in (rows.values_BT, rewards_BT))
+    evidence = [shown("gamma that solves it", round(fit.gamma, 4)), shown("lambda that solves it", round(fit.lam, 4)),
+                shown("agree to", rows.close)]  # fmt: skip
+    off_B = np.abs(fit.left_B) > rows.close
+    cut_B = batch.truncated_flag_B
+    ended_B = off_B & (~cut_B[heard_B] if cut_B is not None else True)
+    if ended_B.any():
+        after = (fit.left_B - fit.gamma * last_v)[ended_B]
+        full = (fit.left_B - last_v)[ended_B]
+        evidence.append(shown("last tokens off", share(int(ended_B.sum()), int(heard_B.sum())), "none"))
+        if ended_B.sum() >= 3 and min(np.abs(after).max(), np.abs(full).max()) <= rows.close:
+            yield finding(
+                "error",
+                "GAE bootstraps from the value at the last token, as if the response went on after its end",
+                place,
+                evidence=evidence,
+                cause="the value after the end of a response is 0: the terminal value is not masked out",
+            )
+        elif ended_B.sum() >= 3 and np.abs((fit.left_B + last_r)[ended_B]).max() <= rows.close and last_r.any():
+            yield finding(
+                "error",
+                "the reward does not reach the returns: at the last token they hold none of it",
+                place,
+                evidence=evidence,
+                cause="the reward lies at another token than the last that counts (padding), or is dropped",
+            )
+        elif _leaks(batch, rows, off_B, np.asarray(heard_B)) or _is_over_padding(batch, fit, rows.close):
+            yield finding(
+                "error",
+                "GAE leaks from padding: at the last token of responses that end before the row does, it takes the "
+                "critic's value behind the end",
+                place,
+                evidence=evidence,
+                cause="GAE runs over every column of the padded row, without the mask: values after the end of the "
+                "response are not 0, and reach advantages and returns",
+            )
+        elif _runs_on(rows, fit):
+            yield finding(
+                "error",
+                "GAE runs on from one sample into the next",
+                place,
+                evidence=evidence,
+                cause="value and advantage are not reset at the end of a response (rows are flattened, or packed)",
+            )
+        else:
+            raise Skip("GAE agrees, but not at the last tokens: rewards or values there are others than recorded")
+        return
+    stated = [(name, stated_number(batch.laid.stated, *names)) for name, names in _SETTINGS]
+    wrong = [(name, value) for (name, value), had in zip(stated, (fit.gamma, fit.lam), strict=True)
+             if value is not None and abs(value - had) > SETTING]  # fmt: skip
+    odd = not (0 < fit.gamma < 1 + SETTING and -SETTING < fit.lam < 1 + SETTING)
+    (_, gamma), (_, lam) = stated
+    is_swapped = gamma is not None and lam is not None and abs(gamma - fit.lam) + abs(lam - fit.gamma) < 2 * SETTING
+    if wrong and is_swapped:
+        yield finding(
+            "error",
+            f"gamma and lambda are swapped in GAE: it was made with {fit.words()}",
+            place,
+            evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in stated)],
+            cause="the two are handed over in the wrong order",
+        )
+    elif wrong or odd:
+        yield finding(
+            "error",
+            f"GAE was made with {fit.words()}"
+            + (f", and the run states {' and '.join(f'{name} {value:g}' for name, value in wrong)}" if wrong else ""),
+            place,
+            evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in wrong)],
+            cause="the settings that are configured do not reach GAE, or a factor stands at the wrong place in it",
+        )
+    elif (gamma is None and fit.gamma < LEAST_GAMMA) or (lam is None and fit.lam < LEAST_LAMBDA):
+        yield finding(
+            "warning",
+            f"GAE was made with {fit.words()}: recipes for language models have gamma 1 and lambda 0.95 to 1",
+            place,
+            evidence=evidence,
+            cause="the reward stands at the end of the response, and so small a "
+            + ("gamma" if fit.gamma < LEAST_GAMMA else "lambda")
+            + " hides it from all but the last tokens; the run does not state which it was meant to have",
+        )
+    elif fit.gamma < 0.98 and abs(fit.lam - 1) <= SETTING and gamma is None:
+        yield finding(
+            "warning",
+            f"GAE was made with {fit.words()}: a token {round(1 / (1 - fit.gamma)) * 2} places before the reward "
+            f"hardly "
+            "sees it",
+            place,
+            evidence=evidence,
+            cause="gamma and lambda are swapped: recipes for language models have gamma 1 and lambda below it",
+        )
+    else:
+        yield finding(
+            "info",
+            f"returns are GAE's, {fit.words()}",
+            place,
+            evidence=evidence,
+            cause="the settings that were solved for and agree; nothing is wrong",
+            next_step="rldbg diagnose --explain D44",
+        )
+
+
+_SETTINGS = (("gamma", ("gamma", "discount")), ("lambda", ("lam", "lambda", "lambd", "gae_lambda")))
+
+
+def _leaks(batch: StepBatch, rows: _Rows, off_B: Array, heard_B: Array) -> bool:
+    """Whether nearly all responses with padding behind them are off at their last token, and no full row is."""
+    width = batch.laid.widths.get("the response", rows.mask_BT.shape[1])
+    full_B = rows.mask_BT.sum(1)[heard_B] >= width
+    short_B = ~full_B
+    return bool(short_B.sum() >= FEWEST and full_B.any() and off_B[short_B].mean() > 0.9 and not off_B[full_B].any())
+
+
+def _is_over_padding(batch: StepBatch, fit: _Fit, close: float) -> bool:
+    """Whether the recursion over whole padded rows, with what the critic is recorded to say of padding, gives the
+    returns of every token that counts.
+    """
+    for sheet, _ in batch.columns.sheets:
+        told = sheet.refs("token_rewards") or sheet.refs("token_scores")
+        mask = sheet.refs("response_mask") or sheet.refs("loss_mask")
+        values, returns = sheet.refs("values"), sheet.refs("returns")
+        if not (told and mask and values and returns):
+            continue
+        for refs in zip(values, returns, told, mask, strict=True):
+            if any(len(ref.shape) != 2 or ref.shape != refs[0].shape for ref in refs):
+                return False
+            values_BT, returns_BT, rewards_BT, mask_BT = (pages.array(ref).astype(np.float64) for ref in refs)
+            advantage_B, next_B, made_BT = np.zeros(len(values_BT)), np.zeros(len(values_BT)), np.zeros(values_BT.shape)
+            for at in range(values_BT.shape[1] - 1, -1, -1):
+                delta_B = rewards_BT[:, at] + fit.gamma * next_B - values_BT[:, at]
+                advantage_B = delta_B + fit.gamma * fit.lam * advantage_B
+                next_B = values_BT[:, at]
+                made_BT[:, at] = advantage_B + next_B
+            if not bool((np.abs(made_BT - returns_BT) * (mask_BT != 0) <= close).all()):
+                return False
+        return True
+    return False
+
+
+def _runs_on(rows: _Rows, fit: _Fit) -> bool:
+    """Whether what is left at the last token of a row is what the next row begins with."""
+    advantages_BT = rows.returns_BT - rows.values_BT
+    expected = fit.gamma * (rows.values_BT[1:, 0] + fit.lam * advantages_BT[1:, 0])
+    return len(fit.left_B) == len(rows.values_BT) > 2 and bool((np.abs(fit.left_B[:-1] - expected) <= rows.close).all())
+
+
+def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
+    """What is wrong, and the setting with which it agrees."""
+    values_BT, returns_BT, mask_BT = rows.values_BT, rows.returns_BT, rows.mask_BT
+
+    def solved(values_BT: Array, advantages_BT: Array, rewards_BT: Array = rewards_BT) -> _Fit | None:
+        fit = rows.solved(rewards_BT, values_BT * mask_BT, advantages_BT * mask_BT)
+        return fit if fit is not None and -0.01 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01 else None
+
+    made = batch.columns.of("advantages")
+    if made is not None and batch.advantage_B is None:
+        white_BT = _dense(batch, made)
+        inside = white_BT[mask_BT != 0]
+        whitened = abs(float(inside.mean())) < 1e-2 and abs(float(inside.std()) - 1) < 2e-2
+        if whitened and bool((np.abs(returns_BT - values_BT - white_BT) * mask_BT <= rows.close).all()):
+            yield "returns are made from whitened advantages, not from the raw ones", "returns = whitened + values"
+    if bool((np.abs(returns_BT - rewards_BT) * mask_BT <= rows.close).all()):
+        yield "returns are the rewards: nothing is added up over the response", "the token's own reward"
+    if fit := solved(values_BT, returns_BT):
+        yield "returns are the advantages: values are not added", fit.words()
+    # What stands at a place is about its neighbour: the two are held together over all but the outermost columns.
+    head, tail = (slice(None), slice(None, -1)), (slice(None), slice(1, None))
+    for here, there, word in ((head, tail, "before"), (tail, head, "after")):
+        both_BT = mask_BT[here] * mask_BT[there]
+        inner = _Rows(values_BT[here], returns_BT[there], both_BT, rows.close)
+        if fit := inner.solved(rewards_BT[here], values_BT[here], returns_BT[there] - values_BT[here]):
+            yield f"returns are off by one token: each has the one of the token {word}", fit.words()
+    for by, word in ((1, "before"), (-1, "after")):
+        if fit := solved(np.roll(values_BT, by, 1), returns_BT - np.roll(values_BT, by, 1)):
+            yield f"values are off by one token: each has the one of the token {word}", fit.words()
+    for shifted_BT, word in ((_moved(values_BT, -1), "after"), (_moved(values_BT, 1), "before")):
+        if fit := solved(shifted_BT, returns_BT - values_BT):
+            yield f"GAE is made of values that are off by one token: each has the one of the token {word}", fit.words()
+    if (scaled := _scaled(rows, rewards_BT)) is not None:
+        times, plus = scaled
+        if fit := solved(values_BT, (returns_BT - plus) / times - values_BT):
+            yield f"returns are normalised: {times:.4g} x GAE's {plus:+.4g}, and values are not", fit.words()
+    if fit := solved(values_BT, returns_BT - values_BT, -rewards_BT):
+        yield "the reward has the wrong sign in them", fit.words()
+    if batch.reward_B is not None:
+        spread_BT = mask_BT * batch.reward_B[:, None]
+        if fit := solved(values_BT, returns_BT - values_BT, spread_BT):
+            yield "every token has the whole reward of its response", fit.words()
+    # Without the next value only the advantage's own factor is left.
+    inner_BT = (mask_BT[:, :-1] * mask_BT[:, 1:]) != 0
+    a_BT = returns_BT - values_BT
+    y, x = (a_BT - rewards_BT + values_BT)[:, :-1][inner_BT], a_BT[:, 1:][inner_BT]
+    if x.size >= FEWEST and (size := float(x @ x)) > 0 and np.abs(y - x * (float(x @ y) / size)).max() <= rows.close:
+        factor = float(x @ y) / size
+        yield "GAE is made without the next value: V(t+1) is missing from every delta", f"gamma lambda {factor:.4g}"
+    yield from _other_recursion(rows, rewards_BT)
+    yield from _other_delta(rows, rewards_BT)
+    yield from _other_rows(batch, rows, rewards_BT)
+
+
+def _other_recursion(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
+    """A_t - r_t + V_t = gamma v + gamma lambda a, where v is no V_(t+1) or a no A_(t+1): the recursion runs the other
+    way, or takes its next value from another place. Gamma and lambda are solved for, and it has to be exact.
+    """
+    values_BT, mask_BT = rows.values_BT, rows.mask_BT
+    a_BT = (rows.returns_BT - values_BT) * mask_BT
+    next_v, next_a, last_v, last_a = (_moved(each, by) for by in (-1, 1) for each in (values_BT, a_BT))
+    behind_BT = mask_BT * _moved(mask_BT, -1)
+    early_BT = _moved(rewards_BT, -1)
+    # The first token begins what runs forwards, the last one what runs backwards.
+    for what, due_BT, x_v, x_a, told_BT in (
+        ("GAE runs forwards in time: a token's advantage is made of the one before it, not of the one after it",
+         rewards_BT, next_v, last_a, mask_BT),
+        ("GAE runs forwards in time: advantage and value of the token before stand where those of the token after are "
+         "due", rewards_BT, last_v, last_a, mask_BT),
+        ("GAE takes its advantage to come from the token before", rewards_BT, next_v, last_a, behind_BT),
+        ("GAE's next value is the one two tokens on", rewards_BT, _moved(values_BT, -2), next_a, behind_BT),
+        ("GAE's next value is the one of the token before", rewards_BT, last_v, next_a, behind_BT),
+        ("the reward is paid one token early", early_BT, next_v, next_a, behind_BT),
+        *(
+            (f"GAE's next value is another row's: the one of the row {word}", rewards_BT, np.roll(next_v, by, 0),
+             next_a, behind_BT * np.roll(behind_BT, by, 0))
+            for by, word in ((1, "before"), (-1, "after")) if len(values_BT) >= SEVERAL_ROWS
+        ),
+    ):  # fmt: skip
+        inside = told_BT != 0
+        y, x = (a_BT - due_BT + values_BT)[inside], np.stack([x_v[inside], x_a[inside]], 1)
+        if len(y) < 2 * FEWEST or not np.ptp(y) > 10 * rows.close:
+            continue
+        found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
+        if rank < 2 or sizes[1] < 1e-2 * sizes[0] or np.abs(x @ found - y).max() > rows.close:
+            continue
+        gamma, product = (float(one) for one in found)
+        if 0.05 < gamma < 1.01 and -0.01 < product / gamma < 1.01:
+            yield what, f"gamma {gamma:.4g}, lambda {product / gamma:.4g}"
+
+
+def _other_delta(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
+    """A_t - r_t = a V_t + b V_(t+1) + c A_(t+1), solved over all but the last tokens: where it is exact, and a is not
+    -1 or b no gamma.
+    """
+    inner_BT = (rows.mask_BT[:, :-1] * rows.mask_BT[:, 1:]) != 0
+    a_BT = rows.returns_BT - rows.values_BT
+    y = (a_BT - rewards_BT)[:, :-1][inner_BT]
+    x = np.stack([rows.values_BT[:, :-1][inner_BT], rows.values_BT[:, 1:][inner_BT], a_BT[:, 1:][inner_BT]], 1)
+    if len(y) < 2 * FEWEST or not np.ptp(y) > 10 * rows.close:
+        return
+    found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
+    if rank < 3 or sizes[2] < 1e-3 * sizes[0] or np.abs(x @ found - y).max() > rows.close:
+        return
+    own, following, carried = (float(one) for one in found)
+    said = f"A(t) - r(t) = {own:.3g} V(t) {following:+.3g} V(t+1) {carried:+.3g} A(t+1)"
+    if abs(own - 1) < NEAR and following < -0.05:
+        yield "the values have the wrong sign in GAE's delta: V(t) is added and V(t+1) subtracted", said
+    elif abs(following) < NEAR and -0.3 < own < NEAR:
+        yield "GAE bootstraps from a token's own value: V(t) stands where V(t+1) is due, and the critic drops out", said
+    elif not (abs(own + 1) < NEAR and 0.05 < following < 1.02):
+        yield "GAE's delta is no r(t) + gamma V(t+1) - V(t)", said
+
+
+def _other_rows(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
+    """GAE solved with the returns of another row."""
+    total = len(rows.values_BT)
+    groups = 0 if batch.group_B is None else int(batch.group_B.max()) + 1
+    by_group = {total // groups, -(total // groups)} if groups and total % groups == 0 else set()
+    for by in (1, -1, *sorted(by_group - {0, 1, -1})):
+        if total < SEVERAL_ROWS:
+            return
+        moved_BT = np.roll(rows.returns_BT, -by, 0)
+        # A return that was moved into a longer row's padding is lost, and one that was moved into a shorter one cut.
+        both_BT = rows.mask_BT * np.roll(rows.mask_BT, -by, 0)
+        both_BT = np.cumprod(both_BT, axis=1)
+        inner = _Rows(rows.values_BT * both_BT, moved_BT * both_BT, both_BT, rows.close)
+        fit = inner.solved(rewards_BT * both_BT, inner.values_BT, (moved_BT - rows.values_BT) * both_BT)
+        if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01:
+            whose = "the sample before" if by == 1 else "the sample after" if by == -1 else f"{abs(by)} samples away"
+            yield f"returns are in the wrong rows: each sample has those of {whose}", fit.words()
+            return
+
+
+def _moved(values_BT: Array, by: int) -> Array:
+    """The values [B, T] moved along their rows, and 0 where none is."""
+    moved_BT = np.zeros_like(values_BT)
+    here, there = (slice(by, None), slice(None, -by)) if by > 0 else (slice(None, by), slice(-by, None))
+    moved_BT[:, here] = values_BT[:, there]
+    return moved_BT
+
+
+def _scaled(rows: _Rows, rewards_BT: Array) -> tuple[float, float] | None:
+    """Factor and offset of the returns at last tokens over the rewards there, which they are equal to: where a line
+    goes through all of them, and it is not that one.
+    """
+    heard_B = rows.mask_BT.any(1)
+    had, due = rows.at_last(rows.returns_BT)[heard_B], rows.at_last(rewards_BT)[heard_B]
+    if len(due) < FEWEST or not np.ptp(due) > 1e-6:
+        return None
+    times, plus = (float(each) for each in np.polyfit(due, had, 1))
+    off = abs(times - 1) > 1e-2 or abs(plus) > 1e-2
+    return (times, plus) if off and times > 1e-3 and np.abs(times * due + plus - had).max() <= rows.close else None
+
+
+def _at_the_end(batch: StepBatch, mask_BT: Array) -> Array:
+    """Each sample's reward on its last counted token."""
+    reward_B = given(batch.reward_B)
+    rewards_BT = np.zeros(mask_BT.shape)
+    counts_B = mask_BT.sum(1).astype(np.int64)
+    heard = np.flatnonzero(counts_B)
+    rewards_BT[heard, counts_B[heard] - 1] = reward_B[heard]
+    return rewards_BT
