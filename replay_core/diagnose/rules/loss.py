@@ -537,11 +537,21 @@ def _in_times(times: float) -> str:
 
 def _uneven(parts: list[_MicroLoss]) -> Finding | None:
     """Micro-batches of one update that each divide by their own tokens, where those are far from equal."""
-    counts = [int((part.mask_BT != 0).sum()) for part in parts]
-    heard = [(count, part.logged) for count, part in zip(counts, parts, strict=True) if count]
-    if len(heard) < 2:
+    by_update: dict[tuple[int | None, int | None], list[_MicroLoss]] = defaultdict(list)
+    for part in parts:
+        if part.mask_BT.any():
+            by_update[_update(part)].append(part)
+
+    def tokens(part: _MicroLoss) -> int:
+        return int((part.mask_BT != 0).sum())
+
+    # An update of its own divides by its own tokens.
+    every = max(by_update.values(), key=lambda each: max(map(tokens, each)) / min(map(tokens, each)), default=[])
+    if len(every) < 2:
         return None
-    (fewest, small), (most, large) = min(heard, key=lambda each: each[0]), max(heard, key=lambda each: each[0])
+    parts, counts = every, [tokens(part) for part in every]
+    fewest, most = min(counts), max(counts)
+    small, large = (every[counts.index(count)].logged for count in (fewest, most))
     if most < UNEVEN * fewest:
         return None
     key = small.record.key

@@ -444,3 +444,50 @@ def test_uneven_micro_batches_over_the_tokens_of_the_step_are_right(tmp_path: Pa
     assert finding is not None
     assert finding.severity == "info"
     assert "tokens of the update" in finding.claim
+
+
+@pytest.mark.parametrize(("minibatch", "severity"), [((0, 0), "warning"), ((0, 1), "info")])
+def test_means_of_unequal_parts_are_uneven_within_one_update_alone(
+    minibatch: tuple[int, int], severity: str, tmp_path: Path
+) -> None:
+    draw = torch.Generator().manual_seed(5)
+    with Recorder(tmp_path / "run").step(0) as write:
+        for micro, length in enumerate((2, 9)):
+            ids_BS = torch.randint(10, 30, (2, 2 + length), generator=draw)
+            response_BS = torch.ones_like(ids_BS)
+            response_BS[:, :2] = 0
+            each_B = torch.tensor([1.0, -0.25 * (micro + 1)])
+            logprobs_BT = -torch.rand(2, 1 + length, generator=draw)
+            write("forward_data", {
+                "input_ids": ids_BS, "attention_mask": torch.ones_like(ids_BS), "response_mask": response_BS,
+                "advantages": each_B[:, None] * response_BS[:, 1:], "log_probs": logprobs_BT,
+                "old_log_probs": logprobs_BT,
+            }, micro=micro, minibatch=minibatch[micro])  # fmt: skip
+            write("loss", pg_loss=-each_B.mean(), micro=micro, minibatch=minibatch[micro])
+    found = of(look(tmp_path / "run"), "D28")
+    assert found is not None
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_means_that_are_divided_by_the_number_of_micro_batches_are_how_they_are_accumulated(
+    shared: bool, tmp_path: Path
+) -> None:
+    draw = torch.Generator().manual_seed(6)
+    with Recorder(tmp_path / "run").step(0) as write:
+        for micro, length in enumerate((5, 7, 6)):
+            ids_BS = torch.randint(10, 30, (2, 2 + length), generator=draw)
+            response_BS = torch.ones_like(ids_BS)
+            response_BS[:, :2] = 0
+            each_B = torch.tensor([1.0, -0.25 * (micro + 1)])
+            logprobs_BT = -torch.rand(2, 1 + length, generator=draw)
+            write("forward_data", {
+                "input_ids": ids_BS, "attention_mask": torch.ones_like(ids_BS), "response_mask": response_BS,
+                "advantages": each_B[:, None] * response_BS[:, 1:], "log_probs": logprobs_BT,
+                "old_log_probs": logprobs_BT,
+            }, micro=micro, minibatch=0)  # fmt: skip
+            write("loss", pg_loss=-each_B.mean() / (3 if shared else 1), micro=micro, minibatch=0)
+    found = of(look(tmp_path / "run"), "D28")
+    assert found is not None
+    assert found.severity == "info"
+    assert ("over the number of its update's micro-batches (3)" in found.claim) == shared
