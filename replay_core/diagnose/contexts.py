@@ -14,6 +14,7 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.places import places_of
 
 #: Tokens of a response that are followed: places are shared at its beginning.
 FOLLOWED = 64
@@ -52,16 +53,10 @@ class Contexts:
 
 def contexts(batch: StepBatch, trainer_N: Array, rollout_N: Array, both_N: Array) -> Contexts:
     """Places that samples share, over the first 64 tokens of their responses."""
-    if batch.tokens_N is None or batch.response_N is None:
-        return Contexts()
-    heads_B, places = batch.flat.first(batch.response_N), defaultdict[int, dict[int, int]](dict)
-    for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
-        prefix = hash(batch.tokens_N[start : start + head].tobytes())
-        for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
-            token = int(batch.tokens_N[at])
-            if both_N[at]:
-                places[prefix].setdefault(token, at)
-            prefix = hash((prefix, token))
+    places = defaultdict[int, dict[int, int]](dict)
+    for prefix, here, at in places_of(batch, FOLLOWED):
+        if both_N[at]:
+            places[prefix].setdefault(here, at)
     shared = [list(found.values()) for found in places.values() if len(found) > 1]
     tokens = sum(len(found) - 1 for found in shared)
     if tokens < FEWEST:

@@ -18,6 +18,7 @@ from replay_core.diagnose.columns import Column
 from replay_core.diagnose.contexts import Contexts, contexts
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import Kin, odd_one
+from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, given
 from replay_core.diagnose.softmax import divided_after_softmax
 from replay_core.measure.lag import Lag, detect_lag
@@ -321,18 +322,14 @@ FEWEST_TWINS, FOLLOWED = 4, 64
 def twins_of(between: Gap) -> Twins:
     """The ranges at places that two samples and more share, over the first 64 tokens of their responses."""
     batch, trainer, rollout, both_N = between.batch, between.trainer, between.rollout, between.both_N
-    if batch.tokens_N is None or batch.response_N is None:
-        return Twins(0, 0.0, 0.0)
-    heads_B, places = batch.flat.first(batch.response_N), defaultdict(list)
+    places: dict[int, list[int]] = defaultdict(list)
     after: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
-        prefix = hash(batch.tokens_N[start : start + head].tobytes())
-        for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
-            prefix = hash((prefix, int(batch.tokens_N[at])))
-            if both_N[at]:
-                places[prefix].append(at)
-                if at + 1 < start + length:
-                    after[prefix][int(batch.tokens_N[at + 1])].append(at)
+    sample_N, tokens_N = batch.flat.sample_N, batch.tokens_N
+    for _, here, at in places_of(batch, FOLLOWED):
+        if both_N[at]:
+            places[here].append(at)
+            if tokens_N is not None and at + 1 < len(sample_N) and sample_N[at + 1] == sample_N[at]:
+                after[here][int(tokens_N[at + 1])].append(at)
     shared = [found for found in places.values() if len(found) > 1]
     if not shared:
         return Twins(0, 0.0, 0.0)

@@ -16,7 +16,8 @@ from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FOLLOWED
 from replay_core.diagnose.log_steps import steps_told
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.places import places_of
+from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signal_names import MACHINE, ORDER
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, shown
@@ -385,14 +386,9 @@ def logits_on_a_grid(batch: StepBatch) -> Iterator[Finding]:
 
 def _after_one_prefix(batch: StepBatch) -> Array:
     """Pairs of flat places [P, 2] whose tokens differ and stand after one and the same prefix, each place once."""
-    tokens_N, response_N = given(batch.tokens_N), given(batch.response_N)
     found: dict[int, dict[int, int]] = {}
-    heads_B = batch.flat.first(response_N)
-    for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
-        prefix = hash(tokens_N[start : start + head].tobytes())
-        for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
-            found.setdefault(prefix, {}).setdefault(int(tokens_N[at]), at)
-            prefix = hash((prefix, int(tokens_N[at])))
+    for before, here, at in places_of(batch, FOLLOWED):
+        found.setdefault(before, {}).setdefault(here, at)
     pairs = [(places[0], other) for each in found.values() if len(places := list(each.values())) > 1
              for other in places[1:]]  # fmt: skip
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)

@@ -18,6 +18,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.passes import keys_of
+from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, shown
 
@@ -71,21 +72,6 @@ class _Memory:
         return max(LEAST, 5 * float(np.median(self.noise)), float(np.quantile(self.noise, 0.9)))
 
 
-def _places(batch: StepBatch) -> list[tuple[int, int]] | None:
-    """(key of a token and all before it, its place in the flat arrays), of the first tokens of every response."""
-    tokens_N, response_N = batch.tokens_N, batch.response_N
-    if tokens_N is None or response_N is None:
-        return None
-    found = []
-    heads_B = batch.flat.first(response_N)
-    for start, head, length in zip(batch.flat.starts_B, heads_B, batch.flat.lengths_B, strict=True):
-        prefix = hash(tokens_N[start : start + head].tobytes())
-        for at in range(int(start + head), int(start + min(length, head + FOLLOWED))):
-            prefix = hash((prefix, int(tokens_N[at])))
-            found.append((prefix, at))
-    return found
-
-
 def _memories(case: Case) -> dict[str, _Memory]:
     found: dict[str, _Memory] = {}
     seen: set[bytes] = set()
@@ -94,7 +80,8 @@ def _memories(case: Case) -> dict[str, _Memory]:
             "policy": batch.trainer, "reference": batch.columns.of("ref_logprobs"),
             "critic": batch.columns.of("values"), "engine": batch.columns.of("rollout_logprobs"),
         }  # fmt: skip
-        places = _places(batch) if batch.step is not None and any(columns.values()) else None
+        wanted = batch.step is not None and any(columns.values())
+        places = [(here, at) for _, here, at in places_of(batch, FOLLOWED)] if wanted else None
         if not places or batch.step is None:
             continue
         passed_N, now = _passed_again(batch, seen), batch.columns.of("policy_logprobs")
