@@ -36,13 +36,10 @@ def locate(row: TensorVerdict, rows: Rowwise, row_limit: float | None) -> None:
 
 
 def _largest_in_row(rows: Rowwise, row: int, fallback: tuple[int, int] | None) -> tuple[int, int] | None:
-    start = 0
-    for chunk_a, chunk_b in rows.counted():
-        if row < start + chunk_a.shape[0]:
-            with np.errstate(invalid="ignore", over="ignore"):
-                x, y = (chunk[row - start] for chunk in (chunk_a, chunk_b))
-                wide = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
-                gap = np.abs(y.astype(wide) - x.astype(wide))
-            return (row, int(np.nanargmax(gap))) if not np.isnan(gap).all() else fallback
-        start += chunk_a.shape[0]
+    for chunk_a, chunk_b in rows.counted(row):
+        with np.errstate(invalid="ignore", over="ignore"):
+            x, y = chunk_a[0], chunk_b[0]
+            wide = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
+            gap = np.abs(y.astype(wide) - x.astype(wide))
+        return (row, int(np.nanargmax(gap))) if not np.isnan(gap).all() else fallback
     return fallback

@@ -391,8 +391,10 @@ class Rowwise:
             () if self.rows_a is None else self.rows_a, () if self.rows_b is None else self.rows_b
         )
 
-    def counted(self) -> Iterator[tuple[Rows, Rows]]:
+    def counted(self, first: int = 0) -> Iterator[tuple[Rows, Rows]]:
+        """The rows that count, in chunks; of tensors laid out by tokens, from row `first` on."""
         if self.rows_a is None or self.rows_b is None:
+            assert not first
             yield from self.whole()
             return
         width = _inner(self.a.shape, self.axes_a)
@@ -400,7 +402,7 @@ class Rowwise:
             return  # rows of nothing
         rows_a, rows_b = pages.row_reader(self.a, width), pages.row_reader(self.b, _inner(self.b.shape, self.axes_b))
         step = rows_of_a_chunk(width)
-        for start in range(0, self.rows_a.size, step):
+        for start in range(first, self.rows_a.size, step):
             some = slice(start, start + step)
             chunk = rows_a(self.rows_a[some]), rows_b(self.rows_b[some])
             yield chunk if self._keys is None else self._by_key(some, *chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,36 @@ def test_the_judge_reads_no_tensor_that_was_measured(tmp_path: Path, monkeypatch
     assert sorted(name for name in of_all if name.startswith("grad.")) == sorted(
         f"grad.layers.{layer}.mlp.weight" for layer in range(3) for _ in range(2)
     )
+
+
+def read_so_far() -> int:
+    """Bytes that this process has read, from the disk or its cache."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.skipif(not os.access("/proc/self/io", os.R_OK), reason="this system does not count what is read")
+def test_the_judge_reads_figures_in_place_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_figures, "WORTH_KEEPING", 1 << 16)
+    for side in "ab":
+        generator = torch.Generator().manual_seed(0)
+        modules = {f"layers.{layer}.output": torch.randn(128, 1024, generator=generator) for layer in range(16)}
+        modules["layers.9.output"][5] *= 1.0 if side == "a" else 1.5
+        modules["layers.12.output"] *= 1.0 if side == "a" else 1 + 1e-6
+        with Recorder(tmp_path / side).step(0) as record:
+            record("modules", modules, micro=0)
+    a, b = tmp_path / "a", tmp_path / "b"
+    doc = compared(a, b, tmp_path / "units")
+    files = [UnitFolder(tmp_path / "units").figures(unit["id"]) for unit in doc["units"][:-1]]
+    before = read_so_far()
+    found = json.loads(json.dumps(workbench.compare_dumps(a, b, measured=files)))
+    read = read_so_far() - before
+    tensors = 2 * 16 * 128 * 1024 * 4
+    assert read < 0.05 * tensors, f"{read:,} bytes of {tensors:,}"
+    before = read_so_far()
+    del found["created"]
+    assert found == alone(a, b)
+    assert read_so_far() - before > 0.9 * tensors  # or this test sees nothing
+    assert [row["name"] for row in found["tensors"] if row["verdict"] != "SAME"]
 
 
 def test_a_part_that_died_is_named_and_nothing_is_judged_until_it_is_done(tmp_path: Path) -> None:
