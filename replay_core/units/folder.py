@@ -39,7 +39,7 @@ _KIND = "units"
 BEAT_S = 5.0
 #: Who has not touched it for so long is gone: a disk of a cluster may show a change late.
 GONE_AFTER_S = 60.0
-#: A file half written for longer was left by a worker that is gone.
+#: A file half written at once for longer was left by a worker that is gone; one that grows may be quiet for longer.
 _LEFT_S = 2.0
 #: Of every document.
 _END = b"}\n"
@@ -213,17 +213,19 @@ class UnitFolder:
             beat.join()
             with contextlib.suppress(OSError):
                 path.unlink()
-            self._sweep(path)
+            self._sweep(path, _LEFT_S)
+            for answer in (self.document(id), self.figures(id)):
+                self._sweep(answer, GONE_AFTER_S)
 
-    def _sweep(self, path: Path) -> None:
+    def _sweep(self, path: Path, quiet_s: float) -> None:
         """Take away what a worker that was killed left half written of a unit that has ended now."""
         now = self._now()
         for left in path.parent.glob(f".{path.name}.*.tmp"):
             number = left.name.removeprefix(f".{path.name}.").partition("-")[0]
             is_ours = number.isdecimal() and not is_gone([*worker()[:2], int(number)])
             with contextlib.suppress(OSError):
-                # One of another machine is renamed within milliseconds.
-                if not is_ours and now - left.stat().st_mtime > _LEFT_S:
+                # One of another machine is renamed, or grows.
+                if not is_ours and now - left.stat().st_mtime > quiet_s:
                     left.unlink()
 
     def holders(self) -> dict[str, bool]:

@@ -233,6 +233,24 @@ def test_figures_that_are_gone_are_measured_anew_before_anything_is_judged(tmp_p
     assert compared(a, b, tmp_path / "units")["agrees"] is True
 
 
+def test_a_killed_worker_leaves_no_figures_and_what_it_had_written_goes(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b")
+    doc = compared(a, b, tmp_path / "units", Runner(0, 1, 2))
+    assert doc["counts"]["crashed"] == PARTS
+    folder = UnitFolder(tmp_path / "units")
+    figures = folder.figures(doc["units"][0]["id"])
+    half = figures.with_name(f".{figures.name}.{2**22 + 1}-0.tmp")  # no process has that number
+    figures.parent.mkdir(exist_ok=True)
+    half.write_bytes(b'{"of":"')
+    os.utime(half, (1, 1))
+    again = compared(a, b, tmp_path / "units")
+    assert again["agrees"] is True
+    assert not half.exists()
+    assert sorted(one.name for one in figures.parent.iterdir()) == sorted(
+        f"{unit['id']}.jsonl" for unit in again["units"][:-1]
+    )
+
+
 def test_damaged_figures_are_measured_by_the_judge(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a"), write(tmp_path / "b", "row")
     doc = compared(a, b, tmp_path / "units")
