@@ -118,7 +118,10 @@ DOORS: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "replay_core.recorder.settings": (("Settings",), "what `record` is asked for, refused before the script begins"),
     "replay_core.remote.mirror": (("mirror",), "a URL as a folder of this machine"),
     "replay_core.remote.upload": (("upload",), "a folder of this machine brought to a URL"),
-    "replay_core.mirrored": (("keep_under", "names_a_mirror"), "whose mirrors are filled: the user's own, no dump's"),
+    "replay_core.mirrored": (
+        ("as_addressed", "keep_under", "names_a_mirror", "stands_for"),
+        "whose mirrors are filled: the user's own, no dump's; and which address each stands for",
+    ),
     "replay_core.units.shard": (None, "which part of the units a worker takes: plain data"),
     "replay_core.units.folder": (("is_folder",), "a directory of units, by one small file"),
     "replay_core.replay.axes": (None, "the axes of a matrix: plain data, no torch"),
