@@ -72,7 +72,8 @@ def _sentence(
     where = {"a": "side a: ", "b": "side b: ", "both": "both sides: "}[side or "both"] if len(ruled) > 1 else ""
     handed = f", handed on as {first.claim.name}" if first.claim.handed else ""
     found = first.figures
-    size = f"{found.excess:,.1f} x what rounding leaves, {found.relative:.1e} of its size"
+    times = f"{found.excess:,.1f}" if found.excess < 1e4 else f"{found.excess:.1e}"  # more digits would be noise
+    size = f"{times} x what rounding leaves, {found.relative:.1e} of its size"
     # The cause first: a narrow screen cuts the end.
     what = f"{best}; {first.what}" if best else first.what
     why = ""
