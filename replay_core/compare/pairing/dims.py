@@ -175,7 +175,7 @@ def share(
             if length % pieces:
                 return None
             long = length // pieces
-            found += [stretch for one in taken for stretch in _within(mine, before + one * long, long)]
+            found += [stretch for one in taken for stretch in within(mine, before + one * long, long)]
             before += length
         mine = tuple(found)
     return mine
@@ -187,7 +187,7 @@ def _each(total: int, sequences: Sequence[int]) -> list[int]:
     return [total] if rest < 0 else [*sequences, *([rest] if rest or not sequences else [])]
 
 
-def _within(mine: Sequence[Stretch], start: int, length: int) -> list[Stretch]:
+def within(mine: Sequence[Stretch], start: int, length: int) -> list[Stretch]:
     """A stretch of what lies in stretches."""
     found, before = [], 0
     for at, long in mine:

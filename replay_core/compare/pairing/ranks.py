@@ -8,7 +8,7 @@ Only token ids are read here, which say who has which tokens.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from replay_core import pages
-from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share
+from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share, within
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
@@ -95,10 +95,11 @@ class RankGroup:
 
     def __init__(
         self, key: RecordKey, many: Which, whole: Side, ranks: dict[int, Side], ids: TensorRef | None = None,
-        *, of_one_process: bool = True,
+        *, of_one_process: bool = True, alike: Sequence[Sequence[int]] = (),
     ) -> None:  # fmt: skip
         """ids: the token ids of the one process, where it has none of its own. of_one_process: whether the whole is
-        one process's, and not put together of other ranks.
+        one process's, and not put together of other ranks. alike: the ranks that have the same tokens elsewhere in the
+        step, which says who of those that hold no tokens here are of one group.
         """
         self.of_one_process = of_one_process
         self._whole_ids = ids if ids is not None else ids_of(whole)
@@ -112,6 +113,9 @@ class RankGroup:
         self._cut_too: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
         #: Numbers of ranks with the same tokens, where these are known.
         self._groups: list[list[int]] = [[number] for number in range(len(ranks))]
+        if sorted(rank for members in alike for rank in members) == sorted(ranks):
+            at = {rank: number for number, rank in enumerate(ranks)}
+            self._groups = [sorted(at[rank] for rank in members) for members in alike]
         self.shares = self._shared()
         self.made = list(self._pairs())
 
@@ -380,10 +384,12 @@ class RankGroup:
             facing = whole.tensors.get((name, stage)) or next(iter(whole.named(name)), None)
             by_ranks = {rank: ref for rank, (_, ref) in by_rank.items()}
             try:
-                held = self._as_stated(by_ranks, facing and facing[1]) or self._held(by_ranks, facing and facing[1])
+                held = self._as_stated(by_ranks, facing and facing[1]) or self._held(
+                    by_ranks, facing and facing[1], stage
+                )
             except DumpError as error:
                 together.problems.append(_contradicted(error, name, record, by_ranks))
-                held = self._held(by_ranks, facing and facing[1])
+                held = self._held(by_ranks, facing and facing[1], stage)
             ref = standing_for(held)
             together.held[id(ref)] = held
             place = stage, str(record.key.role)
@@ -436,7 +442,7 @@ class RankGroup:
                 return tuple(pages.array(ref).astype(np.int64).tolist())
         return ()
 
-    def _held(self, refs: dict[int, TensorRef], whole: TensorRef | None) -> HeldByRanks:
+    def _held(self, refs: dict[int, TensorRef], whole: TensorRef | None, stage: str) -> HeldByRanks:
         """What each rank has of a tensor, by its shape beside the other run's."""
         ranks, parts = tuple(refs), tuple(refs.values())
         alike = HeldByRanks(ranks, parts)
@@ -459,33 +465,21 @@ class RankGroup:
         (axis,) = axes
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
         for cut in self._cuts_of(refs):
-            if self._is_cut_so(cut, axis, total, lengths):
-                return HeldByRanks(ranks, parts, axis, cut[1])
-        if (within := self._within_groups(refs, lengths, total)) is not None:
-            return HeldByRanks(ranks, parts, axis, within)
-        if sum(lengths) == total or (len(shapes) == 1 and total % lengths[0] == 0 and sum(lengths) % total == 0):
-            # More ranks than slices: those of one copy follow each other, as tensor-parallel ranks do.
-            starts, at = [], 0
-            for length in lengths:
-                starts.append(((at % total, length),))
-                at += length
-            return HeldByRanks(ranks, parts, axis, tuple(starts))
-        return alike
+            # Heads may stand before the tokens, and tokens before samples; what is of all samples has no axis of them.
+            if axis != cut[0] and stage in OF_ALL_SAMPLES:
+                continue
+            if (stretches := _along_cut(cut[1], total, lengths, is_of_tokens=cut[0] == 1)) is not None:
+                return HeldByRanks(ranks, parts, axis, stretches)
+        tried = [self._within_groups(refs, lengths, total), _one_after_the_other(lengths, total)]
+        laid = [HeldByRanks(ranks, parts, axis, stretches) for stretches in tried if stretches is not None]
+        # Copies are equal, so that of two ways to number them the ranks' own values tell which it is.
+        return max(laid, key=_equal_copies) if len({held.stretches for held in laid}) > 1 else (*laid, alike)[0]
 
     def _cuts_of(self, refs: dict[int, TensorRef]) -> Iterator[tuple[int, tuple[tuple[Stretch, ...], ...]]]:
         """The axes of samples and tokens that are cut, with the stretches of those ranks that have a tensor."""
         for cut in (self._cut, self._cut_too):
             if cut is not None and len(cut[1]) == len(self._ranks):
                 yield cut[0], tuple(mine for rank, mine in zip(self._ranks, cut[1], strict=True) if rank in refs)
-
-    def _is_cut_so(
-        self, cut: tuple[int, tuple[tuple[Stretch, ...], ...]], axis: int, total: int, lengths: list[int]
-    ) -> bool:
-        """Whether an axis is that of the samples or tokens that the ranks share."""
-        if axis != cut[0] or len(lengths) != len(cut[1]):
-            return False
-        own = [sum(long for _, long in stretches) for stretches in cut[1]]
-        return lengths == own and total == sum(sum(long for _, long in stretches) for stretches in set(cut[1]))
 
     def _within_groups(
         self, refs: dict[int, TensorRef], lengths: list[int], total: int
@@ -543,6 +537,51 @@ class RankGroup:
             tuple(place for place, _ in ordered),
         )  # fmt: skip
         return held if standing_for(held).shape == whole.shape else None
+
+
+def _along_cut(
+    cut: tuple[tuple[Stretch, ...], ...], total: int, lengths: list[int], *, is_of_tokens: bool
+) -> tuple[tuple[Stretch, ...], ...] | None:
+    """Which parts of an axis so long the ranks hold, where it is that of the samples or tokens of which each has its
+    stretches, or ranks with the same tokens have a share of these each (sequence parallelism in context parallelism);
+    None where the lengths say that it is neither.
+    """
+    own = [sum(long for _, long in stretches) for stretches in cut]
+    if len(lengths) != len(cut) or total != sum(sum(long for _, long in stretches) for stretches in set(cut)):
+        return None
+    if lengths == own:
+        return cut
+    many = Counter(cut)
+    if not is_of_tokens or any(
+        length * many[stretches] != long for length, long, stretches in zip(lengths, own, cut, strict=True)
+    ):
+        return None
+    found, before = [], Counter[tuple[Stretch, ...]]()
+    for length, stretches in zip(lengths, cut, strict=True):
+        found.append(tuple(within(stretches, before[stretches] * length, length)))
+        before[stretches] += 1
+    return tuple(found)
+
+
+def _one_after_the_other(lengths: list[int], total: int) -> tuple[tuple[Stretch, ...], ...] | None:
+    """Slices in the turn of the ranks; where these are more than slices, those of one copy follow each other."""
+    if sum(lengths) != total and (len(set(lengths)) > 1 or total % lengths[0] or sum(lengths) % total):
+        return None
+    starts: list[tuple[Stretch, ...]] = []
+    at = 0
+    for length in lengths:
+        starts.append(((at % total, length),))
+        at += length
+    return tuple(starts)
+
+
+def _equal_copies(held: HeldByRanks) -> int:
+    """Of how many ranks the slice is, value by value, that of the first rank said to have the same."""
+    first: dict[tuple[Stretch, ...], TensorRef] = {}
+    readable = [(stretches, ref) for stretches, ref in zip(held.stretches, held.parts, strict=True) if ref.is_readable]
+    return sum(
+        (one := first.setdefault(stretches, ref)) is not ref and same_values(one, ref) for stretches, ref in readable
+    )
 
 
 def laid_as_stated(

@@ -30,6 +30,8 @@ from replay_core.records import Inline, RecordKey, TensorRef, Unreadable
 
 #: Elements that are added up in memory.
 _MOST = 1 << 24
+#: Ranks apart by this part of what they hold have values of their own, and not one another's but for noise.
+_OF_ITS_OWN = 0.1
 
 
 def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
@@ -37,7 +39,7 @@ def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
     groups: dict[tuple[Any, ...], list[MicroBatchPair]] = defaultdict(list)
     for micro_pair in micro_pairs:
         groups[micro_pair.key.step, micro_pair.key.micro, micro_pair.key.role].append(micro_pair)
-    cells: dict[tuple[Any, ...], dict[Which, int]] = defaultdict(dict)
+    cells: dict[tuple[Any, ...], dict[Which, list[list[int]]]] = defaultdict(dict)
     for group in groups.values():
         for which, ranked in _ranked(group).items():
             if any(ids_of(side) is not None for side in ranked.values()):
@@ -71,10 +73,12 @@ def _ranked(group: list[MicroBatchPair]) -> dict[Which, dict[int, Side]]:
     return {which: ranks for which, own in sides.items() if (ranks := _by_rank(own)) is not None}
 
 
-def _ranks_of(group: list[MicroBatchPair], cells: dict[Which, int], *, is_otherwise: bool) -> RankGroup | None:
+def _ranks_of(
+    group: list[MicroBatchPair], cells: dict[Which, list[list[int]]], *, is_otherwise: bool
+) -> RankGroup | None:
     """The ranks of one run that face one process of the other, or what stands for it; None where none do.
 
-    cells: of either run, how many ranks have the same tokens. is_otherwise: whether the two share the step otherwise.
+    cells: of either run, the ranks that have the same tokens. is_otherwise: whether the two share the step otherwise.
     """
     sides: dict[Which, list[Side]] = {
         "a": [one.a for one in group if one.a.records],
@@ -90,14 +94,14 @@ def _ranks_of(group: list[MicroBatchPair], cells: dict[Which, int], *, is_otherw
     if len(sides[one]) == 1:
         whole = sides[one][0]
         key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b) is whole)
-        return RankGroup(key, many, whole, ranks)
+        return RankGroup(key, many, whole, ranks, alike=cells.get(many, ()))
     if (fewer := ranked.get(one)) is None or not is_otherwise:
         return None
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
-    sizes = (len(fewer), cells.get(one, len(fewer))), (len(ranks), cells.get(many, len(ranks)))
+    alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
     for ids in _ids_of_all(fewer, ranks):
-        whole, whole_of = _assembled(key, one, fewer, ranks, ids, sizes)
-        found = RankGroup(key, many, whole, ranks, of_one_process=False)
+        whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike)
+        found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
             continue
         for pair in found.made:
@@ -166,25 +170,27 @@ def _ids_of_all(fewer: dict[int, Side], ranks: dict[int, Side]) -> Iterator[Tens
                 yield first.with_(shape=made.shape, source=Inline(made.tobytes()), digest=None)
 
 
-#: Of each of two runs, how many ranks there are, and how many have the same tokens.
-Counts = tuple[tuple[int, int], tuple[int, int]]
+#: Of each of two runs, the ranks that have the same tokens.
+Alike = tuple[list[list[int]], list[list[int]]]
 
 
 def _assembled(
-    key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, counts: Counts
+    key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, alike: Alike
 ) -> tuple[Side, Together]:
     """What one process would hold of what these ranks do, as far as the shapes of both runs tell."""
     imagined = Side([next(iter(ranks.values())).records[0]])
     imagined.is_loaded = True
-    sizes = _Sizes(ranks, others, ids, counts)
+    sizes = _Sizes(ranks, others, ids, alike)
     for place in dict.fromkeys(place for side in ranks.values() for place in side.tensors):
         record, ref = next(side.tensors[place] for side in ranks.values() if place in side.tensors)
         theirs = next((side.tensors[place][1] for side in others.values() if place in side.tensors), None)
         shape = ref.shape if theirs is None else sizes.of(place[1], ref.shape, theirs.shape)
         if theirs is not None and shape == ref.shape == theirs.shape and place[1] in OF_ALL_SAMPLES:
-            shape = _of_slices(place, ranks, others, counts)
+            shape = _of_slices(place, ranks, others, alike)
+        elif theirs is not None and place[1] not in OF_ALL_SAMPLES:
+            shape = _of_slices_of_tokens(place, (ranks, others), shape, alike)
         imagined.tensors[place] = record, ref.with_(shape=shape, source=Unreadable(""), copies=(), digest=None)
-    group = RankGroup(key, which, imagined, ranks, ids)
+    group = RankGroup(key, which, imagined, ranks, ids, alike=alike[0])
     (pair,) = group.made if len(group.made) == 1 else group.made[:1]
     side = pair.a if which == "a" else pair.b
     assert pair.together is not None
@@ -197,36 +203,68 @@ def _assembled(
 
 
 def _of_slices(
-    place: tuple[str, str], ranks: dict[int, Side], others: dict[int, Side], counts: Counts
+    place: tuple[str, str], ranks: dict[int, Side], others: dict[int, Side], alike: Alike
 ) -> tuple[int, ...]:
     """The shape of a tensor that is of one shape on every rank of both runs: of one, where all hold the same; of a
     slice for each rank with the same tokens, where these hold values of their own in both runs, alike (tensor
     parallelism as wide in both). Along which axis does not matter to values that face each other one by one.
     """
-    held = [[side.tensors[place][1] for side in sides.values() if place in side.tensors] for sides in (ranks, others)]
-    shape = held[0][0].shape
-    (_, cell), (_, cell_of_others) = counts
-    if cell != cell_of_others or cell < 2 or not shape or any(len(refs) < cell for refs in held):
+    shape = next(side.tensors[place][1].shape for side in ranks.values() if place in side.tensors)
+    firsts = _of_a_group(place, (ranks, others), alike)
+    if firsts is None or not shape:
         return shape
-    # Ranks of one copy follow each other, as tensor-parallel ranks do: gradients are of no micro-batch that has tokens.
-    first = [ref for refs in held for ref in refs[:cell]]
-    if not all(ref.is_readable and ref.shape == shape for ref in first) or first[0].numel > _MOST:
-        return shape
-    firsts = [[pages.array(ref).astype(np.float64) for ref in refs[:cell]] for refs in held]
     own, theirs = firsts
     apart = [float(np.abs(one - sides[0]).max(initial=0.0)) for sides in firsts for one in sides[1:]]
     off = [float(np.abs(one - other).max(initial=0.0)) for one, other in zip(own, theirs, strict=True)]
     is_sliced = min(apart) > 0 and 10 * sorted(off)[0] < min(apart)
-    return (cell * shape[0], *shape[1:]) if is_sliced else shape
+    return (len(own) * shape[0], *shape[1:]) if is_sliced else shape
+
+
+def _of_slices_of_tokens(
+    place: tuple[str, str], sides: tuple[dict[int, Side], dict[int, Side]], shape: tuple[int, ...], alike: Alike
+) -> tuple[int, ...]:
+    """The shape of a tensor of samples or tokens, so long as they are: longer along its last axis where ranks with the
+    same tokens hold values of their own in both runs, on as many ranks of each (tensor parallelism as wide in both).
+    """
+    firsts = _of_a_group(place, sides, alike)
+    refs = [side.tensors[place][1] for ranks in sides for side in ranks.values() if place in side.tensors]
+    if firsts is None or len(shape) < 3 or any(ref.shape[-1] != shape[-1] or len(ref.shape) < 3 for ref in refs):
+        return shape
+    for held in firsts:
+        for one in held[1:]:
+            if one.shape != held[0].shape or np.linalg.norm(one - held[0]) < _OF_ITS_OWN * np.linalg.norm(one):
+                return shape
+    return (*shape[:-1], len(firsts[0]) * shape[-1])
+
+
+def _of_a_group(
+    place: tuple[str, str], sides: tuple[dict[int, Side], dict[int, Side]], alike: Alike
+) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] | None:
+    """What the first ranks with the same tokens hold of a tensor, in either run; None unless they are as many, more
+    than one, and all have it.
+    """
+    found = []
+    for ranks, groups in zip(sides, alike, strict=True):
+        members = groups[0]
+        refs = [ranks[rank].tensors[place][1] for rank in members if place in ranks[rank].tensors]
+        if len(refs) < len(members) or len(refs) < 2 or len(refs) != len(alike[0][0]):
+            return None
+        if not all(ref.is_readable and ref.shape == refs[0].shape for ref in refs) or refs[0].numel > _MOST:
+            return None
+        if not refs[0].dtype.startswith(("float", "bfloat")):
+            return None
+        found.append([pages.array(ref).astype(np.float64) for ref in refs])
+    return found[0], found[1]
 
 
 class _Sizes:
     """How long the axes of a tensor are of which two runs hold parts."""
 
-    def __init__(self, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, counts: Counts) -> None:
+    def __init__(self, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, alike: Alike) -> None:
         self._whole = None if ids is None else ids.shape
         self._own, self._theirs = (_ids_shape(sides) for sides in (ranks, others))
-        self._counts = [(own, other) for own in (1, *counts[0]) for other in (1, *counts[1])]
+        counts = [(1, len(sides), len(groups[0])) for sides, groups in zip((ranks, others), alike, strict=True)]
+        self._counts = [(own, other) for own in counts[0] for other in counts[1]]
 
     def of(self, stage: str, own: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
         if len(own) != len(theirs):
@@ -247,11 +285,20 @@ def _ids_shape(sides: dict[int, Side]) -> tuple[int, ...]:
     return (-1, -1) if ref is None or len(ref.shape) != 2 else ref.shape
 
 
-def _alike(sides: dict[int, Side]) -> int:
-    """How many ranks have the tokens of the first."""
-    ids = [ids_of(side) for side in sides.values()]
-    first = ids[0]
-    return len(ids) if first is None else sum(ref is not None and same_values(first, ref) for ref in ids)
+def _alike(sides: dict[int, Side]) -> list[list[int]]:
+    """The ranks in groups that have the same tokens; all in one where the first's are not known."""
+    ids = {rank: ids_of(side) for rank, side in sides.items()}
+    if next(iter(ids.values())) is None:
+        return [list(sides)]
+    found: list[tuple[TensorRef | None, list[int]]] = []
+    for rank, ref in ids.items():
+        known = (one for one, _ in found if one is not None and ref is not None and same_values(one, ref))
+        of = next(known, None)
+        if of is None:
+            found.append((ref, [rank]))
+        else:
+            next(members for one, members in found if one is of).append(rank)
+    return [members for _, members in found]
 
 
 def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef], together: Together) -> TensorRef:
