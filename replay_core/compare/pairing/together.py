@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
+from replay_core.compare.pairing.accumulated import laid_together
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.compare.pairing.ranks import (
     MAY_BE_PARTS,
@@ -26,6 +27,7 @@ from replay_core.compare.pairing.ranks import (
     standing_for,
     turns,
 )
+from replay_core.compare.pairing.renumbered_ranks import in_one_numbering
 from replay_core.records import Inline, RecordKey, TensorRef, Unreadable
 
 #: Elements that are added up in memory.
@@ -37,7 +39,7 @@ _OF_ITS_OWN = 0.1
 def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
     """The pairs of a step, those whose ranks share it otherwise in the two runs as one. Loads every side."""
     groups: dict[tuple[Any, ...], list[MicroBatchPair]] = defaultdict(list)
-    for micro_pair in micro_pairs:
+    for micro_pair in in_one_numbering(laid_together(micro_pairs)):
         groups[micro_pair.key.step, micro_pair.key.micro, micro_pair.key.role].append(micro_pair)
     cells: dict[tuple[Any, ...], dict[Which, list[list[int]]]] = defaultdict(dict)
     for group in groups.values():
@@ -60,6 +62,8 @@ def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
         place = ranks.key.step, ranks.key.role
         # Two runs whose ranks hold the same of everything, and no tokens, may be of other samples each.
         is_one = ranks.are_of_one_batch(sliced=place in sliced) and (ranks.of_one_process or place in known)
+        if is_one:
+            ranks.made[0].notes[:0] = [note for one in group for note in one.notes]
         found += ranks.made if is_one else group
     return found
 
