@@ -21,7 +21,7 @@ def not_summed_into(what: str, whole: TensorRef, held: HeldByRanks, before: Tens
     """Whether each rank added its own part to what all hold alike (a residual stream), where the sum of the "
     "parts was due."""
     count = len(held.parts)
-    if {ref.shape for ref in held.parts} != {whole.shape} or before.shape != whole.shape:
+    if count < 2 or {ref.shape for ref in held.parts} != {whole.shape} or before.shape != whole.shape:
         return None
     products = products_of([whole, *held.parts, before])
     left = products.norm({0: -1, **dict.fromkeys(range(1, count + 1), 1.0), count + 1: 1.0 - count})

@@ -134,7 +134,7 @@ def _of_rank(own: dict[int, Side]) -> _Laid | None:
     if len(micros) == 1:
         numbers = {
             place: [value] for place, (_, ref) in micros[0].tensors.items()
-            if not ref.shape and not ref.is_text and (value := pages.number_of(ref)) is not None
+            if not ref.shape and not ref.is_text and (value := _number(ref)) is not None
         }  # fmt: skip
         return _Laid(dict(micros[0].tensors), numbers)
     ids = [ids_of(side) for side in micros]
@@ -148,7 +148,7 @@ def _of_rank(own: dict[int, Side]) -> _Laid | None:
         if len(refs) < len(micros) or (place[1] in OF_ALL_SAMPLES and naming.meaning(place[0]).region == "all"):
             continue
         if all(not ref.shape and not ref.is_text for ref in refs):
-            said = [number for ref in refs if (number := pages.number_of(ref)) is not None]
+            said = [number for ref in refs if (number := _number(ref)) is not None]
             if len(said) == len(refs):
                 laid.numbers[place] = said
                 laid.tensors[place] = held[0]
@@ -174,6 +174,14 @@ def _axis_of_samples(refs: Sequence[TensorRef], shapes: Sequence[tuple[int, ...]
             return axis
     are_tokens = all(ref.shape[0] % count == 0 for ref, count in zip(refs, counts, strict=True) if count)
     return 0 if are_tokens and len({ref.shape[1:] for ref in refs}) == 1 and len(refs[0].shape) < 3 else None
+
+
+def _number(ref: TensorRef) -> float | None:
+    """The value of a tensor of one number; None where it cannot be read."""
+    try:
+        return float(pages.array(ref).reshape(-1)[0]) if ref.is_readable else None
+    except DumpError:
+        return None
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
