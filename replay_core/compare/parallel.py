@@ -62,18 +62,39 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         if one.astray is not None:
             fault = Fault(one.astray.kind, one.astray.ranks, one.astray.sentence)
             by_kind.setdefault((fault.kind, fault.ranks), Found(fault, "input_ids", one.step, 0))
+    alone: list[tuple[TensorVerdict, Fault]] = []
     for row in rows:
         if row.ranks is None or row.ranks.fault is None:
             continue
         fault = row.ranks.fault
+        if row.ranks.relation == "one" and fault.factor is not None:
+            alone.append((row, fault))
+            continue
         known = by_kind.setdefault((fault.kind, fault.ranks), Found(fault, row.name, row.key.step))
         if known.step == row.key.step:
             known.tensors += 1
+    by_kind |= _of_single_ranks(alone)
     if (clipped := _clipped(rows)) is not None:
         by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
     kept = [one for one, step in zip(by_kind.values(), steps, strict=True) if step == min(steps)]
     found.faults = sorted(kept, key=lambda one: one.fault.kind == "apart")
+    return found
+
+
+def _of_single_ranks(rows: Sequence[tuple[TensorVerdict, Fault]]) -> dict[tuple[str, tuple[int, ...]], Found]:
+    """One factor of what single ranks have, experts or stages of a pipeline each: one fault of all these ranks."""
+    by_kind: dict[str, list[tuple[TensorVerdict, Fault]]] = {}
+    for row, fault in rows:
+        by_kind.setdefault(fault.kind, []).append((row, fault))
+    found: dict[tuple[str, tuple[int, ...]], Found] = {}
+    for kind, of_kind in by_kind.items():
+        (first, fault), step = of_kind[0], of_kind[0][0].key.step
+        own = [one for row, one in of_kind if row.key.step == step]
+        ranks = tuple(sorted({rank for one in own for rank in one.ranks}))
+        more = "" if ranks == fault.ranks else f"; so it is with what {whose(ranks)} each have alone"
+        merged = Fault(kind, ranks, fault.sentence + more, fault.factor)
+        found[kind, ranks] = Found(merged, first.name, step, len(own))
     return found
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import NEAR, InnerProducts, products_of
-from replay_core.compare.pairing.ranks import HeldByRanks, Together, Which, named, narrowed
+from replay_core.compare.pairing.ranks import HeldByRanks, Together, Which, named, narrowed, standing_for
 from replay_core.records import Inline, TensorRef
 
 #: What part of a difference an explanation may leave.
@@ -73,6 +73,8 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
     found = ranked(together, held)
     if len(held.ranks) == 1 or not all(ref.is_readable for ref in (*held.parts, whole)):
         found.parted = held.ranks
+        if name.startswith("grad.") and len(held.ranks) == 1 and held.parts[0].shape == whole.shape:
+            _of_one(found, _called(name), whole, held, len(together.ranks))
         return found
     what = _called(name)
     if held.is_cut:
@@ -80,6 +82,18 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
     elif all(ref.shape == whole.shape for ref in held.parts):
         _wholes(found, what, whole, held, together.samples)
     return found
+
+
+def is_rounded(whole: TensorRef, held: HeldByRanks) -> bool:
+    """Whether all ranks hold the other run's float32 values, rounded to bfloat16 on the way."""
+    refs = (whole, *held.parts)
+    if any(ref.dtype != "float32" or not ref.is_readable or not _FEWEST <= ref.numel <= 1 << 24 for ref in refs):
+        return False
+    is_short = [not (np.ascontiguousarray(pages.array(ref)).view(np.uint32) & 0xFFFF).any() for ref in refs]
+    if is_short[0] or not all(is_short[1:]):
+        return False
+    made = standing_for(held)
+    return made.shape == whole.shape and is_near(whole, made)
 
 
 def is_near(whole: TensorRef, made: TensorRef) -> bool:
@@ -91,6 +105,31 @@ def is_near(whole: TensorRef, made: TensorRef) -> bool:
 def _called(name: str) -> str:
     """A tensor in words: `layers.0.norm.weight's gradient`."""
     return f"{name.removeprefix('grad.')}'s gradient" if name.startswith("grad.") else name.removeprefix("param.")
+
+
+def _of_one(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, count: int) -> None:
+    """What a rank alone has, a stage of a pipeline or an expert: whether it is counted too often or too seldom."""
+    refs = (whole, held.parts[0])
+    if whole.numel < _FEWEST or not all(ref.is_readable for ref in refs):
+        return
+    products = products_of(refs)
+    factor = products.factor({1: 1}, 0) if all(products.finite) else None
+    if factor is None:
+        return
+    found.factors = {held.ranks[0]: factor}
+    for times, words in (
+        (count, "once too often, or summed where a mean is due"),
+        (1 / count, "divided once too often"),
+    ):
+        if abs(factor - times) <= NEAR * times:
+            found.fault = Fault(
+                "too much" if times > 1 else "too little", held.ranks,
+                f"{what} is {factor:.4g} x the other run's on {whose(held.ranks)}, which alone has it: counted for the "
+                f"{count} ranks, or as many micro-batches, {words}" if times > 1 else
+                f"{what} is {factor:.4g} x the other run's on {whose(held.ranks)}, which alone has it: {words} by the "
+                f"{count} ranks, whose parts it is the sum of already",
+                factor,
+            )  # fmt: skip
 
 
 # ---- tensors that every rank holds whole
@@ -326,22 +365,30 @@ def _copies_not_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) ->
         return None
     count = len(next(iter(by_place.values())))
     left = {1: 0.0, count: 0.0}
+    apart: list[list[int]] = []
     for members in by_place.values():
         products = products_of([blocks[members[0]], *(held.parts[number] for number in members)])
         size = products.norm({0: 1})
-        nearest = min(products.norm({0: -1, place: 1}) for place in range(1, len(members) + 1))
-        if not all(products.finite) or not size or nearest <= NEAR * size or len(members) != count:
+        off = [products.norm({0: -1, place: 1}) for place in range(1, len(members) + 1)]
+        if not all(products.finite) or not size or len(members) != count:
             return None
+        if max(off) <= NEAR * size:
+            continue  # these are summed
+        if min(off) <= NEAR * size:
+            return None
+        apart.append(members)
         for times in left:
-            off = products.norm({0: -float(times), **dict.fromkeys(range(1, count + 1), 1.0)}) / times
-            left[times] = max(left[times], off / size, off / nearest * NEAR / _LEFT)
+            less = products.norm({0: -float(times), **dict.fromkeys(range(1, count + 1), 1.0)}) / times
+            left[times] = max(left[times], less / size, less / min(off) * NEAR / _LEFT)
+    if not apart:
+        return None
     times = min(left, key=left.__getitem__)
     if left[times] > NEAR:
         return None
-    groups = "; ".join(named(held.ranks[number] for number in members) for members in by_place.values())
+    groups = "; ".join(named(held.ranks[number] for number in members) for members in apart)
     done, is_whole = ("averaged", "mean") if times > 1 else ("summed", "sum")
     return Fault(
-        f"not {done}", held.ranks,
+        f"not {done}", tuple(sorted(held.ranks[number] for members in apart for number in members)),
         f"{what} is not {done} over the ranks that hold one slice ({groups}): each holds its own, and their {is_whole} "
         "is the other run's",
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +151,66 @@ def without_tokens(
                 "other ranks' tokens alone",
             )  # fmt: skip
     return None
+
+
+def with_another(
+    what: str, own: tuple[TensorRef, TensorRef], others: Iterator[tuple[str, TensorRef, tuple[int, ...]]],
+    ranks: tuple[int, ...],
+) -> Fault | None:  # fmt: skip
+    """Whether an expert's gradient is its own and another expert's, added up as if the two were copies of one.
+
+    own: the gradient as the ranks have it, and as the other run has it. others: the other run's of the other experts,
+    with their names and the ranks whose they are.
+    """
+    for name, ref, of in others:
+        if ref.shape != own[0].shape or set(of) <= set(ranks) or not all(one.is_readable for one in (*own, ref)):
+            continue
+        products = products_of([own[1], own[0], ref])
+        if not products.norm({2: 1}) or products.norm({1: 1, 0: -1, 2: -1}) > NEAR * products.norm({0: -1, 1: 1}):
+            continue
+        return Fault(
+            "summed with another", tuple(sorted({*ranks, *of})),
+            f"{what} on {whose(ranks)} is its own and that of another expert, {name.removeprefix('grad.')}, which is "
+            f"{whose(of)}'s: experts of different ranks are summed as if they were copies of one",
+        )  # fmt: skip
+    return None
+
+
+def logprobs(logits: Array, targets: NDArray[np.int64]) -> Array:
+    """Of each target [N] its log-probability: logits [N, V]."""
+    most = logits.max(1)
+    total = most + np.log(np.exp(logits - most[:, None]).sum(1))
+    return np.asarray(logits[np.arange(targets.size), targets] - total)
+
+
+def at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Of what is said of each token's next token, of a sequence that is cut: whether it is 0 at the ends of stretches
+    whose next token is another rank's, and right elsewhere.
+    """
+    if held.axis != 1 or len(whole.shape) != 2:
+        return None
+    there = pages.array(whole).astype(np.float64)
+    most = np.abs(there).max(initial=0.0)
+    those = []
+    for rank, ref, stretches in zip(held.ranks, held.parts, held.stretches, strict=True):
+        ends = [(sum(long for _, long in stretches[: number + 1]) - 1, start + length - 1)
+                for number, (start, length) in enumerate(stretches)]  # fmt: skip
+        mine = pages.array(ref).astype(np.float64)
+        places = [column for start, length in stretches for column in range(start, start + length)]
+        is_off = np.abs(mine - there[:, places]) > 1e-3 * most
+        lost = [own for own, at in ends if is_off[:, own].any() and not mine[:, own].any() and at + 1 < whole.shape[1]]
+        if is_off.any() and not np.delete(is_off, lost, 1).any():
+            those.append(rank)
+        elif is_off.any():
+            return None
+    if not those:
+        return None
+    verb = "has" if len(those) == 1 else "have"
+    return Fault(
+        "boundary label", tuple(those),
+        f"{what} is 0 at the last token of a stretch of {whose(those)}, and right at all others: the token at the "
+        f"boundary, whose next token is another rank's, {verb} no target",
+    )  # fmt: skip
 
 
 def of_one_slice(

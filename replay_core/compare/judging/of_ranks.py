@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.compare.judging import algebra, contributions, key_order, subspaces
+from replay_core.compare.judging import algebra, contributions, key_order, row_parallel, subspaces
 from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.products import NEAR
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import (
@@ -39,7 +40,7 @@ JudgeCopy = Callable[[TensorPair, MicroBatchPair], "TensorVerdict"]
 #: Tensors of a micro-batch that an explanation may lean on: those just before.
 _KEPT = 6
 _WORST = (Verdict.SAME, Verdict.PADDING, Verdict.CLOSE, Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
-_HEAD = "lm_head.weight"
+_HEADS = ("lm_head.weight", "output_layer.weight")
 _NUMBER = regex(r"\d{1,9}")
 #: Elements that are added up in memory.
 _MOST = 1 << 26
@@ -47,6 +48,7 @@ _MOST = 1 << 26
 _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_proj|gate_and_up", re.IGNORECASE)
 #: The number of an expert in a weight's name.
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
+_LOGITS = ("logits", "lm_head.output", "output_layer.output")
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
@@ -70,6 +72,10 @@ class OfRanks:
         self._mean: set[int | None] = set()
         #: Of a step: the first activation that is off, and by how much at each token, until a weight explains it.
         self._first_off: dict[int | None, tuple[TensorVerdict, NDArray[np.float64] | None]] = {}
+        #: Of a micro-batch, slices that ranks hold alike with the other run; and of a step, those before its first
+        #: activation that is off, with what each rank holds of it.
+        self._slices: dict[Any, list[HeldByRanks]] = defaultdict(list)
+        self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks]]] = {}
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
         """Say of a judged row what its ranks hold; its verdict becomes that of the rank that is furthest off."""
@@ -103,6 +109,7 @@ class OfRanks:
                 if row.verdict.diverges:
                     self._note_first(row, theirs[1], ours[1], held)
             if row.name.startswith("param."):
+                self._explain_first_sum(row, held, micro_pair)
                 self._explain_first(row, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
@@ -174,6 +181,14 @@ class OfRanks:
         fault = found.fault
         if kind == "positions" and (own := algebra.own_positions(row.name, held)) is not None:
             fault = own
+        if kind == "logprob" and (lost := contributions.at_the_ends(row.name, whole, held)) is not None:
+            fault = lost
+        if row.name.startswith("grad.") and fault is None and algebra.is_rounded(whole, held):
+            fault = Fault(
+                "rounded", held.ranks,
+                f"{row.name.removeprefix('grad.')}'s gradient is float32 and on {whose(held.ranks)} every value is one "
+                "of bfloat16, which the other run's are not: it was reduced or kept in bfloat16 (half precision)",
+            )  # fmt: skip
         place = row.place[:2]
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, place) or fault
@@ -183,7 +198,7 @@ class OfRanks:
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, micro_pair, together, held) or fault
-        if len(whole.shape) == 2 and not held.is_cut and row.key.stage == "modules":
+        if len(whole.shape) == 2 and not held.is_cut and (row.key.stage == "modules" or kind == "logprob"):
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
             fault = Fault(together.astray.kind, together.astray.ranks, together.astray.sentence)
@@ -248,6 +263,7 @@ class OfRanks:
         if row.key.step in self._first_off or not naming.is_module_tensor(row.name):
             return
         off_NH = None
+        self._into_first[row.key.step] = held, self._slices[row.place[:2]]
         if row.ranks is not None and (row.ranks.fault is None or row.ranks.fault.kind == "apart"):
             fault = key_order.of_keys(row.name, whole, laid, held) if held.is_cut else None
             if fault is not None:
@@ -257,6 +273,25 @@ class OfRanks:
                 off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
         self._first_off[row.key.step] = row, off_NH
+
+    def _explain_first_sum(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
+        """Whether the step's first activation that is off is the output of this weight, and not the sum it should be
+        of what its slices make.
+        """
+        first, _ = self._first_off.get(row.key.step, (None, None))
+        name = row.name.removeprefix("param.").removesuffix(".weight")
+        if first is None or first.ranks is None or not held.is_cut or first.name != f"{name}.output":
+            return
+        output, slices = self._into_first[row.key.step]
+        together = micro_pair.together
+        side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
+        bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
+        for inputs in reversed(slices):
+            if (fault := row_parallel.of_parts(first.name, output, inputs, held, bias)) is not None:
+                first.ranks.fault = fault
+                first.reason = f"{fault.sentence}; {first.reason}"
+                self._first_off[row.key.step] = first, None
+                return
 
     def _explain_first(self, row: TensorVerdict, held: HeldByRanks) -> None:
         """Whether what is off in the step's first activation came through a rank's slice of this weight."""
@@ -292,15 +327,18 @@ class OfRanks:
         what = f"{row.name.removeprefix('grad.')}'s gradient"
         if row.name.endswith(_EMBEDDINGS):
             side = micro_pair.a if together.which == "a" else micro_pair.b
-            for _, ref in side.ending(_HEAD):
+            for _, ref in side.ending(*_HEADS):
                 other = together.held.get(id(ref))
-                if other is not None and ref.name.startswith("grad."):
-                    return contributions.tied_apart(what, whole, held, other)
+                if (
+                    other is not None and ref.name.startswith("grad.")
+                    and (fault := contributions.tied_apart(what, whole, held, other)) is not None
+                ):  # fmt: skip
+                    return fault
             tokens = {rank: np.unique(np.concatenate([pages.array(ref).reshape(-1) for ref in refs]))
                       for rank, refs in self._tokens[row.key.step].items()}  # fmt: skip
             return contributions.without_rows(what, whole, held, tokens) if len(tokens) > 1 else None
         left = self._left.get(row.key.step)
-        if row.name.endswith(_HEAD) and left is not None and left[1].axis in (0, 1):
+        if row.name.endswith(_HEADS) and left is not None and left[1].axis in (0, 1):
             return contributions.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
         return None
 
@@ -323,6 +361,8 @@ class OfRanks:
 
         in_layer = _EXPERT.sub("#", row.name)
         what = f"{row.name.removeprefix('grad.')}'s gradient"
+        if (fault := contributions.with_another(what, own, others(), held.ranks)) is not None:
+            return fault
         return subspaces.other_tokens(what, own, others(), held.ranks)
 
     @staticmethod
@@ -353,17 +393,26 @@ class OfRanks:
         for (name, stage), (_, ref) in side.tensors.items():
             cut = together.held.get(id(ref))
             facing = other.tensors.get((name, stage))
-            if not name.endswith("logits") or name.startswith("grad.") or cut is None or facing is None:
+            if not name.endswith(_LOGITS) or name.startswith("grad.") or cut is None or facing is None:
                 continue
             if cut.axis != len(whole.shape) or facing[1].shape[:-1] != whole.shape or facing[1].numel > 1 << 27:
                 continue
-            targets = next((one for _, name in (("", "target_ids"), ("", "labels")) if (one := other.find(name))), None)
-            if targets is None or targets.shape != whole.shape:
-                continue
             logits = pages.array(facing[1]).astype(np.float64).reshape(-1, facing[1].shape[-1])
             said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
-            targets_N = pages.array(targets).reshape(-1)
-            if naming.meaning(row.name).kind == "logprob" or row.name.endswith("logprobs"):
+            targets = next((one for name in ("target_ids", "labels") if (one := other.find(name))), None)
+            if targets is not None and targets.shape == whole.shape:
+                targets_N = pages.array(targets).reshape(-1).astype(np.int64)
+            elif (ids := other.find("input_ids")) is not None and ids.shape == whole.shape:
+                # The token after each; what has none, or is masked, is 0 in the other run.
+                targets_N = np.roll(pages.array(ids), -1, 1).reshape(-1).astype(np.int64)
+                told = (said[0] != 0) & (targets_N >= 0) & (targets_N < logits.shape[1])
+                own = contributions.logprobs(logits[told], targets_N[told])
+                if not told.any() or np.abs(own - said[0][told]).max() > NEAR * np.abs(own).max():
+                    continue
+                logits, targets_N, said = logits[told], targets_N[told], [one[told] for one in said]
+            else:
+                continue
+            if naming.meaning(row.name).kind == "logprob" or row.name.endswith(("logprobs", "log_probs")):
                 fault = contributions.own_vocabulary(said[0], said[1:], logits, cut, targets_N)
                 if fault is not None:
                     return fault
@@ -379,9 +428,11 @@ class OfRanks:
     def _keep(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> None:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
+        place = row.place[:2]
+        if held.is_cut and naming.is_module_tensor(row.name) and not row.verdict.diverges:
+            self._slices[place] = [*self._slices[place][1 - _KEPT :], held]
         if held.is_cut or row.ranks is None or not naming.is_module_tensor(row.name) or not whole.shape:
             return
-        place = row.place[:2]
         if row.ranks.relation == "parts":
             self._parts[place] = [*self._parts[place][1 - _KEPT :], (row.name, held)]
         elif not row.verdict.diverges:

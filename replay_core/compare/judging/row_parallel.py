@@ -1,0 +1,98 @@
+"""What is in the output of a layer whose weight is cut along its inputs: of each rank its part `x_r W_r^T`, and the
+bias once. With a rank's inputs and weights recorded its part is known, and how often it is in an output is solved for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.products import Array
+from replay_core.compare.pairing.ranks import HeldByRanks, named
+from replay_core.records import TensorRef
+
+#: What part of an output the parts may leave, and how far from a whole number they may be in it: of float32, of halves.
+_LEFT, _OFF = (2e-3, 2e-2), (0.02, 0.15)
+_MOST = 1 << 22
+#: More parts are not told from each other.
+_EACH = 16
+
+
+def of_parts(
+    what: str, held: HeldByRanks, inputs: HeldByRanks, weights: HeldByRanks, bias: TensorRef | None
+) -> Fault | None:
+    """Which parts are not in an output as often as they should be, once; None where they all are, or where the output
+    is not made of them.
+
+    held: the output [sample, position, hidden], whole on every rank. inputs: what went into the layer, a slice of its
+    features on every rank, or its heads [sample, head, position, width]. weights: [hidden, a rank's features].
+    """
+    ranks = held.ranks
+    if not inputs.ranks == weights.ranks == ranks or not 1 < len(ranks) <= _EACH or weights.axis != 1 or held.is_cut:
+        return None
+    if len(set(weights.stretches)) < len(ranks) or held.parts[0].numel > _MOST:
+        return None
+    parts = [_part(x, weight) for x, weight in zip(inputs.parts, weights.parts, strict=True)]
+    hidden = held.parts[0].shape[-1]
+    outputs = [pages.array(ref).astype(np.float64).reshape(-1, hidden) for ref in held.parts]
+    made = [part for part in parts if part is not None and part.shape == outputs[0].shape]
+    if len(made) < len(ranks):
+        return None
+    if bias is not None and bias.shape == (hidden,):
+        made.append(np.broadcast_to(pages.array(bias).astype(np.float64), outputs[0].shape))
+    is_half = held.parts[0].dtype in ("bfloat16", "float16")
+    basis = np.stack([one.reshape(-1) for one in made], 1)
+    times = []
+    for output in outputs:
+        own, *_ = np.linalg.lstsq(basis, output.reshape(-1), rcond=None)
+        whole = np.rint(own)
+        left = float(np.linalg.norm(output.reshape(-1) - basis @ whole))
+        if np.abs(own - whole).max() > _OFF[is_half] or left > _LEFT[is_half] * np.linalg.norm(output):
+            return None
+        times.append([int(one) for one in whole])
+    return _told(what, ranks, times)
+
+
+def _part(x: TensorRef, weight: TensorRef) -> Array | None:
+    """A rank's part of the sum: [token, hidden]."""
+    if not x.is_readable or not weight.is_readable or len(weight.shape) != 2 or max(x.numel, weight.numel) > _MOST:
+        return None
+    values = pages.array(x).astype(np.float64)
+    width = weight.shape[1]
+    if values.ndim == 4 and values.shape[1] * values.shape[3] == width:
+        values = values.transpose(0, 2, 1, 3)
+        values = values.reshape(*values.shape[:2], -1)
+    if values.shape[-1] != width:
+        return None
+    return np.asarray(values.reshape(-1, width) @ pages.array(weight).astype(np.float64).T)
+
+
+def _told(what: str, ranks: tuple[int, ...], times: list[list[int]]) -> Fault | None:
+    count = len(ranks)
+    parts = [of_rank[:count] for of_rank in times]
+    biases = [of_rank[count] for of_rank in times if len(of_rank) > count]
+    if all(of_rank == [int(other == number) for other in range(count)] for number, of_rank in enumerate(parts)):
+        return Fault(
+            "not summed", ranks,
+            f"{what} is not summed over ranks {named(ranks)}: each holds the part that its own inputs and its slice of "
+            "the weight make",
+        )  # fmt: skip
+    if all(of_rank == parts[0] for of_rank in parts[1:]):
+        lost = tuple(rank for rank, times_ in zip(ranks, parts[0], strict=True) if times_ == 0)
+        if lost and all(one in (0, 1) for one in parts[0]):
+            return Fault(
+                "missing", lost,
+                f"{whose(lost)}'s contribution is missing from {what}: it is the sum of the other ranks' parts, which "
+                "their inputs and slices of the weight make",
+            )  # fmt: skip
+        if len(set(biases)) == 1 and biases[0] > 1 and set(parts[0]) == {1}:
+            return Fault(
+                "too much", ranks,
+                f"the bias is in {what} {biases[0]} times: each of {whose(ranks)} adds it to its part before the sum",
+                float(biases[0]),
+            )  # fmt: skip
+    without = tuple(rank for rank, one in zip(ranks, biases, strict=False) if one == 0)
+    if without and all(one == 1 for of_rank in parts for one in of_rank) and set(biases) <= {0, 1}:
+        return Fault("missing", without, f"the bias is missing from {what} on {whose(without)}: the sum alone is there")
+    return None
