@@ -188,7 +188,10 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
             return
         if weights is first_of and times == 1 and len(classes) < count:
             groups = "; ".join(named(ranks[number - 1] for number in members) for members in classes)
-            sentence = f"{what} is summed only within groups of ranks ({groups}): their sums add up to the whole"
+            sentence = (
+                f"{what} is not summed over ranks {named(ranks)}, only within groups of them ({groups}): their sums add "
+                "up to the whole"
+            )
             found.fault = Fault("summed in groups", ranks, sentence)
         elif times > 1:
             sentence = (
@@ -401,6 +404,9 @@ def _elsewhere(what: str, held: HeldByRanks, blocks: list[TensorRef], odd: list[
         return None
     stands: dict[int, int] = {}
     for number in odd:
+        own = products_of([blocks[number], held.parts[number]])
+        if own.norm({0: -1, 1: 1}) <= NEAR * own.norm({0: 1}):
+            return None  # its own, a little off: slices may be alike (positions of other samples)
         for other, block in enumerate(blocks):
             if (
                 other == number
@@ -454,6 +460,29 @@ def _moved(what: str, whole: TensorRef, held: HeldByRanks, odd: list[int]) -> Fa
         tuple(rank for rank, _ in said),
         f"{what} is cut at other places: {', '.join(one for _, one in said)}",
     )
+
+
+def other_samples(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Of what one rank of several has, a stage of a pipeline: whether some samples' values are those that the other run
+    has of other samples.
+    """
+    ours = held.parts[0]
+    if len(held.ranks) != 1 or ours.shape != whole.shape or len(whole.shape) < 3 or not 1 < whole.shape[0] <= _EACH:
+        return None
+    if whole.numel > 1 << 24 or not all(ref.is_readable for ref in (whole, ours)):
+        return None
+    there, here = (pages.array(ref).astype(np.float64).reshape(whole.shape[0], -1) for ref in (whole, ours))
+    off = np.linalg.norm(there[:, None] - here[None], axis=2) / (np.linalg.norm(here, axis=1)[None] + 1e-300)
+    of = [(number, int(off[:, number].argmin())) for number in range(len(here)) if off[number, number] > NEAR]
+    if not of or any(off[other, number] > 1e-3 for number, other in of):
+        return None
+    rank = held.ranks[0]
+    said = ", ".join(f"sample {number} has sample {other}'s" for number, other in of)
+    return Fault(
+        "other samples", held.ranks,
+        f"{what} on rank {rank} is that of other samples ({said}): the stage was handed a micro-batch that is not the "
+        "one whose tokens it has",
+    )  # fmt: skip
 
 
 def own_positions(what: str, held: HeldByRanks) -> Fault | None:

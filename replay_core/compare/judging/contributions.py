@@ -89,22 +89,175 @@ def tied_apart(what: str, whole: TensorRef, one: HeldByRanks, other: HeldByRanks
 
 
 def without_rows(what: str, whole: TensorRef, held: HeldByRanks, tokens: dict[int, NDArray[np.int64]]) -> Fault | None:
-    """Of an embedding's gradient that all ranks hold alike: the rank whose own tokens have no part in it."""
-    if len(whole.shape) != 2 or held.is_cut or held.parts[0].shape != whole.shape or whole.numel > 1 << 28:
+    """Of an embedding's gradient, whole or a slice of the words on every rank: the rank whose own tokens have no part
+    in it; or whether each rank's tokens count by a factor of the rank's own.
+    """
+    if len(whole.shape) != 2 or whole.numel > 1 << 26 or (held.is_cut and held.axis != 0):
         return None
-    there, here = (np.abs(pages.array(ref).astype(np.float64)).sum(1) for ref in (whole, held.parts[0]))
+    groups: list[tuple[list[int], NDArray[np.int64]]] = []
     for rank, mine in tokens.items():
-        others = np.concatenate([ids for one, ids in tokens.items() if one != rank])
-        own = np.setdiff1d(mine, others)
-        own = own[(own >= 0) & (own < whole.shape[0])]
-        own = own[there[own] > 0]
-        others = others[(others >= 0) & (others < whole.shape[0])]
-        if own.size >= 3 and not here[own].any() and here[others].any():
+        known = next((ranks for ranks, ids in groups if np.array_equal(ids, mine)), None)
+        if known is None:
+            groups.append(([rank], mine))
+        else:
+            known.append(rank)  # a tensor-parallel rank beside it
+    if len(groups) < 2:
+        return None
+    by_place: dict[tuple[int, int], list[int]] = {}
+    for number in range(len(held.ranks)):
+        stretches = held.stretches[number] if held.is_cut else ((0, whole.shape[0]),)
+        if len(stretches) != 1 or held.parts[number].shape != (stretches[0][1], whole.shape[1]):
+            return None
+        by_place.setdefault(stretches[0], []).append(number)
+    there_VH = pages.array(whole).astype(np.float64)
+    for (start, length), members in by_place.items():
+        there, here = (values.astype(np.float64) for values in (there_VH[start : start + length],
+                                                                pages.array(held.parts[members[0]])))  # fmt: skip
+        ranks = [held.ranks[number] for number in members]
+        own = _own_rows(groups, (start, length), np.abs(there).sum(1) > 0)
+        size = np.abs(here).sum(1)
+        for number, (of, rows) in enumerate(zip((of for of, _ in groups), own, strict=True)):
+            lost = tuple(rank for rank in of if rank in ranks)
+            rest = [row for other, more in enumerate(own) if other != number for row in more]
+            if rows.size >= 3 and not size[rows].any() and size[rest].any() and lost:
+                return Fault(
+                    "missing", lost,
+                    f"{whose(lost)}'s contribution is missing from {what}: the rows of the {rows.size} tokens that "
+                    f"{whose(of)} alone {'was' if len(of) == 1 else 'were'} given are 0",
+                )  # fmt: skip
+        if (fault := _own_means(what, held.ranks, groups, [(there[rows], here[rows]) for rows in own])) is not None:
+            return fault
+    return None
+
+
+def _own_rows(
+    groups: Sequence[tuple[list[int], NDArray[np.int64]]], stretch: tuple[int, int], has: NDArray[np.bool_]
+) -> list[NDArray[np.int64]]:
+    """Of each group of ranks, the rows of a slice whose tokens it alone was given, and which hold something."""
+    start, length = stretch
+    found = []
+    for number, (_, mine) in enumerate(groups):
+        others = np.concatenate([ids for other, (_, ids) in enumerate(groups) if other != number])
+        own = np.setdiff1d(mine, others) - start
+        own = own[(own >= 0) & (own < length)]
+        found.append(own[has[own]])
+    return found
+
+
+def _own_means(
+    what: str, ranks: tuple[int, ...], groups: Sequence[tuple[list[int], NDArray[np.int64]]],
+    rows: Sequence[tuple[Array, Array]],
+) -> Fault | None:  # fmt: skip
+    """Whether each group's tokens count by a factor `n / (R n_r)`: a mean over its own n_r tokens, of R groups, where
+    one over all n is due. The factors' inverses then have the mean 1, whatever the numbers of tokens are.
+
+    rows: of every group, the rows that it alone makes, of the other run and of the ranks.
+    """
+    factors = []
+    for there, here in rows:
+        if len(there) < 3 or not there.any():
+            return None
+        factor = float((there * here).sum() / np.square(there).sum())
+        if factor <= 0 or np.linalg.norm(here - factor * there) > 3e-3 * np.linalg.norm(here):
+            return None
+        factors.append(factor)
+    if max(factors) - min(factors) < 0.01 or abs(float(np.mean([1 / one for one in factors])) - 1) > 2e-3:
+        return None
+    said = ", ".join(f"{factor:.4g} on {whose(of)}" for factor, (of, _) in zip(factors, groups, strict=True))
+    return Fault(
+        "own token mean", ranks,
+        f"{what} weighs each rank's tokens by a factor of its own ({said}), whose inverses have the mean 1: each "
+        "rank's loss is the mean over its own number of tokens, not over all ranks'",
+    )  # fmt: skip
+
+
+def own_means(
+    what: str, whole: float, losses: Sequence[float], ranks: tuple[int, ...], logprobs: Sequence[Array]
+) -> Fault | None:
+    """Whether the loss of each rank is the mean of its own log-probabilities, where the whole's is that of all.
+
+    logprobs: of each rank, 0 where no token counts.
+    """
+    counts = [int(np.count_nonzero(one)) for one in logprobs]
+    sums = [-float(one.sum()) for one in logprobs]
+    if min(counts, default=0) < 1 or len(set(counts)) < 2:
+        return None
+    if abs(whole - sum(sums) / sum(counts)) > 1e-3 * abs(whole):
+        return None
+    for shares in (1, len(ranks)):
+        means = [one / count / shares for one, count in zip(sums, counts, strict=True)]
+        if all(abs(one - mean) <= 1e-3 * abs(mean) for one, mean in zip(losses, means, strict=True)):
+            said = ", ".join(f"{count} on rank {rank}" for rank, count in zip(ranks, counts, strict=True))
+            return Fault(
+                "own token mean", ranks,
+                f"{what} of each of {whose(ranks)} is the mean over the rank's own number of tokens ({said}), where "
+                "that of the other run is over all",
+            )  # fmt: skip
+    return None
+
+
+def without_inputs(what: str, whole: TensorRef, held: HeldByRanks, inputs: HeldByRanks) -> Fault | None:
+    """Of a weight's gradient [out, in] that all ranks hold alike: the rank of whose tokens nothing is in it. Its rows
+    are made of what went into the layer; those of the other ranks' tokens span all of it, and not the other run's.
+    """
+    ours = held.parts[0]
+    if held.is_cut or ours.shape != whole.shape or len(whole.shape) != 2 or whole.numel > 1 << 22:
+        return None
+    width = whole.shape[1]
+    if inputs.ranks != held.ranks or any(ref.shape[-1] != width or ref.numel > 1 << 22 for ref in inputs.parts):
+        return None
+    rows = [pages.array(ref).astype(np.float64).reshape(-1, width) for ref in inputs.parts]
+    there, here = (pages.array(ref).astype(np.float64) for ref in (whole, ours))
+    for number, rank in enumerate(held.ranks):
+        others = np.concatenate([one for other, one in enumerate(rows) if other != number])
+        if len(others) > 0.75 * width:
+            return None
+        basis = np.linalg.svd(others, full_matrices=False)[2]
+        outside = [float(np.linalg.norm(one - (one @ basis.T) @ basis) / (np.linalg.norm(one) or 1.0))
+                   for one in (there, here)]  # fmt: skip
+        if outside[1] <= 1e-3 and outside[0] > 30 * outside[1] and outside[0] > 0.02:
             return Fault(
                 "missing", (rank,),
-                f"rank {rank}'s contribution is missing from {what}: the rows of the {own.size} tokens that rank "
-                f"{rank} alone was given "
-                "are 0",
+                f"rank {rank}'s contribution is missing from {what}: it is made of what the other ranks' tokens gave "
+                "the layer alone",
+            )  # fmt: skip
+    return None
+
+
+def of_own_experts(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Of a layer of experts that are spread over the ranks, each with tokens of its own: whether what the other ranks'
+    experts made was not summed in, so that tokens of which none is a rank's own are 0 there.
+    """
+    if held.axis not in (0, 1) or len(whole.shape) < 2 or len(set(held.stretches)) < len(held.ranks):
+        return None
+    for ref, stretches in zip(held.parts, held.stretches, strict=True):
+        places = np.concatenate([np.arange(start, start + length) for start, length in stretches])
+        there = np.take(pages.array(whole).astype(np.float64), places, held.axis).reshape(-1, whole.shape[-1])
+        here = pages.array(ref).astype(np.float64).reshape(-1, whole.shape[-1])
+        has, is_zero = there.any(1), ~here.any(1)
+        is_right = np.abs(there - here).max(1) <= 1e-3 * np.abs(there).max()
+        if (has & is_zero).sum() < 3 or not (has & is_right & ~is_zero).any():
+            return None
+    return Fault(
+        "not summed", held.ranks,
+        f"{what} is not summed over {whose(held.ranks)}: each has what its own experts made of its tokens, and those "
+        "of which none is its own are 0",
+    )  # fmt: skip
+
+
+def of_words(what: str, off: NDArray[np.bool_], ids: NDArray[np.int64], held: HeldByRanks) -> Fault | None:
+    """Of an embedding whose words are cut among ranks: the rank whose words' tokens are off, and no others.
+
+    off, ids: [N]. held: the weight's slices.
+    """
+    for rank, stretches in zip(held.ranks, held.stretches, strict=True):
+        ((start, length), *more) = stretches
+        own = (ids >= start) & (ids < start + length)
+        if not more and not own.all() and own.sum() >= 3 and not (off & ~own).any() and off.sum() >= 0.8 * own.sum():
+            return Fault(
+                "vocabulary slice", (rank,),
+                f"{what} is off where the token is one of the words {start} to {start + length - 1}, which are rank "
+                f"{rank}'s, and nowhere else: where that rank's slice begins, or which rows it looks up, is wrong",
             )  # fmt: skip
     return None
 

@@ -60,6 +60,33 @@ def of_keys(what: str, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> 
     return None
 
 
+def own_keys(what: str, held: HeldByRanks, values: HeldByRanks, parted: Sequence[int]) -> Fault | None:
+    """Whether ranks attend to keys of their own stretch alone: the first token of it then sees one key, itself, and
+    what attention makes of it is its own value.
+
+    held: attention's output [sample, head, position, width]; values: what its values were [sample, position, hidden].
+    parted: the ranks whose stretch is off.
+    """
+    if held.axis != 2 or values.axis != 1 or values.ranks != held.ranks or values.stretches != held.stretches:
+        return None
+    those = []
+    for rank, ref, value, stretches in zip(held.ranks, held.parts, values.parts, held.stretches, strict=True):
+        if rank not in parted or stretches[0][0] == 0 or len(ref.shape) != 4 or ref.numel > _MOST:
+            continue
+        made_BH = pages.array(ref).astype(np.float64)[:, :, 0].reshape(ref.shape[0], -1)
+        own_BH = pages.array(value).astype(np.float64)[:, 0]
+        if made_BH.shape != own_BH.shape or np.abs(made_BH - own_BH).max() > 1e-3 * np.abs(own_BH).max():
+            return None
+        those.append(rank)
+    if not those or sorted(those) != sorted(parted):
+        return None
+    return Fault(
+        "own keys", tuple(those),
+        f"{what}: {whose(those)} attend{'s' if len(those) == 1 else ''} to keys of the rank's own stretch alone: the "
+        "first token of it has its own value, as if no token stood before it",
+    )  # fmt: skip
+
+
 def _places(every: Sequence[Sequence[tuple[int, int]]]) -> Ints:
     """The positions of tokens in the order in which the ranks' are gathered."""
     return np.concatenate([np.arange(at, at + long) for stretches in every for at, long in stretches])

@@ -49,9 +49,11 @@ _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_
 #: The number of an expert in a weight's name.
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 _LOGITS = ("logits", "lm_head.output", "output_layer.output")
+_OF_EXPERT = regex(r"\.experts?\.")
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
+_LOOKUPS = ("embed_tokens.output", "wte.output", "word_embeddings.output", "tok_embeddings.output")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
 
@@ -75,7 +77,13 @@ class OfRanks:
         #: Of a micro-batch, slices that ranks hold alike with the other run; and of a step, those before its first
         #: activation that is off, with what each rank holds of it.
         self._slices: dict[Any, list[HeldByRanks]] = defaultdict(list)
-        self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks]]] = {}
+        #: Of a micro-batch: the outputs of layers whose experts are each on some of the ranks.
+        self._of_experts: dict[Any, set[str]] = defaultdict(set)
+        #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
+        self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
+        self._into_first: dict[
+            int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, NDArray[np.bool_] | None]
+        ] = {}
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
         """Say of a judged row what its ranks hold; its verdict becomes that of the rank that is furthest off."""
@@ -88,6 +96,7 @@ class OfRanks:
         self._note_tokens(together, row)
         if held is None:
             return
+        self._note_inputs(row, held, together)
         row.ranks = algebra.ranked(together, held)
         if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest or ours[1].is_text:
             return
@@ -107,7 +116,7 @@ class OfRanks:
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
                 self._explain(row, pair, micro_pair, held, judge)
                 if row.verdict.diverges:
-                    self._note_first(row, theirs[1], ours[1], held)
+                    self._note_first(row, theirs[1], ours[1], held, micro_pair)
             if row.name.startswith("param."):
                 self._explain_first_sum(row, held, micro_pair)
                 self._explain_first(row, held)
@@ -183,6 +192,10 @@ class OfRanks:
             fault = own
         if kind == "logprob" and (lost := contributions.at_the_ends(row.name, whole, held)) is not None:
             fault = lost
+        if kind == "loss" and fault is None and not held.is_cut and not whole.shape:
+            fault = self._of_own_tokens(row, whole, held, micro_pair, together)
+        if fault is None and naming.is_module_tensor(row.name) and len(held.ranks) < len(together.ranks):
+            fault = algebra.other_samples(row.name, whole, held)
         if row.name.startswith("grad.") and fault is None and algebra.is_rounded(whole, held):
             fault = Fault(
                 "rounded", held.ranks,
@@ -205,6 +218,23 @@ class OfRanks:
         found.fault = fault
         if fault is not None:
             row.reason = f"{fault.sentence}; {row.reason}"
+
+    @staticmethod
+    def _of_own_tokens(
+        row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair, together: Together
+    ) -> Fault | None:
+        """Whether the ranks' losses are means over their own tokens, as the log-probabilities of these say."""
+        side = micro_pair.a if together.which == "a" else micro_pair.b
+        for (name, _), (_, ref) in side.tensors.items():
+            own = together.held.get(id(ref))
+            if naming.meaning(name).kind != "logprob" or own is None or not own.is_cut or own.ranks != held.ranks:
+                continue
+            values = [pages.array(part).astype(np.float64) for part in own.parts]
+            numbers = [float(pages.array(part).reshape(-1)[0]) for part in (whole, *held.parts)]
+            fault = contributions.own_means(row.name, numbers[0], numbers[1:], held.ranks, values)
+            if fault is not None:
+                return fault
+        return None
 
     def _is_stated_sum(
         self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, pair: TensorPair, micro_pair: MicroBatchPair,
@@ -258,14 +288,21 @@ class OfRanks:
         is_so = len(every) == len(found.ranks) and all(abs(one - expected) <= 1e-3 * expected for one in every)
         return 1 / expected if is_so else None
 
-    def _note_first(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> None:
+    def _note_first(
+        self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair
+    ) -> None:
         """Keep the first activation of a step that is off, and say of it what its tokens alone tell."""
         if row.key.step in self._first_off or not naming.is_module_tensor(row.name):
             return
         off_NH = None
-        self._into_first[row.key.step] = held, self._slices[row.place[:2]]
+        ids, off_N = None, None
+        if row.name.endswith(_LOOKUPS) and not held.is_cut and whole.shape == laid.shape:
+            ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
+            apart = np.abs(pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64))
+            off_N = apart.reshape(-1, whole.shape[-1]).max(1) > 1e-3 * apart.max()
+        self._into_first[row.key.step] = held, self._slices[row.place[:2]], ids, off_N
         if row.ranks is not None and (row.ranks.fault is None or row.ranks.fault.kind == "apart"):
-            fault = key_order.of_keys(row.name, whole, laid, held) if held.is_cut else None
+            fault = self._of_first(row, whole, laid, held) if held.is_cut else None
             if fault is not None:
                 row.ranks.fault = fault
                 row.reason = f"{fault.sentence}; {row.reason}"
@@ -273,6 +310,17 @@ class OfRanks:
                 off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
         self._first_off[row.key.step] = row, off_NH
+
+    def _of_first(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> Fault | None:
+        """What the tokens that are off say of the first activation that is, of which ranks have some each."""
+        if (fault := key_order.of_keys(row.name, whole, laid, held)) is not None:
+            return fault
+        if row.name in self._of_experts[row.place[:2]] and row.ranks is not None:
+            return contributions.of_own_experts(row.name, whole, held)
+        parted = row.ranks.parted if row.ranks is not None else ()
+        values = (one for one in self._slices[row.place[:2]] if one.parts[0].name.endswith("v_proj.output"))
+        own = (key_order.own_keys(row.name, held, one, parted) for one in values)
+        return next((fault for fault in own if fault is not None), None)
 
     def _explain_first_sum(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is the output of this weight, and not the sum it should be
@@ -282,7 +330,13 @@ class OfRanks:
         name = row.name.removeprefix("param.").removesuffix(".weight")
         if first is None or first.ranks is None or not held.is_cut or first.name != f"{name}.output":
             return
-        output, slices = self._into_first[row.key.step]
+        output, slices, ids, off_N = self._into_first[row.key.step]
+        if held.axis == 0 and ids is not None and off_N is not None and ids.numel == off_N.size:
+            fault = contributions.of_words(first.name, off_N, pages.array(ids).reshape(-1).astype(np.int64), held)
+            if fault is not None:
+                first.ranks.fault = fault
+                first.reason = f"{fault.sentence}; {first.reason}"
+            return
         together = micro_pair.together
         side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
@@ -337,6 +391,11 @@ class OfRanks:
             tokens = {rank: np.unique(np.concatenate([pages.array(ref).reshape(-1) for ref in refs]))
                       for rank, refs in self._tokens[row.key.step].items()}  # fmt: skip
             return contributions.without_rows(what, whole, held, tokens) if len(tokens) > 1 else None
+        if row.name.endswith(".weight"):
+            around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]
+            for inputs in self._inputs[row.key.step][around]:
+                if (fault := contributions.without_inputs(what, whole, held, inputs)) is not None:
+                    return fault
         left = self._left.get(row.key.step)
         if row.name.endswith(_HEADS) and left is not None and left[1].axis in (0, 1):
             return contributions.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
@@ -418,6 +477,15 @@ class OfRanks:
                     return fault
             return contributions.of_one_slice(row.name, said[0], said[1:], cut, targets_N)
         return None
+
+    def _note_inputs(self, row: TensorVerdict, held: HeldByRanks, together: Together) -> None:
+        """Keep what may have gone into a layer whose gradient is asked for, and which layers have experts."""
+        if not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
+            return
+        if (found := _OF_EXPERT.search(row.name)) is not None and len(held.ranks) < len(together.ranks):
+            self._of_experts[row.place[:2]].add(f"{row.name[: found.start()]}.output")
+        if held.is_cut and together.shares in ("samples", "tokens") and held.axis in (0, 1):
+            self._inputs[row.key.step][row.name.rpartition(".output")[0].rpartition(".")[0]].append(held)
 
     def _note_tokens(self, together: Together, row: TensorVerdict) -> None:
         if together.ids is not None and together.shares != "all" and id(together) not in self._seen:

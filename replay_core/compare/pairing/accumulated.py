@@ -13,7 +13,7 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
-from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Which, ids_of, named
+from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Which, ids_of, named, same_values
 from replay_core.errors import DumpError
 from replay_core.records import Inline, Parts, Record, RecordKey, TensorRef
 
@@ -55,6 +55,8 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
     of_a, of_b = sides["a"], sides["b"]
     if not of_a or not of_b or of_a.keys() == of_b.keys() or not _are_other_micro_batches(of_a, of_b):
         return None
+    for of_run in sides.values():
+        _order_by_tokens(of_run)
     laid = {which: {rank: _of_rank(own) for rank, own in ranks.items()} for which, ranks in sides.items()}
     if any(one is None for ranks in laid.values() for one in ranks.values()):
         return None
@@ -91,6 +93,26 @@ def _leave_out(laid: dict[int | None, _Laid], there: Sides, others: dict[int | N
         for place in lost:
             one.tensors.pop(place, None)
     return {name for name, _ in lost}
+
+
+def _order_by_tokens(sides: Sides) -> None:
+    """Let a rank's micro-batches stand in the turn of an earlier one's that has the same, each of these by its tokens:
+    a stage of a pipeline that took them up in another turn.
+    """
+    seen: list[list[TensorRef]] = []
+    for rank, own in sides.items():
+        micros = sorted(own)
+        ids = [ids_of(own[micro]) for micro in micros]
+        known = [one for one in ids if one is not None]
+        if len(known) < len(ids) or len(ids) < 2:
+            continue
+        for before in seen:
+            turn = [next((at for at, one in enumerate(known) if same_values(one, ref)), -1) for ref in before]
+            if sorted(turn) == list(range(len(known))):
+                sides[rank] = {micro: own[micros[at]] for micro, at in zip(micros, turn, strict=True)}
+                break
+        else:
+            seen.append(known)
 
 
 def _most(sides: Sides) -> int:

@@ -329,6 +329,16 @@ class RankGroup:
     ) -> Astray:
         numbers = list(self._ranks)
         said = []
+        if all(
+            len(expected[rank]) > 1 and np.array_equal(_taken(ids_BS, expected[rank][::-1]), own[rank])
+            for rank in wrong
+        ):
+            those = named(numbers[rank] for rank in wrong)
+            return Astray(
+                "order", tuple(numbers[rank] for rank in wrong),
+                f"of rank {those} of {self._many} the two chunks of the sequence (zigzag) stand in the other order: the "
+                "late one is first",
+            )  # fmt: skip
         for rank in wrong:
             before = 0
             for at, long in expected[rank]:
