@@ -189,8 +189,8 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
         if weights is first_of and times == 1 and len(classes) < count:
             groups = "; ".join(named(ranks[number - 1] for number in members) for members in classes)
             sentence = (
-                f"{what} is not summed over ranks {named(ranks)}, only within groups of them ({groups}): their sums add "
-                "up to the whole"
+                f"{what} is not summed over ranks {named(ranks)}, only within groups of them ({groups}): their "
+                "sums add up to the whole"
             )
             found.fault = Fault("summed in groups", ranks, sentence)
         elif times > 1:

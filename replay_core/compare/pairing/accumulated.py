@@ -53,7 +53,7 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
             if side.records:
                 sides[which][side.records[0].key.rank][micro_pair.key.micro or 0] = side
     of_a, of_b = sides["a"], sides["b"]
-    if not of_a or not of_b or of_a.keys() == of_b.keys() or not _are_other_micro_batches(of_a, of_b):
+    if not of_a or not of_b or _are_rank_by_rank(of_a, of_b) or not _are_other_micro_batches(of_a, of_b):
         return None
     for of_run in sides.values():
         _order_by_tokens(of_run)
@@ -119,6 +119,17 @@ def _most(sides: Sides) -> int:
     return max(map(len, sides.values()))
 
 
+def _are_rank_by_rank(a: Sides, b: Sides) -> bool:
+    """Whether the ranks of the two are the same numbers, and each has the same tokens in both."""
+    if a.keys() != b.keys():
+        return False
+    return all(
+        {row for micro in a[rank] for row in _rows({0: a[rank]}, micro) or ()}
+        == {row for micro in b[rank] for row in _rows({0: b[rank]}, micro) or ()}
+        for rank in a
+    )
+
+
 def _are_other_micro_batches(a: Sides, b: Sides) -> bool:
     """Whether the two have the same tokens, in other micro-batches."""
     if max(_most(a), _most(b)) < 2 or any(len({*map(tuple, one.values())}) > 1 for one in (a, b)):
@@ -167,6 +178,8 @@ def _of_rank(own: dict[int, Side]) -> _Laid | None:
     for place in dict.fromkeys(place for side in micros for place in side.tensors):
         held = [side.tensors[place] for side in micros if place in side.tensors]
         refs = [ref for _, ref in held]
+        if naming.is_routed(place[0]):
+            continue  # an expert's rows stand in the turn of the ranks that sent them, micro-batch by micro-batch
         if len(refs) < len(micros) or (place[1] in OF_ALL_SAMPLES and naming.meaning(place[0]).region == "all"):
             continue
         if all(not ref.shape and not ref.is_text for ref in refs):

@@ -336,8 +336,8 @@ class RankGroup:
             those = named(numbers[rank] for rank in wrong)
             return Astray(
                 "order", tuple(numbers[rank] for rank in wrong),
-                f"of rank {those} of {self._many} the two chunks of the sequence (zigzag) stand in the other order: the "
-                "late one is first",
+                f"of rank {those} of {self._many} the two chunks of the sequence (zigzag) stand in the other order: "
+                "the late one is first",
             )  # fmt: skip
         for rank in wrong:
             before = 0

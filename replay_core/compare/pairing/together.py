@@ -279,6 +279,13 @@ class _Sizes:
             if of_tokens and (mine, other) == (self._own[axis], self._theirs[axis]):
                 made[axis] = self._whole[axis]  # type: ignore[index]
                 continue
+            if stage not in OF_ALL_SAMPLES and self._whole is not None and mine != other:
+                # Heads may stand before the tokens, and tokens before samples.
+                held = ((self._own[of], self._theirs[of]) for of in (1, 0))
+                found = next((of for of, both in zip((1, 0), held, strict=True) if (mine, other) == both), None)
+                if found is not None:
+                    made[axis] = self._whole[found]
+                    continue
             if mine != other:
                 made[axis] = min([mine * own for own, of in self._counts if mine * own == other * of], default=mine)
         return tuple(made)
