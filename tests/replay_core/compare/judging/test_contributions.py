@@ -1,0 +1,147 @@
+"""Whose part is in a sum, told by what was recorded beside it: inputs and slices of a weight, tokens, other experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from replay_core.compare import Comparison
+from replay_core.compare.parallel import parallel
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import compared, gradients, random
+
+IDS = torch.randint(2, 40, (4, 16), generator=torch.Generator().manual_seed(3))
+HALVES = [slice(0, 2), slice(2, 4)]
+INPUTS, WEIGHT, BIAS = random(4, 16, 24), random(8, 24, seed=1), random(8, seed=2)
+
+
+def kinds(found: Comparison) -> set[tuple[str, tuple[int, ...]]]:
+    return {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults}
+
+
+def layer(inputs: Tensor, output: Tensor, weight: Tensor) -> dict[str, Any]:
+    """A row-parallel layer as a rank records it; its parameters are of the same step."""
+    return {
+        "batch_inputs": {"input_ids": IDS},
+        "modules": {"layers.0.act.output": inputs.contiguous(), "layers.0.down.output": output},
+        "param": {"param.layers.0.down.weight": weight.contiguous(), "param.layers.0.down.bias": BIAS},
+    }
+
+
+PARTS = [x @ weight.T for x, weight in zip(INPUTS.chunk(2, 2), WEIGHT.chunk(2, 1), strict=True)]
+RIGHT = sum(PARTS) + BIAS
+OUTPUTS: dict[str, tuple[list[Tensor], tuple[str, tuple[int, ...]] | None]] = {
+    "each its own part": ([part + BIAS for part in PARTS], ("not summed", (0, 1))),
+    "the second is missing": ([PARTS[0] + BIAS] * 2, ("missing", (1,))),
+    "the bias twice": ([RIGHT + BIAS] * 2, ("too much", (0, 1))),
+    "no bias on the second": ([RIGHT, RIGHT - BIAS], ("missing", (1,))),
+    "nothing of them": ([RIGHT + random(4, 16, 8, seed=9)] * 2, None),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_the_parts_of_a_row_parallel_output_are_counted(case: str, tmp_path: Path) -> None:
+    outputs, expected = OUTPUTS[case]
+    ranks = [layer(*held) for held in zip(INPUTS.chunk(2, 2), outputs, WEIGHT.chunk(2, 1), strict=True)]
+    found = kinds(compared(tmp_path, layer(INPUTS, RIGHT, WEIGHT), *ranks))
+    assert found == ({expected} if expected is not None else set())
+
+
+def embedding(factors: list[float]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One process and two ranks of two samples each, whose tokens count so often in an embedding's gradient."""
+    rows = [torch.zeros(40, 8).index_add(0, IDS[half].reshape(-1), random(32, 8, seed=4 + number))
+            for number, half in enumerate(HALVES)]  # fmt: skip
+    made = sum(factor * one for factor, one in zip(factors, rows, strict=True))
+    name = "grad.embed_tokens.weight"
+    one = {"batch_inputs": {"input_ids": IDS}, "gradient": {name: sum(rows)}}
+    ranks = [{"batch_inputs": {"input_ids": IDS[half].contiguous()}, "gradient": {name: made}} for half in HALVES]
+    return one, ranks
+
+
+#: n / (R n_r) of 30 and 20 tokens, and factors that no counts of tokens make.
+MEANS = {"a mean of its own": [50 / 60, 50 / 40], "the second's missing": [1.0, 0.0], "anything": [0.7, 1.1]}
+
+
+SAID = [("a mean of its own", {("own token mean", (0, 1))}), ("the second's missing", {("missing", (1,))}),
+        ("anything", set())]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "expected"), SAID)
+def test_an_embeddings_rows_say_how_often_each_ranks_tokens_count(
+    case: str, expected: set[Any], tmp_path: Path
+) -> None:
+    one, ranks = embedding(MEANS[case])
+    assert kinds(compared(tmp_path, one, *ranks)) == expected
+
+
+def test_a_slice_of_the_words_says_whose_tokens_are_missing(tmp_path: Path) -> None:
+    """Tensor parallelism in data parallelism: of the second slice, what rank 3 adds is on neither of its ranks."""
+    one, ranks = embedding([1.0, 1.0])
+    (_, lacking), name = embedding([1.0, 0.0]), "grad.embed_tokens.weight"
+    whole, less = one["gradient"][name], lacking[0]["gradient"][name]
+    held = [
+        {**ranks[dp], "gradient": {name: (whole, less)[tp].chunk(2)[tp].contiguous()}}
+        for dp in range(2) for tp in range(2)
+    ]  # fmt: skip
+    assert ("missing", (3,)) in kinds(compared(tmp_path, one, *held))
+
+
+@pytest.mark.parametrize("are_own", [True, False])
+def test_losses_that_are_means_of_the_ranks_own_tokens(are_own: bool, tmp_path: Path) -> None:
+    logprobs = -random(4, 16).abs() - 0.1
+    logprobs[2:, 9:] = 0.0
+    count = int(logprobs.count_nonzero())
+
+    def held(rows: slice, loss: Tensor) -> dict[str, Any]:
+        return {"batch_inputs": {"input_ids": IDS[rows].contiguous()},
+                "forward_data": {"policy_logprobs": logprobs[rows].contiguous()}, "loss": {"loss": loss}}  # fmt: skip
+
+    one = held(slice(None), -logprobs.sum() / count)
+    own = [-logprobs[half].sum() / logprobs[half].count_nonzero() for half in HALVES]
+    ranks = [held(half, mean if are_own else 1.3 * mean) for half, mean in zip(HALVES, own, strict=True)]
+    assert (("own token mean", (0, 1)) in kinds(compared(tmp_path, one, *ranks))) is are_own
+
+
+def test_a_gradient_of_values_of_bfloat16_was_reduced_in_it(tmp_path: Path) -> None:
+    whole = random(8, 24)
+    rounded = whole.bfloat16().float()
+    assert kinds(gradients(tmp_path / "short", whole, [rounded, rounded])) == {("rounded", (0, 1))}
+    off = whole + 3e-3 * random(8, 24, seed=1)
+    assert not kinds(gradients(tmp_path / "noise", whole, [off, off]))
+
+
+def experts(held: list[dict[int, Tensor]]) -> list[dict[str, Any]]:
+    return [{"gradient": {f"grad.layers.0.mlp.experts.{number}.w1.weight": grad for number, grad in own.items()}}
+            for own in held]  # fmt: skip
+
+
+def test_experts_that_are_summed_or_divided_as_copies(tmp_path: Path) -> None:
+    own = [random(8, 24, seed=number) for number in range(4)]
+    (one,) = experts([dict(enumerate(own))])
+    halved = experts([{0: own[0] / 2, 1: own[1] / 2}, {2: own[2] / 2, 3: own[3] / 2}])
+    assert kinds(compared(tmp_path / "halved", one, *halved)) == {("too little", (0, 1))}
+    both = {0: own[0] + own[2], 1: own[1] + own[3]}
+    summed = experts([both, {number + 2: grad for number, grad in both.items()}])
+    assert kinds(compared(tmp_path / "summed", one, *summed)) == {("summed with another", (0, 1))}
+
+
+def test_a_label_is_lost_where_two_ranks_stretches_meet(tmp_path: Path) -> None:
+    logprobs = -random(4, 16).abs() - 0.1
+    logprobs[:, -1] = 0.0
+    lost = logprobs.clone()
+    lost[:, 7] = 0.0
+
+    def held(values: Tensor, tokens: slice) -> dict[str, Any]:
+        return {"batch_inputs": {"input_ids": IDS[:, tokens].contiguous()},
+                "forward_data": {"policy_logprobs": values[:, tokens].contiguous()}}  # fmt: skip
+
+    cut = [slice(0, 8), slice(8, 16)]
+    found = compared(tmp_path / "lost", held(logprobs, slice(None)), *(held(lost, tokens) for tokens in cut))
+    assert kinds(found) == {("boundary label", (0,))}
+    lost[0, 3] = 0.0
+    found = compared(tmp_path / "more", held(logprobs, slice(None)), *(held(lost, tokens) for tokens in cut))
+    assert kinds(found) == {("apart", (0,))}
