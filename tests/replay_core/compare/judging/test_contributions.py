@@ -145,3 +145,80 @@ def test_a_label_is_lost_where_two_ranks_stretches_meet(tmp_path: Path) -> None:
     lost[0, 3] = 0.0
     found = compared(tmp_path / "more", held(logprobs, slice(None)), *(held(lost, tokens) for tokens in cut))
     assert kinds(found) == {("apart", (0,))}
+
+
+def tokens_of(ids: Tensor, **modules: Tensor) -> dict[str, Any]:
+    named = {name.replace("__", "."): values.contiguous() for name, values in modules.items()}
+    return {"batch_inputs": {"input_ids": ids.contiguous()}, "modules": named}
+
+
+def test_a_rank_that_sees_its_own_keys_alone_gives_its_first_token_its_own_value(tmp_path: Path) -> None:
+    values, right = random(4, 16, 8), random(4, 2, 16, 4, seed=1)
+    own = random(4, 2, 8, 4, seed=2)
+    own[:, :, 0] = values[:, 8].reshape(4, 2, 4)
+
+    def held(core: Tensor, tokens: slice) -> dict[str, Any]:
+        return tokens_of(
+            IDS[:, tokens], layers__0__self_attn__v_proj__output=values[:, tokens],
+            layers__0__self_attn__core__output=core,
+        )  # fmt: skip
+
+    first = held(right[:, :, :8], slice(0, 8))
+    one = held(right, slice(None))
+    found = compared(tmp_path / "own", one, first, held(own, slice(8, 16)))
+    assert ("own keys", (1,)) in kinds(found)
+    own[:, :, 0] += 1
+    assert kinds(compared(tmp_path / "other", one, first, held(own, slice(8, 16)))) == {("apart", (1,))}
+
+
+def test_chunks_of_zigzag_that_a_rank_has_in_the_other_order(tmp_path: Path) -> None:
+    chunks = IDS.chunk(4, 1)
+    ranks = [torch.cat((chunks[0], chunks[3]), 1), torch.cat((chunks[2], chunks[1]), 1)]
+    found = compared(
+        tmp_path, {"batch_inputs": {"input_ids": IDS}}, *({"batch_inputs": {"input_ids": i}} for i in ranks)
+    )
+    assert kinds(found) == {("order", (1,))}
+
+
+@pytest.mark.parametrize("is_of_experts", [True, False])
+def test_tokens_none_of_whose_experts_is_the_ranks_own_are_zero_where_nothing_is_summed(
+    is_of_experts: bool, tmp_path: Path
+) -> None:
+    whole = random(4, 16, 8)
+    held = whole.clone()
+    held[:, ::4] = 0.0
+    held[:, 1::4] *= 0.4
+    name = "layers__0__mlp__experts__{}__up__output" if is_of_experts else "layers__0__mlp__{}__output"
+
+    def given(rows: slice, mlp: Tensor, *numbers: int) -> dict[str, Any]:
+        own = {name.format(number): random(9, 8, seed=number) for number in numbers}
+        return tokens_of(IDS[rows], **own, layers__0__mlp__output=mlp[rows])
+
+    ranks = [given(rows, held, number) for number, rows in enumerate(HALVES)]
+    found = kinds(compared(tmp_path, given(slice(None), whole, 0, 1), *ranks))
+    assert (("not summed", (0, 1)) in found) is is_of_experts
+
+
+def test_words_of_a_rank_that_are_looked_up_wrongly(tmp_path: Path) -> None:
+    table = random(40, 8)
+    wrong = table.clone()
+    wrong[20:] = table[19:39]
+    one = {**tokens_of(IDS, embed_tokens__output=table[IDS]), "param": {"param.embed_tokens.weight": table}}
+    looked_up = tokens_of(IDS, embed_tokens__output=wrong[IDS])
+    ranks = [{**looked_up, "param": {"param.embed_tokens.weight": own.contiguous()}} for own in table.chunk(2)]
+    assert kinds(compared(tmp_path, one, *ranks)) == {("vocabulary slice", (1,))}
+
+
+def test_what_a_weights_gradient_lacks_is_in_no_input_of_the_other_ranks(tmp_path: Path) -> None:
+    inputs, left = random(2, 6, 24), random(2, 6, 8, seed=1)
+    grads = [g.T @ x for g, x in zip(left, inputs, strict=True)]
+    name = "grad.layers.0.mlp.down.weight"
+
+    def held(rows: slice, grad: Tensor) -> dict[str, Any]:
+        return {**tokens_of(IDS[:2, :6][rows], layers__0__mlp__act__output=inputs[rows]), "gradient": {name: grad}}
+
+    one = held(slice(None), grads[0] + grads[1])
+    lacking = [held(slice(number, number + 1), grads[0]) for number in range(2)]
+    assert kinds(compared(tmp_path / "lacking", one, *lacking)) == {("missing", (1,))}
+    noise = [held(slice(number, number + 1), grads[0] + 0.9 * grads[1]) for number in range(2)]
+    assert not kinds(compared(tmp_path / "less", one, *noise))

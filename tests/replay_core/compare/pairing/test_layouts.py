@@ -151,3 +151,22 @@ def test_micro_batches_of_other_samples_are_not_put_together(tmp_path: Path) -> 
     b = accumulated(tmp_path / "b", 2, [(HALVES[0], ("0", "1"))] * 2)
     found = compare_runs(open_run(accumulated(tmp_path / "a", 1, WHOLE)), open_run(b))
     assert not any("micro-batches 0 and 1 of b are put together" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("are_ids_swapped", [True, False])
+def test_a_stage_that_was_handed_another_micro_batch_has_other_samples(are_ids_swapped: bool, tmp_path: Path) -> None:
+    """The later stage takes up its tokens in another turn than its activations, or one activation for both."""
+    a = accumulated(tmp_path / "a", 1, WHOLE)
+    for rank in range(2):
+        with Recorder(tmp_path / "b") as recorder, recorder.step(0, rank=rank) as record:
+            for micro, rows in enumerate(torch.arange(4).chunk(2)):
+                own = rows if not (rank and are_ids_swapped) else (rows + 2) % 4
+                handed = rows if not rank or are_ids_swapped else torch.arange(2)
+                record("batch_inputs", {"input_ids": IDS[own].contiguous()}, micro=micro)
+                record("modules", {f"layers.{rank}.output": STREAM[handed] + rank}, micro=micro)
+            record("gradient", {f"grad.layers.{rank}.norm.weight": WEIGHT[0] + rank})
+    found = compare_runs(open_run(a), open_run(tmp_path / "b"))
+    row = there(found.first)
+    assert row.name == "layers.1.output"
+    fault = there(there(row.ranks).fault)
+    assert (fault.kind, fault.ranks) == ("other samples", (1,))
