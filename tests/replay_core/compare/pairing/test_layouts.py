@@ -4,6 +4,7 @@ and that a rank which holds something else is found in each of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,11 @@ def test_a_stale_slice_is_its_ranks_where_data_parallel_ranks_come_first(tmp_pat
 # ---- several micro-batches
 
 
-def accumulated(directory: Path, micros: int, ranks: list[tuple[slice, tuple[str, ...]]], odd: float = 0.0) -> Path:
+#: Of a rank its samples, and the layers of its stage.
+Stage = tuple[slice, tuple[str, ...]]
+
+
+def accumulated(directory: Path, micros: int, ranks: Sequence[Stage], odd: float = 0.0) -> Path:
     """A step in so many micro-batches; of every rank, which samples it has, and which modules its stage has.
 
     odd: what is added to the last layer's output of the last rank's last micro-batch.
@@ -117,12 +122,12 @@ def accumulated(directory: Path, micros: int, ranks: list[tuple[slice, tuple[str
     return directory
 
 
-MICROS: dict[str, list[tuple[slice, tuple[str, ...]]]] = {
+MICROS: dict[str, list[Stage]] = {
     "a pipeline": [(ALL, ("0",)), (ALL, ("1",))],
     "a pipeline of two ranks a stage": [(half, (layer,)) for layer in "01" for half in HALVES],
     "data parallel": [(half, ("0", "1")) for half in HALVES],
 }
-WHOLE = [(ALL, ("0", "1"))]
+WHOLE: list[Stage] = [(ALL, ("0", "1"))]
 
 
 @pytest.mark.parametrize("case", MICROS)
