@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay_core.diagnose.advantage_variants import (
+    LARGE_EPSILON,
     agree,
     are_raw,
     group_std_B,
@@ -16,6 +17,7 @@ from replay_core.diagnose.advantage_variants import (
     known_variants,
     matching,
     orders,
+    squashed,
     zeroed,
 )
 from replay_core.diagnose.algorithm import OF_GROUPS
@@ -24,6 +26,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
 from replay_core.diagnose.rule import Skip, given
 from replay_core.diagnose.stating import share
+from replay_core.diagnose.unbaselined import severity_of_raw
 from replay_core.objectives import advantages
 
 if TYPE_CHECKING:
@@ -89,8 +92,18 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         raise Skip("groups have different sizes: part of the batch may not be in the dump")
     if batch.columns.reward_functions_FB is not None:
         raise Skip("rewards are a sum of functions, whose weights (and a penalty) are not recorded")
+    algorithm = batch.laid.algorithm
+    known = squashed(batch, heard_B, kept_B, given(batch.reward_B), given(batch.group_B))
+    if known is not None:
+        yield Guess(
+            "info", "squashed", f"advantages are a rising function of {known}: no recipe's, and in the right order",
+            "a squashing that keeps order and sign (tanh, ranks, a root, another clip); nothing is wrong where it is "
+            "meant",
+        )  # fmt: skip
+        return
+    is_own = algorithm.estimator == "reinforce" or (bool(algorithm.kind) and not algorithm.estimator)
     yield Guess(
-        "warning", "none", "advantages are no variant that rewards and groups give",
+        "info" if is_own else "warning", "none", "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
     )  # fmt: skip
 
@@ -112,10 +125,6 @@ def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 "the std of equal rewards is 0 but for rounding, and no epsilon is added to it: noise is taught",
             )
             return
-
-
-#: An epsilon beside a std that no recipe has.
-LARGE_EPSILON = 0.05
 
 
 _OF_ONE = (
@@ -169,13 +178,17 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 "a factor too many: they are scaled once more after they were normalised, or summed over ranks",
             )  # fmt: skip
     elif baseline == MEAN:
+        # Other measures of a spread are recipes of their own: wrong for sure where the std is stated.
+        sure = batch.laid.algorithm.estimator in OF_GROUPS and not name.startswith(("the mean distance", "the range"))
         yield Guess(
-            "error", name, f"advantages are divided by {name}",
+            "error" if sure else "warning", name, f"advantages are divided by {name}",
             "another figure stands for the group's std: groups of small and of large spread do not count alike",
         )  # fmt: skip
     elif baseline == "0":
+        if severity_of_raw(batch.laid.algorithm) == "info":
+            return
         yield Guess(
-            "error", "no baseline",
+            severity_of_raw(batch.laid.algorithm), "no baseline",
             f"nothing is subtracted from the rewards: advantages are r{over}, there is no baseline",
             "the group's mean is not taken away: every answer is pushed up, whatever the others are",
         )  # fmt: skip
@@ -191,8 +204,10 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "prompts are pushed up, hard ones down",
         )  # fmt: skip
     elif baseline is not None:
+        # Some measure against the median on purpose.
+        meant = "median" in baseline or batch.laid.algorithm.estimator not in OF_GROUPS
         yield Guess(
-            "error", baseline, f"the baseline is {baseline}, not the group's mean: advantages are r - that{over}",
+            "warning" if meant else "error", baseline, f"the baseline is {baseline}, not the group's mean: advantages are r - that{over}",
             _OF_ONE,
         )  # fmt: skip
     elif lines.has_middle and np.unique(np.bincount(group_B)).size == 1:
@@ -254,7 +269,8 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 "a clamp: what it cuts off teaches less or nothing, and the mean is no longer 0",
             )  # fmt: skip
             break
-    for name, values_B in known:
+    # Of a few different values a factor and a constant fit any other formula.
+    for name, values_B in known if np.unique(np.round(heard_B, 5)).size >= MOVED_VALUES else ():
         moved = float((heard_B - values_B).mean())
         spread = values_B - values_B.mean()
         gain = float(spread @ (heard_B - heard_B.mean())) / max(float(spread @ spread), 1e-30)
@@ -428,6 +444,8 @@ def _in_some_groups(batch: StepBatch, heard_B: Array, kept_B: Array, close: Arra
     return None
 
 
+#: Different advantages before a factor and a constant are no fit by chance.
+MOVED_VALUES = 5
 #: Of a batch's advantages, the share that a bound may cut off before it is what training is about.
 CUT_OFF = 0.25
 

@@ -185,15 +185,127 @@ def known_variants(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterato
         yield "r - the reward of a greedy response (ReMax)", reward_B - baseline_B
 
 
-def clipped_variants(heard_B: Array, known: list[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
-    """Variants cut off at the largest and smallest advantage, where most of the batch lies between the two."""
+#: From here on an epsilon is no longer small beside a std of rewards; how near a number is to one of a single digit.
+LARGE_EPSILON, ROUND = 0.05, 1e-2
+#: Of advantages that differ from 0, the share that a bound of the same size on both sides may cut off.
+MOSTLY_CUT = 0.5
+
+
+def solved_variants(batch: StepBatch, heard_B: Array, kept_B: Array, reward_B: Array) -> Iterator[tuple[str, Array]]:
+    """Variants with a number that is no recipe's, solved for: an epsilon, and one baseline and scale for the batch.
+
+    heard_B: the advantages that are finite; kept_B: of all samples, which have one. Values are of the kept ones.
+    """
+    group_B = given(batch.group_B)
+    centred_B = advantages.group_centred(reward_B, group_B)[kept_B]
+    sizes_G = np.bincount(group_B)
+    # What a bound cut off tells no epsilon.
+    tells_B = (np.abs(heard_B) > 0.05 * np.abs(heard_B).max()) & (heard_B > heard_B.min()) & (heard_B < heard_B.max())
+    tells_B &= np.abs(centred_B) > 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+    squares_G = np.bincount(group_B, weights=advantages.group_centred(reward_B, group_B) ** 2)
+    for less, divisor in ((1, "n - 1"), (0, "n")):
+        if not tells_B.any():
+            break
+        std_B = np.sqrt(squares_G / np.maximum(sizes_G - less, 1))[group_B][kept_B]
+        several = np.unique(np.round(std_B[tells_B] / std_B[tells_B].max(), 2)).size > 1
+        scale_B = centred_B[tells_B] / heard_B[tells_B]
+        for words, epsilon in (
+            ("group std + {:.3g}", float(np.median(scale_B - std_B[tells_B]))),
+            ("root of (group variance + {:.3g})", float(np.median(scale_B**2 - std_B[tells_B] ** 2))),
+        ):
+            if not 0 < epsilon < LARGE_EPSILON or not (several or _is_round(epsilon)):
+                continue
+            below_B = std_B + epsilon if words.startswith("group std") else np.sqrt(std_B**2 + epsilon)
+            yield (
+                f"(r - group mean) / ({words.format(epsilon)}), std over {divisor}, the epsilon solved for",
+                (centred_B / below_B),
+            )
+    if batch.laid.algorithm.estimator in ("", "reinforce", "reinforce++", "reinforce++_baseline"):
+        yield from _one_line(heard_B, reward_B[kept_B], group_B[kept_B])
+
+
+def _is_round(value: float) -> bool:
+    digit = float(f"{value:.0e}")
+    return abs(value - digit) <= ROUND * digit
+
+
+def _one_line(heard_B: Array, reward_B: Array, group_B: Array) -> Iterator[tuple[str, Array]]:
+    """(r - b) / s with one b and s for the batch, which none of its own figures is: running means."""
+    spread = float(np.ptp(reward_B))
+    means = np.bincount(group_B, weights=reward_B) / np.maximum(np.bincount(group_B), 1)
+    if not spread > 0 or float(np.ptp(means[np.unique(group_B)])) <= 1e-3 * spread:
+        return
+    centred_B = reward_B - reward_B.mean()
+    slope = float(centred_B @ heard_B) / float(centred_B @ centred_B)
+    if not slope > 0:
+        return
+    baseline = float(reward_B.mean()) - float(heard_B.mean()) / slope
+    own = (float(reward_B.mean()), 0.0, float(reward_B.max()), float(reward_B.min()))
+    if any(abs(baseline - one) <= 1e-3 * spread for one in own):
+        return
+    name = f"(r - {baseline:.4g}) / {1 / slope:.4g}, one baseline and scale for the whole batch (running ones)"
+    yield name, (reward_B - baseline) * slope
+
+
+def clipped_variants(
+    heard_B: Array, known: list[tuple[str, Array]], stated: float | None = None
+) -> Iterator[tuple[str, Array]]:
+    """Variants cut off at the largest and smallest advantage, where most of the batch lies between the two; and at one
+    size on both sides, where that cuts off no more than half, or is stated.
+    """
     low, high = float(heard_B.min()), float(heard_B.max())
     moving_B = heard_B[heard_B != 0]
     inside_B = (moving_B > low) & (moving_B < high)
-    if not low < 0 < high or float(inside_B.mean()) < 0.5 or np.unique(moving_B[inside_B]).size < 3:
+    if low < 0 < high and float(inside_B.mean()) >= 0.5 and np.unique(moving_B[inside_B]).size >= 3:
+        for name, values_B in known:
+            yield f"{name}, clipped to {low:.4g} and {high:.4g}", np.clip(values_B, low, high)
+    bound = max(-low, high)
+    meant = stated is not None and abs(stated - bound) <= 1e-4 * bound
+    if not low < 0 < high or not (meant or (np.abs(moving_B) < (1 - 1e-6) * bound).any()):
         return
     for name, values_B in known:
-        yield f"{name}, clipped to {low:.4g} and {high:.4g}", np.clip(values_B, low, high)
+        lost_B = np.abs(values_B[heard_B != 0]) > (1 + 1e-6) * bound
+        if meant or float(lost_B.mean()) <= MOSTLY_CUT:
+            yield f"{name}, clipped to {-bound:.4g} and {bound:.4g}", np.clip(values_B, -bound, bound)
+
+
+#: Different values of a known variant before a rising function of them is no chance.
+RISES = 6
+
+
+def squashed(batch: StepBatch, heard_B: Array, kept_B: Array, reward_B: Array, group_B: Array) -> str | None:
+    """The known variant, or the ranks within the group, that advantages are a rising function of: a clip, a tanh, a
+    root keep order, sign and what is equal. None where there is none, or where they take up too few values to tell.
+    """
+    ranks_B = np.zeros(len(reward_B))
+    for group in np.unique(group_B):
+        inside = group_B == group
+        r = reward_B[inside]
+        below, equal = (r[:, None] > r).sum(1), (r[:, None] == r).sum(1) - 1
+        ranks_B[inside] = below + equal / 2 - (len(r) - 1) / 2
+    named = [
+        ("the ranks within the group", ranks_B),
+        ("the ranks within the group, over their std", advantages.group_normalised(ranks_B, group_B)),
+        *in_groups(reward_B, group_B),
+    ]
+    size = max(float(np.abs(heard_B).max()), 1e-12)
+    for name, values_B in zeroed(iter(named), kept_B):
+        if not np.isfinite(values_B).all() or not np.ptp(values_B) > 0:
+            continue
+        order = np.argsort(values_B, kind="stable")
+        v_B, a_B = values_B[order], heard_B[order]
+        equal = np.diff(v_B) <= 1e-5 * float(np.abs(v_B).max())
+        steps = np.diff(a_B)
+        fewest = 4 if name.startswith("the ranks") else RISES
+        if (
+            (steps >= -1e-5 * size).all()
+            and (np.abs(steps[equal]) <= 1e-4 * size).all()
+            and (np.sign(np.round(v_B, 5)) == np.sign(np.round(a_B, 5)))[np.abs(v_B) > 1e-4].all()
+            and np.unique(np.round(v_B / np.abs(v_B).max(), 4)).size >= fewest
+            and np.unique(np.round(a_B / size, 4)).size >= fewest
+        ):
+            return name
+    return None
 
 
 def orders(samples: int, groups: int) -> Iterator[tuple[str, Array]]:

@@ -161,6 +161,14 @@ class Algorithm:
         low, high = either if low is None else low, either if high is None else high
         return (low, high if high is not None else low) if low is not None else None
 
+    @property
+    def advantage_clip(self) -> float | None:
+        """What advantages are cut off at, on both sides."""
+        return self.number(
+            "advantage_clip", "adv_clip", "clip_adv", "clip_advantage", "clip_advantages", "advantage_clip_value",
+            "adv_clip_max", "max_advantage",
+        )  # fmt: skip
+
     def states_clip(self, low: float, high: float) -> bool:
         """Whether that is the stated range, as far as it is stated: one number may be the lower side's alone."""
         stated = self.clip_range

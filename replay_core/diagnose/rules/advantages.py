@@ -12,10 +12,12 @@ from replay_core.diagnose.advantage_variants import (
     CLOSE,
     are_raw,
     clipped_variants,
+    group_std_B,
     is_rounded,
     known_variants,
     matching,
     rewards_of,
+    solved_variants,
     tolerance,
     zeroed,
 )
@@ -26,6 +28,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.stating import finding, listed, share, shown
+from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 from replay_core.objectives import advantages
 
 
@@ -34,6 +37,11 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
     stated, scaled = batch.laid.algorithm.estimator, batch.laid.algorithm.is_scaled
     if not several:
         return None
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    std_B = group_std_B(reward_B, group_B)
+    spread_B = std_B[std_B > 1e-5 * max(float(np.abs(reward_B).max()), 1e-12)]
+    # Of groups with one std, what is divided by it and scaled again is what is not divided.
+    of_one_std = not spread_B.size or float(np.ptp(spread_B)) <= 1e-2 * float(spread_B.max())
     if name == BATCH_MEAN and stated in OF_GROUPS:
         return (
             f"advantages are not centred by the group: they are {name}",
@@ -60,7 +68,7 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             f"advantages are divided by the std of the whole batch, and the run states the group's: {name}",
             "the std is taken over the wrong axis: groups of small and of large spread no longer count alike",
         )
-    if stated == "grpo" and scaled is True and name.startswith("r - group mean (Dr. GRPO)"):
+    if stated == "grpo" and scaled is True and not of_one_std and name.startswith("r - group mean (Dr. GRPO)"):
         return (
             "advantages are not divided by the group's std, and the run states that they are",
             "the setting that divides by the std does not reach the advantages",
@@ -76,7 +84,8 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
 def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     """Recomputes (r - mean) / (std + e) for e in {1e-4, 1e-6, 1e-8, 0}, std over n and n - 1, in the group and in the
     batch, without the std (Dr. GRPO), leave-one-out (RLOO), OPO, GPG, pass@k, ReMax's recorded baseline, REINFORCE++
-    whitened over tokens, each as it is or clipped: one must agree to 1e-4 (2e-2 in bf16).
+    whitened over tokens, with any other epsilon under .05 (solved for), each as it is or clipped; and one baseline and
+    scale for all groups (running means) where no estimator of groups is stated: one must agree to 1e-4 (2e-2 in bf16).
 
     Where one does, it is named (info). Where none does in any step, all steps together are held against what a mistake
     makes of them (the other D04).
@@ -125,7 +134,10 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
     heard_B = advantage_B[kept_B]
     for what, candidate_B in rewards_of(batch):
         known = list(zeroed(known_variants(batch, candidate_B, group_B), kept_B))
-        name = matching(heard_B, iter(known), close) or matching(heard_B, clipped_variants(heard_B, known), close)
+        known += zeroed(solved_variants(batch, heard_B, kept_B, candidate_B), np.ones(len(heard_B), dtype=bool))
+        name = matching(heard_B, iter(known), close) or matching(
+            heard_B, clipped_variants(heard_B, known, batch.laid.algorithm.advantage_clip), close
+        )
         if name is not None:
             if not np.abs(heard_B).max() > 0:
                 return  # zeros agree with every variant
@@ -199,15 +211,17 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
     group's first, last, best, worst, second best and median reward, its sum over another count; s against the std, the
     variance, 1 / std, the range, a factor or an epsilon on top of each. Further: the sign, absolute values, signs
     alone, a clamp, a constant that is added, one for all, another grouping, another order of rows or of rewards, a
-    division by the length, parts that are 0 or of the other sign. An error where a mistake is sure, a warning where it
-    may be meant or none is found; the raw rewards only where every step has them.
+    division by the length, parts that are 0 or of the other sign. An error where a mistake is sure, or contradicts the
+    estimator that is stated; a warning where it may be meant or none is found; info where advantages are a rising
+    function of a known variant, or of ranks (tanh, another clip), or the stated algorithm is none that is known. The
+    raw rewards only where every step has them: info where REINFORCE is stated, an error where another estimator is.
 
     Where the dump names no groups equal prompts are one: there only the sign, and lines, are judged. Skipped where a KL
     in the rewards explains all of it, where groups are parts of larger ones, where rewards are sums of functions whose
     weights are not recorded.
     """
     ballot: dict[str, list[tuple[StepBatch, Guess, Unlike]]] = {}
-    looked = 0
+    looked = right = 0
     raw: list[StepBatch] = []
     whys: list[str] = []
     for batch in case.batches():
@@ -218,9 +232,10 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
         if is_raw:
             raw.append(batch)
         unlike, of = _unlike(batch), batch
-        if unlike is not None and batch.once is not batch:
+        if isinstance(unlike, Unlike) and batch.once is not batch:
             unlike, of = _unlike(batch.once), batch.once
-        if unlike is None:
+        if not isinstance(unlike, Unlike):
+            right += unlike
             continue
         try:
             for guess in guesses_of(of, unlike):
@@ -228,13 +243,13 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
         except Skip as skip:
             whys.append(str(skip))
     if raw and len(raw) == looked:
-        kind = raw[0].laid.algorithm.estimator
+        algorithm = raw[0].laid.algorithm
         yield finding(
-            "info" if kind.startswith("reinforce") else "error",
+            severity_of_raw(algorithm),
             "advantages are the raw rewards: nothing is subtracted",
             raw[0].laid.where("advantages", sample=0),
             evidence=[shown("steps in which they are", len(raw), "0")],
-            cause="no baseline is computed",
+            cause=why_raw(algorithm),
             steps=[batch.step for batch in raw if batch.step is not None],
         )
         return
@@ -243,6 +258,9 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
                    "not recorded together")  # fmt: skip
     found = max(ballot.values(), key=len)
     batch, guess, unlike = found[0]
+    # A known variant in most steps is the code that runs: in the others a number of it is another (a bound, a mean).
+    if guess.severity != "error" and right > len(found):
+        raise Skip(f"a known variant makes the advantages of {right} steps, and {len(found)} others are near it")
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     column, kept_B = batch.columns.of("advantages"), unlike.kept_B
     source = column.source if column else None
@@ -264,12 +282,13 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
     )
 
 
-def _unlike(batch: StepBatch) -> Unlike | None:
+def _unlike(batch: StepBatch) -> Unlike | bool:
+    """What no known variant makes; else whether one makes it and nothing is wrong."""
     try:
-        for _ in _recomputed(batch):
-            return None
+        for one in _recomputed(batch):
+            return one.severity == "info"
     except Unlike as unlike:
         return unlike
     except Skip:
         pass
-    return None
+    return False

@@ -11,6 +11,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, share, shown
+from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 from replay_core.regexes import regex
 
 #: Logs print four decimals and more.
@@ -143,7 +144,8 @@ def logged_reward(case: Case) -> Iterator[Finding]:
       needs=("advantage_max", "reward_max"), source="verl logs both: compute_data_metrics")  # fmt: skip
 def raw_in_log(log: RunLog) -> Iterator[Finding]:
     """Largest and smallest advantage (or mean) equal the largest and smallest reward of the step in 3 steps and more,
-    and in every step: an error.
+    and in every step: an error where the run states an estimator with a baseline, info where it states REINFORCE, which
+    needs none, a warning where it states nothing.
     """
     if log.get("value_mean") is not None:
         raise Skip("a critic's values are the baseline")
@@ -158,11 +160,11 @@ def raw_in_log(log: RunLog) -> Iterator[Finding]:
         if len(tops) >= FEWEST and others and len(heard) >= FEWEST and all(agree(*row) for row in every):
             top = given(log.get("advantage_max"))
             yield finding(
-                "error",
+                severity_of_raw(log.algorithm),
                 "advantages are the raw rewards: nothing is subtracted, their range is the rewards' in every step",
                 top.points[0].where(top.name),
                 evidence=[top.shown(top.last.value, "another number than the reward"), reward.shown(reward.last.value)],
-                cause="no baseline is computed",
+                cause=why_raw(log.algorithm),
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
                 steps=top.steps(),
             )

@@ -108,9 +108,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
     step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
 
-    The one that does is named (info); a warning where that is the mean over each micro-batch's own tokens (or that over
-    how many an update has) and one micro-batch has 3 times the tokens of another: tokens then do not weigh the same in
-    one update; a warning where it is the sum of the tokens and the run states a mean; a warning where none does, and
+    The one that does is named (info); a warning where it is the sum of the tokens and the run states a mean; a warning where none does, and
     info where what engine and trainer disagree by comes to as much: importance weights that are not recorded may be in
     it. Skipped where `loss` alone is logged (it may hold KL and entropy terms) and agrees with nothing.
     """
@@ -140,10 +138,6 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     if agreed:
         order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
         name = min(agreed, key=order.index)
-        uneven = _uneven(parts) if name.startswith(order[0]) else None
-        if uneven is not None:
-            yield uneven
-            return
         stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
         if name == "token-sum" and stated.endswith("-mean") and min(part.mask_BT.sum() for part in parts) > 1:
             yield finding(
@@ -296,11 +290,13 @@ def off_by(case: Case) -> Iterator[Finding]:
     constant while the rows change their width; where samples are summed; or where one factor is all that is off one
     reduction (a world size, an accumulation, a sign).
 
-    A warning where micro-batches of one update are means over their own tokens (or samples), and the step logs their
+    A warning where each micro-batch's loss is the mean over its own tokens (or that over how many an update has) and
+    one has 3 times the tokens of another of its update, in half of the steps and of their updates: tokens then do not
+    weigh the same in one update. A warning where micro-batches of one update are means over their own tokens (or samples), and the step logs their
     sum, not their mean, in 2 steps and more.
     """
-    if (summed := _not_divided(case)) is not None:
-        yield summed
+    if (told := _not_divided(case) or _uneven_steps(case)) is not None:
+        yield told
         return
     off: list[_Recomputed] = []
     fine = 0
@@ -535,6 +531,37 @@ def _in_times(times: float) -> str:
     return "-1 times (the sign is wrong)" if times < 0 else f"{times:g} times" if times > 1 else f"1/{1 / times:g} of"
 
 
+def _uneven_steps(case: Case) -> Finding | None:
+    """`_uneven` of a run: in half of the steps that have micro-batches of one update. A short one in a step or two is
+    how lengths fell.
+    """
+    found: list[tuple[int | None, Finding]] = []
+    looked = 0
+    for batch in case.batches():
+        if not batch.has("mask") or not (batch.has("advantages") or batch.has("token_loss")):
+            continue
+        rows, trained_N = batch.laid.rows_by_micro(), given(batch.trained_N)
+        counts_B = batch.flat.count(trained_N)
+        each = [total for samples in rows.values() if (total := int(counts_B[samples].sum()))]
+        looked += len(each) > 1
+        if len(each) < 2 or max(each) < UNEVEN * min(each):
+            continue
+        parts, _ = _parts(batch)
+        parts = [part for part in parts if part.mask_BT.any()]
+        if not parts or all(abs(part.logged.value) < FLOOR for part in parts):
+            continue
+        made = [(part.logged.value, dict(reductions_of(part, int(trained_N.sum()), len(batch), {}))) for part in parts]
+        own = next(iter(made[0][1]))
+        names = (own, f"{own}{_SHARED} ({parts[0].micros})")
+        if any(all(name in one and _agree(one[name], value) for value, one in made) for name in names):
+            uneven = _uneven(parts)
+            if uneven is not None:
+                found.append((batch.step, uneven))
+    if not found or 2 * len(found) < looked:
+        return None
+    return replace(found[0][1], steps=tuple(step for step, _ in found if step is not None))
+
+
 def _uneven(parts: list[_MicroLoss]) -> Finding | None:
     """Micro-batches of one update that each divide by their own tokens, where those are far from equal."""
     by_update: dict[tuple[int | None, int | None], list[_MicroLoss]] = defaultdict(list)
@@ -545,11 +572,14 @@ def _uneven(parts: list[_MicroLoss]) -> Finding | None:
     def tokens(part: _MicroLoss) -> int:
         return int((part.mask_BT != 0).sum())
 
-    # An update of its own divides by its own tokens.
-    every = max(by_update.values(), key=lambda each: max(map(tokens, each)) / min(map(tokens, each)), default=[])
-    if len(every) < 2:
+    # An update of its own divides by its own tokens. Of many updates one has a short micro-batch by chance: the middle
+    # one tells.
+    several = [each for each in by_update.values() if len(each) > 1]
+    several.sort(key=lambda each: max(map(tokens, each)) / min(map(tokens, each)))
+    if not several:
         return None
-    parts, counts = every, [tokens(part) for part in every]
+    parts = every = several[(len(several) - 1) // 2]
+    counts = [tokens(part) for part in every]
     fewest, most = min(counts), max(counts)
     small, large = (every[counts.index(count)].logged for count in (fewest, most))
     if most < UNEVEN * fewest:

@@ -106,9 +106,9 @@ FEWEST = 5
 def one_sided(log: RunLog) -> Iterator[Finding]:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
-    same number in every step (a clamp; not where groups of a size give just that number, as two responses give .7071),
+    same number in every step (a clamp; not where it is stated, or groups of a size give just that number, as two responses give .7071),
     or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a constant is added; where
-    no critic's values are logged): a warning. So is a mean off 0 by .1 and more, to one side in all of 8 steps and
+    no critic's values are logged): a warning (where REINFORCE is stated, one side is right). So is a mean off 0 by .1 and more, to one side in all of 8 steps and
     more, beside a std that is 1 (to 1e-3) in each: what is divided by the std of the very tokens was not centred on
     them. An advantage past 30 times the rewards' range (or mean, where no range is logged; or 1, where that is smaller)
     is an error: a std of 0 was divided by. Means of 0 are no bound: all advantages are 0 there.
@@ -148,6 +148,8 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             steps=top.steps(over=BEYOND),
         )
         return
+    if log.algorithm.estimator == "reinforce" and (lowest >= 0 or highest <= 0):
+        raise Skip("REINFORCE is stated, which needs no baseline: advantages have the sign of the rewards (D04)")
     if lowest >= 0:
         tops = [agree(*row) for _, row in together(top, log.get("reward_max"))]
         raw = (len(same) >= FEWEST and all(same)) or (len(tops) >= FEWEST and all(tops))
@@ -180,6 +182,7 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
         and highest < 1
         and all(agree(a, highest) and agree(b, -highest) for a, b in rows)
         and not _is_natural(highest, log)
+        and log.algorithm.advantage_clip is None
     ):
         yield _bounded(
             top,

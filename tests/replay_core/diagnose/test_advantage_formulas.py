@@ -42,12 +42,12 @@ def by_group(pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("formula", "severity", "words"),
     [
-        (by_group(lambda r: r[0]), "error", "the group's first response"),
-        (by_group(lambda r: r[-1]), "error", "the group's last response"),
-        (by_group(np.max), "error", "the group's best reward"),
-        (by_group(lambda r: np.sort(r)[-2]), "error", "the group's second best reward"),
-        (by_group(np.median), "error", "the group's median reward"),
-        (lambda r: r / np.repeat(r.reshape(4, 4).std(1, ddof=1), 4), "error", "nothing is subtracted"),
+        (by_group(lambda r: r[0]), "warning", "the group's first response"),
+        (by_group(lambda r: r[-1]), "warning", "the group's last response"),
+        (by_group(np.max), "warning", "the group's best reward"),
+        (by_group(lambda r: np.sort(r)[-2]), "warning", "the group's second best reward"),
+        (by_group(np.median), "warning", "the group's median reward"),
+        (lambda r: r / np.repeat(r.reshape(4, 4).std(1, ddof=1), 4), "warning", "nothing is subtracted"),
         (lambda r: grpo(r.reshape(2, 8).T.reshape(-1), GROUPS), "error", "other samples' rewards"),
         (lambda r: np.abs(grpo(r, GROUPS)), "error", "without their sign"),
         (lambda r: 5 * grpo(r, GROUPS), "warning", "5 times what they should be"),

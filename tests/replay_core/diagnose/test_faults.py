@@ -74,7 +74,7 @@ def advantages_cleared(batch: Fields) -> None:
     set_advantages(batch, [0.0] * 16)
 
 
-@fault("D04", "error")
+@fault("D04", "warning")
 def advantages_without_a_baseline(batch: Fields) -> None:
     set_advantages(batch, rewards(batch))
 
