@@ -257,7 +257,15 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             )  # fmt: skip
             break
     low, high = float(heard_B.min()), float(heard_B.max())
-    for name, values_B in known:
+    relu = next((name for name, values_B in known if low == 0 < high and (values_B < -close).any()
+                 and (heard_B > 0).sum() >= RELU and agree(heard_B, np.maximum(values_B, 0), close)), None)  # fmt: skip
+    if relu is not None:
+        yield Guess(
+            "warning", "relu", f"negative advantages are cut off at 0: none is negative, they are {relu}, clamped below 0",
+            "a clamp (relu, max with 0) behind the normalisation: bad answers are never pushed down, and the mean is no "
+            "longer 0",
+        )  # fmt: skip
+    for name, values_B in known if relu is None else ():
         cut_B = np.clip(values_B, low, high)
         lost = float((np.abs(cut_B - values_B) > close).mean())
         inside = np.unique(np.round(heard_B[(heard_B > low) & (heard_B < high)], 9)).size
@@ -444,6 +452,8 @@ def _in_some_groups(batch: StepBatch, heard_B: Array, kept_B: Array, close: Arra
     return None
 
 
+#: Advantages that are left of a clamp at 0.
+RELU = 3
 #: Different advantages before a factor and a constant are no fit by chance.
 MOVED_VALUES = 5
 #: Of a batch's advantages, the share that a bound may cut off before it is what training is about.

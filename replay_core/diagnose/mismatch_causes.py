@@ -60,6 +60,8 @@ def cause_of(batch: StepBatch, between: Gap) -> tuple[str, str, list[Evidence]]:
     head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
     d_N = np.zeros(between.both_N.size)
     d_N[between.both_N] = np.abs(between.d)
+    if (given_ := _given(batch, between, d_N)) is not None:
+        return given_
     early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
     late_N = between.both_N & ~early_N
     if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
@@ -138,6 +140,32 @@ def cause_of(batch: StepBatch, between: Gap) -> tuple[str, str, list[Evidence]]:
         "update old. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
         told,
     )
+
+
+#: Of a mismatch, the share that lies on tokens whose rollout log-probability is exactly 0; and how many of them.
+ON_GIVEN, GIVEN = 0.9, 4
+
+
+def _given(batch: StepBatch, between: Gap, d_N: Array) -> tuple[str, str, list[Evidence]] | None:
+    """A mismatch of tokens that no engine sampled: in runs, inside responses, with nothing off beside them."""
+    zero_N = between.both_N & (between.rollout.values_N == 0)
+    total = float(d_N.sum())
+    if zero_N.sum() < GIVEN or zero_N.sum() > 0.5 * between.both_N.sum() or d_N[zero_N].sum() < ON_GIVEN * total:
+        return None
+    # What a filter leaves alone stands alone: what an environment writes are several tokens in a row.
+    if 2 * int((zero_N[1:] & zero_N[:-1]).sum()) < int(zero_N.sum()):
+        return None
+    holders = int((batch.flat.count(zero_N) > 0).sum())
+    return (
+        f"all of it on {int(zero_N.sum())} tokens that no engine sampled, tool output or another given text",
+        "tokens that an environment (a tool, a user) wrote are in the loss mask: the engine gives them no "
+        "log-probability (exactly 0), and the policy is trained on words that are not its own",
+        [
+            shown("share of the mismatch on tokens whose rollout log-probability is exactly 0",
+                  float(d_N[zero_N].sum()) / total, f"< {ON_GIVEN:g}"),
+            shown("samples that hold them", holders),
+        ],
+    )  # fmt: skip
 
 
 def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> tuple[str, str, list[Evidence]]:

@@ -53,6 +53,23 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             f"{stated} measures a response against its own group; the group is lost on the way, or another estimator "
             "is configured",
         )
+    if stated in ("grpo", "dr_grpo") and (scaled is False or stated == "dr_grpo") and "/ (group std" in name:
+        return (
+            "advantages are divided by the group's std, and the run states that they are not",
+            "the setting that leaves the std out (Dr. GRPO) does not reach the advantages: groups of small spread count "
+            "as much as those of large",
+        )
+    if stated == "rloo" and "/ (group std" in name:
+        return (
+            f"advantages are normalised by the group's std, and the run states RLOO: {name}",
+            "another estimator is computed than is configured: RLOO subtracts the mean of the others and divides by "
+            "nothing",
+        )
+    if stated == "grpo" and not of_one_std and name.startswith("r - mean of the group's others (RLOO)"):
+        return (
+            "advantages are RLOO's, and the run states GRPO: the mean of the others is subtracted, nothing divided",
+            "another estimator is computed than is configured",
+        )
     if stated == "reinforce++" and name.startswith("r - group mean (Dr. GRPO)"):
         return (
             "advantages are not normalised over the batch, and REINFORCE++ is stated: they are r - group mean",
@@ -130,6 +147,9 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
                        column.dtype, 1e-4)  # fmt: skip
     close = tolerance(reward_B, group_B, stored)[kept_B]
     if (close >= 1).all():
+        if (amplified := _amplified(batch, kept_B)) is not None:
+            yield amplified
+            return
         raise Skip("no group has a spread of rewards (D01, D03): what is left is rounding, which every variant gives")
     heard_B = advantage_B[kept_B]
     for what, candidate_B in rewards_of(batch):
@@ -166,6 +186,35 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
             )
             return
     raise Unlike(heard_B, kept_B, close, stored)
+
+
+def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:
+    """Advantages that differ within groups whose rewards are equal but for rounding."""
+    advantage_B, reward_B, group_B = (given(each)[kept_B] for each in (batch.advantage_B, batch.reward_B, batch.group_B))
+    far, apart, bad, sample = 0.0, 0.0, 0, 0
+    groups = np.unique(group_B)
+    for group in groups:
+        inside = group_B == group
+        if float(np.ptp(advantage_B[inside])) > TAUGHT:
+            bad += 1
+            if float(np.ptp(advantage_B[inside])) > far:
+                far, sample = float(np.ptp(advantage_B[inside])), int(np.flatnonzero(kept_B)[inside.argmax()])
+            apart = max(apart, float(np.ptp(reward_B[inside])))
+    if not bad:
+        return None
+    return finding(
+        "error",
+        f"rounding in the rewards is amplified: rewards of a group are equal up to {apart:.2g}, and advantages of "
+        f"{share(bad, len(groups))} groups come to {far:.3g} apart",
+        batch.laid.where("advantages", sample=sample),
+        evidence=[
+            shown("advantages of one group apart by", far, "0"),
+            shown("rewards of such a group apart by, at most", apart),
+            shown("largest |reward|", float(np.abs(reward_B).max())),
+        ],
+        cause="what rounding leaves of equal rewards is divided by its own std, with no epsilon or one far smaller than "
+        "it: noise (a jitter, a sum in another order) is taught at full size",
+    )
 
 
 #: What is left of a group's spread of rewards beside the batch's, and how large advantages of it must not be.

@@ -30,6 +30,7 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
     that have one there and three counted tokens and more (4 of them and more): an error where all but the first token's
     are 0, or all but the last's; a warning where they are 0 behind the first turn (a gap in the mask) and one number
     before it, or fall from token to token by one factor that is the same in every response.
+    An error, too, where each place has one number in all responses, and rewards differ: another axis.
     """
     if batch.columns.of("values") is not None or batch.laid.algorithm.estimator == "gae":
         raise Skip("a critic's advantages differ from token to token (D44)")
@@ -43,7 +44,11 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
         if at.size >= 3:
             rows.append(column.values_N[at])
             turns.append(np.cumsum(np.diff(at, prepend=at[0]) > 1))
-    told = _told(rows, turns) or _ends_elsewhere(batch, column.values_N, counted_N)
+    told = (
+        _told(rows, turns)
+        or _ends_elsewhere(batch, column.values_N, counted_N)
+        or _by_place(batch, column.values_N, counted_N)
+    )
     if told is None:
         raise Skip("advantages change along responses in no way that is known: rewards by turn or by token")
     severity, claim, cause, many = told
@@ -56,6 +61,33 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
             shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
         ],
         cause=cause,
+    )
+
+
+def _by_place(batch: StepBatch, a_N: Array, counted_N: Array) -> tuple[Severity, str, str, int] | None:
+    """One vector along the tokens in all responses, whatever their rewards."""
+    inside_N = batch.response_N if batch.response_N is not None else counted_N
+    place_N = batch.flat.position_N - np.repeat(batch.flat.first(inside_N), batch.flat.lengths_B)
+    reward_B = batch.reward_B
+    if reward_B is not None and not np.ptp(reward_B) > 0:
+        return None
+    place, values = place_N[counted_N], a_N[counted_N]
+    low, high = np.full(int(place.max()) + 1, np.inf), np.full(int(place.max()) + 1, -np.inf)
+    np.minimum.at(low, place, values)
+    np.maximum.at(high, place, values)
+    shared = np.bincount(place, minlength=len(low)) >= FEWEST
+    size = float(np.abs(values).max())
+    if shared.sum() < 3 or not size > 0 or ((high - low)[shared] > 1e-5 * size).any():
+        return None
+    if np.unique(np.round(low[shared] / size, 4)).size < 3:
+        return None
+    return (
+        "error",
+        "advantages are broadcast along the wrong axis: every response has the same vector of them, one number for "
+        "each place",
+        "a vector of one number per sample is spread along the tokens (transposed, unsqueeze(0) for unsqueeze(1)): each "
+        "token has another sample's advantage, and none its own",
+        int((batch.flat.count(counted_N) > 0).sum()),
     )
 
 

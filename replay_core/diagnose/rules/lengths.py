@@ -12,10 +12,13 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.tokens import truncated
+from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, share, shown
 
 #: Responses of a batch, and tokens of each, before one length is no chance; the share that may end on one token.
 FEWEST, TOKENS, ONE_END = 16, 4, 0.6
+#: Responses that go on behind their end before it is no chance.
+BEYOND = 4
 #: Different lengths, and responses, that a function of the length has to hold for.
 LENGTHS, SAMPLES = 5, 24
 
@@ -25,13 +28,17 @@ def _lengths_B(batch: StepBatch) -> Array:
 
 
 @rule("D94", "no response ends by itself", link="tokens", scope="batch", needs=("tokens", "response"), lasts=True,
-      explains=("D20", "L08", "L09"),
+      explains=("D20", "D26", "L08", "L09"),
       source="ignore_eos, an end token that the engine does not know, min_tokens as large as the limit")  # fmt: skip
 def never_ends(batch: StepBatch) -> Iterator[Finding]:
     """All responses of a batch (16 and more) have one length, of 4 tokens and more, and no token ends more than .6 of
     them: a warning. Answers of one length that end by themselves end on one token, the end token. Silent where D20
-    knows of each that it was cut off.
+    knows of each that it was cut off. An error where the stated end token stands inside of half the responses that hold
+    it (4 and more), and the tokens behind it were sampled and count.
     """
+    if (beyond := _beyond_the_end(batch)) is not None:
+        yield beyond
+        return
     lengths_B, cut_B, tokens_N = _lengths_B(batch), truncated(batch), given(batch.tokens_N)
     if len(batch) < FEWEST or lengths_B.min() < TOKENS:
         raise Skip(f"needs {FEWEST} responses of {TOKENS} tokens")
@@ -55,6 +62,35 @@ def never_ends(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="the limit of tokens is too small for the answers; or the end token (EOS) does not stop the engine: "
         "ignore_eos is on, another end token is configured than the model writes, min_tokens is as large as the limit",
+    )  # fmt: skip
+
+
+def _beyond_the_end(batch: StepBatch) -> Finding | None:
+    """Responses that go on behind their end token, and count there."""
+    stated = stated_number(batch.laid.stated, "eos_token_id")
+    trained_N, tokens_N = batch.trained_N, given(batch.tokens_N)
+    if stated is None or trained_N is None or not len(tokens_N):
+        return None
+    sample_N = batch.flat.sample_N
+    ends_N = trained_N & given(batch.response_N) & (tokens_N == stated)
+    next_N = np.append(trained_N[1:] & (sample_N[1:] == sample_N[:-1]), False)
+    rollout = batch.columns.of("rollout_logprobs")
+    if rollout is not None:
+        # What an environment wrote behind an end is no word of the policy.
+        next_N &= np.append(((rollout.values_N != 0) & rollout.said_N)[1:], False)
+    holders, beyond = (int((batch.flat.count(each) > 0).sum()) for each in (ends_N, ends_N & next_N))
+    if beyond < BEYOND or 2 * beyond < holders:
+        return None
+    at = int(np.flatnonzero(ends_N & next_N)[0])
+    return finding(
+        "error",
+        f"generation goes on after the end token (EOS, {stated:g}) in {share(beyond, holders)} responses that hold one, "
+        "and what follows is trained on",
+        batch.laid.where("input_ids", at=at),
+        evidence=[shown("responses that go on behind their end", beyond, "0", f"token ids of {batch.name}"),
+                  shown("responses with an end token", holders)],
+        cause="the end token does not stop the engine (ignore_eos, another stop token is configured), and the mask does "
+        "not end there: tokens after the end count",
     )  # fmt: skip
 
 

@@ -104,13 +104,15 @@ def reductions_of(
       "open-instruct#1137, SkyRL#1296")  # fmt: skip
 def reduction(batch: StepBatch) -> Iterator[Finding]:
     """Recomputes the policy loss of every micro-batch from its tokens (recorded, or -A * clipped ratio; times the
-    importance weights, where they are recorded and nothing agrees without them) and reduces it
-    as token-mean, seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the
-    step: one must agree with the logged pg_loss to 1e-4 of it in every micro-batch.
+    importance weights, where they are recorded and nothing agrees without them) and reduces it as token-mean,
+    seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the step: one must
+    agree with the logged pg_loss to 1e-4 of it in every micro-batch.
 
-    The one that does is named (info); a warning where it is the sum of the tokens and the run states a mean; a warning where none does, and
-    info where what engine and trainer disagree by comes to as much: importance weights that are not recorded may be in
-    it. Skipped where `loss` alone is logged (it may hold KL and entropy terms) and agrees with nothing.
+    The one that does is named (info); an error where the run states another, or importance weights that the loss is
+    made without (a warning where they are recorded and not stated); a warning where it is the sum of the tokens and the
+    run states a mean; a warning where none does, and info where what engine and trainer disagree by comes to as much:
+    importance weights that are not recorded may be in it. Skipped where `loss` alone is logged (it may hold KL and
+    entropy terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
     if not parts:
@@ -130,6 +132,9 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         weighted, _ = _parts(batch, weighted=True)
         if found := agreeing(weighted):
             parts, agreed = weighted, found
+    if (told := _otherwise(batch, parts, agreed, exact=exact)) is not None:
+        yield told
+        return
     # A loss of 0 agrees with everything and tells nothing.
     if all(abs(part.logged.value) < FLOOR for part in parts):
         raise Skip("every logged loss is 0: all reductions agree")
@@ -192,6 +197,94 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
     )
+
+
+#: What is stated of a loss's aggregation, and how the reductions begin that it may mean.
+_MODES = {
+    "token-mean": ("token-mean", "token-sum over "), "seq-mean-token-mean": ("seq-mean-token-mean",),
+    "seq-mean-token-sum": ("seq-mean-token-sum",),
+}  # fmt: skip
+#: By how much the stated reduction has to miss a logged loss, and what share of weights has to be off 1, and how far.
+MISSES, WEIGHED, OFF_ONE = 1e-4, 0.05, 0.05
+
+
+def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, exact: bool) -> Finding | None:
+    """A loss that is made in a way, and the run states another: its aggregation, or its importance weights."""
+    tokens = int(batch.trained_N.sum()) if batch.trained_N is not None else 0
+    first = parts[0]
+    place = batch.laid.where_record(first.logged.record, first.logged.name)
+    stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+    each = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in parts]
+    names = [name for name in each[0][1] if all(name in one for _, one in each)]
+    mode = _MODES.get(stated)
+    if exact and mode and agreed and not any(name.startswith(mode) for name in agreed) and agreed != {"token-sum"}:
+        made = next(name for name in (*names, *sorted(agreed)) if name in agreed)
+        meant = next(name for name in names if name.startswith(mode))
+        value, one = max(each, key=lambda row: abs(row[1][meant] - row[0]))
+        if abs(one[meant] - value) > MISSES:
+            return finding(
+                "error",
+                f"{first.logged.name} is {made}, and the run states {stated}",
+                place,
+                evidence=[
+                    shown(first.logged.name, value, f"{one[meant]:.6g}", first.logged.record.path.name),
+                    shown("micro-batches that agree with what it is", len(parts)),
+                ],
+                cause="the aggregation that is configured does not reach the loss: another default stands in its place, "
+                "and responses of another length count for more or less than is meant",
+                next_step="rldbg diagnose --explain D28",
+            )
+    if _leaves_out_weights(batch, parts, tokens):
+        algorithm = batch.laid.algorithm
+        is_stated = algorithm.weight_cap is not None or bool(algorithm.word("is_correction", "rollout_is"))
+        weights = given(batch.columns.of("is_weights"))
+        counted_N = weights.said_N & given(batch.trained_N)
+        return finding(
+            "error" if is_stated else "warning",
+            "importance weights (TIS) are recorded"
+            + (" and stated" if is_stated else "")
+            + f", and not applied to the loss: {first.logged.name} is made without them",
+            place,
+            evidence=[
+                shown("largest weight", float(weights.values_N[counted_N].max()), None, weights.source),
+                shown("smallest weight", float(weights.values_N[counted_N].min())),
+                shown("micro-batches that agree without them", len(parts), "0"),
+            ],
+            cause="the weights are computed and do not reach the policy loss: what engine and trainer disagree by is not "
+            "corrected",
+            next_step="multiply each token's loss by its weight before it is reduced",
+        )
+    return None
+
+
+def _leaves_out_weights(batch: StepBatch, parts: list[_MicroLoss], tokens: int) -> bool:
+    """Whether a reduction of the plain loss makes every micro-batch's, and none of the weighted one does."""
+    weights, advantages = batch.columns.of("is_weights"), batch.columns.of("advantages")
+    if weights is None or advantages is None or batch.trained_N is None or batch.has("token_loss"):
+        return False
+    counted_N = weights.said_N & batch.trained_N & np.isfinite(weights.values_N)
+    if not counted_N.any() or float((np.abs(weights.values_N[counted_N] - 1) > OFF_ONE).mean()) < WEIGHED:
+        return False
+    values_N = np.where(advantages.said_N, np.nan_to_num(advantages.values_N), 0.0)
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+        ratio_N = np.where(known_N, ratio_N, 1.0)
+    except Skip:
+        ratio_N = np.ones(len(values_N))
+    low, high = batch.laid.algorithm.clip_range or (0.2, 0.2)
+    plain_N = policy_loss.clipped(ratio_N, values_N, clip_low=low, clip_high=high)
+    rows = batch.laid.rows_by_micro()
+
+    def agrees(token_N: Array) -> bool:
+        made = _with_updates([
+            _dense(batch, part.logged, token_N, np.array(rows[_place(part.logged)])) for part in parts
+        ])  # fmt: skip
+        named = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in made]
+        return any(
+            all(name in one and _agree(one[name], value) for value, one in named) for name in named[0][1]
+        )
+
+    return agrees(plain_N) and not agrees(np.where(counted_N, plain_N * weights.values_N, plain_N))
 
 
 def _is_apart(batch: StepBatch) -> bool:
@@ -292,8 +385,8 @@ def off_by(case: Case) -> Iterator[Finding]:
 
     A warning where each micro-batch's loss is the mean over its own tokens (or that over how many an update has) and
     one has 3 times the tokens of another of its update, in half of the steps and of their updates: tokens then do not
-    weigh the same in one update. A warning where micro-batches of one update are means over their own tokens (or samples), and the step logs their
-    sum, not their mean, in 2 steps and more.
+    weigh the same in one update. A warning where micro-batches of one update are means over their own tokens (or
+    samples), and the step logs their sum, not their mean, in 2 steps and more.
     """
     if (told := _not_divided(case) or _uneven_steps(case)) is not None:
         yield told

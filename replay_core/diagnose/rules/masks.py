@@ -27,13 +27,14 @@ LEFT_OUT = 0.5
 
 
 @rule("D07", "the loss has no tokens, or a part of them", link="masks", scope="batch", needs=("mask",),
-      explains=("D01", "D02", "D03", "D19", "D23", "D28", "D81", "L01"),
+      explains=("D01", "D02", "D03", "D19", "D21", "D23", "D28", "D81", "L01"),
       source="trl#3248, TTRL#33; docs/evidence.md#loss-of-zero")  # fmt: skip
 def empty_loss(batch: StepBatch) -> Iterator[Finding]:
-    """Tokens the mask keeps: none in the whole batch is an error; none in some samples is a warning (info where just
-    those were cut off, which trainers filter on purpose): where advantages are recomputed and only fit with the
-    rewards of those, that they still enter the baseline is said. A mask that ends before the middle of most responses,
-    or counts more tokens than `response_length`, is a warning. Holes inside a response are normal (tool output).
+    """Tokens the mask keeps: none in the whole batch is an error, as is none in a micro-batch whose loss is NaN; none
+    in some samples is a warning (info where just those were cut off, which trainers filter on purpose): where
+    advantages are recomputed and only fit with the rewards of those, that they still enter the baseline is said. A mask
+    that ends before the middle of most responses, or counts more tokens than `response_length`, is a warning. Holes
+    inside a response are normal (tool output).
     """
     trained_N = given(batch.trained_N)
     if not batch.flat.lengths_B.sum():
@@ -52,6 +53,9 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
             evidence=[shown("tokens in the loss", 0, "> 0", source), shown("samples", len(batch))],
             cause="the mask is built for another length than the logits, or every sample was filtered out",
         )
+        return
+    if empty_B.any() and (divided := _divided_by_none(batch, counts_B)) is not None:
+        yield divided
         return
     if empty_B.any():
         cut_B = truncated(batch)
@@ -89,6 +93,27 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
         )
         return
     yield from _ends_early(batch, trained_N, counts_B, name, source)
+
+
+def _divided_by_none(batch: StepBatch, counts_B: Array) -> Finding | None:
+    """A micro-batch without a token in the loss whose loss is no number."""
+    rows = batch.laid.rows_by_micro()
+    for scalar in batch.columns.scalars("pg_loss", "loss"):
+        key = scalar.record.key
+        samples = rows.get((key.rank, key.micro))
+        if not samples or counts_B[samples].any() or np.isfinite(scalar.value):
+            continue
+        return finding(
+            "error",
+            f"a micro-batch has no token in the loss, and divides by it: {scalar.name} is 0/0 (NaN) where the mask of "
+            f"all {len(samples)} samples is empty",
+            batch.laid.where_record(scalar.record, scalar.name),
+            evidence=[shown("tokens of the micro-batch in the loss", 0, "> 0", scalar.record.path.name),
+                      shown(scalar.name, str(scalar.value), "a number")],
+            cause="the mean over no token is 0/0: leave such a micro-batch out, divide by max(tokens, 1), or by the "
+            "tokens of the whole update; and see why its samples were masked",
+        )  # fmt: skip
+    return None
 
 
 def _is_pattern(empty_B: Array) -> bool:

@@ -10,6 +10,7 @@ from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import DISAGREE, gap
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.stating import finding, shown
 
@@ -23,7 +24,8 @@ _LONGEST = ("max_seqlen", "max_seqlen_q", "max_length_q", "max_seq_len")
 def metadata(batch: StepBatch) -> Iterator[Finding]:
     """cu_seqlens starts at 0, rises, and ends on the number of tokens; max_seqlen is its largest step; position ids
     count 0, 1, 2 ... in every sample and begin again with the next; segment ids change where samples do.
-    Any violation is an error; position ids that count left padding are a warning.
+    Any violation is an error; position ids that count left padding are a warning, and an
+    error where engine and trainer disagree as well.
     """
     wrong = _cu_seqlens(batch)
     if wrong is not None:
@@ -91,7 +93,8 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
     counted = bool((steps_N[inside_N] == 1).all())
     if counted and batch.spine.parts[0].packs is None:
         yield finding(
-            "warning",
+            # Of rotary embeddings a distance alone counts: it is an error where the two sides show it.
+            "error" if _is_felt(batch) else "warning",
             "position ids count padding: samples do not begin at 0",
             place,
             evidence=[
@@ -120,6 +123,16 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="positions run on through the pack, or begin again inside a sample: attention then mixes samples",
     )
+
+
+def _is_felt(batch: StepBatch) -> bool:
+    """Whether engine and trainer disagree."""
+    if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
+        return False
+    try:
+        return gap(batch).mean > DISAGREE
+    except Skip:
+        return False
 
 
 def _only_tails(batch: StepBatch, off_N: Array) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 
@@ -376,6 +377,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
 
 #: A token's log-probability that moves by that much within one batch is another policy: ratios of 2.7 and more.
 TORN = 1.0
+#: And in the middle of a run's steps; PPO implementations stop a batch's epochs there. Steps that it needs.
+STOPS, LONG = 0.05, 12
 
 
 #: Ratios of whole responses, GSPO's, lie nearer to 1 than that.
@@ -487,7 +490,9 @@ def never_clips(log: RunLog) -> Iterator[Finding]:
       explains=("D01", "D03", "D20", "D24", "D25", "L08", "L09", "L10"),
       source="PPO implementations stop a batch's epochs at a KL of 0.01 to 0.05")  # fmt: skip
 def torn(log: RunLog) -> Iterator[Finding]:
-    """KL of the policy to the one that sampled, over 1 nat per token in any step: an error."""
+    """KL of the policy to the one that sampled, over 1 nat per token in any step: an error. Over .05 in the middle of
+    12 steps and more, with a learning rate logged and a reward that does not rise: a warning.
+    """
     series = given(log.get("policy_kl"))
     bad = [point for point in series.points if math.isfinite(point.value) and abs(point.value) > TORN]
     if bad:
@@ -500,6 +505,28 @@ def torn(log: RunLog) -> Iterator[Finding]:
             next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
             steps=steps_of(bad),
         )
+        return
+    sizes = [abs(value) for value in series.finite]
+    rate, reward = log.get("learning_rate"), log.get("reward")
+    if len(sizes) < LONG or median(sizes) < STOPS or rate is None or not rate.finite or reward is None:
+        return
+    if trends.rises(reward.finite):
+        return
+    clipped = log.get("clip_fraction")
+    yield finding(
+        "warning",
+        f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats per "
+        f"token within each batch ({series.name}), and the reward does not rise",
+        series.points[0].where(series.name),
+        evidence=[
+            series.shown(median(sizes), f"< {STOPS:g}"), rate.shown(max(rate.finite)), reward.shown(median(reward.finite)),
+            *([clipped.shown(median(clipped.finite))] if clipped is not None and clipped.finite else []),
+        ],
+        cause="each update goes far past what the clip range is to hold it to: the learning rate is too high, or a batch "
+        "is used for too many updates",
+        next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
+        steps=series.steps(),
+    )  # fmt: skip
 
 
 @rule("L16", "a batch's own updates tear the policy away", link="trend", scope="batch",

@@ -300,9 +300,10 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
     """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong.
 
     As a term of the loss (kl_loss, NeMo-RL's kl_penalty) a KL that is below -1e-3 in any step is k1: a warning, its
-    gradient is 0 on average (info where the run states k1). k1 = -log r is negative for half the tokens, and its mean may be in any one step. Over 20
-    steps, 90 % of them negative with a mean under -1e-3, its arguments are swapped, or the samples are not the policy's
-    own. Where the framework can log either estimator under one name, it is judged as k1.
+    gradient is 0 on average (info where the run states k1). k1 = -log r is negative for half the tokens, and its mean
+    may be in any one step. Over 20 steps, 90 % of them negative with a mean under -1e-3, its arguments are swapped, or
+    the samples are not the policy's own. Where the framework can log either estimator under one name, it is judged as
+    k1.
     """
     told = log.events("negative_kl")
     if told:

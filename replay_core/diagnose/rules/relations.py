@@ -106,12 +106,13 @@ FEWEST = 5
 def one_sided(log: RunLog) -> Iterator[Finding]:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
-    same number in every step (a clamp; not where it is stated, or groups of a size give just that number, as two responses give .7071),
-    or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a constant is added; where
-    no critic's values are logged): a warning (where REINFORCE is stated, one side is right). So is a mean off 0 by .1 and more, to one side in all of 8 steps and
-    more, beside a std that is 1 (to 1e-3) in each: what is divided by the std of the very tokens was not centred on
-    them. An advantage past 30 times the rewards' range (or mean, where no range is logged; or 1, where that is smaller)
-    is an error: a std of 0 was divided by. Means of 0 are no bound: all advantages are 0 there.
+    same number in every step (a clamp; not where it is stated, or groups of a size give just that number, as two
+    responses give .7071), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a
+    constant is added; where no critic's values are logged): a warning (where REINFORCE is stated, one side is right).
+    So is a mean off 0 by .1 and more, to one side in all of 8 steps and more, beside a std that is 1 (to 1e-3) in each:
+    what is divided by the std of the very tokens was not centred on them. An advantage past 30 times the rewards' range
+    (or mean, where no range is logged; or 1, where that is smaller) is an error: a std of 0 was divided by. Means of 0
+    are no bound: all advantages are 0 there.
     """
     if (off := _whitened_off_centre(log)) is not None:
         yield _bounded(

@@ -94,17 +94,17 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
 
 @rule("D77", "the mask is turned around", link="masks", scope="batch",
       needs=("rollout_logprobs", "mask", "response"), lasts=True,
-      explains=("D07", "D09", "D10", "D11", "D12", "D14", "D19", "D20", "D24", "D28", "D41", "D48", "L08", "L10"),
+      explains=("D07", "D09", "D10", "D11", "D12", "D14", "D19", "D20", "D24", "D28", "D41", "D48", "D92", "L08", "L10"),
       source="RAGEN#71: the gradient went to the environment's tokens and to none of the policy's")  # fmt: skip
 def turned_around(batch: StepBatch) -> Iterator[Finding]:
     """All tokens in the loss (4 and more) have a rollout log-probability of exactly 0, which the engine fills in
-    where it sampled nothing, and four times as many of the responses that are not in it have another: an error.
+    where it sampled nothing, and as many of the responses that are not in it have another: an error.
     """
     rollout, trained_N = given(batch.columns.of("rollout_logprobs")), given(batch.trained_N)
     known_N = rollout.said_N & np.isfinite(rollout.values_N)
     counted_N = known_N & trained_N
     left_N = known_N & ~trained_N & given(batch.response_N) & (rollout.values_N != 0)
-    if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < 4 * counted_N.sum():
+    if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < counted_N.sum():
         return
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
     yield finding(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -118,10 +119,29 @@ def clipped_elsewhere(case: Case) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array]]:
-    """(logged loss, new values, values before the updates, returns) of a critic's micro-batches, over tokens that
-    count.
+@dataclass(frozen=True, slots=True)
+class ValueRows:
+    """A critic's micro-batch, over its tokens that count [K]: the loss it logged, the values it gave, those recorded
+    before the updates, the returns, and the sample of each.
     """
+
+    loss: float
+    new: Array
+    old: Array
+    due: Array
+    sample: Array
+    epoch: int | None
+    minibatch: int | None
+
+
+def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array]]:
+    """(logged loss, new values, values before the updates, returns) of a critic's micro-batches."""
+    for one in value_rows(batch):
+        yield one.loss, one.new, one.old, one.due
+
+
+def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
+    """A critic's micro-batches whose samples the batch holds."""
     if batch.tokens_N is None or batch.trained_N is None:
         return
     old, returns = batch.columns.of("values"), batch.columns.of("returns")
@@ -137,7 +157,7 @@ def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array
             key = part.held.record.key
             record = learnt.pop((key.rank, key.micro), None) if key.micro is not None else None
             found = None if record is None else _of_micro(record)
-            if found is None:
+            if found is None or record is None:
                 continue
             loss, *refs = found
             new, due = (part.values(ref) for ref in refs)
@@ -149,10 +169,11 @@ def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array
                 here = slice(int(part.starts[row]), int(part.starts[row] + part.lengths[row]))
                 there = slice(int(batch.flat.starts_B[sample]), int(batch.flat.starts_B[sample] + part.lengths[row]))
                 kept = batch.trained_N[there]
-                each.append(np.stack([new.values_N[here][kept], old.values_N[there][kept], due.values_N[here][kept]]))
+                here_K = [new.values_N[here][kept], old.values_N[there][kept], due.values_N[here][kept]]
+                each.append(np.stack([*here_K, np.full(int(kept.sum()), float(row))]))
             rows = np.concatenate(each, axis=1)
             if rows.shape[1] and np.isfinite(rows).all():
-                yield loss, *rows
+                yield ValueRows(loss, *rows, record.key.epoch, record.key.minibatch)
 
 
 def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef] | None:
