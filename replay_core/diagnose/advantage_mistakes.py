@@ -207,7 +207,8 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         # Some measure against the median on purpose.
         meant = "median" in baseline or batch.laid.algorithm.estimator not in OF_GROUPS
         yield Guess(
-            "warning" if meant else "error", baseline, f"the baseline is {baseline}, not the group's mean: advantages are r - that{over}",
+            "warning" if meant else "error", baseline, f"the baseline is {baseline}, not the group's mean: "
+            f"advantages are r - that{over}",
             _OF_ONE,
         )  # fmt: skip
     elif lines.has_middle and np.unique(np.bincount(group_B)).size == 1:
@@ -261,9 +262,10 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                  and (heard_B > 0).sum() >= RELU and agree(heard_B, np.maximum(values_B, 0), close)), None)  # fmt: skip
     if relu is not None:
         yield Guess(
-            "warning", "relu", f"negative advantages are cut off at 0: none is negative, they are {relu}, clamped below 0",
-            "a clamp (relu, max with 0) behind the normalisation: bad answers are never pushed down, and the mean is no "
-            "longer 0",
+            "warning", "relu", f"negative advantages are cut off at 0: none is negative, they are {relu}, "
+            "clamped below 0",
+            "a clamp (relu, max with 0) behind the normalisation: bad answers are never pushed down, and the mean is "
+            "no longer 0",
         )  # fmt: skip
     for name, values_B in known if relu is None else ():
         cut_B = np.clip(values_B, low, high)

@@ -77,7 +77,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
-        r"|GLIBC\S* not found|shared memory limit",
+        r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length",
     ),
     (
         "traceback",
@@ -151,7 +151,7 @@ HINT = regex(
     r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch"
     r"|Failed to update|[Uu]pdate[ _]weights?|partially updated|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
-    r"|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
+    r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

@@ -56,8 +56,8 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
     if stated in ("grpo", "dr_grpo") and (scaled is False or stated == "dr_grpo") and "/ (group std" in name:
         return (
             "advantages are divided by the group's std, and the run states that they are not",
-            "the setting that leaves the std out (Dr. GRPO) does not reach the advantages: groups of small spread count "
-            "as much as those of large",
+            "the setting that leaves the std out (Dr. GRPO) does not reach the advantages: groups of small spread "
+            "count as much as those of large",
         )
     if stated == "rloo" and "/ (group std" in name:
         return (
@@ -190,7 +190,8 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
 
 def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:
     """Advantages that differ within groups whose rewards are equal but for rounding."""
-    advantage_B, reward_B, group_B = (given(each)[kept_B] for each in (batch.advantage_B, batch.reward_B, batch.group_B))
+    every = (batch.advantage_B, batch.reward_B, batch.group_B)
+    advantage_B, reward_B, group_B = (given(each)[kept_B] for each in every)
     far, apart, bad, sample = 0.0, 0.0, 0, 0
     groups = np.unique(group_B)
     for group in groups:
@@ -212,8 +213,8 @@ def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:
             shown("rewards of such a group apart by, at most", apart),
             shown("largest |reward|", float(np.abs(reward_B).max())),
         ],
-        cause="what rounding leaves of equal rewards is divided by its own std, with no epsilon or one far smaller than "
-        "it: noise (a jitter, a sum in another order) is taught at full size",
+        cause="what rounding leaves of equal rewards is divided by its own std, with no epsilon or one far smaller "
+        "than it: noise (a jitter, a sum in another order) is taught at full size",
     )
 
 

@@ -85,8 +85,8 @@ def _by_place(batch: StepBatch, a_N: Array, counted_N: Array) -> tuple[Severity,
         "error",
         "advantages are broadcast along the wrong axis: every response has the same vector of them, one number for "
         "each place",
-        "a vector of one number per sample is spread along the tokens (transposed, unsqueeze(0) for unsqueeze(1)): each "
-        "token has another sample's advantage, and none its own",
+        "a vector of one number per sample is spread along the tokens (transposed, unsqueeze(0) for unsqueeze(1)): "
+        "each token has another sample's advantage, and none its own",
         int((batch.flat.count(counted_N) > 0).sum()),
     )
 

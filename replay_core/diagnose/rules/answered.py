@@ -31,7 +31,7 @@ def ends_in(text: str, truth: str) -> bool:
 
 @rule("D100", "scores are not those of the answers", link="rewards", scope="case", lasts=True,
       explains=("D01", "D03", "D04", "D95", "L08", "L17"),
-      source="recorded texts and ground truths: an answer that ends in its truth is right to every verifier")  # fmt: skip
+      source="recorded texts and ground truths: an answer that ends in its truth is right by any verifier")  # fmt: skip
 def of_the_answers(case: Case) -> Iterator[Finding]:
     """Where texts, ground truths and scores are recorded: answers whose last word is the ground truth, over 16 samples
     and more. An error where every score is 0 and a tenth of the answers (4 and more) end in theirs; and where scores

@@ -84,13 +84,13 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
     at = int(np.flatnonzero(ends_N & next_N)[0])
     return finding(
         "error",
-        f"generation goes on after the end token (EOS, {stated:g}) in {share(beyond, holders)} responses that hold one, "
-        "and what follows is trained on",
+        f"generation goes on after the end token (EOS, {stated:g}) in {share(beyond, holders)} responses that hold "
+        "one, and what follows is trained on",
         batch.laid.where("input_ids", at=at),
         evidence=[shown("responses that go on behind their end", beyond, "0", f"token ids of {batch.name}"),
                   shown("responses with an end token", holders)],
-        cause="the end token does not stop the engine (ignore_eos, another stop token is configured), and the mask does "
-        "not end there: tokens after the end count",
+        cause="the end token does not stop the engine (ignore_eos, another stop token is configured), and the mask "
+        "does not end there: tokens after the end count",
     )  # fmt: skip
 
 

@@ -230,8 +230,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
                     shown(first.logged.name, value, f"{one[meant]:.6g}", first.logged.record.path.name),
                     shown("micro-batches that agree with what it is", len(parts)),
                 ],
-                cause="the aggregation that is configured does not reach the loss: another default stands in its place, "
-                "and responses of another length count for more or less than is meant",
+                cause="the aggregation that is configured does not reach the loss: another default stands in its "
+                "place, and responses of another length count for more or less than is meant",
                 next_step="rldbg diagnose --explain D28",
             )
     if _leaves_out_weights(batch, parts, tokens):
@@ -250,8 +250,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
                 shown("smallest weight", float(weights.values_N[counted_N].min())),
                 shown("micro-batches that agree without them", len(parts), "0"),
             ],
-            cause="the weights are computed and do not reach the policy loss: what engine and trainer disagree by is not "
-            "corrected",
+            cause="the weights are computed and do not reach the policy loss: what engine and trainer disagree by is "
+            "not corrected",
             next_step="multiply each token's loss by its weight before it is reduced",
         )
     return None
@@ -280,9 +280,7 @@ def _leaves_out_weights(batch: StepBatch, parts: list[_MicroLoss], tokens: int) 
             _dense(batch, part.logged, token_N, np.array(rows[_place(part.logged)])) for part in parts
         ])  # fmt: skip
         named = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in made]
-        return any(
-            all(name in one and _agree(one[name], value) for value, one in named) for name in named[0][1]
-        )
+        return any(all(name in one and _agree(one[name], value) for value, one in named) for name in named[0][1])
 
     return agrees(plain_N) and not agrees(np.where(counted_N, plain_N * weights.values_N, plain_N))
 

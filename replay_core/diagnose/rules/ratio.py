@@ -515,15 +515,16 @@ def torn(log: RunLog) -> Iterator[Finding]:
     clipped = log.get("clip_fraction")
     yield finding(
         "warning",
-        f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats per "
-        f"token within each batch ({series.name}), and the reward does not rise",
+        f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats "
+        f"per token within each batch ({series.name}), and the reward does not rise",
         series.points[0].where(series.name),
         evidence=[
-            series.shown(median(sizes), f"< {STOPS:g}"), rate.shown(max(rate.finite)), reward.shown(median(reward.finite)),
+            series.shown(median(sizes), f"< {STOPS:g}"), rate.shown(max(rate.finite)),
+            reward.shown(median(reward.finite)),
             *([clipped.shown(median(clipped.finite))] if clipped is not None and clipped.finite else []),
         ],
-        cause="each update goes far past what the clip range is to hold it to: the learning rate is too high, or a batch "
-        "is used for too many updates",
+        cause="each update goes far past what the clip range is to hold it to: the learning rate is too high, or a "
+        "batch is used for too many updates",
         next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
         steps=series.steps(),
     )  # fmt: skip

@@ -286,7 +286,8 @@ def _dead_steps(log: RunLog) -> tuple[list[StepTold], list[StepTold]]:
                 raise Skip("rewards differ within groups of the samples that are recorded")
             advantage_B, group_B = batch.advantage_B, given(batch.group_B)
             if advantage_B is not None and any(
-                np.ptp(advantage_B[inside]) > 0.1 for group in np.unique(group_B)
+                np.ptp(advantage_B[inside]) > 0.1
+                for group in np.unique(group_B)
                 if np.isfinite(advantage_B[inside := group_B == group]).all()
             ):
                 raise Skip("advantages differ within groups of the samples that are recorded (D04)")

@@ -94,7 +94,8 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
 
 @rule("D77", "the mask is turned around", link="masks", scope="batch",
       needs=("rollout_logprobs", "mask", "response"), lasts=True,
-      explains=("D07", "D09", "D10", "D11", "D12", "D14", "D19", "D20", "D24", "D28", "D41", "D48", "D92", "L08", "L10"),
+      explains=("D07", "D09", "D10", "D11", "D12", "D14", "D19", "D20", "D24", "D28", "D41", "D48", "D92", "L08",
+                "L10"),
       source="RAGEN#71: the gradient went to the environment's tokens and to none of the policy's")  # fmt: skip
 def turned_around(batch: StepBatch) -> Iterator[Finding]:
     """All tokens in the loss (4 and more) have a rollout log-probability of exactly 0, which the engine fills in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -180,7 +180,11 @@ def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef] | None:
     """The loss, values and returns that a critic's micro-batch recorded; None where one of them is missing."""
     found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
     loss = next((found[name] for name in ("loss", "value_loss", "vf_loss", "critic_loss") if name in found), None)
-    values, returns = found.get("values"), found.get("returns")
+    # What the critic gave in this update stands beside what it gave before, where both are recorded.
+    values = next((found[name] for name in ("vpreds", "new_values", "value_preds", "values") if name in found), None)
+    if values is not None and values.canonical != "values":
+        values = replace(values, canonical="values")  # about the same tokens
+    returns = found.get("returns")
     if loss is None or values is None or returns is None or loss.numel != 1:
         return None
     return float(pages.array(loss).reshape(-1)[0]), values, returns

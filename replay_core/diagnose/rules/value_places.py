@@ -53,7 +53,7 @@ def beside(case: Case) -> Iterator[Finding]:
         where,
         evidence=[shown("mean distance to the critic's value of the same token", apart, "0"),
                   shown(f"to that of the token {words}", min(late, early)), shown("tokens", size)],
-        cause="a slice is one off: the value of a token is read before it is written (logits[:-1]), in the rollout and "
-        "in the update alike; GAE, returns and the critic's targets are then of other places than its predictions",
+        cause="a slice is one off where values are read before the updates, or where the critic is updated: a value is "
+        "of the state before its token; GAE and returns are then of other places than the critic's predictions",
         steps=sorted(steps),
     )  # fmt: skip

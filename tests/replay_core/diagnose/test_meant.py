@@ -36,8 +36,14 @@ def recorded(
         mask_BS[:, :2] = 0
         advantage_BS = (made(reward_B, step)[:, None] * mask_BS).astype(np.float32)
         with recorder.step(step) as write:
-            tensors = {"input_ids": ids_BS, "attention_mask": np.ones_like(mask_BS), "response_mask": mask_BS,
-                       "rewards": reward_B.astype(np.float32), "group_id": GROUPS, "advantages": advantage_BS[:, 1:]}  # fmt: skip
+            tensors = {
+                "input_ids": ids_BS,
+                "attention_mask": np.ones_like(mask_BS),
+                "response_mask": mask_BS,
+                "rewards": reward_B.astype(np.float32),
+                "group_id": GROUPS,
+                "advantages": advantage_BS[:, 1:],
+            }
             write("trajectory", {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in tensors.items()})
     recorder.close()
     return look(folder)
