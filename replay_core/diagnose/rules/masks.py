@@ -54,7 +54,7 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
             cause="the mask is built for another length than the logits, or every sample was filtered out",
         )
         return
-    if empty_B.any() and (divided := _divided_by_none(batch, counts_B)) is not None:
+    if (divided := _divided_by_none(batch, counts_B)) is not None:
         yield divided
         return
     if empty_B.any():
@@ -101,7 +101,15 @@ def _divided_by_none(batch: StepBatch, counts_B: Array) -> Finding | None:
     for scalar in batch.columns.scalars("pg_loss", "loss"):
         key = scalar.record.key
         samples = rows.get((key.rank, key.micro))
-        if not samples or counts_B[samples].any() or np.isfinite(scalar.value):
+        if not samples or np.isfinite(scalar.value):
+            continue
+        # The micro-batch's own mask may have lost what the rollout's keeps.
+        own = [
+            ref for record in batch.columns.records
+            if (record.key.rank, record.key.micro) == (key.rank, key.micro) for ref in record.tensors()
+            if ref.canonical in ("loss_mask", "response_mask") and ref.is_readable
+        ]  # fmt: skip
+        if counts_B[samples].any() and not any(not pages.array(ref).any() for ref in own):
             continue
         return finding(
             "error",
