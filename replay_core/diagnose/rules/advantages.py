@@ -65,7 +65,8 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             "another estimator is computed than is configured: RLOO subtracts the mean of the others and divides by "
             "nothing",
         )
-    if stated == "grpo" and not of_one_std and name.startswith("r - mean of the group's others (RLOO)"):
+    rloo = name.startswith("r - mean of the group's others (RLOO)")
+    if stated == "grpo" and scaled is True and not of_one_std and rloo:
         return (
             "advantages are RLOO's, and the run states GRPO: the mean of the others is subtracted, nothing divided",
             "another estimator is computed than is configured",

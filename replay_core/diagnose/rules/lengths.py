@@ -78,6 +78,8 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
     if rollout is not None:
         # What an environment wrote behind an end is no word of the policy.
         next_N &= np.append(((rollout.values_N != 0) & rollout.said_N)[1:], False)
+    # One token behind an end is a template's (a new line); two go on.
+    next_N &= np.append(next_N[1:], False)
     holders, beyond = (int((batch.flat.count(each) > 0).sum()) for each in (ends_N, ends_N & next_N))
     if beyond < BEYOND or 2 * beyond < holders:
         return None

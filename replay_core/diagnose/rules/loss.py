@@ -216,7 +216,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
     stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
     each = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in parts]
     names = [name for name in each[0][1] if all(name in one for _, one in each)]
-    mode = _MODES.get(stated)
+    # GSPO's loss is a mean of sequences' means, whatever is configured for others (verl).
+    mode = None if batch.laid.algorithm.is_by_sequence else _MODES.get(stated)
     if exact and mode and agreed and not any(name.startswith(mode) for name in agreed) and agreed != {"token-sum"}:
         made = next(name for name in (*names, *sorted(agreed)) if name in agreed)
         meant = next(name for name in names if name.startswith(mode))

@@ -126,7 +126,9 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
 
 
 def _is_felt(batch: StepBatch) -> bool:
-    """Whether engine and trainer disagree."""
+    """Whether engine and trainer disagree, and no samples of older weights are stated to be why."""
+    if batch.laid.algorithm.is_off_policy or batch.has("is_weights"):
+        return False
     if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
         return False
     try:

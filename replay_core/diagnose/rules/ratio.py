@@ -379,6 +379,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
 TORN = 1.0
 #: And in the middle of a run's steps; PPO implementations stop a batch's epochs there. Steps that it needs.
 STOPS, LONG = 0.05, 12
+#: A learning rate that no recipe for all weights has.
+LARGE_RATE = 1e-4
 
 
 #: Ratios of whole responses, GSPO's, lie nearer to 1 than that.
@@ -491,7 +493,8 @@ def never_clips(log: RunLog) -> Iterator[Finding]:
       source="PPO implementations stop a batch's epochs at a KL of 0.01 to 0.05")  # fmt: skip
 def torn(log: RunLog) -> Iterator[Finding]:
     """KL of the policy to the one that sampled, over 1 nat per token in any step: an error. Over .05 in the middle of
-    12 steps and more, with a learning rate logged and a reward that does not rise: a warning.
+    12 steps and more, with a logged learning rate of 1e-4 and more, a reward that does not rise and no older samples
+    stated: a warning.
     """
     series = given(log.get("policy_kl"))
     bad = [point for point in series.points if math.isfinite(point.value) and abs(point.value) > TORN]
@@ -509,6 +512,9 @@ def torn(log: RunLog) -> Iterator[Finding]:
     sizes = [abs(value) for value in series.finite]
     rate, reward = log.get("learning_rate"), log.get("reward")
     if len(sizes) < LONG or median(sizes) < STOPS or rate is None or not rate.finite or reward is None:
+        return
+    # Of older samples the distance is not the update's; at a small rate it has another cause.
+    if log.algorithm.is_off_policy or max(rate.finite) < LARGE_RATE:
         return
     if trends.rises(reward.finite):
         return
