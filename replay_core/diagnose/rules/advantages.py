@@ -53,13 +53,15 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             f"{stated} measures a response against its own group; the group is lost on the way, or another estimator "
             "is configured",
         )
-    if stated in ("grpo", "dr_grpo") and (scaled is False or stated == "dr_grpo") and "/ (group std" in name:
+    # Of one std, or cut off, what is divided by it may be another formula that comes to the same.
+    of_std = "/ (group std" in name and "clipped" not in name and not of_one_std
+    if stated in ("grpo", "dr_grpo") and (scaled is False or stated == "dr_grpo") and of_std:
         return (
             "advantages are divided by the group's std, and the run states that they are not",
             "the setting that leaves the std out (Dr. GRPO) does not reach the advantages: groups of small spread "
             "count as much as those of large",
         )
-    if stated == "rloo" and "/ (group std" in name:
+    if stated == "rloo" and of_std:
         return (
             f"advantages are normalised by the group's std, and the run states RLOO: {name}",
             "another estimator is computed than is configured: RLOO subtracts the mean of the others and divides by "

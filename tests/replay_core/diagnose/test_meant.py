@@ -74,6 +74,11 @@ MEANT: dict[str, tuple[Callable[[Any, int], Any], dict[str, Any], bool]] = {
     "clipped to -1 and 1": (lambda r, at: np.clip(grpo()(r, at), -1, 1), GRPO, False),
     "clipped to -1 and 1, binary": (lambda r, at: np.clip(grpo()(r, at), -1, 1), GRPO, True),
     "clipped to -0.2 and 0.2": (lambda r, at: np.clip(grpo()(r, at), -0.2, 0.2), GRPO | {"advantage_clip": 0.2}, False),
+    "clipped to -1 and 1, binary, of RLOO": (
+        lambda r, at: np.clip(by_group(lambda each: 8 / 3 * (each - each.mean()))(r, at), -1, 1),
+        {"adv_estimator": "rloo", "advantage_clip": 1.0},
+        True,
+    ),
     "rising function of the ranks": (by_group(ranks), GRPO, False),
     "rising function of": (lambda r, at: np.tanh(grpo()(r, at)), GRPO, False),
     "running ones": (running, {"adv_estimator": "reinforce"}, False),
