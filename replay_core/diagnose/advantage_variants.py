@@ -220,7 +220,7 @@ def solved_variants(batch: StepBatch, heard_B: Array, kept_B: Array, reward_B: A
                 f"(r - group mean) / ({words.format(epsilon)}), std over {divisor}, the epsilon solved for",
                 (centred_B / below_B),
             )
-    if batch.laid.algorithm.estimator in ("", "reinforce", "reinforce++", "reinforce++_baseline"):
+    if batch.laid.algorithm.estimator in ("", "reinforce"):
         yield from _one_line(heard_B, reward_B[kept_B], group_B[kept_B])
 
 
