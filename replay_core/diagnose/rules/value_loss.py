@@ -173,7 +173,7 @@ def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
                 each.append(np.stack([*here_K, np.full(int(kept.sum()), float(row))]))
             rows = np.concatenate(each, axis=1)
             if rows.shape[1] and np.isfinite(rows).all():
-                yield ValueRows(loss, *rows, record.key.epoch, record.key.minibatch)
+                yield ValueRows(loss, rows[0], rows[1], rows[2], rows[3], record.key.epoch, record.key.minibatch)
 
 
 def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef] | None:
