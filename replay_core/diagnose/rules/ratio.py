@@ -55,6 +55,9 @@ def ratios(batch: StepBatch) -> tuple[Array, Array, str]:
     if column is None:
         raise Skip("needs policy and old log-probabilities, or the recorded ratio")
     known_N = column.said_N & np.isfinite(column.values_N)
+    if (column.values_N[known_N] != 0).any():
+        # e to no difference is 0: what stands as 0 was masked, and no mask need be recorded beside it.
+        known_N &= column.values_N != 0
     counted_N = batch.trained_N
     known_N = known_N if counted_N is None else known_N & counted_N
     if known_N.sum() < FEWEST:

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.signals import Signals
+from replay_core.dumps import open_run
+from tests.builders import write_dump
 from tests.replay_core.diagnose.batches import Fields, healthy, of, seen, set_advantages, set_rewards
 from tests.replay_core.diagnose.logs import diagnosed, trl, verl, worrying
 
@@ -56,6 +61,17 @@ def test_a_ratio_that_is_not_exponentiated_is_an_error(tmp_path: Path) -> None:
     finding = of(seen(tmp_path, batch, "D14"), "D14")
     assert finding is not None
     assert "exponential is missing" in finding.claim
+
+
+def test_places_that_a_ratio_leaves_at_zero_were_masked_whether_or_not_a_mask_is_beside_it(tmp_path: Path) -> None:
+    right_BT = np.repeat([[1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]], 16, axis=0).astype(np.float32)
+    far_BT = right_BT.copy()
+    far_BT[::2] *= 30
+    said = []
+    for name, ratio_BT in (("right", right_BT), ("far", far_BT)):
+        run = open_run(write_dump(tmp_path / name, {"loss": {"prob_ratio": ratio_BT}}))
+        said.append([one.id for one in diagnose(Case(run, Signals.of(run)), ["D24"]).findings])
+    assert said == [[], ["D24"]]
 
 
 def test_a_penalty_of_zero_is_a_warning_where_its_coefficient_is_not(tmp_path: Path) -> None:
