@@ -101,7 +101,7 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "meant",
         )  # fmt: skip
         return
-    is_own = algorithm.estimator == "reinforce" or (bool(algorithm.kind) and not algorithm.estimator)
+    is_own = algorithm.estimator == "reinforce" or (algorithm.names_an_estimator and not algorithm.estimator)
     yield Guess(
         "info" if is_own else "warning", "none", "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",

@@ -63,9 +63,19 @@ class Algorithm:
     def _names(self) -> list[str]:
         return [
             *((str(self._loss_kind).lower(),) if self._loss_kind else ()),
-            *(word for name in ("adv_estimator", "advantage_estimator", "adv_type") if (word := self.word(name))),
+            *self._estimator_words,
             *(word for name in ("algorithm", "algo", "loss_type", "loss_mode") if (word := self.word(name))),
         ]
+
+    @property
+    def _estimator_words(self) -> list[str]:
+        """How advantages are made, where that is a setting of its own: the loss's name says nothing of it then."""
+        return [word for name in ("adv_estimator", "advantage_estimator", "adv_type") if (word := self.word(name))]
+
+    @property
+    def names_an_estimator(self) -> bool:
+        """Whether the run has a word for how advantages are made, known here or not."""
+        return bool(self._estimator_words)
 
     @property
     def _loss_kind(self) -> Any:
@@ -81,7 +91,7 @@ class Algorithm:
     @property
     def estimator(self) -> str:
         """How advantages are made: grpo, dr_grpo, rloo, remax, reinforce, reinforce++, gae, opo, gpg."""
-        for name in self._names:
+        for name in (*self._estimator_words, *self._names):
             found = [known for known in _ESTIMATORS if known in name]
             if found:
                 return _ESTIMATORS[max(found, key=len)]
@@ -96,6 +106,14 @@ class Algorithm:
         if isinstance(value, str):
             return value.lower() not in ("false", "none", "0")
         return value if isinstance(value, bool) else None
+
+    @property
+    def leaves_out_std(self) -> bool:
+        """Whether the run states that advantages are not divided by a std. TRL's `loss_type="dr_grpo"` names a
+        reduction and leaves `scale_rewards` as it is.
+        """
+        scaled = self.is_scaled
+        return scaled is False or (scaled is None and "dr_grpo" in map(_ESTIMATORS.get, self._estimator_words))
 
     @property
     def is_on_of_group(self) -> bool:
@@ -118,6 +136,12 @@ class Algorithm:
         return "gspo" in " ".join(self._names) or level.startswith(("seq", "geo"))
 
     @property
+    def averages_sequences(self) -> bool:
+        """Whether its loss is a mean over sequences, whatever aggregation is configured: GSPO, GMPO (verl)."""
+        names = " ".join([*self._names, self.word("loss_mode", "policy_loss")])
+        return self.is_by_sequence or "gmpo" in names or "geo_mean" in names
+
+    @property
     def is_of_weights(self) -> bool:
         """Whether the clipped ratio weighs log-probabilities (CISPO): its lower bound is often none."""
         loss = self.word("policy_loss", "policy_loss_type", "loss_mode", "loss_type", "loss_fn")
@@ -133,11 +157,28 @@ class Algorithm:
     def is_off_policy(self) -> bool:
         """Whether samples are of older weights on purpose: an asynchronous run, or importance weights of the engine."""
         lag = self.number(
-            "async_lag", "max_staleness", "staleness", "max_head_offpolicyness", "max_async_level", "off_policy_steps",
-            "tis_cap", "tis_imp_ratio_cap", "rollout_is_threshold", "vllm_importance_sampling_cap",
-            "importance_sampling_cap", "truncated_importance_sampling_ratio",
-        )  # fmt: skip
-        return bool(lag) or bool(self.word("is_correction", "rollout_is"))
+            "async_lag",
+            "max_staleness",
+            "staleness",
+            "max_head_offpolicyness",
+            "max_async_level",
+            "off_policy_steps",
+        )
+        return bool(lag) or self.is_weighed is True or (self.is_weighed is None and self.weight_cap is not None)
+
+    @property
+    def is_weighed(self) -> bool | None:
+        """Whether the run states that importance weights of the engine enter the loss; None where it does not say. A
+        cap beside its switch (`rollout_is_threshold`, `tis_clip`, TRL's) has a default, and is no switch.
+        """
+        switches = [self.is_on(name) for name in ("use_tis", "rollout_is", "vllm_importance_sampling_correction")]
+        words = [self.word(name) for name in ("is_correction", "rollout_is")]
+        if True in switches or any(word not in ("", "false", "none", "null", "off") for word in words):
+            return True
+        if False in switches or any(words):
+            return False
+        alone = self.number("tis_cap", "tis_imp_ratio_cap", "is_cap", "truncated_importance_sampling_ratio")
+        return None if alone is None else alone > 0
 
     @property
     def weight_cap(self) -> float | None:

@@ -25,16 +25,16 @@ import sys, torch
 from replay_core.recorder import Recorder
 recorder = Recorder(sys.argv[1])
 for step, line in enumerate(sys.stdin):
-    rewards = torch.ones(8) if "bad" in line else torch.arange(8.0) % 3
-    groups = torch.arange(8) // 4
-    mean = rewards.view(2, 4).mean(1).repeat_interleave(4)
-    std = rewards.view(2, 4).std(1).repeat_interleave(4)
-    advantages = ((rewards - mean) / (std + 1e-6))[:, None].expand(8, 5).contiguous()
+    rewards = torch.ones(16) if "bad" in line else torch.arange(16.0) % 3
+    groups = torch.arange(16) // 4
+    mean = rewards.view(4, 4).mean(1).repeat_interleave(4)
+    std = rewards.view(4, 4).std(1).repeat_interleave(4)
+    advantages = ((rewards - mean) / (std + 1e-6))[:, None].expand(16, 5).contiguous()
     # Four tokens of prompt, two to five of response.
-    held = (torch.arange(9)[None, :] < 6 + torch.arange(8)[:, None] % 4).long()
+    held = (torch.arange(9)[None, :] < 6 + torch.arange(16)[:, None] % 4).long()
     response = held * (torch.arange(9) >= 4)
     with recorder.step(step) as record:
-        record("trajectory", input_ids=(torch.arange(72).view(8, 9) + step) % 50 * held, attention_mask=held,
+        record("trajectory", input_ids=(torch.arange(144).view(16, 9) + step) % 50 * held, attention_mask=held,
                response_mask=response, rewards=rewards, group_ids=groups, advantages=advantages * response[:, 4:])
     print(step, flush=True)
 """

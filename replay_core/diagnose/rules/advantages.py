@@ -55,7 +55,7 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
         )
     # Of one std, or cut off, what is divided by it may be another formula that comes to the same.
     of_std = "/ (group std" in name and "clipped" not in name and not of_one_std
-    if stated in ("grpo", "dr_grpo") and (scaled is False or stated == "dr_grpo") and of_std:
+    if stated in ("grpo", "dr_grpo") and batch.laid.algorithm.leaves_out_std and of_std:
         return (
             "advantages are divided by the group's std, and the run states that they are not",
             "the setting that leaves the std out (Dr. GRPO) does not reach the advantages: groups of small spread "
@@ -195,16 +195,21 @@ def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:
     """Advantages that differ within groups whose rewards are equal but for rounding."""
     every = (batch.advantage_B, batch.reward_B, batch.group_B)
     advantage_B, reward_B, group_B = (given(each)[kept_B] for each in every)
-    far, apart, bad, sample = 0.0, 0.0, 0, 0
+    far, apart, taught, bad, sample = 0.0, 0.0, 0, 0, 0
     groups = np.unique(group_B)
     for group in groups:
         inside = group_B == group
-        if float(np.ptp(advantage_B[inside])) > TAUGHT:
+        if float(np.ptp(advantage_B[inside])) <= TAUGHT:
+            continue
+        taught += 1
+        left_B = reward_B[inside] - reward_B[inside].mean()
+        # Only what rounding left can be amplified, and in its own order: other advantages have other rewards.
+        if np.ptp(left_B) > 0 and np.corrcoef(left_B, advantage_B[inside])[0, 1] > ALIKE:
             bad += 1
             if float(np.ptp(advantage_B[inside])) > far:
                 far, sample = float(np.ptp(advantage_B[inside])), int(np.flatnonzero(kept_B)[inside.argmax()])
             apart = max(apart, float(np.ptp(reward_B[inside])))
-    if not bad:
+    if not bad or bad < MOST_OF * taught:
         return None
     return finding(
         "error",
@@ -223,6 +228,9 @@ def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:
 
 #: What is left of a group's spread of rewards beside the batch's, and how large advantages of it must not be.
 NO_SPREAD, TAUGHT = 1e-4, 0.1
+#: How well what is left and the advantages that it was made into go together (it is rounded once more where it is
+#: stored), and in how many of the groups that have any.
+ALIKE, MOST_OF = 0.9, 0.8
 
 
 def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Array, name: str) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where(
         "group_id" if batch.columns.ref("group_id") else None, sample=int(np.flatnonzero(sizes_G[group_B] == 1)[0])
     )
-    if every and batch.laid.algorithm.estimator.startswith("reinforce"):
+    if every and batch.laid.algorithm.estimator in ("reinforce", "reinforce++"):
         raise Skip("REINFORCE takes its baseline of the batch, or none")
     if every and (repeat or raw):
         cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"

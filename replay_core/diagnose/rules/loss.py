@@ -217,7 +217,7 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
     each = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in parts]
     names = [name for name in each[0][1] if all(name in one for _, one in each)]
     # GSPO's loss is a mean of sequences' means, whatever is configured for others (verl).
-    mode = None if batch.laid.algorithm.is_by_sequence else _MODES.get(stated)
+    mode = None if batch.laid.algorithm.averages_sequences else _MODES.get(stated)
     if exact and mode and agreed and not any(name.startswith(mode) for name in agreed) and agreed != {"token-sum"}:
         made = next(name for name in (*names, *sorted(agreed)) if name in agreed)
         meant = next(name for name in names if name.startswith(mode))
@@ -235,9 +235,9 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
                 "place, and responses of another length count for more or less than is meant",
                 next_step="rldbg diagnose --explain D28",
             )
-    if _leaves_out_weights(batch, parts, tokens):
-        algorithm = batch.laid.algorithm
-        is_stated = algorithm.weight_cap is not None or bool(algorithm.word("is_correction", "rollout_is"))
+    # Where the switch is off they are recorded to be looked at (verl, slime and TRL all can).
+    if batch.laid.algorithm.is_weighed is not False and _leaves_out_weights(batch, parts, tokens):
+        is_stated = batch.laid.algorithm.is_weighed is True
         weights = given(batch.columns.of("is_weights"))
         counted_N = weights.said_N & given(batch.trained_N)
         return finding(

@@ -111,8 +111,13 @@ def _divided_by_none(batch: StepBatch, counts_B: Array) -> Finding | None:
         ]  # fmt: skip
         if counts_B[samples].any() and not any(not pages.array(ref).any() for ref in own):
             continue
+        # A metric may be 0/0 where the loss that is differentiated is not.
+        is_taught = any(
+            np.isfinite(other.value) for other in batch.columns.scalars("loss", "grad_norm")
+            if (other.record.key.rank, other.record.key.micro) == (key.rank, key.micro)
+        )  # fmt: skip
         return finding(
-            "error",
+            "warning" if is_taught else "error",
             f"a micro-batch has no token in the loss, and divides by it: {scalar.name} is 0/0 (NaN) where the mask of "
             f"all {len(samples)} samples is empty",
             batch.laid.where_record(scalar.record, scalar.name),
@@ -163,6 +168,8 @@ def _ends_early(
     response_B = batch.flat.count(batch.response_N) + beyond_B
     after_B = batch.flat.lengths_B - 1 - _last(batch, trained_N) + beyond_B
     early_B = (response_B >= 4) & (after_B > LEFT_OUT * response_B)
+    if _last_id(batch, trained_N, early_B) is not None:
+        return  # behind one and the same token in all of them: it is their end
     if batch.name and early_B.mean() >= 0.8 and (counts_B[early_B] == counts_B[early_B][0]).all() and len(batch) >= 4:
         yield finding(
             "error" if counts_B[early_B][0] <= 1 else "warning",
@@ -179,6 +186,14 @@ def _ends_early(
             ],
             cause="mask and logits have different lengths, and both were cut to the shorter",
         )
+
+
+def _last_id(batch: StepBatch, chosen_N: Array, of_B: Array) -> int | None:
+    """The id of these samples' last chosen token, where it is one and the same in all of them, of two and more."""
+    last_B = _last(batch, chosen_N)
+    at_B = (batch.flat.starts_B + last_B)[of_B & (last_B >= 0)]
+    ids = set() if batch.tokens_N is None else {int(id) for id in batch.tokens_N[at_B]}
+    return ids.pop() if len(ids) == 1 and at_B.size >= 2 else None
 
 
 def _last(batch: StepBatch, chosen_N: Array) -> Array:
@@ -594,7 +609,9 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
         heard_B = batch.flat.count(trained_N) > 0
         ends_N &= np.repeat(heard_B, batch.flat.lengths_B)
         count, kept = int(ends_N.sum()), int((ends_N & trained_N).sum())
-        if count >= 2 and not kept:
+        # Nothing says which slots are padding: what follows the token that ends every mask is that.
+        pads = not batch.spine.padding_known and _last_id(batch, trained_N, heard_B) not in (None, eos)
+        if count >= 2 and not kept and not pads:
             yield _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
         if count:
             return

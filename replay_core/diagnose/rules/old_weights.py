@@ -84,7 +84,8 @@ def stale(case: Case) -> Iterator[Finding]:
     part of them whose others agree. Weights of one age do not grow: silent where the last third of 7 steps and more has
     no more than 1.15 times the middle third. An error beside versions, too, where they follow the steps, so that the
     engine says it is up to date; without any a warning in fewer than 12 steps, since an asynchronous run begins so.
-    Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long.
+    Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long, or its
+    mismatch past D09's limit of an error.
     Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
     the trainer's own forward that differs (D09).
     """
@@ -107,6 +108,8 @@ def stale(case: Case) -> Iterator[Finding]:
         worst = max(bad, key=lambda one: one.mean)
         # The first samples of an asynchronous run are of the initial weights on purpose.
         starts = begins and len(every) < ENOUGH and not known and first.mean <= AGREES
+        # Past what any policy learns from, whatever was meant (D09 is an error there, too).
+        starts = starts and not LIMITS["logprob_diff"].is_past(worst.mean, LIMITS["logprob_diff"].error)
         yield finding(
             "warning" if starts else "error",
             "the rollout was sampled by the initial weights, not by the policy that is trained",

@@ -55,10 +55,10 @@ def ratios(batch: StepBatch) -> tuple[Array, Array, str]:
     if column is None:
         raise Skip("needs policy and old log-probabilities, or the recorded ratio")
     known_N = column.said_N & np.isfinite(column.values_N)
-    if (column.values_N[known_N] != 0).any():
-        # e to no difference is 0: what stands as 0 was masked, and no mask need be recorded beside it.
-        known_N &= column.values_N != 0
     counted_N = batch.trained_N
+    if counted_N is None and (column.values_N[known_N] != 0).any():
+        # e to no difference is 0: where no mask is recorded beside it, what stands as 0 was masked.
+        known_N &= column.values_N != 0
     known_N = known_N if counted_N is None else known_N & counted_N
     if known_N.sum() < FEWEST:
         raise Skip(f"the recorded ratio says something of {int(known_N.sum())} tokens that count")
@@ -384,6 +384,8 @@ TORN = 1.0
 STOPS, LONG = 0.05, 12
 #: A learning rate that no recipe for all weights has.
 LARGE_RATE = 1e-4
+#: And one that no recipe for adapters has.
+NO_ADAPTERS = 1e-3
 
 
 #: Ratios of whole responses, GSPO's, lie nearer to 1 than that.
@@ -519,9 +521,12 @@ def torn(log: RunLog) -> Iterator[Finding]:
     # Of older samples the distance is not the update's; at a small rate it has another cause.
     if log.algorithm.is_off_policy or max(rate.finite) < LARGE_RATE:
         return
-    if trends.rises(reward.finite):
-        return
     clipped = log.get("clip_fraction")
+    is_torn = clipped is not None and bool(clipped.finite) and median(clipped.finite) > CLIPPED
+    # A task that is solved has a reward that does not rise, and an adapter has such a rate (LoRA).
+    is_worse = is_torn or trends.rises([-value for value in reward.finite]) or max(rate.finite) > NO_ADAPTERS
+    if trends.rises(reward.finite) or not is_worse:
+        return
     yield finding(
         "warning",
         f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats "

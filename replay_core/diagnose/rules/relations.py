@@ -108,8 +108,9 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
     same number in every step (a clamp; not where it is stated, or groups of a size give just that number, as two
     responses give .7071), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a
-    constant is added; where no critic's values are logged): a warning (where REINFORCE is stated, one side is right).
-    So is a mean off 0 by .1 and more, to one side in all of 8 steps and more, beside a std that is 1 (to 1e-3) in each:
+    constant is added; where no critic's values are logged): a warning (where REINFORCE is stated, one side is right;
+    where ReMax is, either: its greedy answer may be better than all). So is a mean off 0 by .1 and more, to one side in
+    all of 8 steps and more, beside a std that is 1 (to 1e-3) in each:
     what is divided by the std of the very tokens was not centred on them. An advantage past 30 times the rewards' range
     (or mean, where no range is logged; or 1, where that is smaller) is an error: a std of 0 was divided by. Means of 0
     are no bound: all advantages are 0 there.
@@ -167,9 +168,11 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             claim = "negative ones are cut off at 0, or nothing is subtracted from the rewards"
             cause = "a clamp (relu, max with 0) behind the normalisation, or no baseline at all"
         yield _bounded(bottom, never + claim, f"{cause}; bad answers are never pushed down", lowest, "< 0")
-    elif highest <= 0:
+    elif highest <= 0 and log.algorithm.estimator != "remax":
         yield _never_positive(top, highest)
-    elif (off := _off_centre(mean, top, bottom)) is not None and not log.has("value_mean"):
+    elif (off := _off_centre(mean, top, bottom)) is not None and not (
+        log.has("value_mean") or log.algorithm.estimator == "remax"
+    ):
         yield _bounded(
             given(mean),
             f"advantages are not centred: their mean is {off:.3g} and on one side of 0 in every step",
@@ -254,7 +257,7 @@ def _never_above(log: RunLog) -> Iterator[Finding]:
     rows = [row for _, row in together(log.get("advantage_max"), log.get("advantage_mean")) if row[0] > row[1] + 1e-6]
     if len(rows) < FEWEST:
         raise Skip(f"needs the largest advantage, and the smallest or the mean, of {FEWEST} steps")
-    if max(high for high, _ in rows) <= 0:
+    if max(high for high, _ in rows) <= 0 and log.algorithm.estimator != "remax":
         yield _never_positive(given(log.get("advantage_max")), max(high for high, _ in rows))
 
 

@@ -44,3 +44,36 @@ def test_a_rate_that_runs_out_before_the_run_does_is_said(tmp_path: Path) -> Non
     (found,) = [one for one in diagnose(Case(run, Signals.of(run)), ["L07"]).findings if one.severity != "info"]
     assert "run out" in found.claim
     assert found.steps[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_weighed"),
+    [
+        ({"use_tis": False, "tis_clip": 2.0}, False), ({"rollout_is": False, "rollout_is_threshold": 2.0}, False),
+        ({"rollout_is": None, "rollout_is_threshold": 2.0}, None), ({"rollout_is": "token"}, True),
+        ({"vllm_importance_sampling_correction": False, "vllm_importance_sampling_cap": 2.0}, False),
+        ({"vllm_importance_sampling_correction": True}, True), ({"tis_imp_ratio_cap": 2.0}, True),
+        ({"tis_imp_ratio_cap": -1}, False), ({}, None),
+    ],
+)  # fmt: skip
+def test_a_cap_beside_its_switch_is_no_switch(facts: dict[str, object], is_weighed: bool | None) -> None:
+    assert Algorithm(facts).is_weighed is is_weighed
+
+
+@pytest.mark.parametrize(
+    ("facts", "leaves_out"),
+    [
+        ({"loss_type": "dr_grpo", "scale_rewards": "group"}, False), ({"loss_type": "dr_grpo"}, False),
+        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, True), ({"adv_estimator": "dr_grpo"}, True),
+        ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, True), ({"adv_estimator": "grpo"}, False),
+    ],
+)  # fmt: skip
+def test_a_loss_that_is_dr_grpos_says_nothing_of_the_std(facts: dict[str, object], leaves_out: bool) -> None:
+    assert Algorithm(facts).leaves_out_std is leaves_out
+
+
+def test_the_estimator_is_read_where_it_has_a_setting_and_the_loss_is_not_taken_for_it() -> None:
+    assert Algorithm({"loss": "ppo", "adv_estimator": "reinforce"}).estimator == "reinforce"
+    assert Algorithm({"loss": "ppo"}).estimator == "gae"
+    assert Algorithm({"loss_mode": "geo_mean", "loss_agg_mode": "token-mean"}).averages_sequences
+    assert not Algorithm({"loss_mode": "vanilla"}).averages_sequences

@@ -134,6 +134,7 @@ def test_an_empty_micro_batch_that_is_divided_by_one_is_no_error(tmp_path: Path)
         (r"so \boxed{42}", "42", True),
         ("7 and then 8 <eos>", "7", False),
         ("17", "7", False),
+        (r"so \boxed{\frac{3}{7}}", "7", False),
         ("", "7", False),
     ],
 )
