@@ -545,9 +545,8 @@ def padding_trained(batch: StepBatch) -> Iterator[Finding]:
     for name in ("loss_mask", "response_mask"):
         stray = _stray(batch, name)
         if stray is not None:
-            count, sample, where_name = stray
-            place = batch.laid.where(where_name, sample=sample)
-            yield _padding(batch, count, place, name)
+            count, sample, is_hole = stray
+            yield _padding(batch, count, batch.laid.where(name, sample=sample), name, is_hole=is_hole)
             return
     if batch.tokens_N is None:
         return
@@ -562,24 +561,29 @@ def padding_trained(batch: StepBatch) -> Iterator[Finding]:
         yield _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=at), name)
 
 
-def _padding(batch: StepBatch, count: int, place: Where, name: str) -> Finding:
+def _padding(batch: StepBatch, count: int, place: Where, name: str, *, is_hole: bool = False) -> Finding:
     trained_N = given(batch.trained_N)
     return finding(
         "error",
-        f"{count} padding tokens are in the loss",
+        f"{count} padding token{' is' if count == 1 else 's are'} in the loss",
         place,
         evidence=[
             shown("padding tokens in the mask", count, "0", f"{name} and attention_mask of {batch.name}"),
             shown("tokens in the mask", int(trained_N.sum())),
         ],
-        cause="the mask is made from the padded length, not from where the response ends",
+        cause="attention_mask is 0 between tokens that are attended to: it is made of the ids (ids != pad), and the "
+        "policy sampled that id; such a token is trained on and nobody sees it"
+        if is_hole
+        else "the mask is made from the padded length, not from where the response ends",
     )
 
 
-def _stray(batch: StepBatch, name: str) -> tuple[int, int, str] | None:
-    """(entries, sample, name) of a mask set where the batch holds no token."""
+def _stray(batch: StepBatch, name: str) -> tuple[int, int, bool] | None:
+    """(entries, sample, whether that one has tokens on both sides of empty slots) of a mask set where the batch holds
+    no token.
+    """
     for sheet, places in batch.columns.sheets:
-        total, first = 0, None
+        total, first, is_hole = 0, None, False
         for number, part in enumerate(sheet.parts):
             ref = part.held.find(name)
             found = None if ref is None or not part.padding_known else _outside(part, ref)
@@ -589,8 +593,10 @@ def _stray(batch: StepBatch, name: str) -> tuple[int, int, str] | None:
             if first is None:
                 row = sheet.index.index((number, found[1]))
                 first = places.index(row) if row in places else 0
+                held = np.flatnonzero(part.layout.sample_BS[found[1]] >= 0) if part.layout is not None else np.arange(0)
+                is_hole = held.size > 0 and held[-1] - held[0] + 1 > held.size
         if first is not None:
-            return total, first, name
+            return total, first, bool(is_hole)
     return None
 
 

@@ -74,6 +74,18 @@ def test_places_that_a_ratio_leaves_at_zero_were_masked_whether_or_not_a_mask_is
     assert said == [[], ["D24"]]
 
 
+def test_a_token_of_the_pads_id_that_was_sampled_is_told_from_padding(tmp_path: Path) -> None:
+    batch = healthy()
+    hole = int(np.flatnonzero(batch["response_mask"][0])[1]) + batch["attention_mask"].shape[1]
+    hole -= batch["response_mask"].shape[1]
+    batch["attention_mask"] = batch["attention_mask"].copy()
+    batch["attention_mask"][0, hole] = 0
+    finding = of(seen(tmp_path, batch, "D18"), "D18")
+    assert finding is not None
+    assert finding.claim == "1 padding token is in the loss"
+    assert "ids != pad" in finding.cause
+
+
 def test_a_penalty_of_zero_is_a_warning_where_its_coefficient_is_not(tmp_path: Path) -> None:
     def said(**metrics: float) -> str | None:
         found = of(diagnosed(tmp_path, trl([{"kl": None, **metrics}] * 12)), "D46")
