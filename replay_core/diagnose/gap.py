@@ -266,6 +266,14 @@ class Gap:
             return None
         return packed_signature(self.batch, self.by_sample_B)
 
+    @cached_property
+    def _mean_of_sampled(self) -> float:
+        """mean d of the tokens to which the engine gives another number than 0: it stands where nothing was sampled
+        (tool output), as well as where a truncation leaves one token alone; a truncation shows in others, too.
+        """
+        sampled = self.rollout.values_N[self.both_N] != 0
+        return float(self.d[sampled].mean()) if sampled.any() else float(self.d.mean())
+
     @property
     def is_truncated(self) -> bool:
         """Whether the rollout's probabilities are all larger: renormalised over the tokens top-p or top-k kept."""
@@ -276,6 +284,7 @@ class Gap:
             and not self.is_stale
             and self.leak is None
             and -float(self.d.mean()) > 0.005
+            and -self._mean_of_sampled > 0.005
             and self._never_less
             # A token that is left alone has probability 1 on one side and nearly 1 on the other.
             and float((self.d[np.abs(self.d) > 1e-3] < 0).mean()) > 0.9

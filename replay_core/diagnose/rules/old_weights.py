@@ -23,6 +23,8 @@ from replay_core.diagnose.stating import finding, share, shown
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
+#: And while versions stand: what was there before they stood has another cause.
+GROWS = 1.5
 
 
 #: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
@@ -77,7 +79,7 @@ def stale(case: Case) -> Iterator[Finding]:
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
-    or where they stop for more than twice as long as ever before while the mismatch grows.
+    or where they stop for more than twice as long as ever before while the mismatch grows by half.
 
     A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
     to ten times that and .03, by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a
@@ -215,7 +217,8 @@ def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
         else:
             plateaus.append([one])
     last, longest = plateaus[-1], max((len(each) for each in plateaus[:-1]), default=0)
-    grown = last[-1].mean > max(DISAGREE, JUMP * max(last[0].mean if len(plateaus) == 1 else 0.0, 1e-9))
+    before = float(np.median([one.mean for each in plateaus[:-1] for one in each])) if longest else 0.0
+    grown = last[-1].mean > max(DISAGREE, GROWS * before)
     if longest and len(last) >= 3 and len(last) > 2 * longest and grown:
         yield finding(
             "error",
@@ -224,7 +227,7 @@ def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
             evidence=[
                 shown("steps with this version", len(last), f"<= {2 * longest}, as before"),
                 shown("mean |trainer - rollout| at the last step", last[-1].mean, f"< {DISAGREE} nats"),
-                shown("mean |trainer - rollout| before", float(np.median([o.mean for p in plateaus[:-1] for o in p]))),
+                shown("mean |trainer - rollout| before", before),
             ],
             cause="weights are not synchronised into the engine any more: a sync that failed once and is not retried",
             next_step=last[-1].command,
