@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +14,10 @@ from replay_core import naming, pages
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Which, ids_of, named, same_values
 from replay_core.errors import DumpError
-from replay_core.records import Inline, Parts, Record, RecordKey, TensorRef
+from replay_core.records import Parts, Record, RecordKey, TensorRef, Unreadable
 
-#: A sum or mean of numbers is that of the other run where it is off by this part at most.
-_NEAR = 1e-3
+#: Why a row has no verdict.
+_NOT_LAID = "said of each micro-batch, and the two runs cut the batch otherwise"
 _RUNS: tuple[Which, Which] = ("a", "b")
 
 Place = tuple[str, str]
@@ -27,10 +26,12 @@ Sides = dict[int | None, dict[int, Side]]
 
 
 class _Laid(NamedTuple):
-    """What ranks have of all their micro-batches; a number of which nobody said how it is added up has no place."""
+    """What a rank has of all its micro-batches; numbers: what each of them says."""
 
     tensors: dict[Place, tuple[Record, TensorRef]]
     numbers: dict[Place, list[float]]
+    #: What cannot be laid together, and says so in the place of its values.
+    unread: dict[Place, tuple[Record, TensorRef]]
 
 
 def laid_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
@@ -61,13 +62,13 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
     if any(one is None for ranks in laid.values() for one in ranks.values()):
         return None
     whole = {which: {rank: one for rank, one in ranks.items() if one is not None} for which, ranks in laid.items()}
-    lost = _add_up(whole["a"], whole["b"])
-    lost |= _leave_out(whole["a"], of_b, whole["b"]) | _leave_out(whole["b"], of_a, whole["a"])
+    _settle_numbers(whole)
+    _skip_the_rest(whole, sides)
     key = group[0].key
     made: list[MicroBatchPair] = []
     ranks = sorted({*of_a, *of_b}, key=lambda rank: -1 if rank is None else rank)
     for rank in ranks:
-        own = {which: _side(whole[which][rank].tensors) if rank in whole[which] else Side() for which in _RUNS}
+        own = {which: _side(whole[which][rank]) if rank in whole[which] else Side() for which in _RUNS}
         made.append(MicroBatchPair(RecordKey(key.step, key.micro, rank, key.role), own["a"], own["b"]))
     many: Which = "a" if _most(of_a) > _most(of_b) else "b"
     micros = sorted({micro for own in sides[many].values() for micro in own})
@@ -76,23 +77,7 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
         f"{'b' if many == 'a' else 'a'}'s"
     )
     made[0].notes.append(said)
-    if lost:
-        names = ", ".join(sorted(lost)[:4]) + (", ..." if len(lost) > 4 else "")
-        made[0].notes.append(
-            f"{made[0].where}: not compared, for nobody says what they are of several micro-batches: {names}"
-        )
     return made
-
-
-def _leave_out(laid: dict[int | None, _Laid], there: Sides, others: dict[int | None, _Laid]) -> set[str]:
-    """Take away what faces tensors of the other run that could not be laid together; their names."""
-    recorded = {place for own in there.values() for side in own.values() for place in side.tensors}
-    gone = recorded - {place for one in others.values() for place in one.tensors}
-    lost = {place for one in laid.values() for place in one.tensors} & gone
-    for one in laid.values():
-        for place in lost:
-            one.tensors.pop(place, None)
-    return {name for name, _ in lost}
 
 
 def _order_by_tokens(sides: Sides) -> None:
@@ -169,12 +154,12 @@ def _of_rank(own: dict[int, Side]) -> _Laid | None:
             place: [value] for place, (_, ref) in micros[0].tensors.items()
             if not ref.shape and not ref.is_text and (value := _number(ref)) is not None
         }  # fmt: skip
-        return _Laid(dict(micros[0].tensors), numbers)
+        return _Laid(dict(micros[0].tensors), numbers, {})
     ids = [ids_of(side) for side in micros]
     shapes = [one.shape for one in ids if one is not None]
     if shapes and (len(shapes) < len(micros) or len({shape[1:] for shape in shapes}) > 1):
         return None
-    laid = _Laid({}, {})
+    laid = _Laid({}, {}, {})
     for place in dict.fromkeys(place for side in micros for place in side.tensors):
         held = [side.tensors[place] for side in micros if place in side.tensors]
         refs = [ref for _, ref in held]
@@ -223,49 +208,66 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _add_up(a: dict[int | None, _Laid], b: dict[int | None, _Laid]) -> set[str]:
-    """Let a number of several micro-batches be their sum or their mean, whichever makes the other run's of all ranks;
-    the names of those of which neither does.
+def _settle_numbers(laid: dict[Which, dict[int | None, _Laid]]) -> None:
+    """Let a number of several micro-batches be their one value, and none where they say several, or each counts its own
+    part: whether such a one is a sum or a mean nobody says, and the other run's value must not tell.
     """
-    lost: set[str] = set()
-    places = {place for side in (a, b) for one in side.values() for place, values in one.numbers.items()
-              if len(values) > 1}  # fmt: skip
-    for place in places:
-        values = [[one.numbers[place] for one in side.values() if place in one.numbers] for side in (a, b)]
-        ways: list[tuple[float, tuple[str, ...]]] = []
-        for how in product(("sum", "mean"), repeat=2):
-            totals = [_totals([_made(one, way) for one in of]) for of, way in zip(values, how, strict=True)]
-            off = [abs(one - other) / (abs(one) or 1.0) for one in totals[0] for other in totals[1]]
-            ways.append((min(off, default=0.0), how))
-        best = min(ways, key=lambda way: way[0])
-        for side, way in zip((a, b), best[1], strict=True):
-            for one in side.values():
-                if place in one.numbers and place in one.tensors:
-                    record, ref = one.tensors[place]
-                    made = np.float64(_made(one.numbers[place], way)).tobytes()
-                    if len(one.numbers[place]) > 1:
-                        one.tensors[place] = record, ref.with_(dtype="float64", source=Inline(made), digest=None)
-                    if best[0] > _NEAR:
-                        del one.tensors[place]
-                        lost.add(place[0])
-    return lost
+    for place in {place for ranks in laid.values() for one in ranks.values() for place in one.numbers}:
+        said = {
+            which: [one.numbers[place] for one in ranks.values() if place in one.numbers]
+            for which, ranks in laid.items()
+        }
+        are_several = [
+            max(map(len, own), default=0) > 1 and len({np.float64(value).tobytes() for one in own for value in one}) > 1
+            for own in said.values()
+        ]
+        dtypes = {one.tensors[place][1].dtype for ranks in laid.values() for one in ranks.values()
+                  if place in one.tensors}  # fmt: skip
+        are_counts = all("int" in dtype for dtype in dtypes) and _add_up_alike(*said.values())
+        if any(are_several) or are_counts:
+            for ranks in laid.values():
+                for one in ranks.values():
+                    one.tensors.pop(place, None)
 
 
-def _made(values: Sequence[float], how: str) -> float:
-    return sum(values) / (len(values) if how == "mean" else 1)
+def _add_up_alike(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> bool:
+    """Whether values that differ make the same sum over a rank's micro-batches, or over those of all ranks."""
+    if not a or not b or a[0][0] == b[0][0]:
+        return False
+    return sum(a[0]) == sum(b[0]) or sum(map(sum, a)) == sum(map(sum, b))
 
 
-def _totals(values: list[float]) -> list[float]:
-    """What numbers of several ranks may be of them all: each rank's, the sum of all or of those that differ, a mean."""
-    different = list({f"{value:.6g}": value for value in values}.values())
-    every = [*values, sum(values), sum(different)]
-    return [*every, sum(values) / len(values)] if values else []
+def _skip_the_rest(laid: dict[Which, dict[int | None, _Laid]], sides: dict[Which, Sides]) -> None:
+    """Let what some rank has recorded of its micro-batches, and what could not be laid together, stand unread in all
+    that have it: its row says so.
+    """
+    recorded = {
+        which: {
+            rank: {place: held for micro in sorted(own, reverse=True) for place, held in own[micro].tensors.items()}
+            for rank, own in sides[which].items()
+        }
+        for which in laid
+    }
+    lost = {
+        place for which, ranks in recorded.items() for rank, places in ranks.items()
+        for place in places if place not in laid[which][rank].tensors
+    }  # fmt: skip
+    for which, ranks in laid.items():
+        for rank, one in ranks.items():
+            for place in [place for place in recorded[which][rank] if place in lost]:
+                record, ref = recorded[which][rank][place]
+                one.tensors.pop(place, None)
+                one.unread[place] = record, ref.with_(
+                    dtype="none", shape=(), source=Unreadable(_NOT_LAID), rows=None, digest=None, copies=(),
+                    alignment=None, stated=None,
+                )  # fmt: skip
 
 
-def _side(tensors: dict[Place, tuple[Record, TensorRef]]) -> Side:
-    by_stage: dict[tuple[str, str], list[tuple[Record, TensorRef]]] = defaultdict(list)
-    for (_, stage), (record, ref) in tensors.items():
-        by_stage[stage, str(record.path.name)].append((record, ref))
+def _side(laid: _Laid) -> Side:
+    by_stage: dict[tuple[str, str, bool], list[tuple[Record, TensorRef]]] = defaultdict(list)
+    for is_read, tensors in ((True, laid.tensors), (False, laid.unread)):
+        for (_, stage), (record, ref) in tensors.items():
+            by_stage[stage, str(record.path.name), is_read].append((record, ref))
     # What has several files in one stage (a rank's micro-batches) lies in those of the first.
     records = []
     for held in by_stage.values():

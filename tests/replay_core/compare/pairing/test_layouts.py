@@ -100,7 +100,9 @@ def test_a_stale_slice_is_its_ranks_where_data_parallel_ranks_come_first(tmp_pat
 Stage = tuple[slice, tuple[str, ...]]
 
 
-def accumulated(directory: Path, micros: int, ranks: Sequence[Stage], odd: float = 0.0) -> Path:
+def accumulated(
+    directory: Path, micros: int, ranks: Sequence[Stage], odd: float = 0.0, temperature: float = 1.0
+) -> Path:
     """A step in so many micro-batches; of every rank, which samples it has, and which modules its stage has.
 
     odd: what is added to the last layer's output of the last rank's last micro-batch.
@@ -115,9 +117,10 @@ def accumulated(directory: Path, micros: int, ranks: Sequence[Stage], odd: float
                 record("batch_inputs", {"input_ids": IDS[own].contiguous()}, micro=micro)
                 record("modules", outputs, micro=micro)
                 if layers[-1] == "1":
-                    # A share of the tokens' sum, and a largest value, which nothing adds up.
+                    # A share of the tokens' sum and a largest value, of each micro-batch alone; a setting of them all.
                     loss = STREAM[own].abs().sum() / STREAM.abs().sum()
-                    record("loss", {"loss": loss, "most": STREAM[own].max()}, micro=micro)
+                    said = {"loss": loss, "most": STREAM[own].max(), "temperature": torch.tensor(temperature)}
+                    record("loss", said, micro=micro)
             record("gradient", {f"grad.layers.{layer}.norm.weight": WEIGHT[0] + int(layer) for layer in layers})
     return directory
 
@@ -135,12 +138,54 @@ def test_micro_batches_of_ranks_face_the_one_of_the_other_run(case: str, tmp_pat
     a, b = accumulated(tmp_path / "a", 1, WHOLE), accumulated(tmp_path / "b", 2, MICROS[case])
     found = compare_runs(open_run(a), open_run(b))
     assert {row.name: row.reason for row in found.tensors if row.verdict.value not in ("SAME", "CLOSE")} == {}
-    assert {row.name for row in found.tensors} >= {"layers.0.output", "layers.1.output", "loss"}
+    assert {row.name for row in found.tensors} >= {"layers.0.output", "layers.1.output", "temperature"}
     row = next(row for row in found.tensors if row.name == "layers.1.output")
     assert [there(side)[1].shape for side in (row.a, row.b)] == [(4, 16, 8)] * 2
-    assert "most" not in {row.name for row in found.tensors}
+    assert {(row.name, there(row.skipped)[:24]) for row in found.skipped} == {
+        (name, "said of each micro-batch") for name in ("loss", "most")
+    }
+    assert found.agrees is None
     assert any("are put together" in note for note in found.notes)
-    assert any("not compared" in note and "most" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_a_setting_of_all_micro_batches_is_never_their_sum(which: str, tmp_path: Path) -> None:
+    said = {"a": 1.0, "b": 1.0, which: 2.0}
+    a = accumulated(tmp_path / "a", 1, WHOLE, temperature=said["a"])
+    b = accumulated(tmp_path / "b", 2, MICROS["data parallel"], temperature=said["b"])
+    found = compare_runs(open_run(a), open_run(b))
+    assert [row.name for row in found.tensors if row.verdict.value == "DIFF"] == ["temperature"]
+
+
+def test_what_no_run_lays_together_is_skipped_by_name(tmp_path: Path) -> None:
+    """Of every micro-batch its text, its gradient and an expert's rows; all of them differ."""
+    for directory, seed, ranks in ((tmp_path / "a", 0, HALVES), (tmp_path / "b", 9, [ALL])):
+        for rank, samples in enumerate(ranks):
+            with Recorder(directory) as recorder, recorder.step(0, rank=rank) as record:
+                for micro, own in enumerate(torch.arange(4)[samples].chunk(2 * (3 - len(ranks)))):
+                    number = seed + 2 * rank + micro
+                    record("batch_inputs", {"input_ids": IDS[own], "prompt_text": f"text {number}"}, micro=micro)
+                    rows = {"layers.0.output": STREAM[own], "layers.0.mlp.experts.0.output": random(3, 8, seed=number)}
+                    record("modules", rows, micro=micro)
+                    record("gradient", {"grad.layers.0.norm.weight": random(8, seed=number)}, micro=micro)
+    found = compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
+    assert {row.name for row in found.skipped} >= {
+        "prompt_text", "layers.0.mlp.experts.0.output", "grad.layers.0.norm.weight",
+    }  # fmt: skip
+    assert found.agrees is None
+    assert "layers.0.output" in {row.name for row in found.tensors}
+
+
+def test_counts_of_each_micro_batch_are_no_settings(tmp_path: Path) -> None:
+    for directory, micros, ranks in ((tmp_path / "a", 1, [ALL]), (tmp_path / "b", 2, HALVES)):
+        for rank, samples in enumerate(ranks):
+            with Recorder(directory) as recorder, recorder.step(0, rank=rank) as record:
+                for micro, own in enumerate(torch.arange(4)[samples].chunk(micros)):
+                    record("batch_inputs", {"input_ids": IDS[own]}, micro=micro)
+                    record("loss", {"num_tokens": torch.tensor(16 * len(own))}, micro=micro)
+    found = compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
+    assert [row.name for row in found.skipped] == ["num_tokens"]
+    assert found.agrees is None
 
 
 @pytest.mark.parametrize("case", MICROS)
