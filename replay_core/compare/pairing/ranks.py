@@ -279,7 +279,7 @@ class RankGroup:
 
     def _cut_samples_and_tokens(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
         """Where groups of ranks have samples of their own, and a rank of a group some tokens of each of these."""
-        ids_BS, own = pages.array(whole), [pages.array(one) for one in ids]
+        ids_BS, own = _numbers(whole), [_numbers(one) for one in ids]
         samples, length = own[0].shape
         if not samples or not length or samples * length * len(own) > ids_BS.size or ids_BS.shape[1] % length:
             return
@@ -313,9 +313,9 @@ class RankGroup:
     def _cut_samples(self, ids: Sequence[TensorRef], whole: TensorRef) -> None:
         """Where every sample of the one process is on one rank: which rows are whose."""
         rows: dict[bytes, list[int]] = defaultdict(list)
-        for number, row in enumerate(pages.array(whole)):
+        for number, row in enumerate(_numbers(whole)):
             rows[row.tobytes()].append(number)
-        found = [[rows[row.tobytes()].pop(0) if rows[row.tobytes()] else -1 for row in pages.array(one)] for one in ids]
+        found = [[rows[row.tobytes()].pop(0) if rows[row.tobytes()] else -1 for row in _numbers(one)] for one in ids]
         if any(-1 in mine for mine in found) or any(rows.values()):
             return
         self._cut = 0, tuple(tuple(_runs(mine)) for mine in found)
@@ -575,6 +575,8 @@ def _along_cut(
 
 def _one_after_the_other(lengths: list[int], total: int) -> tuple[tuple[Stretch, ...], ...] | None:
     """Slices in the turn of the ranks; where these are more than slices, those of one copy follow each other."""
+    if not total or not any(lengths):
+        return None  # no row here, or none there
     if sum(lengths) != total and (len(set(lengths)) > 1 or total % lengths[0] or sum(lengths) % total):
         return None
     starts: list[tuple[Stretch, ...]] = []
@@ -805,6 +807,11 @@ def turns(ranks: int, length: int) -> list[tuple[tuple[Stretch, ...], ...]]:
         in_order,
         tuple(((rank * chunk, chunk), ((2 * ranks - 1 - rank) * chunk, chunk)) for rank in range(ranks)),
     ]
+
+
+def _numbers(ids: TensorRef) -> np.ndarray[Any, Any]:
+    """Token ids of one width, so that equal rows are equal bytes whatever either run records them as."""
+    return pages.array(ids).astype(np.int64)
 
 
 def _taken(ids_BS: np.ndarray[Any, Any], stretches: Sequence[Stretch]) -> np.ndarray[Any, Any]:
