@@ -21,7 +21,7 @@ from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share, 
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
-from replay_core.records import FileBytes, Inline, Parts, Problem, Record, RecordKey, TensorRef
+from replay_core.records import FileBytes, Inline, Parts, Problem, Record, RecordKey, TensorRef, Unreadable
 
 #: Which run: a is the baseline.
 Which = Literal["a", "b"]
@@ -107,6 +107,8 @@ class RankGroup:
         #: Of every rank, the token ids it computed with; None where these are not known.
         self._ids = _ids_of_stages(list(ranks.values()))
         self._astray: Astray | None = None
+        #: By id, what ranks hold of a tensor that is not whole, for some rank's part cannot be read.
+        self._unread: set[int] = set()
         #: Of the axis of samples or tokens, where it is cut: which, and every rank's stretches of it. Where both are,
         #: of samples; and of tokens beside it.
         self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
@@ -125,7 +127,10 @@ class RankGroup:
         if self.shares not in ("all", "none") and (self._cut is None or self._astray is not None):
             return False
         together = [pair.together for pair in self.made if pair.together is not None]
-        laid = [(held, standing_for(held).shape) for one in together for held in one.held.values()]
+        laid = [
+            (held, standing_for(held).shape) for one in together for held in one.held.values()
+            if id(held) not in self._unread
+        ]  # fmt: skip
         there = {ref.name: ref.shape for _, ref in self._whole.tensors.values()}
         shapes = [(there[held.parts[0].name], shape) for held, shape in laid if held.parts[0].name in there]
         return all(one == other for one, other in shapes)
@@ -401,6 +406,10 @@ class RankGroup:
                 together.problems.append(_contradicted(error, name, record, by_ranks))
                 held = self._held(by_ranks, facing and facing[1], stage)
             ref = standing_for(held)
+            if facing is not None and (why := self._why_lost(held, stage, facing[1], ref)) is not None:
+                # The first slice would stand for what nobody has whole.
+                ref = ref.with_(shape=facing[1].shape, source=Unreadable(why), digest=None, copies=())
+                self._unread.add(id(held))
             together.held[id(ref)] = held
             place = stage, str(record.key.role)
             first.setdefault(place, record)
@@ -415,6 +424,24 @@ class RankGroup:
             found.problems += [problem for problem in side.problems if problem not in found.problems]
             found.unreadable += side.unreadable
         return found
+
+    def _why_lost(self, held: HeldByRanks, stage: str, whole: TensorRef, laid: TensorRef) -> str | None:
+        """Why the ranks' tensor cannot be made as large as the other run's: a rank whose part cannot be read."""
+        lost = [
+            (rank, getattr(part.source, "why", "")) for rank, part in zip(held.ranks, held.parts, strict=True)
+            if not part.is_readable and not (part.digest and laid.shape == whole.shape)
+        ]  # fmt: skip
+        if len(lost) == len(held.parts):
+            return None  # all are: so is the first, which stands for them
+        if not lost and laid.shape != whole.shape:
+            lost = [
+                (rank, problem) for rank, side in self._ranks.items()
+                if rank not in held.ranks and (problem := _lost(side, stage)) is not None
+            ]  # fmt: skip
+        if not lost:
+            return None
+        rank, why = lost[0]
+        return f"what rank {rank} of {self._many} holds of it cannot be read: {why}"
 
     def _as_stated(self, refs: dict[int, TensorRef], whole: TensorRef | None) -> HeldByRanks | None:
         """What each rank has of a tensor, by what the dump says of its dimensions; None where it says nothing of them.
@@ -894,6 +921,13 @@ def _ids_of_stages(sides: Sequence[Side]) -> list[TensorRef | None]:
         for number, other in lent.items():
             found[number] = found[other]
     return found
+
+
+def _lost(side: Side, stage: str) -> str | None:
+    """Why a rank's record of a stage could not be read; None where it was, or there is none."""
+    read = {id(record) for record, _ in side.tensors.values()}
+    lost = {str(record.path) for record in side.records if record.key.stage == stage and id(record) not in read}
+    return next((problem.what for problem in side.problems if problem.where in lost), None) if side.unreadable else None
 
 
 def ids_of(side: Side) -> TensorRef | None:

@@ -34,6 +34,8 @@ from replay_core.records import Inline, RecordKey, TensorRef, Unreadable
 _MOST = 1 << 24
 #: Ranks apart by this part of what they hold have values of their own, and not one another's but for noise.
 _OF_ITS_OWN = 0.1
+#: Parts of a sum that are near each other make it up to this part of its norm.
+_EVEN = 1e-2
 
 
 def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
@@ -202,7 +204,7 @@ def _assembled(
         held = pair.together.held.get(id(ref))
         if held is not None and len(held.ranks) > 1:
             theirs_of = [other.tensors[place][1] for other in others.values() if place in other.tensors]
-            side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of, pair.together)
+            side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of, alike[0], pair.together)
     return side, pair.together
 
 
@@ -312,8 +314,12 @@ def _alike(sides: dict[int, Side]) -> list[list[int]]:
     return [members for _, members in found]
 
 
-def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef], together: Together) -> TensorRef:
+def _of_all(
+    name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef], alike: list[list[int]], together: Together
+) -> TensorRef:
     """What ranks hold of a tensor, their copies beside it; of what may be parts and differs, the sum or the mean."""
+    if not ref.is_readable and ref.digest is None:
+        return ref
     if held.is_cut:
         by_place: dict[object, list[TensorRef]] = defaultdict(list)
         for part, stretches in zip(held.parts, held.stretches, strict=True):
@@ -325,11 +331,12 @@ def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef
         return ref.with_(copies=tuple(made))
     if (
         naming.meaning(name).kind in MAY_BE_PARTS and ref.numel <= _MOST
-        and not all(same_values(held.parts[0], part) for part in held.parts[1:])
+        and all(part.is_readable for part in held.parts) and not all(same_values(held.parts[0], part) for part in held.parts[1:])
     ):  # fmt: skip
-        own, there = _different(list(held.parts)), _different(theirs)
+        theirs = [one for one in theirs if one.is_readable and one.shape == ref.shape]
+        own, there = _each_once(held, theirs, alike, together), _different(theirs)
         total = _sum(own)
-        if there and all(one.shape == ref.shape for one in theirs):
+        if there:
             theirs_sum = _sum(there)
             # Either run's may be parts of a sum, or each a mean of its own.
             apart = {(own_of, of): float(np.abs(total / own_of - theirs_sum / of).sum())
@@ -342,6 +349,42 @@ def _of_all(name: str, ref: TensorRef, held: HeldByRanks, theirs: list[TensorRef
     return ref.with_(copies=held.parts[1:])
 
 
+def _each_once(
+    held: HeldByRanks, theirs: list[TensorRef], alike: list[list[int]], together: Together
+) -> list[TensorRef]:
+    """What is to be added up of ranks: of those that have the same tokens and hold nearly the same, the one that is
+    furthest off what the other run holds, so that no error of one is spread over all; else each value once.
+    """
+    found: list[TensorRef] = []
+    for members in alike:
+        own = _different([part for rank, part in zip(held.ranks, held.parts, strict=True) if rank in members])
+        # Of ranks whose tokens nobody knows, numbers may be of other samples each, and near each other for all that.
+        may_be_copies = len(own) > 1 and (together.ids is not None or held.parts[0].numel > 1)
+        if may_be_copies and _are_near(own) and not _adds_up(own, theirs):
+            others = theirs[:1] or own
+            own = [max(own, key=lambda one: sum(_off(one, other) for other in others))]
+        found += own
+    return _different(found)
+
+
+def _are_near(parts: list[TensorRef]) -> bool:
+    """Whether ranks hold one another's values but for noise, or for what is wrong with one of them."""
+    first = pages.array(parts[0]).astype(np.float64)
+    return all(_off(parts[0], one) <= _OF_ITS_OWN * float(np.linalg.norm(first)) for one in parts[1:])
+
+
+def _adds_up(parts: list[TensorRef], theirs: list[TensorRef]) -> bool:
+    """Whether the sum of what ranks hold is what one rank of the other run holds, or all of them: even parts of it."""
+    total = _sum(parts)
+    most = _EVEN * float(np.linalg.norm(total))
+    there = [pages.array(one).astype(np.float64) for one in theirs[:1]] + ([_sum(_different(theirs))] if theirs else [])
+    return any(float(np.linalg.norm(total - one)) <= most for one in there)
+
+
+def _off(one: TensorRef, other: TensorRef) -> float:
+    return float(np.linalg.norm(pages.array(one).astype(np.float64) - pages.array(other).astype(np.float64)))
+
+
 def _different(parts: list[TensorRef]) -> list[TensorRef]:
     """One of each group of ranks that hold the same."""
     found: list[TensorRef] = []
@@ -352,4 +395,7 @@ def _different(parts: list[TensorRef]) -> list[TensorRef]:
 
 
 def _sum(parts: list[TensorRef]) -> NDArray[np.float64]:
-    return np.asarray(np.sum([pages.array(ref).astype(np.float64) for ref in parts], axis=0))
+    total = pages.array(parts[0]).astype(np.float64)
+    for ref in parts[1:]:
+        total += pages.array(ref)  # one rank at a time: all of them beside each other may be more than memory holds
+    return total

@@ -171,3 +171,16 @@ def test_stages_of_a_pipeline_have_each_their_own_tensors(tmp_path: Path) -> Non
     found = compared(tmp_path, one, *ranks)
     assert found.agrees
     assert [there(row.ranks).ranks for row in found.tensors] == [(1,), (0,)]
+
+
+@pytest.mark.parametrize(("whole", "ranks"), [(0, (3, 3)), (4, (0, 0)), (4, (0, 4)), (4, (4, 0))])
+def test_an_expert_without_rows_here_or_there_is_no_error(whole: int, ranks: tuple[int, int], tmp_path: Path) -> None:
+    rows, name = random(4, 8), "layers.0.up.output"
+    one = given(IDS, HIDDEN)
+    one["modules"][name] = rows[:whole]
+    several = [given(IDS, HIDDEN) for _ in ranks]
+    for step, many in zip(several, ranks, strict=True):
+        step["modules"][name] = rows[:many].contiguous()
+    found = compared(tmp_path, one, *several)
+    verdict = next(row.verdict.value for row in found.tensors if row.name == name)
+    assert verdict == ("SAME" if sum(ranks) == whole else "SHAPE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,16 @@ def test_ranks_that_share_samples_tokens_and_weights_are_put_together(case: str,
 
 
 @pytest.mark.parametrize("case", RUNS)
+def test_token_ids_of_another_width_are_the_same_ids(case: str, tmp_path: Path) -> None:
+    steps = shared(**RUNS[case])
+    steps = [{**step, "batch_inputs": {"input_ids": step["batch_inputs"]["input_ids"].int()}} for step in steps]
+    found = compared(tmp_path, ONE, *steps)
+    assert len(found.tensors) == 7
+    assert found.agrees
+    assert there(compared(tmp_path / "off", ONE, *off(steps, len(steps) - 1, "modules", "layers.0.output")).first)
+
+
+@pytest.mark.parametrize("case", RUNS)
 @pytest.mark.parametrize("name", ["layers.0.output", "lm_head.output"])
 def test_what_one_rank_of_them_has_otherwise_is_found(case: str, name: str, tmp_path: Path) -> None:
     steps = shared(**RUNS[case])
@@ -200,3 +211,40 @@ def test_losses_that_are_means_in_one_run_and_parts_of_a_sum_in_the_other_agree(
     for sides in ((a, b), (b, a)):
         found = compare_runs(open_run(sides[0]), open_run(sides[1]))
         assert found.agrees, found.first
+
+
+def replicas(count: int, wrong: int | None = None, off: float = 0.0, noise: float = 0.0) -> list[dict[str, Any]]:
+    """Tensor-parallel ranks, each with a slice of a weight and the same activations but for noise, and for one."""
+    made = []
+    for number in range(count):
+        own = HIDDEN * (1 + noise * random(4, 16, 8, seed=50 + number + 20 * count))
+        own[2, 3, 4] += off * (number == wrong)
+        made.append({
+            "batch_inputs": {"input_ids": IDS}, "modules": {"layers.0.output": own},
+            "gradient": {"grad.layers.0.up.weight": UP.chunk(count)[number].contiguous()},
+        })  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("noise", [0.0, 2e-7])
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_error_of_one_copy_is_not_spread_over_all_ranks(noise: float, turned: bool, tmp_path: Path) -> None:
+    """An error that is found beside one process is found beside more ranks than hold it."""
+    wrong, right = replicas(8, 1, 0.01, noise), replicas(12, noise=noise)
+    sides = (right, wrong) if turned else (wrong, right)
+    assert there(both(tmp_path, *sides).first).name == "layers.0.output"
+    assert both(tmp_path / "healthy", replicas(8, noise=noise), right).agrees
+
+
+@pytest.mark.parametrize("whole", [[0], [0, 1]])
+def test_a_weight_of_which_one_rank_lost_its_part_is_skipped_by_its_name(whole: list[int], tmp_path: Path) -> None:
+    a = write(tmp_path / "a", *replicas(len(whole)))
+    b = write(tmp_path / "b", *replicas(4))
+    file = next((b / "gradient").glob("*rank3*"))
+    os.truncate(file, file.stat().st_size // 2)
+    for sides in ((a, b), (b, a)):
+        found = compare_runs(*map(open_run, sides))
+        (row,) = found.skipped
+        assert row.name == "grad.layers.0.up.weight"
+        assert f"what rank 3 of {'b' if sides[1] is b else 'a'} holds of it cannot be read" in there(row.skipped)
+        assert found.agrees is None
