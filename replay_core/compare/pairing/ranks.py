@@ -864,8 +864,12 @@ def standing_for(held: HeldByRanks) -> TensorRef:
     for ref, stretches in zip(held.parts, held.stretches, strict=True):
         own = 0
         for start, length in stretches:
+            if not length:
+                continue  # and no other rank's that begins there is this one's copy
             pieces.setdefault(start, ref if length == ref.shape[held.axis] else narrowed(ref, held.axis, own, length))
             own += length
+    if not pieces:
+        return whole
     ordered = tuple(pieces[start] for start in sorted(pieces) if pieces[start].numel)
     length = sum(piece.shape[held.axis] for piece in ordered)
     shape = (*first.shape[: held.axis], length, *first.shape[held.axis + 1 :])

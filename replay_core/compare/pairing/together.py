@@ -331,7 +331,8 @@ def _of_all(
         return ref.with_(copies=tuple(made))
     if (
         naming.meaning(name).kind in MAY_BE_PARTS and ref.numel <= _MOST
-        and all(part.is_readable for part in held.parts) and not all(same_values(held.parts[0], part) for part in held.parts[1:])
+        and all(part.is_readable for part in held.parts)
+        and not all(same_values(held.parts[0], part) for part in held.parts[1:])
     ):  # fmt: skip
         theirs = [one for one in theirs if one.is_readable and one.shape == ref.shape]
         own, there = _each_once(held, theirs, alike, together), _different(theirs)
