@@ -243,7 +243,7 @@ def test_a_weight_of_which_one_rank_lost_its_part_is_skipped_by_its_name(whole: 
     file = next((b / "gradient").glob("*rank3*"))
     os.truncate(file, file.stat().st_size // 2)
     for sides in ((a, b), (b, a)):
-        found = compare_runs(*map(open_run, sides))
+        found = compare_runs(open_run(sides[0]), open_run(sides[1]))
         (row,) = found.skipped
         assert row.name == "grad.layers.0.up.weight"
         assert f"what rank 3 of {'b' if sides[1] is b else 'a'} holds of it cannot be read" in there(row.skipped)
