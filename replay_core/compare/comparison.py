@@ -412,13 +412,14 @@ class _Work:
             micro_pair.a.load()
             micro_pair.b.load()
         result.notes += lay_alike(micro_pairs)
+        _call_alike(micro_pairs)
         micro_pairs = put_together(micro_pairs)
         result.together += [one.together for one in micro_pairs if one.together is not None]
         result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]
         if self._renames is None and all(map(_is_of_numbers, micro_pairs)):
             return (), self._of_numbers(micro_pairs), False
         for micro_pair in micro_pairs:
-            if micro_pair.a.is_engine != micro_pair.b.is_engine:
+            if micro_pair.together is None and micro_pair.a.is_engine != micro_pair.b.is_engine:
                 (micro_pair.a if micro_pair.a.is_engine else micro_pair.b).as_trainer()
         if self._renames is not None:
             of_a = [(name, ref) for micro_pair in micro_pairs for (name, _), (_, ref) in micro_pair.a.tensors.items()]
@@ -552,6 +553,27 @@ class _Work:
             )
         if self._renames is not None:
             self._result.notes += self._renames.unused()
+
+
+def _call_alike(micro_pairs: list[MicroBatchPair]) -> None:
+    """Call what an engine's ranks hold of a step what a trainer calls it, where the other run of the step is none.
+
+    Before ranks are put together: which tensor faces which, and what is each rank's slice of it, is told by names.
+    """
+    numbered = [one for one in micro_pairs if not _is_of_numbers(one)]
+    sides = [
+        (which, (one.key.step, one.key.role), one.key.micro, side)
+        for one in numbered for which, side in (("a", one.a), ("b", one.b)) if side.records
+    ]  # fmt: skip
+    marked = {(which, step, micro) for which, step, micro, side in sides if side.is_engine}
+    engines = {(which, step) for which, step, _ in marked}
+    told: set[int] = set()
+    for which, step, micro, side in sides:
+        faces_trainer = ("b" if which == "a" else "a", step) not in engines
+        # A later stage of a pipeline may have none of the modules that tell an engine.
+        if faces_trainer and (which, step, micro) in marked and id(side) not in told:
+            told.add(id(side))
+            side.as_trainer()
 
 
 def _is_of_numbers(micro_pair: MicroBatchPair) -> bool:

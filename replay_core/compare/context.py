@@ -3,7 +3,7 @@ two tensors of different shapes have in common."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from replay_core import naming, pages
 from replay_core.compare.correlation import Values, pearson
 from replay_core.compare.judging import digests
+from replay_core.compare.judging.faults import whose
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import EXACT_KINDS
 from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError, TensorPair
@@ -60,7 +61,16 @@ def texts_in_order(pair: TensorPair, micro_pair: MicroBatchPair) -> TensorPair:
     if pairing.in_order:
         return pair
     shared = np.flatnonzero(pairing.to_b >= 0)
-    picked = _picked(a, shared.tolist()), _picked(b, pairing.to_b[shared].tolist())
+    in_order = shared.tolist(), pairing.to_b[shared].tolist()
+    picked = _picked(a, in_order[0]), _picked(b, in_order[1])
+    together = micro_pair.together
+    if together is not None:
+        ours = 0 if together.which == "a" else 1
+        held = together.held.get(id((a, b)[ours]))
+        if held is not None and all(ref.is_text and ref.shape == (a, b)[ours].shape for ref in held.parts):
+            # Each rank's, in the same order; the first stands for all, and is kept with them.
+            rest = (_picked(ref, in_order[ours]) for ref in held.parts[1:])
+            together.held[id(picked[ours])] = replace(held, parts=(picked[ours], *rest))
     return TensorPair(pair.name, (pair.a[0], picked[0]), (pair.b[0], picked[1]))
 
 
@@ -151,7 +161,9 @@ def _first_text(row: TensorVerdict) -> None:
     row.value_a, row.value_b = texts_a[first], texts_b[first]
     if row.figures is not None:
         row.figures.compared, row.figures.mismatched = len(texts_a), len(differing)
-    row.reason = f"{len(differing)} of {len(texts_a)} texts differ; {_short(row.value_a)} against {_short(row.value_b)}"
+    of_ranks = f"of {whose(row.ranks.parted)}: " if row.ranks is not None and row.ranks.parted else ""
+    said = f"{_short(row.value_a)} against {_short(row.value_b)}"
+    row.reason = f"{of_ranks}{len(differing)} of {len(texts_a)} texts differ; {said}"
 
 
 def _short(value: Any) -> str:

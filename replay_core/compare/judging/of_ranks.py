@@ -95,12 +95,17 @@ class OfRanks:
         held = together.held.get(id(ours[1]))
         self._note_tokens(together, row)
         if held is None:
+            if row.skipped is None and not row.verdict.diverges:
+                row.skipped = f"what ranks {named(together.ranks)} of {together.which} hold of it each is not known"
             return
         self._note_inputs(row, held, together)
         row.ranks = algebra.ranked(together, held)
-        if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest or ours[1].is_text:
+        if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest:
             return
         try:
+            if ours[1].is_text:
+                _judge_texts(row, pair, micro_pair, held, together, judge)
+                return
             if row.name in _NORMS and row.verdict is not Verdict.SAME and _is_own_norm(row.name, together):
                 row.ranks.restates = OWN_NORM
                 return
@@ -537,6 +542,26 @@ def _judge_copies(
         row.ranks.parted = tuple(parted)
 
 
+def _judge_texts(
+    row: TensorVerdict,
+    pair: TensorPair,
+    micro_pair: MicroBatchPair,
+    held: HeldByRanks,
+    together: Together,
+    judge: JudgeCopy,
+) -> None:
+    """Let the row be what the first rank whose text differs has, and name every such rank."""
+    is_off = row.verdict is Verdict.DIFF
+    _judge_copies(row, pair, micro_pair, held, together, judge)
+    if row.skipped is not None or row.verdict is not Verdict.DIFF or row.ranks is None:
+        return
+    first = [] if not is_off else [
+        rank for rank, ref in zip(held.ranks, held.parts, strict=True) if _same(held.parts[0], ref)
+    ]  # fmt: skip
+    row.ranks.parted = tuple(sorted({*first, *row.ranks.parted}))
+    row.reason = f"of {whose(row.ranks.parted)}: {row.reason}"
+
+
 def _other_copies(held: HeldByRanks) -> Iterator[tuple[int, TensorRef]]:
     """Ranks whose copy is not, byte for byte, that of the first rank with the same; and the tensor as they have it."""
     first: dict[object, int] = {}
@@ -550,6 +575,8 @@ def _other_copies(held: HeldByRanks) -> Iterator[tuple[int, TensorRef]]:
 
 
 def _same(one: TensorRef, other: TensorRef) -> bool:
+    if one.is_text or other.is_text:
+        return one.dtype == other.dtype and getattr(one.source, "value", None) == getattr(other.source, "value", None)
     known = pages.same_bytes(one, other)
     if known is None:
         return bool(np.array_equal(pages.array(one), pages.array(other), equal_nan=one.dtype.startswith("float")))

@@ -1,0 +1,104 @@
+"""Every rank's copy is looked at, whatever it is a copy of: of a tensor, of a text, of what an engine calls otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from replay_core.compare import Comparison, compare_runs
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.dumps import open_run
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import Step, compared, random, write
+
+IDS = torch.randint(2, 99, (4, 16), generator=torch.Generator().manual_seed(3))
+HIDDEN, OUT, QUERIES = (random(4, 16, 8, seed=seed) for seed in range(3))
+KEYS, VALUES = (random(4, 16, 4, seed=seed) for seed in (4, 5))
+ATTENTION = "layers.0.self_attn"
+
+
+def off_in(found: Comparison) -> dict[str, tuple[int, ...]]:
+    """The rows that diverge, and the ranks that do in each."""
+    return {row.name: there(row.ranks).parted for row in found.tensors if row.verdict.diverges}
+
+
+TRAINER: Step = {
+    "batch_inputs": {"input_ids": IDS},
+    "modules": {
+        "layers.0.input_layernorm.output": HIDDEN, f"{ATTENTION}.q_proj.output": QUERIES,
+        f"{ATTENTION}.k_proj.output": KEYS, f"{ATTENTION}.v_proj.output": VALUES, f"{ATTENTION}.o_proj.output": OUT,
+    },
+}  # fmt: skip
+
+
+def engine(rank: int, out: float = 0.0, keys: float = 0.0) -> Step:
+    """What a rank of two of an engine records: its heads of the fused projection, and sums that are whole."""
+
+    def own(values: Tensor) -> Tensor:
+        return values.chunk(2, -1)[rank]
+
+    fused = torch.cat([own(QUERIES), own(KEYS) + keys, own(VALUES)], -1).contiguous()
+    return {
+        "batch_inputs": {"input_ids": IDS},
+        "modules": {
+            "layers.0.input_layernorm.output.0": HIDDEN, f"{ATTENTION}.qkv_proj.output.0": fused,
+            f"{ATTENTION}.attn.output": own(QUERIES).contiguous(), f"{ATTENTION}.o_proj.output.0": OUT + out,
+        },
+    }  # fmt: skip
+
+
+ENGINES = {
+    "right": ([engine(0), engine(1)], {}),
+    "the sum of the last": ([engine(0), engine(1, out=5.0)], {f"{ATTENTION}.o_proj.output": (1,)}),
+    "the sum of the first": ([engine(0, out=5.0), engine(1)], {f"{ATTENTION}.o_proj.output": (0,)}),
+    "heads of the last": ([engine(0), engine(1, keys=3.0)], {f"{ATTENTION}.k_proj.output": (1,)}),
+}
+
+
+@pytest.mark.parametrize("case", ENGINES)
+def test_each_rank_of_an_engine_is_held_against_a_trainer(case: str, tmp_path: Path) -> None:
+    ranks, expected = ENGINES[case]
+    found = compared(tmp_path, TRAINER, *ranks)
+    assert off_in(found) == expected
+    assert {row.name for row in found.tensors if row.verdict is not Verdict.MISSING} >= set(TRAINER["modules"])
+    turned = compare_runs(open_run(tmp_path / "b"), open_run(tmp_path / "a"))
+    assert off_in(turned) == expected
+
+
+TEXTS = ["one", "two", "three", "four"]
+
+
+def texts(said: str | Sequence[str], order: Sequence[int] = range(4)) -> dict[str, Any]:
+    rows = list(order)
+    own = said if isinstance(said, str) else [said[row] for row in rows]
+    return {"batch_inputs": {"input_ids": IDS[rows], "prompt_text": own}, "modules": {"up.output": HIDDEN[rows]}}
+
+
+ANOTHER = [*TEXTS[:3], "five"]
+SAID = {
+    "alike": (texts("one"), [texts("one"), texts("one")], ()),
+    "the last": (texts("one"), [texts("one"), texts("two")], (1,)),
+    "the first": (texts("one"), [texts("two"), texts("one"), texts("one")], (0,)),
+    "lists alike": (texts(TEXTS), [texts(TEXTS), texts(TEXTS)], ()),
+    "one of a list": (texts(TEXTS), [texts(TEXTS), texts(ANOTHER)], (1,)),
+    "lists in another order": (texts(TEXTS), [texts(TEXTS, [2, 0, 3, 1])] * 2, ()),
+    "one of a list in another order": (
+        texts(TEXTS), [texts(TEXTS, [2, 0, 3, 1]), texts(ANOTHER, [2, 0, 3, 1])], (1,)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_the_text_of_every_rank_is_looked_at(case: str, tmp_path: Path) -> None:
+    one, ranks, parted = SAID[case]
+    a, b = write(tmp_path / "a", one), write(tmp_path / "b", *ranks)
+    found = compare_runs(open_run(a), open_run(b))
+    assert found.agrees is not bool(parted)
+    assert off_in(found) == ({"prompt_text": parted} if parted else {})
+    if parted:
+        assert f"of rank {parted[0]}:" in there(found.first).reason
