@@ -10,7 +10,7 @@ from replay_core.errors import SelectionError
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Numbers picked on the command line: `3`, `0,2`, `0:4` (end excluded), `all`."""
+    """Numbers picked on the command line: `3`, `0,2`, `0:4` (end excluded), `all`, `none` (what has no number)."""
 
     text: str
     numbers: frozenset[int] | None = None
@@ -21,11 +21,11 @@ class Selection:
         """Read a selector.
 
         Raises:
-            SelectionError: the text is not one of the four forms.
+            SelectionError: the text is not one of the five forms.
         """
         text = str(text).strip()
         try:
-            if text == "all":
+            if text in ("all", "none"):
                 return cls(text)
             if ":" in text:
                 start, end = text.split(":")
@@ -33,14 +33,14 @@ class Selection:
             return cls(text, numbers=frozenset(int(part) for part in text.split(",")))
         except ValueError:
             raise SelectionError(
-                f"cannot read the selection {text!r}", expected="3, 0,2, 0:4 or all", found=text
+                f"cannot read the selection {text!r}", expected="3, 0,2, 0:4, all or none", found=text
             ) from None
 
     def has(self, number: int | None) -> bool:
         if self.text == "all":
             return True
-        if number is None:
-            return False
+        if number is None or self.text == "none":
+            return number is None and self.text == "none"
         if self.span is not None:
             return self.span[0] <= number < self.span[1]
         return number in (self.numbers or ())
@@ -48,7 +48,7 @@ class Selection:
     def is_met(self, numbers: Iterable[int | None]) -> bool:
         """Whether every number asked for is among these, or one of the span; where nothing has a number, it is."""
         known = {number for number in numbers if number is not None}
-        if not known:
+        if not known or self.text == "none":
             return True
         return self.numbers <= known if self.numbers is not None else any(map(self.has, known))
 

@@ -1,6 +1,7 @@
 """The units of a job: which parts of the run are looked at one by one.
 
-`compare` has a unit per step, for samples of one step may stand in other ranks and micro-batches of the other run;
+`compare` has a unit per step, for samples of one step may stand in other ranks and micro-batches of the other run, and
+one for what both have of no step;
 where its tensors are to be shared by name, units in front of it measure them, and it judges by what these left;
 `diagnose` one per run of a folder, else per step where steps lie in files of their own; `replay` and `referee` one per
 micro-batch of a rank.
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import replay_core
+from replay_core import naming
 from replay_core.dumps import open_run
-from replay_core.errors import RequestError, SelectionError
+from replay_core.errors import RequestError, RldbgError, SelectionError
 from replay_core.jobs import Job, OnEvent, ignore
 from replay_core.records import Record, Run, Selection, weights_noted
 from replay_core.units.identity import digest, files_seen, reference_seen
@@ -166,20 +168,33 @@ def _comparing(request: Request, on_event: OnEvent) -> Plan:
     sides = [_by_step(run.select(**chosen) if chosen else run.records) for run in runs]
     cutter = _Cutter(request)
     beside = {part: request.select[part] for part in ("rank", "micro") if part in request.select}
-    if any(set(side) == {None} for side in sides) or not set(sides[0]) & set(sides[1]):
-        # A side without steps, or steps called otherwise on either side: pairing them is the comparison's own question.
+    both = [step for step in sides[0] if step in sides[1] and step is not None]
+    is_beside = None in sides[0] or None in sides[1]
+    if not both or (is_beside and (request.params.get("name") or not _share_a_name(sides))):
+        # A side without steps, or steps called otherwise on either side, or what is of no step and would be nothing to
+        # compare by itself: pairing them is the comparison's own question.
         whole = [(run, [one for many in side.values() for one in many]) for run, side in zip(runs, sides, strict=True)]
         params = {**beside, **({"step": request.select["step"]} if "step" in request.select else {})}
         return Plan(request, tuple(cutter.with_parts("every step", params, whole)))
-    both = [step for step in sides[0] if step in sides[1] and step is not None]
     units = []
-    for step in both:
-        looked = [(run, side[step]) for run, side in zip(runs, sides, strict=True)]
-        units += cutter.with_parts(f"step {step}", {**beside, "step": str(step)}, looked, step=step)
+    for one in [*([None] if is_beside else []), *both]:
+        looked = [(run, side[one]) for run, side in zip(runs, sides, strict=True)]
+        label, step = ("no step", "none") if one is None else (f"step {one}", str(one))
+        units += cutter.with_parts(label, {**beside, "step": step}, looked, step=one)
     only_a, only_b = (
         tuple(step for step in this if step is not None and step not in other) for this, other in (sides, sides[::-1])
     )
     return Plan(request, tuple(units), only_a, only_b)
+
+
+def _share_a_name(sides: Sequence[Mapping[int | None, Sequence[Record]]]) -> bool:
+    """Whether both sides have a tensor of one name of no step."""
+    try:
+        names = [{ref.canonical or ref.name for record in side.get(None, ()) for ref in record.tensors()
+                  if ref.is_readable} for side in sides]  # fmt: skip
+    except RldbgError:
+        return False
+    return any(naming.meaning(name).kind != "note" for name in names[0] & names[1])
 
 
 def _by_step(records: Iterable[Record]) -> dict[int | None, list[Record]]:

@@ -30,6 +30,9 @@ def test_a_span_selects_like_a_python_slice(start: int | None, end: int | None, 
 def test_all_selects_everything_even_what_has_no_number():
     assert Selection.parse("all").has(None)
     assert Selection.parse(" all ").has(10**30)
+    assert Selection.parse("none").has(None)
+    assert not Selection.parse("none").has(0)
+    assert not Selection.parse("0").has(None)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1:2:3", "1,", "1.5", "0x1", "-", ":x", "all,1", "[0]"])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from replay_core import workbench
@@ -317,6 +318,30 @@ def test_the_units_of_a_diagnosis_are_steps_of_tensors_and_the_whole_of_a_log(tm
     asked = {"paths": [str(log)]}
     doc = workbench.work_units("diagnose", asked, tmp_path / "log", None, InProcess(perform))
     assert [unit["label"] for unit in doc["units"]] == ["every step"]
+
+
+def write_files(directory: Path, off: float = 0.0, of_no_step: str | None = "layers.0.weight") -> Path:
+    """Two steps of tensors, and weights that belong to none."""
+    directory.mkdir()
+    for step in range(2):
+        save_file({"layers.0.output": torch.arange(32.0).reshape(4, 8)}, directory / f"step_{step}.safetensors")
+    if of_no_step is not None:
+        save_file({of_no_step: torch.arange(32.0).reshape(4, 8) + off}, directory / "params.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize(("name", "labels"), [
+    ("layers.0.weight", ["no step", "step 0", "step 1"]), ("another.weight", ["every step"]), (None, ["every step"])
+])  # fmt: skip
+def test_what_belongs_to_no_step_is_in_a_unit_too(name: str | None, labels: list[str], tmp_path: Path) -> None:
+    sides = write_files(tmp_path / "a"), write_files(tmp_path / "b", 1.0, name)
+    doc = compared(sides, tmp_path / "units")
+    assert [unit["label"] for unit in doc["units"]] == labels
+    whole = workbench.compare_dumps(*sides)
+    rows = [workbench.reopen(Path(unit["file"])) for unit in doc["units"]]
+    assert sum(row["counts"]["total"] for row in rows) == whole["counts"]["total"]
+    assert exit_code(doc) == exit_code(whole)
+    assert [unit["exit_code"] for unit in doc["units"]][0] == exit_code(whole)
 
 
 def test_the_units_of_a_replay_are_micro_batches_of_ranks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every rank's copy is looked at, whatever it is a copy of: of a tensor, of a text, of what an engine calls otherwise."""
+"""Every rank's copy is looked at: of a tensor, of a text, of what an engine calls otherwise."""
 
 from __future__ import annotations
 
