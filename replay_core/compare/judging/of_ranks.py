@@ -191,6 +191,9 @@ class OfRanks:
             found.fault, found.parted = None, ()
             said = f"times {times:g}, for the losses of ranks or groups are means over their own samples"
             self._judge_as(row, (laid,), times, said, pair, micro_pair, judge)
+            if row.skipped is None:
+                _judge_copies(row, pair, micro_pair, held, together, judge, times)
+                row.reason = row.reason if row.reason.startswith(said) else f"{said}: {row.reason}"
             return
         fault = found.fault
         if kind == "positions" and (own := algebra.own_positions(row.name, held)) is not None:
@@ -250,7 +253,7 @@ class OfRanks:
         parts = [held.parts[number] for number in held.summed]
         if any(ref.shape != whole.shape for ref in parts) or whole.numel > _MOST:
             return False
-        made = np.sum([pages.array(ref).astype(np.float64) for ref in parts], axis=0)
+        made = _summed(parts)
         total = whole.with_(dtype="float64", source=Inline(made.tobytes()), digest=None)
         if not algebra.is_near(whole, total):
             return False
@@ -269,9 +272,7 @@ class OfRanks:
         if parts[0].numel > _MOST:
             row.skipped = f"{said} would be judged, and it is too large to be made: {parts[0].numel:,} elements"
             return
-        made = np.sum([pages.array(ref).astype(np.float64) for ref in parts], axis=0) * times
-        dtype = "float32"  # as it is summed
-        whole = parts[0].with_(dtype=dtype, source=Inline(made.astype(dtype).tobytes()), digest=None)
+        whole = _times(parts, times)
         assert pair.a is not None
         assert pair.b is not None
         mine = ((pair.a if micro_pair.together and micro_pair.together.which == "a" else pair.b)[0], whole)
@@ -519,14 +520,19 @@ def _judge_copies(
     held: HeldByRanks,
     together: Together,
     judge: JudgeCopy,
+    times: float = 1.0,
 ) -> None:
-    """Let the row be what the rank that is furthest off comes to, where ranks hold different bytes."""
+    """Let the row be what the rank that is furthest off comes to, where ranks hold different bytes.
+
+    times: what each copy is multiplied by before it is judged.
+    """
     assert pair.a is not None
     assert pair.b is not None
     parted: list[int] = []
     for rank, ref in _other_copies(held):
         ours = pair.a if together.which == "a" else pair.b
-        mine = (ours[0], ref.with_(name=ours[1].name, canonical=ours[1].canonical))
+        copy = ref if times == 1 else _times((ref,), times)
+        mine = (ours[0], copy.with_(name=ours[1].name, canonical=ours[1].canonical))
         sides = (mine, pair.b) if together.which == "a" else (pair.a, mine)
         other = judge(TensorPair(pair.name, *sides), micro_pair)
         if other.skipped is not None:
@@ -581,6 +587,21 @@ def _same(one: TensorRef, other: TensorRef) -> bool:
     if known is None:
         return bool(np.array_equal(pages.array(one), pages.array(other), equal_nan=one.dtype.startswith("float")))
     return known
+
+
+def _summed(refs: Sequence[TensorRef]) -> NDArray[np.float64]:
+    """The sum of tensors of one shape, one after the other: of all ranks at once it would be as many times as large."""
+    made = np.zeros(refs[0].shape)
+    for ref in refs:
+        made += pages.array(ref).astype(np.float64)
+    return made
+
+
+def _times(refs: Sequence[TensorRef], times: float) -> TensorRef:
+    """The sum of tensors of one shape, times a number, as the first of them: in float32, as such a sum is made."""
+    made = _summed(refs)
+    made *= times
+    return refs[0].with_(dtype="float32", source=Inline(made.astype("float32").tobytes()), digest=None)
 
 
 def _summed_in_groups(held: HeldByRanks, laid: TensorRef) -> TensorRef | None:

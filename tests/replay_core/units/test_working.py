@@ -341,7 +341,7 @@ def test_what_belongs_to_no_step_is_in_a_unit_too(name: str | None, labels: list
     rows = [workbench.reopen(Path(unit["file"])) for unit in doc["units"]]
     assert sum(row["counts"]["total"] for row in rows) == whole["counts"]["total"]
     assert exit_code(doc) == exit_code(whole)
-    assert [unit["exit_code"] for unit in doc["units"]][0] == exit_code(whole)
+    assert doc["units"][0]["exit_code"] == exit_code(whole)
 
 
 def test_the_units_of_a_replay_are_micro_batches_of_ranks(tmp_path: Path) -> None:

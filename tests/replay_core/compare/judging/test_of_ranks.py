@@ -1,4 +1,4 @@
-"""Every rank's copy is looked at: of a tensor, of a text, of what an engine calls otherwise."""
+"""Every rank's copy is looked at: of a tensor, times a factor too, of a text, of what an engine calls otherwise."""
 
 from __future__ import annotations
 
@@ -102,3 +102,27 @@ def test_the_text_of_every_rank_is_looked_at(case: str, tmp_path: Path) -> None:
     assert off_in(found) == ({"prompt_text": parted} if parted else {})
     if parted:
         assert f"of rank {parted[0]}:" in there(found.first).reason
+
+
+def of_samples(rows: slice, loss: float, gradient: Tensor, times: float) -> Step:
+    """What a rank records whose loss is the mean over these samples: its gradient is larger than the whole batch's."""
+    return {
+        "batch_inputs": {"input_ids": IDS[rows]},
+        "modules": {"layers.0.output": HIDDEN[rows]},
+        "loss": {"loss": torch.tensor(loss)},
+        "loss_gradient": {"grad.layers.0.output": gradient[rows] * times},
+    }
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_copy_is_looked_at_too_where_losses_are_means_over_their_own_samples(rank: int, tmp_path: Path) -> None:
+    off = OUT.clone()
+    off[1 if rank < 2 else 3, 2, 3] += 0.05
+    halves = [(slice(0, 2), 2.0), (slice(0, 2), 2.0), (slice(2, 4), 4.0), (slice(2, 4), 4.0)]
+    one = of_samples(slice(None), 3.0, OUT, 1)
+    right = compared(tmp_path / "right", one, *(of_samples(*half, OUT, 2) for half in halves))
+    assert right.agrees
+    ranks = [of_samples(*half, off if number == rank else OUT, 2) for number, half in enumerate(halves)]
+    found = compared(tmp_path / "off", one, *ranks)
+    assert there(found.first).name == "grad.layers.0.output"
+    assert "times 0.5" in there(found.first).reason
