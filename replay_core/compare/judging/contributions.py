@@ -15,6 +15,10 @@ from replay_core.records import TensorRef
 
 #: More ranks than this are not held each against each.
 _EACH = 16
+#: Elements of other ranks' rows for which it is asked, of each rank, what they span.
+_SPANNED = 1 << 20
+#: Of fewer tokens, those that are off are one rank's words by chance: one of a hundred times at eight.
+_FEWEST_TOKENS = 16
 
 
 def not_summed_into(what: str, whole: TensorRef, held: HeldByRanks, before: TensorRef, called: str) -> Fault | None:
@@ -203,6 +207,8 @@ def without_inputs(what: str, whole: TensorRef, held: HeldByRanks, inputs: HeldB
     ours = held.parts[0]
     if held.is_cut or ours.shape != whole.shape or len(whole.shape) != 2 or whole.numel > 1 << 22:
         return None
+    if len(held.ranks) > _EACH or sum(ref.numel for ref in inputs.parts) > 2 * _SPANNED:
+        return None
     width = whole.shape[1]
     if inputs.ranks != held.ranks or any(ref.shape[-1] != width or ref.numel > 1 << 22 for ref in inputs.parts):
         return None
@@ -210,7 +216,7 @@ def without_inputs(what: str, whole: TensorRef, held: HeldByRanks, inputs: HeldB
     there, here = (pages.array(ref).astype(np.float64) for ref in (whole, ours))
     for number, rank in enumerate(held.ranks):
         others = np.concatenate([one for other, one in enumerate(rows) if other != number])
-        if len(others) > 0.75 * width:
+        if len(others) > 0.75 * width or others.size > _SPANNED:
             return None
         basis = np.linalg.svd(others, full_matrices=False)[2]
         outside = [float(np.linalg.norm(one - (one @ basis.T) @ basis) / (np.linalg.norm(one) or 1.0))
@@ -254,6 +260,8 @@ def of_words(what: str, off: NDArray[np.bool_], ids: NDArray[np.int64], held: He
 
     off, ids: [N]. held: the weight's slices.
     """
+    if ids.size < _FEWEST_TOKENS:
+        return None
     for rank, stretches in zip(held.ranks, held.stretches, strict=True):
         ((start, length), *more) = stretches
         own = (ids >= start) & (ids < start + length)
@@ -284,7 +292,7 @@ def without_tokens(
     if held.is_cut or ours.shape != whole.shape or len(left.shape) != 3 or left.shape[2] != whole.shape[0]:
         return None
     tokens, vocabulary = left.shape[0] * left.shape[1], left.shape[2]
-    if tokens * vocabulary > 1 << 25:
+    if tokens * vocabulary > 1 << 25 or len(held.ranks) > _EACH:
         return None
     left_BSV = pages.array(left).astype(np.float64)
     columns = slice(0, 64)
@@ -380,7 +388,12 @@ def of_one_slice(
     """
     off_N = np.abs(parts[0] - a)
     most = float(off_N.max(initial=0.0))
-    if not most or not np.isfinite(most) or any(np.abs(one - parts[0]).max() > NEAR * most for one in parts[1:]):
+    if (
+        off_N.size < _FEWEST_TOKENS
+        or not most
+        or not np.isfinite(most)
+        or any(np.abs(one - parts[0]).max() > NEAR * most for one in parts[1:])
+    ):
         return None
     is_off_N = off_N > 1e-3 * most
     for rank, ((start, length), *more) in zip(held.ranks, held.stretches, strict=True):

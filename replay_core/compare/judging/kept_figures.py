@@ -88,7 +88,7 @@ class KeptFigures:
         if place is None:
             return None
         path, at, length = place
-        with suppress(DumpError, ValueError, KeyError, TypeError, RecursionError), regular(path) as file:
+        with suppress(DumpError, ValueError, LookupError, TypeError, RecursionError), regular(path) as file:
             file.seek(at)
             said = json.loads(file.read(length))
             found = _made(said["found"])
@@ -156,7 +156,7 @@ def _made(told: Any) -> Any:
     """The value that `_told` told of.
 
     Raises:
-        ValueError, KeyError, TypeError: it is nothing that `_told` says.
+        ValueError, LookupError, TypeError: it is nothing that `_told` says.
     """
     if isinstance(told, list):
         return [_made(one) for one in told]

@@ -15,6 +15,8 @@ from replay_core.records import TensorRef
 #: What part of an output the parts may leave, and how far from a whole number they may be in it: of float32, of halves.
 _LEFT, _OFF = (2e-3, 2e-2), (0.02, 0.15)
 _MOST = 1 << 22
+#: Elements of all ranks' parts and outputs, which are in memory at once.
+_AT_ONCE = 1 << 24
 #: More parts are not told from each other.
 _EACH = 16
 
@@ -31,7 +33,8 @@ def of_parts(
     ranks = held.ranks
     if not inputs.ranks == weights.ranks == ranks or not 1 < len(ranks) <= _EACH or weights.axis != 1 or held.is_cut:
         return None
-    if len(set(weights.stretches)) < len(ranks) or held.parts[0].numel > _MOST:
+    size = held.parts[0].numel
+    if len(set(weights.stretches)) < len(ranks) or size > _MOST or size * (2 * len(ranks) + 1) > _AT_ONCE:
         return None
     parts = [_part(x, weight) for x, weight in zip(inputs.parts, weights.parts, strict=True)]
     hidden = held.parts[0].shape[-1]
@@ -43,9 +46,9 @@ def of_parts(
         made.append(np.broadcast_to(pages.array(bias).astype(np.float64), outputs[0].shape))
     is_half = held.parts[0].dtype in ("bfloat16", "float16")
     basis = np.stack([one.reshape(-1) for one in made], 1)
+    solved, *_ = np.linalg.lstsq(basis, np.stack([output.reshape(-1) for output in outputs], 1), rcond=None)
     times = []
-    for output in outputs:
-        own, *_ = np.linalg.lstsq(basis, output.reshape(-1), rcond=None)
+    for output, own in zip(outputs, solved.T, strict=True):
         whole = np.rint(own)
         left = float(np.linalg.norm(output.reshape(-1) - basis @ whole))
         if np.abs(own - whole).max() > _OFF[is_half] or left > _LEFT[is_half] * np.linalg.norm(output):
