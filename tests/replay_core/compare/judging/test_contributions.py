@@ -5,18 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from replay_core.compare import Comparison
+from replay_core.compare.judging import contributions
+from replay_core.compare.pairing.ranks import HeldByRanks
 from replay_core.compare.parallel import parallel
+from replay_core.records import Inline, TensorRef
 from tests.builders import there
 from tests.replay_core.compare.ranks.recorded import compared, gradients, random
 
 IDS = torch.randint(2, 40, (4, 16), generator=torch.Generator().manual_seed(3))
 HALVES = [slice(0, 2), slice(2, 4)]
 INPUTS, WEIGHT, BIAS = random(4, 16, 24), random(8, 24, seed=1), random(8, seed=2)
+
+
+def as_ref(values: Tensor) -> TensorRef:
+    return TensorRef("x", "float32", tuple(values.shape), Inline(values.contiguous().numpy().tobytes()))
 
 
 def kinds(found: Comparison) -> set[tuple[str, tuple[int, ...]]]:
@@ -209,6 +217,15 @@ def test_words_of_a_rank_that_are_looked_up_wrongly(tmp_path: Path) -> None:
     assert kinds(compared(tmp_path, one, *ranks)) == {("vocabulary slice", (1,))}
 
 
+@pytest.mark.parametrize("count", [8, 16])
+def test_a_slice_of_the_vocabulary_is_told_of_sixteen_tokens_and_not_of_eight(count: int) -> None:
+    ids, held = np.arange(count) * 40 // count, HeldByRanks((0, 1), (), 0, (((0, 20),), ((20, 20),)))
+    off = ids >= 20
+    said = [np.where(off, 0.5, 0.0)] * 2
+    told = contributions.of_words("x", off, ids, held), contributions.of_one_slice("x", 0 * said[0], said, held, ids)
+    assert [one and one.ranks for one in told] == ([(1,)] * 2 if count == 16 else [None] * 2)
+
+
 def test_what_a_weights_gradient_lacks_is_in_no_input_of_the_other_ranks(tmp_path: Path) -> None:
     inputs, left = random(2, 6, 24), random(2, 6, 8, seed=1)
     grads = [g.T @ x for g, x in zip(left, inputs, strict=True)]
@@ -222,3 +239,15 @@ def test_what_a_weights_gradient_lacks_is_in_no_input_of_the_other_ranks(tmp_pat
     assert kinds(compared(tmp_path / "lacking", one, *lacking)) == {("missing", (1,))}
     noise = [held(slice(number, number + 1), grads[0] + 0.9 * grads[1]) for number in range(2)]
     assert not kinds(compared(tmp_path / "less", one, *noise))
+
+
+def test_a_weights_gradient_is_not_asked_of_more_ranks_than_sixteen() -> None:
+    """A decomposition for each of hundreds of ranks would take longer than the comparison."""
+    for ranks in (16, 17):
+        inputs, left = random(ranks, 2, 48), random(ranks, 2, 8, seed=1)
+        grads = [g.T @ x for g, x in zip(left, inputs, strict=True)]
+        refs = [as_ref(grad) for grad in (sum(grads), sum(grads[1:]))]
+        mine = HeldByRanks(tuple(range(ranks)), (refs[1],) * ranks)
+        parts = tuple(as_ref(one) for one in inputs)
+        told = contributions.without_inputs("x", refs[0], mine, HeldByRanks(mine.ranks, parts, 0))
+        assert (told and told.ranks) == ((0,) if ranks == 16 else None)
