@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -252,7 +251,7 @@ def test_a_killed_worker_leaves_no_figures_and_what_it_had_written_goes(tmp_path
     )
 
 
-DAMAGES = [(rb'"kind"', b'"king"'), (rb'("number":"[^"]*","bytes":)"[^"]*"', rb'\1""')]
+DAMAGES = [(b'"kind"', b'"king"'), (b'"shift":null', b'"shift":{"number":"<f8","bytes":""}')]
 
 
 @pytest.mark.parametrize(("part", "damaged"), DAMAGES)
@@ -263,7 +262,7 @@ def test_damaged_figures_are_measured_by_the_judge(part: bytes, damaged: bytes, 
     folder = UnitFolder(tmp_path / "units")
     for unit in doc["units"][:-1]:
         written = folder.figures(unit["id"]).read_bytes()
-        folder.figures(unit["id"]).write_bytes(told := re.sub(part, damaged, written))
+        folder.figures(unit["id"]).write_bytes(told := written.replace(part, damaged))
         changed += told != written
     assert changed
     folder.document(doc["units"][-1]["id"]).unlink()
