@@ -338,7 +338,7 @@ def test_what_belongs_to_no_step_is_in_a_unit_too(name: str | None, labels: list
     doc = compared(sides, tmp_path / "units")
     assert [unit["label"] for unit in doc["units"]] == labels
     whole = workbench.compare_dumps(*sides)
-    rows = [workbench.reopen(Path(unit["file"])) for unit in doc["units"]]
+    rows: list[Any] = [workbench.reopen(Path(unit["file"])) for unit in doc["units"]]
     assert sum(row["counts"]["total"] for row in rows) == whole["counts"]["total"]
     assert exit_code(doc) == exit_code(whole)
     assert doc["units"][0]["exit_code"] == exit_code(whole)
