@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from replay_core.compare import Comparison, compare_runs
+from replay_core.compare import Comparison, TensorVerdict, compare_runs
+from replay_core.compare.judging.of_ranks import OfRanks
 from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.align import MicroBatchPair, Side, TensorPair
+from replay_core.compare.pairing.ranks import Together
 from replay_core.dumps import open_run
+from replay_core.records import Inline, Record, RecordKey, TensorRef
 from tests.builders import there
 from tests.replay_core.compare.ranks.recorded import Step, compared, random, write
 
@@ -126,3 +131,15 @@ def test_a_copy_is_looked_at_too_where_losses_are_means_over_their_own_samples(r
     found = compared(tmp_path / "off", one, *ranks)
     assert there(found.first).name == "grad.layers.0.output"
     assert "times 0.5" in there(found.first).reason
+
+
+@pytest.mark.parametrize(("verdict", "is_skipped"), [(Verdict.SAME, True), (Verdict.DIFF, False)])
+def test_what_ranks_hold_that_nobody_knows_is_skipped_and_never_passed(verdict: Verdict, is_skipped: bool) -> None:
+    values = TensorRef("up.output", "float32", (2,), Inline(np.zeros(2, np.float32).tobytes()))
+    held = Record(RecordKey(0, 0, 0, "actor", "modules"), Path("up.pt"), lambda: [values]), values
+    pair, micro_pair = TensorPair("up.output", held, held), MicroBatchPair(held[0].key, Side(), Side())
+    micro_pair.together = Together("b", (0, 1), "all", {})
+    row = TensorVerdict("up.output", verdict, "", a=held, b=held)
+    OfRanks().look(row, pair, micro_pair, lambda *_: row)
+    assert (row.skipped is not None) is is_skipped
+    assert not is_skipped or "ranks 0 and 1 of b" in there(row.skipped)
