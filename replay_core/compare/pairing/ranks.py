@@ -860,6 +860,9 @@ def standing_for(held: HeldByRanks) -> TensorRef:
     whole = first.with_(digest=first.digest if len({ref.digest for ref in held.parts}) == 1 else None)
     if held.axis is None or not all(ref.is_readable for ref in held.parts):
         return whole
+    dtypes = {ref.dtype for ref in held.parts}
+    if len(dtypes) > 1:
+        held = replace(held, parts=tuple(map(_as_int64, held.parts)))
     pieces: dict[int, TensorRef] = {}
     for ref, stretches in zip(held.parts, held.stretches, strict=True):
         own = 0
@@ -873,12 +876,25 @@ def standing_for(held: HeldByRanks) -> TensorRef:
     ordered = tuple(pieces[start] for start in sorted(pieces) if pieces[start].numel)
     length = sum(piece.shape[held.axis] for piece in ordered)
     shape = (*first.shape[: held.axis], length, *first.shape[held.axis + 1 :])
+    if len({piece.dtype for piece in ordered}) > 1:
+        why = f"its ranks hold it in several dtypes: {', '.join(sorted(dtypes))}"
+        return whole.with_(shape=shape, source=Unreadable(why), digest=None)
     laid: FileBytes | Inline | Parts = Parts(ordered, held.axis)
     is_strided = any(isinstance(piece.source, FileBytes) and piece.source.strides is not None for piece in ordered)
     if held.axis and not prod(first.shape[: held.axis]) > 1 and not is_strided:
         # Nothing stands before the axis but ones: the pieces follow each other.
         laid = Parts(tuple(piece.with_(shape=(piece.numel,)) for piece in ordered))
-    return whole.with_(shape=shape, source=laid, digest=None)
+    return whole.with_(dtype=ordered[0].dtype if ordered else first.dtype, shape=shape, source=laid, digest=None)
+
+
+def _as_int64(ref: TensorRef) -> TensorRef:
+    """Whole numbers in one width, for ranks that record them in several (token ids); any other tensor as it is."""
+    try:
+        if "int" in ref.dtype and ref.dtype != "int64":
+            return ref.with_(dtype="int64", source=Inline(_numbers(ref).tobytes()), digest=None)
+    except DumpError:
+        pass  # of another dtype than the rest: the whole is not read
+    return ref
 
 
 def narrowed(ref: TensorRef, axis: int, start: int, length: int) -> TensorRef:

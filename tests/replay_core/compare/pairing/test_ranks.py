@@ -184,3 +184,16 @@ def test_an_expert_without_rows_here_or_there_is_no_error(whole: int, ranks: tup
     found = compared(tmp_path, one, *several)
     verdict = next(row.verdict.value for row in found.tensors if row.name == name)
     assert verdict == ("SAME" if sum(ranks) == whole else "SHAPE")
+
+
+@pytest.mark.parametrize("wide", [0, 1])
+def test_slices_of_several_dtypes_are_read_in_one_or_not_at_all(wide: int, tmp_path: Path) -> None:
+    """Whole numbers have one width; of fractions the values of one rank would be read as the bytes of another."""
+    ranks = [taken([0, 1], 0), taken([2, 3], 0)]
+    ranks[wide]["batch_inputs"]["input_ids"] = ranks[wide]["batch_inputs"]["input_ids"].int()
+    assert compared(tmp_path / "ids", given(IDS, HIDDEN), *ranks).agrees
+    ranks[wide]["modules"]["layers.0.output"] = ranks[wide]["modules"]["layers.0.output"].bfloat16()
+    found = compared(tmp_path / "values", given(IDS, HIDDEN), *ranks)
+    assert [row.name for row in found.skipped] == ["layers.0.output"]
+    assert "several dtypes: bfloat16, float32" in there(found.skipped[0].skipped)
+    assert found.agrees is None
