@@ -861,10 +861,9 @@ def standing_for(held: HeldByRanks) -> TensorRef:
     if held.axis is None or not all(ref.is_readable for ref in held.parts):
         return whole
     dtypes = {ref.dtype for ref in held.parts}
-    if len(dtypes) > 1:
-        held = replace(held, parts=tuple(map(_as_int64, held.parts)))
+    parts = held.parts if len(dtypes) == 1 else tuple(map(_as_int64, held.parts))
     pieces: dict[int, TensorRef] = {}
-    for ref, stretches in zip(held.parts, held.stretches, strict=True):
+    for ref, stretches in zip(parts, held.stretches, strict=True):
         own = 0
         for start, length in stretches:
             if not length:
