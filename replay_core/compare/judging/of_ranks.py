@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -556,7 +556,26 @@ def _judge_texts(
     together: Together,
     judge: JudgeCopy,
 ) -> None:
-    """Let the row be what the first rank whose text differs has, and name every such rank."""
+    """Let the row be what the first rank whose text differs has, and name every such rank. Where a rank holds the texts
+    of its own samples, those of all ranks are the other run's, in one order or another, or the row is not compared.
+    """
+    whole = pair.b if together.which == "a" else pair.a
+    assert whole is not None
+    each: list[Any] = [getattr(ref.source, "value", None) for ref in held.parts]
+    said = getattr(whole[1].source, "value", None)
+    if isinstance(said, list) and all(isinstance(one, list) and len(one) != len(said) for one in each):
+        theirs, known = Counter(str(text) for one in each for text in one or ()), Counter(map(str, said))
+        if theirs == known:
+            row.verdict, row.reason = Verdict.SAME, "the texts of all ranks together are the other run's"
+        elif theirs.total() != known.total():
+            row.skipped = "each rank holds the texts of its own samples, and together they are not as many"
+        elif row.ranks is not None:
+            strange = [
+                rank for rank, one in zip(held.ranks, each, strict=True) if any(str(text) not in known for text in one)
+            ]
+            row.ranks.parted = tuple(strange)
+            row.verdict, row.reason = Verdict.DIFF, f"texts of {whose(row.ranks.parted)} that the other run has not"
+        return
     is_off = row.verdict is Verdict.DIFF
     _judge_copies(row, pair, micro_pair, held, together, judge)
     if row.skipped is not None or row.verdict is not Verdict.DIFF or row.ranks is None:
