@@ -573,8 +573,10 @@ def _judge_texts(
             strange = [
                 rank for rank, one in zip(held.ranks, each, strict=True) if any(str(text) not in known for text in one)
             ]
-            row.ranks.parted = tuple(strange)
-            row.verdict, row.reason = Verdict.DIFF, f"texts of {whose(row.ranks.parted)} that the other run has not"
+            row.ranks.parted, row.verdict = tuple(strange), Verdict.DIFF
+            row.reason = f"texts of {whose(strange)} that the other run has not" if strange else (
+                "the same texts, each another number of times"
+            )  # fmt: skip
         return
     is_off = row.verdict is Verdict.DIFF
     _judge_copies(row, pair, micro_pair, held, together, judge)
