@@ -557,16 +557,20 @@ def _judge_texts(
     judge: JudgeCopy,
 ) -> None:
     """Let the row be what the first rank whose text differs has, and name every such rank. Where a rank holds the texts
-    of its own samples, those of all ranks are the other run's, in one order or another, or the row is not compared.
+    of its own samples, those of all ranks, one rank after the other, are the other run's; in another order nobody
+    knows here whose text is whose, and the row is not compared.
     """
     whole = pair.b if together.which == "a" else pair.a
     assert whole is not None
     each: list[Any] = [getattr(ref.source, "value", None) for ref in held.parts]
     said = getattr(whole[1].source, "value", None)
     if isinstance(said, list) and all(isinstance(one, list) and len(one) != len(said) for one in each):
-        theirs, known = Counter(str(text) for one in each for text in one or ()), Counter(map(str, said))
-        if theirs == known:
+        laid = [str(text) for one in each for text in one]
+        theirs, known = Counter(laid), Counter(map(str, said))
+        if laid == [str(text) for text in said]:
             row.verdict, row.reason = Verdict.SAME, "the texts of all ranks together are the other run's"
+        elif theirs == known:
+            row.skipped = "the ranks hold the other run's texts in another order: whose text is whose is not told"
         elif theirs.total() != known.total():
             row.skipped = "each rank holds the texts of its own samples, and together they are not as many"
         elif row.ranks is not None:
