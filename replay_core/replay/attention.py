@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 import warnings
@@ -39,6 +40,14 @@ _BACKENDS = {
     "sdpa-efficient": "EFFICIENT_ATTENTION",
     "sdpa-cudnn": "CUDNN_ATTENTION",
 }
+#: What torch calls a backend where it says why it does not use it.
+_TOLD_AS = {
+    "sdpa-flash": "Flash attention kernel",
+    "sdpa-efficient": "Memory efficient kernel",
+    "sdpa-cudnn": "cuDNN attention kernel",
+}
+#: Where torch's own source raised a warning: of no use to who reads why a kernel was not used.
+_RAISED_AT = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
 _PACKAGES = {"fa2": "flash_attn", "fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}
 #: Kernels that hold the scores of every token pair at once.
 _QUADRATIC = ("eager", "sdpa-math")
@@ -178,22 +187,54 @@ def _backend(flags: Flags) -> Iterator[None]:
         return
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel([getattr(SDPBackend, _BACKENDS[flags.attention])]):
+    with sdpa_kernel([getattr(SDPBackend, _BACKENDS[flags.attention])]), _keys_repeated(flags):
         yield
+
+
+@contextlib.contextmanager
+def _keys_repeated(flags: Flags) -> Iterator[None]:
+    """The library leaves grouped keys to the kernel where there is no mask; torch's efficient kernel takes none."""
+    try:
+        from transformers.integrations import sdpa_attention
+    except ImportError:
+        sdpa_attention = None
+    if flags.attention != "sdpa-efficient" or not hasattr(sdpa_attention, "use_gqa_in_sdpa"):
+        yield
+        return
+    before = sdpa_attention.use_gqa_in_sdpa
+    sdpa_attention.use_gqa_in_sdpa = lambda *_args, **_kwargs: False
+    try:
+        yield
+    finally:
+        sdpa_attention.use_gqa_in_sdpa = before
 
 
 def _named(flags: Flags, error: Exception, said: list[str]) -> CellError:
     text = str(error)
     if "No available kernel" in text or "No viable backend" in text:
-        reasons = [line for line in said if "kernel" in line or "requires" in line or "Expected" in line]
-        why = "; ".join(reasons) or _first_line(error)
-        return UnavailableError(f"{flags.attention} cannot compute this batch on {flags.device}: {why}")
+        why = "; ".join(_why_unused(flags, said)) or _first_line(error)
+        hint = None
+        if flags.attention == "sdpa-flash" and "attn_mask" in why:
+            hint = "rows_per_forward=1 needs no mask; or install flash-attn: fa2, fa3 and fa4 cut samples by position"
+        return UnavailableError(f"{flags.attention} cannot compute this batch on {flags.device}: {why}", hint=hint)
     if "softcap" in text:
         return UnavailableError(f"{flags.attention} cannot compute this model: {_first_line(error)}")
     return CellError(
         f"the model failed: {type(error).__name__}: {_first_line(error)}",
         hint="the log holds the whole traceback",
     )
+
+
+def _why_unused(flags: Flags, said: list[str]) -> list[str]:
+    """Why torch did not use the pinned backend: what it said below that one's name, and not below another's."""
+    reasons: list[str] = []
+    told = ""
+    for line in (_RAISED_AT.sub("", line).strip() for line in said):
+        if line.endswith("kernel not used because:"):
+            told = line
+        elif told.startswith(_TOLD_AS.get(flags.attention, "")) and line not in reasons:
+            reasons.append(line.rstrip("."))
+    return reasons
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,6 +17,9 @@ Evidence = Mapping[str, Any]
 #: still the noise of its dtype. No worst token of a mixture is held to it: a near tie sends a token elsewhere, and how
 #: many are sent varies, so that what three quarters are below may be three times as far.
 TYPICAL, MOST, WORST = 2.0, 3.0, 4.0
+#: A sample of a cell that is no noise is off where its worst token is this many times as far from that of each row
+#: alone as the worst token of those is from the truth: twice is what two roundings are apart.
+_NOTICED = 8.0
 #: Relative difference and nats, in float64, up to which two settings are one (`bench.SAME`), and up to which a shift of
 #: positions is harmless: rotations are float32 inside.
 SAME, SAME_NATS, SHIFTED = 2e-5, 1e-4, 1e-3
@@ -60,19 +63,16 @@ def cause_of(
     Returns:
         kind (of KINDS), is_noise, off and exact (samples), causes (the findings' codes), sentence, evidence.
     """
-    off = broken_samples(rows, limit)
-    exact = [row["sample"] for row in rows if row["tokens"] and row["sample"] not in off]
     said = "; ".join(finding["text"] for finding in findings)
-    who = f"{samples(off)} off" if off else "no sample's final state is off by itself"
     found: dict[str, Any] = {
-        "is_noise": False, "off": off, "exact": exact, "causes": [finding["code"] for finding in findings],
+        "is_noise": False, **_off(rows, limit), "causes": [finding["code"] for finding in findings],
         "also": [], "evidence": None if evidence is None else _told(evidence),
     }  # fmt: skip
     if not_finite:
-        return {"kind": "maths", **found, "sentence": f"{who}: {not_finite}"}
+        return {"kind": "maths", **found, "sentence": f"{_who(found)}: {not_finite}"}
     if evidence is None:
         why = said or f"why could not be asked: {failure}"
-        return {"kind": "unknown", **found, "sentence": f"{who}: {why}"}
+        return {"kind": "unknown", **found, "sentence": f"{_who(found)}: {why}"}
     evidence = _in_numbers(evidence)
     (kind, because), also = _kind(evidence), _also(evidence)
     if kind == "rounding":
@@ -81,12 +81,23 @@ def cause_of(
     elif (kind == "positions" or evidence["shifted"]) and evidence["apart"] <= SHIFTED and _is_clean(evidence):
         found["is_noise"], kind = True, "rounding"
         because = f"positions are shifted, which moves a token by {evidence['apart']:.2g} of its norm at most"
-    sentence = f"{who}: {KINDS[kind].said}: {because}"
+    if not found["is_noise"] and (truth := evidence["truth"].get("reference")):
+        found |= _off(rows, min(limit, _NOTICED * max(truth["worst"], epsilon)))
+    sentence = f"{_who(found)}: {KINDS[kind].said}: {because}"
     small = evidence["smallest"]
     if small and not found["is_noise"]:
         sentence += f"; smallest case {_case(small, evidence['first'])}"
     found["also"] = _as_entries([one for one in also if one[0] != kind]) if not found["is_noise"] else []
     return {"kind": kind, **found, "sentence": sentence + (f" ({said})" if said else "") + _skipped(evidence)}
+
+
+def _off(rows: Sequence[Mapping[str, Any]], limit: float) -> dict[str, list[int]]:
+    off = broken_samples(rows, limit)
+    return {"off": off, "exact": [row["sample"] for row in rows if row["tokens"] and row["sample"] not in off]}
+
+
+def _who(found: Mapping[str, Any]) -> str:
+    return f"{samples(found['off'])} off" if found["off"] else "no sample's final state is off by itself"
 
 
 def _in_numbers(evidence: Evidence) -> Evidence:

@@ -26,7 +26,7 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
+        self.counts[_named(func.namespace, func.overloadpacket.__name__)] += 1
         return func(*args, **(kwargs or {}))
 
     def attention(self) -> str:
@@ -49,12 +49,17 @@ class Profiled:
         self._profile.__exit__(*left)
         for event in self._profile.events():
             space, _, name = event.name.partition("::")
-            if space == "aten" and name:
-                self.counts[name] += 1
+            if space == "aten" or "flash" in space:
+                self.counts[_named(space, name)] += 1
 
     def attention(self) -> str:
         """The attention kernels among them, in words."""
         return attention_in(self.counts)
+
+
+def _named(space: str, name: str) -> str:
+    """An operator's name; with its package's where that alone tells that it is attention (`flash_attn_3::fwd`)."""
+    return f"{space}.{name}" if "flash" in space and not any(word in name for word in _FUSED) else name
 
 
 def attention_in(counts: Counter[str], *, compiled: bool = True) -> str:
@@ -105,7 +110,9 @@ def effective_settings(
 def notes_on(flags: Flags, effective: dict[str, Any]) -> list[str]:
     """What a reader of the settings must know: flags that had no effect, kernels that two flags share."""
     notes = []
-    if effective["attention"] == NO_ATTENTION and flags.compile == "off":
+    if effective["attention"] == NO_ATTENTION and str(effective["attn_implementation"]).startswith("flash_attention"):
+        notes.append(f"torch sees no operator of attention={flags.attention}: its kernels may be none of torch's")
+    elif effective["attention"] == NO_ATTENTION and flags.compile == "off":
         notes.append(f"no attention ran: attention={flags.attention} changes nothing of this model")
     if flags.attention == "flex":
         notes.append("the time includes compiling the flex kernel for each shape")

@@ -95,8 +95,14 @@ class CellResult:
 
     @property
     def off(self) -> list[int]:
-        """Samples whose worst token is past the limit of the coarsest dtype involved."""
-        return broken_samples(self.segments or [], limit_of(self.cell))
+        """Samples whose worst token is past the limit of the coarsest dtype involved; of a cell that disagrees and was
+        asked why, past what rounding leaves of each row alone.
+        """
+        past = broken_samples(self.segments or [], limit_of(self.cell))
+        is_apart = bool(past) or (self.comparison is not None and self.comparison.agrees is False)
+        if is_apart and self.cause is not None and not self.is_noise:
+            return list(self.cause["off"])
+        return past
 
 
 OnCell = Callable[[CellResult], None]

@@ -203,7 +203,7 @@ def _rel_l2_close(seen: Seen, limit: float, pair: PairFigures, held: Limits) -> 
 
 
 def _worst_row(pair: PairFigures, held: Limits) -> Seen:
-    return Seen(structure.worst_row(pair))
+    return Seen(structure.worst_row(pair, is_gradient=_is_gradient(held)))
 
 
 def _worst_row_says(seen: Seen, limit: float, pair: PairFigures, held: Limits) -> str:

@@ -34,11 +34,13 @@ class Seen:
     row_limit: float | None = None
 
 
-def worst_row(pair: PairFigures) -> float:
+def worst_row(pair: PairFigures, *, is_gradient: bool = False) -> float:
     """Largest ||d|| / ||a|| of a row that carries weight.
 
     A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio,
-    and a row of a few numbers may cross zero: it is held against the typical row instead of itself.
+    and a row of a few numbers may cross zero: it is held against the typical row instead of itself. A row of a gradient
+    is a sum over all tokens, and rounds as its terms do, not as what they leave: below a tenth of the typical norm it
+    is asked only where it is further off than the typical row.
     """
     if not pair.rows.d2.any():
         return 0.0
@@ -47,7 +49,12 @@ def worst_row(pair: PairFigures) -> float:
         if not typical:
             return float("inf")
         return float(np.sqrt((pair.rows.d2 / np.maximum(pair.rows.a2, typical)).max()))
-    weight = np.maximum(pair.rows.a2, pair.rows.d2) >= 1e-6 * median(pair.rows.a2)
+    typical = median(pair.rows.a2)
+    weight = np.maximum(pair.rows.a2, pair.rows.d2) >= 1e-6 * typical
+    if is_gradient:
+        weight &= (pair.rows.a2 >= limits.SLIGHT_ROW**2 * typical) | (
+            pair.rows.d2 > limits.SLIGHT_ROW_OFF**2 * median(pair.rows.d2)
+        )
     return float(pair.rows.rel[weight].max(initial=0.0))
 
 

@@ -1,4 +1,5 @@
 import inspect
+import warnings
 
 import numpy as np
 import pytest
@@ -62,3 +63,36 @@ def test_the_explicit_block_mask_is_what_the_library_builds_from_positions():
     )
     assert attention.masks_by_positions()
     assert torch.equal(attention.additive_block_mask(positions, torch.float32), library)
+
+
+TOLD_BY_TORCH = [
+    "Memory efficient kernel not used because: (Triggered internally at /pytorch/aten/cuda/sdp_utils.cpp:986.)",
+    "Memory efficient attention has been runtime disabled. (Triggered internally at /pytorch/sdp_utils_cpp.h:550.)",
+    "Flash attention kernel not used because: (Triggered internally at /pytorch/aten/cuda/sdp_utils.cpp:988.)",
+    "Flash Attention does not support non-null attn_mask. (Triggered internally at /pytorch/sdp_utils_cpp.h:253.)",
+    "cuDNN attention kernel not used because: (Triggered internally at /pytorch/aten/cuda/sdp_utils.cpp:990.)",
+    "cuDNN attention has been runtime disabled. (Triggered internally at /pytorch/aten/cuda/sdp_utils.cpp:700.)",
+]
+
+
+def test_of_what_torch_says_of_its_kernels_that_of_the_pinned_one_is_told():
+    def forward():
+        for line in TOLD_BY_TORCH:
+            warnings.warn(line, stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    with pytest.raises(UnavailableError) as refused, attention.pinned(Flags.parse("attention=sdpa-flash device=cuda")):
+        forward()
+    assert refused.value.message == (
+        "sdpa-flash cannot compute this batch on cuda: Flash Attention does not support non-null attn_mask"
+    )
+    assert "rows_per_forward=1" in refused.value.hint
+
+
+def test_the_efficient_kernel_gets_repeated_keys_as_it_takes_no_groups():
+    sdpa_attention = pytest.importorskip("transformers.integrations.sdpa_attention")
+    k_BHTD = torch.zeros(1, 2, 4, 8)
+    before = sdpa_attention.use_gqa_in_sdpa(None, k_BHTD, k_BHTD)
+    with attention.pinned(Flags("sdpa-efficient")):
+        assert sdpa_attention.use_gqa_in_sdpa(None, k_BHTD, k_BHTD) is False
+    assert sdpa_attention.use_gqa_in_sdpa(None, k_BHTD, k_BHTD) is before is True

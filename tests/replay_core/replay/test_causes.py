@@ -384,3 +384,13 @@ def test_a_model_that_loses_keys_in_every_setting_is_told_where_nothing_disagree
     assert "token 5 gives its own key nothing" in itself["sentence"]
     differs = cause_of(evidence(sight("other"), narrowed=lost), rows(0.0, 1.0), 1e-3)
     assert (differs["kind"], [one["kind"] for one in differs["also"]]) == ("other_samples", ["own_keys"])
+
+
+def test_who_is_off_is_told_by_the_noise_of_this_run_where_it_was_measured():
+    leak = sight("other", moved=True)
+    truth = {"reference": {"typical": 0.004, "most": 0.004, "worst": 0.005}, "cell": {}}
+    some, limit = rows(0.0, 0.13, 0.26, 0.009), 0.25
+    assert cause_of(evidence(leak), some, limit)["off"] == [2], "past what the dtype allows anywhere"
+    told = cause_of({**evidence(leak), "truth": truth}, some, limit)
+    assert (told["off"], told["exact"]) == ([1, 2], [0, 3])
+    assert told["sentence"].startswith("samples 1..2 off: sees other samples")

@@ -91,3 +91,22 @@ def test_a_flag_without_effect_is_said(flags, note):
 
 def test_settings_that_all_took_effect_need_no_note():
     assert notes_on(Flags.parse("packing=on"), {"attention": "eager (bmm + softmax)"}) == []
+
+
+def test_a_kernel_of_a_package_is_seen_eagerly_and_among_what_a_compiled_graph_calls():
+    library = torch.library.Library("flash_attn_of_tests", "DEF")
+    library.define("fwd(Tensor q) -> Tensor")
+    library.impl("fwd", lambda q: q.clone(), "CompositeExplicitAutograd")
+    for counting in (Operators(), Profiled()):
+        with counting:
+            torch.ops.flash_attn_of_tests.fwd(torch.ones(2))
+        assert counting.attention() == "flash_attn_of_tests.fwd"
+    del library
+
+
+def test_kernels_that_are_no_operators_of_torch_are_not_said_to_change_nothing():
+    told = notes_on(
+        Flags.parse("attention=fa4 dtype=bfloat16"),
+        {"attention": NO_ATTENTION, "attn_implementation": "flash_attention_4"},
+    )
+    assert told == ["torch sees no operator of attention=fa4: its kernels may be none of torch's"]

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from replay_core.compare import TensorVerdict
+from replay_core.compare.judging import structure
 from replay_core.compare.judging.verdict import Verdict
+from replay_core.measure.pair import figures
 from replay_core.measure.quantile import median, quantile
 from tests.builders import compare_fields, row_of
 
@@ -210,3 +212,18 @@ def test_quantiles_are_numpys(size: int) -> None:
     values[0] = 1.0
     for share in (0.0, 0.5, 0.98, 1.0):
         assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12)
+
+
+def test_a_slight_row_of_a_gradient_rounds_as_its_terms_do():
+    noise = np.random.default_rng(0)
+    a_RC = noise.standard_normal((64, 32))
+    a_RC[5] *= 0.01
+    d_RC = 0.006 * noise.standard_normal((64, 32))
+    pair = figures([(a_RC, a_RC + d_RC)])
+    assert structure.worst_row(pair) > 0.4, "of an activation it is what it is"
+    assert structure.worst_row(pair, is_gradient=True) < 0.02
+    d_RC[5] *= 3
+    assert structure.worst_row(figures([(a_RC, a_RC + d_RC)]), is_gradient=True) > 1.0, "further off than the others"
+    alone_RC = np.zeros_like(a_RC)
+    alone_RC[5] = d_RC[5]
+    assert structure.worst_row(figures([(a_RC, a_RC + alone_RC)]), is_gradient=True) > 1.0, "or the only one off"
