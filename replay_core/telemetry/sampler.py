@@ -1,13 +1,14 @@
 """Sampler: a background thread that reports this process's memory and time at 1 Hz.
 
-GPU memory is what NVML says this process holds (NVML knows it by process id; inside a container whose ids
-differ from the host's it may not, and the figure is None, as it is without NVML). Sampling raises nothing.
+GPU memory is what NVML says this process holds. Inside a container whose process ids differ from the host's NVML
+knows no such process: then it is what torch holds, if this process uses torch, else None. Sampling raises nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -77,7 +78,11 @@ class Sampler:
 
 
 class _Gpu:
-    """This process's memory over all NVIDIA devices, or None where NVML cannot tell."""
+    """This process's memory over all NVIDIA devices, or None where nobody can tell.
+
+    In a container a driver knows this process by another number and lists it as nobody's: then it is what torch holds,
+    which is less by the context.
+    """
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -91,16 +96,23 @@ class _Gpu:
 
     def mib(self) -> float | None:
         if not self._devices:
-            return None
+            return _held_by_torch()
         used, seen = 0, False
         for device in self._devices:
             with contextlib.suppress(Exception):
                 for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(device):
                     if process.pid == os.getpid() and process.usedGpuMemory is not None:
                         used, seen = used + process.usedGpuMemory, True
-        return round(used / MIB, 1) if seen else None
+        return round(used / MIB, 1) if seen else _held_by_torch()
 
     def close(self) -> None:
         if self._nvml is not None:
             with contextlib.suppress(Exception):
                 self._nvml.nvmlShutdown()
+
+
+def _held_by_torch() -> float | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return round(sum(torch.cuda.memory_reserved(one) for one in range(torch.cuda.device_count())) / MIB, 1)

@@ -64,7 +64,9 @@ def test_a_model_of_states_alone_is_not_said_to_attend():
         model(input_ids=torch.arange(8)[None], use_cache=False)
     assert operators.counts["bmm"] + operators.counts["matmul"] + operators.counts["baddbmm"], "it multiplies states"
     assert operators.attention() == NO_ATTENTION
-    said = notes_on(Flags.parse("attention=eager"), {"attention": operators.attention()})
+    said = notes_on(
+        Flags.parse("attention=eager"), {"attention": operators.attention(), "attn_implementation": "eager"}
+    )
     assert "no attention ran: attention=eager changes nothing of this model" in said
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from replay_core.jobs import Event, Sample
 from replay_core.telemetry.sampler import Sampler
@@ -59,6 +60,28 @@ def test_a_missing_driver_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it now raises ImportError
     with Sampler(lambda _event: None, period_s=60) as sampler:
         assert sampler.sample().gpu_mib is None
+
+
+def test_what_no_driver_lists_is_what_torch_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: (3 + device) << 20)
+    with Sampler(lambda _event: None, period_s=60) as sampler:
+        assert sampler.sample().gpu_mib == 7.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_memory_that_the_process_takes_of_a_device_is_seen() -> None:
+    with Sampler(lambda _event: None, period_s=60) as sampler:
+        held = torch.zeros(1, device="cuda")
+        before = sampler.sample().gpu_mib
+        more = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+        after = sampler.sample().gpu_mib
+    assert before is not None
+    assert after is not None
+    assert after - before >= 60, (held, more.shape)
 
 
 def test_a_listener_that_raises_does_not_end_the_job() -> None:
