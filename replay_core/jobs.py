@@ -79,7 +79,9 @@ class Sample(NamedTuple):
 
 class DocumentPiece(TypedDict, total=False):
     """One of these: what is first of a comparison, pairs as they are judged (`rows`) and in order (`tensors`), signals
-    of a diagnosis, a cell of a replay, what is known so far of why one disagrees, rewards of the demo's training."""
+    of a diagnosis, a cell of a replay, what is known so far of why one (`number`) disagrees, rewards of the demo's
+    training.
+    """
 
     first_divergence: FirstSaid
     rows: list[PairEntry]
@@ -87,6 +89,7 @@ class DocumentPiece(TypedDict, total=False):
     series: list[SeriesEntry]
     cell: CellEntry
     so_far: str
+    number: int
     rewards: list[float]
 
 

@@ -27,12 +27,13 @@ _WORTH_S = 2.0
 class Asking:
     """What has not been asked, and why: `padding (RuntimeError: ...)`. `on_event` hears of each question.
 
-    most_s: no question begins after so many seconds; None: all are asked.
+    most_s: no question begins after so many seconds; None: all are asked. said: what was told so far.
     """
 
     skipped: list[str] = field(default_factory=list)
     on_event: OnEvent = ignore
     most_s: float | None = None
+    said: str | None = None
     _asked: int = 0
     _began: float = field(default_factory=time.monotonic)
     _ahead: int = 0
@@ -75,6 +76,7 @@ class Asking:
 
     def so_far(self, sentence: str) -> None:
         """What is known already, for who waits, or does not."""
+        self.said = sentence
         self.on_event(Partial({"so_far": sentence}))
 
     def _skip(self, said: str) -> None:

@@ -222,9 +222,11 @@ class Observer:
         return TensorPlace(tensor, name or "the model", kind_of(name, module), order)
 
     def sights(
-        self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True, thorough: bool = False
-    ) -> list[Sight]:
-        """Every intervention, one after the other; thorough: a sample that moves nobody gets still other tokens.
+        self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True, thorough: bool = False,
+        on_sight: Callable[[Sight], None] = lambda _sight: None,
+    ) -> list[Sight]:  # fmt: skip
+        """Every intervention, one after the other; thorough: a sample that moves nobody gets still other tokens;
+        on_sight: hears of each sample that was changed, at once.
 
         Of a model that draws, only that: whatever else were changed, the draw would move as well.
         """
@@ -236,7 +238,9 @@ class Observer:
         others: list[Sight] = []
         for one in chosen:
             sight = self.asking(f"sample {one}", partial(self._other, base, one, thorough), None)
-            others += [] if sight is None else [sight]
+            if sight is not None:
+                others.append(sight)
+                on_sight(sight)
         if thorough and len(chosen) < len(numbers) and not any(one.moved for one in others):
             others += self.asking("samples left out", lambda: self._left_out(base, numbers), [])
         if thorough and chosen and not any(one.moved for one in others):

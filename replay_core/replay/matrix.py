@@ -24,9 +24,9 @@ from replay_core.errors import (
     RldbgError,
     UnavailableError,
 )
-from replay_core.jobs import Event, Job, LogLine, OnEvent, Progress, Runner, ignore, in_part
+from replay_core.jobs import Event, Job, LogLine, OnEvent, Partial, Progress, Runner, ignore, in_part
 from replay_core.records import Run
-from replay_core.replay import frontier, stages
+from replay_core.replay import ahead, frontier, stages
 from replay_core.replay.axes import Axes, smallest
 from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference, is_compilers
 from replay_core.replay.cell_log import LOGS, CellLog
@@ -173,6 +173,10 @@ class Bench:
         self._begun = 0
         self._kept = Kept() if kept is None else kept
         self._windows = count(1)
+        #: Evidence that was there before any cell had run, of these flags.
+        self._ahead: tuple[Flags, dict[str, Any]] | None = None
+        #: Cells that agree, and are asked why all the same when everything has run.
+        self._later: list[tuple[CellResult, ReplayPlan]] = []
 
     @property
     def baseline(self) -> CellResult:
@@ -287,10 +291,57 @@ class Bench:
         result.segments = segments(baseline.run, result.run, result.cell["final_hidden"])
         if _level(result) == "hash":
             self._look_closer(result, plan)
-        if (result.agreement is False or self.why) and plan.forward is None:
-            result.cause = self._cause(result, plan)
-            if result.cause is not None and is_compilers(result.cause) and plan.flags.compile == "inductor":
-                self._wrongly_compiled(result, plan)
+        if plan.forward is not None:
+            return
+        if result.agreement is False:
+            self._explain(result, plan)
+        elif self.why:
+            self._later.append((result, plan))
+
+    def look_ahead(self, flags: Flags, reference: Flags, number: int) -> None:
+        """Ask of a few rows of a large model's batch whether and why these flags differ, before any cell has run;
+        `number`: the cell that will have them.
+        """
+        plan = self._asking_plan(self.plan.with_flags(flags, str(self.out / f"cell{number}_ahead")))
+        params = {
+            "plan": plan.to_mapping(), "reference": reference.to_mapping(), "dumps": {}, "final_hidden": "",
+            "always": True, "is_ahead": True,
+        }  # fmt: skip
+        self._begun = max(self._begun, 1)
+        try:
+            found = self._job("why", plan, params, number)
+        except JobCancelledError:
+            raise
+        except RldbgError:
+            return  # the cell itself says what cannot run
+        self._ahead = (flags, found) if found else None
+
+    def explain_rest(self) -> None:
+        """Ask why of the cells that agree, when those that do not have their answer."""
+        for result, plan in self._later:
+            self._explain(result, plan)
+        self._later.clear()
+        for result in self.results:
+            if result.same_as is not None and result.cause is None:
+                result.cause = self.results[result.same_as].cause
+
+    def _explain(self, result: CellResult, plan: ReplayPlan) -> None:
+        result.cause = self._cause(result, plan)
+        if result.cause is not None and is_compilers(result.cause) and plan.flags.compile == "inductor":
+            self._wrongly_compiled(result, plan)
+
+    @staticmethod
+    def _asking_plan(plan: ReplayPlan) -> ReplayPlan:
+        return replace(plan, backward=False, micros=None, optimizer=None)
+
+    def _known_ahead(self, result: CellResult) -> dict[str, Any] | None:
+        """The evidence of before any cell had run, where it is about what is most off now."""
+        flags, evidence = self._ahead or (None, {})
+        baseline, looked = self.baseline.run, evidence.get("looked_at")
+        if baseline is None or result.run is None or not looked or flags != Flags.from_mapping(result.cell["flags"]):
+            return None
+        name = result.cell["final_hidden"]
+        return evidence if ahead.is_shown(baseline, result.run, name, looked["rows"], looked["tokens"]) else None
 
     def _look_closer(self, result: CellResult, plan: ReplayPlan) -> None:
         """After digests of everything: the tensors themselves from the first differing one on, a window at a time.
@@ -353,14 +404,15 @@ class Bench:
         baseline, evidence, failure = self.baseline, None, None
         assert baseline.run is not None
         params = {
-            "plan": replace(plan, backward=False, micros=None, optimizer=None).to_mapping(),
+            "plan": self._asking_plan(plan).to_mapping(),
             "reference": baseline.cell["flags"],
             "dumps": {"reference": baseline.cell["dump"], "cell": result.cell["dump"]},
             "final_hidden": result.cell["final_hidden"],
             "always": self.why,
         }
         try:
-            evidence = self._job("why", plan, params)
+            number = next(n for n, one in enumerate([*self.results, result]) if one is result)
+            evidence = self._known_ahead(result) or self._job("why", plan, params, number)
         except JobCancelledError:
             raise
         except RldbgError as error:
@@ -383,13 +435,15 @@ class Bench:
         # Of gradients the forward says nothing.
         return {**cause, "is_noise": False} if plan.backward else cause
 
-    def _job(self, kind: str, plan: ReplayPlan, params: Mapping[str, Any]) -> Any:
-        """A question about a cell, with a log of its own."""
+    def _job(self, kind: str, plan: ReplayPlan, params: Mapping[str, Any], number: int | None = None) -> Any:
+        """A question about a cell, with a log of its own; `number`: which cell what is known so far is said of."""
         with CellLog(self.out / LOGS / f"{Path(plan.out).name}_{kind}.log") as log:
 
             def on_event(event: Event) -> None:
                 if isinstance(event, LogLine):
                     log.line(event.text)
+                if isinstance(event, Partial) and number is not None and "so_far" in event.document:
+                    event = Partial({**event.document, "number": number})
                 self._tell(event)
 
             return self.runner.run(Job(f"replay_{kind}", params), on_event)

@@ -15,6 +15,7 @@ from replay_core.dtypes import named
 from replay_core.errors import RequestError
 from replay_core.jobs import OnEvent, Runner, ignore
 from replay_core.records import Run
+from replay_core.replay import ahead
 from replay_core.replay.axes import Axes
 from replay_core.replay.causes import cause_of_recording
 from replay_core.replay.flags import FLAGS, settings_asked, settings_known
@@ -252,17 +253,23 @@ def answer(
         run_axes(bench, replayed.axes, micro.batch.rows)
         if plan.forward is not None:
             bench.run(plan.flags, "cell", forward=plan.forward)
+        bench.explain_rest()
         replayed.breaking, replayed.failing = breaking(bench.results), failing(bench.results)
         replayed.notes += recording.weigh(bench)
         recording.judge(bench.results[0], bench.baseline)
     else:
         cells = cells_for(plan.flags, bench.settings)
         bench.expected += len(cells) + (plan.forward is not None)
+        if request.why and plan.forward is None and _is_large(plan, run, micro):
+            (reference, _), *_, (asked, part) = cells
+            if part == "cell":
+                bench.look_ahead(asked, reference, len(cells) - 1)
         for flags, part in cells:
             mine = part == "cell" and plan.forward is not None
             bench.run(flags, "control" if mine else part, forward=None)
         if plan.forward is not None:
             bench.run(plan.flags, "cell")
+        bench.explain_rest()
         replayed.notes += recording.weigh(bench)
     if request.why:
         _explain_recording(bench)
@@ -271,6 +278,10 @@ def answer(
     if request.twice:
         replayed.determinism = bench.repeat(bench.results[-1])
     return replayed
+
+
+def _is_large(plan: ReplayPlan, run: Run, micro: RecordedBatch) -> bool:
+    return ahead.is_large(ahead.parameters_in(resolve(plan, run)[0]), micro.batch.ids_BS.size)
 
 
 def _explain_recording(bench: Bench) -> None:

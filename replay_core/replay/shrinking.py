@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replay_core.replay import ahead
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.bench import ReplayBench
 from replay_core.replay.flags import Flags
@@ -23,8 +24,6 @@ from replay_core.replay.flags import Flags
 ROWS, COLUMNS = 3, 16
 #: A part is no larger than this share of the batch's slots: else all of it costs little more.
 _SHARE = 0.25
-#: A token counts as off from this share of what the worst one is off.
-_OFF = 0.1
 #: How many smaller batches are tried.
 _TRIES = 40
 #: Nor does a try begin after so long.
@@ -85,7 +84,7 @@ def likely(batch: MicroBatch, distance_N: NDArray[np.float64]) -> Iterator[Excer
     if distance_N.size != sample_N.size or not distance_N.size:
         return
     distance_N = np.where(np.isfinite(distance_N), distance_N, np.inf)
-    off = distance_N >= min(distance_N.max(), np.finfo(float).max) * _OFF
+    off = distance_N >= min(distance_N.max(), np.finfo(float).max) * ahead.OFF
     # Of samples that are off alike the one that is off from an early token on: the part is smaller.
     first = int(np.flatnonzero(off)[position_N[off].argmin()])
     rows, width = company_of(batch, int(sample_N[first])), batch.ids_BS.shape[1]
@@ -95,6 +94,14 @@ def likely(batch: MicroBatch, distance_N: NDArray[np.float64]) -> Iterator[Excer
         columns *= 2
     if batch.rows > len(rows) and batch.rows * COLUMNS <= _SHARE * batch.ids_BS.size:
         yield part_of(batch, list(range(batch.rows)), COLUMNS)
+
+
+def first_parts(batch: MicroBatch) -> Iterator[Excerpt]:
+    """Parts to look at before anything is known: the first rows, then all of them, a few tokens of each."""
+    rows = company_of(batch, 0)
+    for chosen in (rows, list(range(batch.rows)))[: 2 if batch.rows > len(rows) else 1]:
+        if len(chosen) * COLUMNS <= _SHARE * batch.ids_BS.size:
+            yield part_of(batch, chosen, COLUMNS)
 
 
 def smallest(

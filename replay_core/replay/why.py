@@ -8,7 +8,7 @@ either dump is from that truth says whether it is more than this dtype's noise. 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import CellError, RldbgError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress, ignore
 from replay_core.records import Run
-from replay_core.replay import attended, attention, causes, narrowed, settings
+from replay_core.replay import ahead, attended, attention, causes, narrowed, settings
 from replay_core.replay.asking import Asking
 from replay_core.replay.batch import MicroBatch, resolve_temperature
 from replay_core.replay.bench import SAME, ReplayBench, worst
@@ -48,7 +48,7 @@ from replay_core.replay.model import LoadedModel, prepare
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
 from replay_core.replay.segments import tokens_of
-from replay_core.replay.shrinking import COLUMNS, Excerpt, company_of, likely, part_of, smallest
+from replay_core.replay.shrinking import COLUMNS, Excerpt, company_of, first_parts, likely, part_of, smallest
 
 #: Nats within which log-probabilities of one hidden state do.
 SAME_NATS = 1e-4
@@ -56,9 +56,6 @@ SAME_NATS = 1e-4
 _BUDGET = 4e11
 #: Slots of a batch whose every token is watched, and rows and columns that are kept of a larger one.
 _WATCHED, _COMPANY = 1024, (3, 32)
-#: Parameters times slots from which on a part of a batch is looked for first, from the small end: some eighty passes
-#: are asked for.
-_LARGE = 2e10
 #: Passes that are asked for of a cell that differs, and of one that does not, at most but for rare questions.
 _PASSES, _PASSES_OF_ONE = 130, 30
 #: Seconds after which no further question about a cell begins.
@@ -96,13 +93,15 @@ def explain(
     holder: Holder | None = None,
     *,
     always: bool = False,
+    is_ahead: bool = False,
 ) -> dict[str, Any]:
-    """The evidence of why the plan's cell is not what `reference` is (`causes.CauseOf` reads it).
+    """The evidence of why the plan's cell is not what `reference` is (`causes.cause_of` reads it).
 
     Args:
         dumps: what either of them put out (`reference`, `cell`), to be held to the truth; may be empty.
         final_hidden: the tensor of the final hidden states in those.
         always: ask who moves whom also where the two are one.
+        is_ahead: neither has run yet: ask of a few rows and tokens alone, and nothing ({}) where these are one.
 
     Raises:
         RldbgError: the model cannot be run.
@@ -125,7 +124,14 @@ def explain(
             try:
                 with in_dtype(model, dtype):
                     is_last = dtype is wanted[-1]
-                    found = _evidence(bench, flags, reference, recorded.batch, held, final_hidden, always, is_last)
+                    part = None
+                    if is_ahead:
+                        part = _differing(bench, flags, reference, first_parts(recorded.batch))
+                        if part is None:
+                            return {}
+                    found = _evidence(
+                        bench, flags, reference, recorded.batch, held, final_hidden, always, is_last, part
+                    )
                     return {"arithmetic": arithmetic, **found, "skipped": bench.asking.skipped}
             except CellError:
                 # Some kernels know no float64.
@@ -151,22 +157,30 @@ def _evidence(
     final_hidden: str,
     always: bool,
     is_last: bool,
+    part: Excerpt | None = None,
 ) -> dict[str, Any]:
-    """Raises CellError where the model cannot be asked in this arithmetic; `is_last`: there is no other."""
+    """Raises CellError where the model cannot be asked in this arithmetic; `is_last`: there is no other; `part`: of the
+    batch, where one that differs is known already.
+    """
     parameters = sum(one.numel() for one in bench.model.backbone.parameters())
-    is_large = parameters * batch.ids_BS.size > _LARGE
+    is_large = part is not None or ahead.is_large(parameters, batch.ids_BS.size)
     bench.asking.most_s = _MOST_S
-    part = None
-    if is_large:
+    if is_large and part is None:
         part = bench.asking(
             "a part that differs", lambda: _differing_part(bench, flags, reference, batch, held, final_hidden), None
         )
-    found, is_one = _compared(
+    found, is_one, distance_N = _compared(
         bench, flags, reference, batch if part is None else part.batch, {} if part is not None else held, final_hidden,
-        is_last=is_last,
+        is_last=is_last, is_large=is_large,
     )  # fmt: skip
     if is_one and not always:
         return found
+    if part is None and is_large and not is_one:
+        # The dumps, rounded as they are, did not say where it shows.
+        part = bench.asking(
+            "a part that differs",
+            lambda: _differing(bench, flags, reference, likely(batch, distance_N.numpy())), None
+        )  # fmt: skip
     # A row of one token has nobody to be moved by: interventions are made in a batch that still has company.
     if part is None and is_large and is_one:
         part = part_of(batch, company_of(batch, int(batch.valid_BS.sum(axis=1).argmin())), COLUMNS)
@@ -203,15 +217,20 @@ def _differing_part(
     if not {"reference", "cell"} <= set(held):
         return None
     hidden = [torch.from_numpy(tokens_of(held[name], final_hidden)) for name in ("reference", "cell")]
-    distance_N = relative(*hidden).numpy()
-    return next((one for one in likely(batch, distance_N) if bench.differs(flags, reference, one.batch)), None)
+    return _differing(bench, flags, reference, likely(batch, relative(*hidden).numpy()))
+
+
+def _differing(bench: ReplayBench, flags: Flags, reference: Flags, parts: Iterable[Excerpt]) -> Excerpt | None:
+    return next((one for one in parts if bench.differs(flags, reference, one.batch)), None)
 
 
 def _compared(
     bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch, held: Mapping[str, Run], final_hidden: str,
-    *, is_last: bool,
-) -> tuple[dict[str, Any], bool]:  # fmt: skip
-    """The three parties, without looking inside: the evidence begun, and whether the first two are one."""
+    *, is_last: bool, is_large: bool,
+) -> tuple[dict[str, Any], bool, torch.Tensor]:  # fmt: skip
+    """The three parties, without looking inside: the evidence begun, whether the first two are one, and how far each
+    token is off. `is_large`: eager is asked of the longest row alone, where a kernel has most to get wrong.
+    """
     tell = bench.asking.on_event
     tell(Progress(0, None, f"each row alone, {batch.tokens:,} tokens, in {_arithmetic(bench)}"))
     alone = bench.hidden(reference, batch)
@@ -236,8 +255,14 @@ def _compared(
     if _is_other_kernel(bench.model, reference):
         tell(Progress(2, None, f"each row alone in eager, in {_arithmetic(bench)}"))
         with contextlib.suppress(UnavailableError):
-            truth = bench.hidden(eager, batch)
-            found["kernels_apart"] = worst(relative(truth, alone))
+            longest = int(batch.valid_BS.sum(axis=1).argmax())
+            if is_large:
+                same_ND = alone[torch.from_numpy(bench.observer(reference, batch).sample_N == longest)]
+                eager_ND = bench.hidden(eager, batch.take([longest]))
+                found["kernels_apart"] = worst(relative(eager_ND, same_ND))
+            else:
+                truth = bench.hidden(eager, batch)
+                found["kernels_apart"] = worst(relative(truth, alone))
     if not is_last:
         _check_finite(truth)
     for name, dump in held.items():
@@ -246,7 +271,7 @@ def _compared(
     is_one = found["apart"] <= SAME
     if is_one and (found["kernels_apart"] or 0.0) > found["kernel_noise"]:
         found["kernel"] = bench.asking("the kernel", lambda: _kernel(bench, reference, eager, batch), None)
-    return found, is_one
+    return found, is_one, distance
 
 
 def _arithmetic(bench: ReplayBench) -> str:
@@ -262,7 +287,7 @@ def _interventions(
     asking.expect(_PASSES_OF_ONE if is_one else _PASSES)
     observer = bench.observer(flags, small)
     base = observer.trace()
-    sights = observer.sights(base, thorough=not is_one)
+    sights = observer.sights(base, thorough=not is_one, on_sight=lambda sight: _tell_sight(asking, sight))
     found["visibility"] = [sight.to_mapping("cell") for sight in sights]
     own = bench.observer(reference, small)
     own_base = own.trace()
@@ -331,6 +356,12 @@ def _interventions(
             "the smallest case", lambda: _smallest_case(bench, flags, reference, small, depth), None
         )
     return found
+
+
+def _tell_sight(asking: Asking, sight: Sight) -> None:
+    """What moved what it may not: that is so whatever else is found, and is told before it is known what it means."""
+    if sight.moved and asking.said is None:
+        asking.so_far(causes.line(sight.to_mapping("cell")))
 
 
 def _tell_so_far(asking: Asking, found: Mapping[str, Any]) -> None:

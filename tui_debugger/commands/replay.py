@@ -177,6 +177,8 @@ def command(
                 else f"{cells.ended} cells had ended: their dumps are"
             )
             progress.note(f"{whose} in {kept}")
+        for number, said in sorted(cells.known.items()):
+            progress.note(f"known of cell {number}: {said}")
         raise
     progress.clear()
     return finish(doc, replay_report, as_json=as_json, output=output)
@@ -193,7 +195,8 @@ class CellLines:
         self._progress, self._count = progress, first
         #: How many have ended.
         self.ended = 0
-        self._so_far = ""
+        #: Why cells disagree, as far as that is known.
+        self.known: dict[int, str] = {}
         progress.note("replay: each row alone first, the reference; then each cell, a line as it ends")
 
     def __call__(self, event: Event) -> None:
@@ -203,13 +206,16 @@ class CellLines:
             agrees = {True: "agrees", False: "DISAGREES", None: held}[cell["agreement"]["agrees"]]
             said = ", ".join(filter(None, (cell["outcome"], agrees)))
             self.ended += 1  # who reads the line may interrupt at once
+            if cell["cause"] is not None:
+                self.known[self._count] = cell["cause"]["sentence"]
             self._progress.note(f"cell {self._count}: {words.flags(telling(cell['flags']))}: {said}")
             self._count += 1
         elif isinstance(event, Partial) and "so_far" in event.document:
-            said = cast("dict[str, Any]", event.document)["so_far"]
-            if said != self._so_far:  # asking on seldom changes it
-                self._progress.note(f"cell {self._count}, so far: {said}")
-            self._so_far = said
+            found = cast("dict[str, Any]", event.document)
+            number, said = found.get("number", self._count), str(found["so_far"])
+            if said != self.known.get(number):  # asking on seldom changes it
+                self._progress.note(f"cell {number}, so far: {said}")
+            self.known[number] = said
         self._progress(event)
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks import replay_zoo as zoo
-from replay_core.replay import why
+from replay_core.replay import ahead
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.shrinking import COLUMNS, company_of, likely, part_of
 from tui_debugger.reports.replay import replay_report
@@ -75,7 +75,7 @@ def test_the_part_with_the_first_token_that_is_off_is_tried_first():
     ],
 )
 def test_a_large_model_is_asked_of_a_part_and_of_its_first_layers_alike(tmp_path, monkeypatch, name, architecture):
-    monkeypatch.setattr(why, "_LARGE", 0)
+    monkeypatch.setattr(ahead, "LARGE", 0)
     one = BY_NAME[name]
     flags = f"{one.flags} dtype=float32 attention={one.attention or 'sdpa'}"
     doc = zoo.replayed(tmp_path, one.layout, flags, architecture, 0.1, False, one.plant)
@@ -86,7 +86,7 @@ def test_a_large_model_is_asked_of_a_part_and_of_its_first_layers_alike(tmp_path
 
 @pytest.mark.long
 def test_a_large_model_that_agrees_is_asked_of_a_part_that_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(why, "_LARGE", 0)
+    monkeypatch.setattr(ahead, "LARGE", 0)
     doc = zoo.replayed(tmp_path, "long", "packing=off dtype=float32", "llama", 0.1, False, None, why=True)
     (cell,) = [one for one in doc["cells"] if one["part"] == "cell"]
     assert cell["agreement"]["agrees"] is True
