@@ -339,7 +339,7 @@ def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.why import explain  # torch and transformers: 3.4 s
 
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
-    how = {name: bool(params.get(name)) for name in ("always", "is_ahead")}
+    how = {name: bool(params.get(name)) for name in ("always", "is_ahead", "is_agreeing")}
     return clean(explain(plan, reference, params["dumps"], params["final_hidden"], on_event, **how))
 
 

@@ -3,7 +3,8 @@
 The forward is the model's own code in fp64 on the recorded tokens, and nothing else is in its place. share is
 <end with the graft - end without, d> / <d, d>, d what the two recordings differ by at their end: 1 where the module's
 output brings all of it, 0 where none. What comes before the fault brings nothing, everything that follows brings it
-too: the first module that brings most is where it arises. Inputs of modules need not be recorded.
+too: the first module that brings most is where it arises, if it brings it at once. Rounding comes in everywhere, a
+little more with every block. Inputs of modules need not be recorded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from replay_core.referee.shadow import Shadow
 
 #: A module brings the difference where it brings so much of it.
 _MOST = 0.5
+#: And at once: so much more than what comes before it. Rounding of half precision in a deep model brings less.
+_AT_ONCE = 0.25
 #: Shares that are one.
 _SAME = 0.005
 #: Modules that are all grafted; of more, the blocks are bisected and those within the one that is found.
@@ -54,7 +57,7 @@ def grafted(
 
     def share(name: str) -> float:
         if name not in found:
-            on_event(Progress(len(found), len(names), f"graft {name}"))
+            on_event(Progress(len(found), _expected(names), f"graft {name}"))
             comes = float((ours.with_output(name, theirs) * end).sum()) / power
             goes = None
             if own > _MOST:
@@ -65,27 +68,60 @@ def grafted(
     for name in _chosen(names, share):
         share(name)
     table = [found[name] for name in names if name in found]
+    said, module = told(table)
+    if module is None and all(side.floor is not None and side.floor.ratio <= 1 for side in (a, b)):
+        said += "; neither side's log-probabilities are off by more than rounding leaves"
+    return Grafting(said, module, table)
+
+
+def told(table: Sequence[Graft]) -> tuple[str, str | None]:
+    """What transplants in order of computation show, as a sentence, and the module at which the difference arises; None
+    where none brings most of it, or where it comes in little by little.
+    """
     first = next((one for one in table if one.comes >= _MOST), None)
     if first is None:
-        said = "no module's output brings half of what the log-probabilities differ by"
-    else:
-        said = f"{_where(first, table)} carries {first.comes:.1%} of what the log-probabilities differ by"
-    return Grafting(said, None if first is None else _module(first.tensor), table)
+        return "no module's output brings half of what the log-probabilities differ by", None
+    before = max(table[: table.index(first)], key=lambda one: one.comes, default=None)
+    if before is not None and first.comes - before.comes < _AT_ONCE:
+        said = (
+            "no module alone carries what the log-probabilities differ by: it comes in little by little, as rounding "
+            f"does, {before.comes:.1%} with {_module(before.tensor)}, {first.comes:.1%} with {_module(first.tensor)}"
+        )
+        return said, None
+    carries = f"{_where(first, table)} carries {first.comes:.1%} of what the log-probabilities differ by"
+    return carries, _module(first.tensor)
 
 
 def _chosen(names: list[str], share: Any) -> list[str]:
     """Every module; of many, the blocks that a bisection asks for and what lies in the one that it ends at."""
     if len(names) <= _EVERY:
         return names
-    blocks = [name for name in names if _module(name).rpartition(".")[2].isdecimal()]
+    blocks = _blocks(names)
     low, high = 0, len(blocks) - 1
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if share(blocks[middle]) >= _MOST else (middle + 1, high)
     inside = f"{_module(blocks[low])}." if blocks else ""
-    return [
-        name for name in names if name.startswith(inside) or not any(name.startswith(_module(one)) for one in blocks)
-    ]
+    return [name for name in names if name.startswith(inside) or not _is_in(name, blocks)]
+
+
+def _blocks(names: Sequence[str]) -> list[str]:
+    """The outermost numbered modules: the layers, and not the experts within them."""
+    numbered = [name for name in names if _module(name).rpartition(".")[2].isdecimal()]
+    return [name for name in numbered if not _is_in(name, [one for one in numbered if one != name])]
+
+
+def _is_in(name: str, blocks: Sequence[str]) -> bool:
+    return any(name.startswith(f"{_module(one)}.") for one in blocks)
+
+
+def _expected(names: Sequence[str]) -> int:
+    """About how many grafts there will be."""
+    blocks = _blocks(names)
+    if len(names) <= _EVERY or not blocks:
+        return len(names)
+    outside = sum(not _is_in(name, blocks) for name in names)
+    return outside + len(blocks).bit_length() + -(-(len(names) - outside) // len(blocks))
 
 
 def _where(first: Graft, table: Sequence[Graft]) -> str:

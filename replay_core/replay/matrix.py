@@ -307,13 +307,15 @@ class Bench:
             "plan": plan.to_mapping(), "reference": reference.to_mapping(), "dumps": {}, "final_hidden": "",
             "always": True, "is_ahead": True,
         }  # fmt: skip
-        self._begun = max(self._begun, 1)
+        self._begun += 1
         try:
             found = self._job("why", plan, params, number)
         except JobCancelledError:
             raise
         except RldbgError:
             return  # the cell itself says what cannot run
+        finally:
+            self._begun -= 1
         self._ahead = (flags, found) if found else None
 
     def explain_rest(self) -> None:
@@ -409,6 +411,7 @@ class Bench:
             "dumps": {"reference": baseline.cell["dump"], "cell": result.cell["dump"]},
             "final_hidden": result.cell["final_hidden"],
             "always": self.why,
+            "is_agreeing": result.agreement is True,
         }
         try:
             number = next(n for n, one in enumerate([*self.results, result]) if one is result)

@@ -94,6 +94,7 @@ def explain(
     *,
     always: bool = False,
     is_ahead: bool = False,
+    is_agreeing: bool = False,
 ) -> dict[str, Any]:
     """The evidence of why the plan's cell is not what `reference` is (`causes.cause_of` reads it).
 
@@ -102,6 +103,7 @@ def explain(
         final_hidden: the tensor of the final hidden states in those.
         always: ask who moves whom also where the two are one.
         is_ahead: neither has run yet: ask of a few rows and tokens alone, and nothing ({}) where these are one.
+        is_agreeing: the two are one as far as their dtype shows: no few rows of them will differ, so all are asked.
 
     Raises:
         RldbgError: the model cannot be run.
@@ -130,8 +132,9 @@ def explain(
                         if part is None:
                             return {}
                     found = _evidence(
-                        bench, flags, reference, recorded.batch, held, final_hidden, always, is_last, part
-                    )
+                        bench, flags, reference, recorded.batch, held, final_hidden, always, is_last, part,
+                        is_agreeing=is_agreeing,
+                    )  # fmt: skip
                     return {"arithmetic": arithmetic, **found, "skipped": bench.asking.skipped}
             except CellError:
                 # Some kernels know no float64.
@@ -158,6 +161,8 @@ def _evidence(
     always: bool,
     is_last: bool,
     part: Excerpt | None = None,
+    *,
+    is_agreeing: bool = False,
 ) -> dict[str, Any]:
     """Raises CellError where the model cannot be asked in this arithmetic; `is_last`: there is no other; `part`: of the
     batch, where one that differs is known already.
@@ -165,7 +170,7 @@ def _evidence(
     parameters = sum(one.numel() for one in bench.model.backbone.parameters())
     is_large = part is not None or ahead.is_large(parameters, batch.ids_BS.size)
     bench.asking.most_s = _MOST_S
-    if is_large and part is None:
+    if is_large and part is None and not is_agreeing:
         part = bench.asking(
             "a part that differs", lambda: _differing_part(bench, flags, reference, batch, held, final_hidden), None
         )

@@ -9,7 +9,7 @@ from replay_core.replay.cell import BatchReplay
 from tests.builders import Here
 
 #: Calls of the model until what moves whom is first told, and of a whole command with --why; measured, and a little.
-FIRST_WORD, IN_ALL = 45, 520
+FIRST_WORD, IN_ALL = 36, 320
 
 
 class Counting:
