@@ -32,6 +32,8 @@ class ReplayBench:
     run: Run | None = None
     recorded: MicroBatch | None = None
     asking: Asking = field(default_factory=Asking)
+    #: Relative difference up to which two settings are one; what rounding leaves where a kernel knows no float64.
+    same: float = SAME
 
     def observer(self, flags: Flags, batch: MicroBatch) -> Observer:
         prepare(self.model, flags)
@@ -47,7 +49,7 @@ class ReplayBench:
     def differs(self, flags: Flags, reference: Flags, batch: MicroBatch) -> bool:
         """Whether a part of a batch shows the difference; one that a model cannot run shows none."""
         try:
-            return self.apart(flags, reference, batch) > SAME
+            return self.apart(flags, reference, batch) > self.same
         except CellError:
             return False
 

@@ -136,7 +136,8 @@ def is_compilers(cause: Mapping[str, Any]) -> bool:
 
 
 def _is_one(evidence: Evidence) -> bool:
-    return evidence["apart"] <= SAME and (evidence["logp_apart"] or 0.0) <= SAME_NATS
+    same = evidence.get("same") or SAME
+    return evidence["apart"] <= same and (evidence["logp_apart"] or 0.0) <= SAME_NATS * max(1.0, same / SAME)
 
 
 def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:

@@ -671,7 +671,9 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
-    """The model's weights and buffers in another dtype, and as they were afterwards."""
+    """The model's weights and buffers in a dtype that is no narrower than their own, and as they were afterwards: the
+    frequencies of rotations, in float32 beside weights of a half, stay what they are in that half.
+    """
     causal_lm = model.causal_lm
     held = {id(one): one for one in (*causal_lm.parameters(), *causal_lm.buffers()) if one.is_floating_point()}
     before = {key: one.data for key, one in held.items()}
@@ -680,7 +682,8 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
     experts = [(one, one._experts_implementation) for one in configs if hasattr(one, "_experts_implementation")]
     try:
         for one in held.values():
-            one.data = one.data.to(dtype)
+            if one.dtype.itemsize < dtype.itemsize:
+                one.data = one.data.to(dtype)
         masked = [] if dtype is not torch.float64 else [
             module.register_forward_pre_hook(_with_finite_masks, with_kwargs=True)
             for module in causal_lm.modules() if "attention_mask" in inspect.signature(module.forward).parameters
@@ -719,6 +722,11 @@ def finest(model: LoadedModel, most_share: float = 0.4) -> list[torch.dtype]:
     own = next(causal_lm.parameters()).dtype
     wider = [one for one in (torch.float64, torch.float32) if count * one.itemsize < most_share * free]
     return list(dict.fromkeys([*wider, own]))
+
+
+def is_half(model: LoadedModel) -> bool:
+    """Whether a model computes in a dtype whose rounding is seen beside what settings do to it."""
+    return next(model.causal_lm.parameters()).dtype in (torch.bfloat16, torch.float16)
 
 
 def model_device(causal_lm: Any) -> str:

@@ -25,7 +25,7 @@ from replay_core.records import Run
 from replay_core.replay import ahead, attended, attention, causes, narrowed, settings
 from replay_core.replay.asking import Asking
 from replay_core.replay.batch import MicroBatch, resolve_temperature
-from replay_core.replay.bench import SAME, ReplayBench, worst
+from replay_core.replay.bench import ReplayBench, worst
 from replay_core.replay.cell import BatchReplay
 from replay_core.replay.depth import fewest_layers, first_layers, layers_of
 from replay_core.replay.flags import Flags
@@ -40,6 +40,7 @@ from replay_core.replay.interventions import (
     finest,
     first_apart,
     in_dtype,
+    is_half,
     lost,
     relative,
 )
@@ -52,6 +53,8 @@ from replay_core.replay.shrinking import COLUMNS, Excerpt, company_of, first_par
 
 #: Nats within which log-probabilities of one hidden state do.
 SAME_NATS = 1e-4
+#: Two settings that round alike are this many times what rounding leaves of one of them apart, at most.
+_TWO_ROUNDINGS = 4.0
 #: Multiply-adds that one question may take: a minute of two cores.
 _BUDGET = 4e11
 #: Slots of a batch whose every token is watched, and rows and columns that are kept of a larger one.
@@ -256,8 +259,13 @@ def _compared(
     with contextlib.suppress(CellError):
         found["logp_apart"] = _logprobs_apart(bench, {flags: together, reference: alone}, batch)
     eager = replace(reference, attention="eager")
-    truth = alone
-    if _is_other_kernel(bench.model, reference):
+    truth: torch.Tensor | None = alone
+    if is_half(bench.model):
+        # Kernels are told apart by less than a half rounds; the truth is what a finer dtype makes of each row alone.
+        truth = _finer(bench, (reference, eager), batch)
+        if truth is not None:
+            bench.same = max(bench.same, _TWO_ROUNDINGS * worst(relative(truth, alone)))
+    elif _is_other_kernel(bench.model, reference):
         tell(Progress(2, None, f"each row alone in eager, in {_arithmetic(bench)}"))
         with contextlib.suppress(UnavailableError):
             longest = int(batch.valid_BS.sum(axis=1).argmax())
@@ -268,15 +276,27 @@ def _compared(
             else:
                 truth = bench.hidden(eager, batch)
                 found["kernels_apart"] = worst(relative(truth, alone))
-    if not is_last:
+    if not is_last and truth is not None:
         _check_finite(truth)
-    for name, dump in held.items():
+    for name, dump in held.items() if truth is not None else ():
         with contextlib.suppress(RldbgError):
             found["truth"][name] = figures(relative(truth, torch.from_numpy(tokens_of(dump, final_hidden))))
-    is_one = found["apart"] <= SAME
+    found["same"] = bench.same
+    is_one = found["apart"] <= bench.same
     if is_one and (found["kernels_apart"] or 0.0) > found["kernel_noise"]:
         found["kernel"] = bench.asking("the kernel", lambda: _kernel(bench, reference, eager, batch), None)
     return found, is_one, distance
+
+
+def _finer(bench: ReplayBench, settings: Iterable[Flags], batch: MicroBatch) -> torch.Tensor | None:
+    """The final hidden states in the finest dtype that one of the settings can be asked in; None where none can."""
+    for dtype in finest(bench.model)[:-1]:
+        for one in dict.fromkeys(settings):
+            with contextlib.suppress(RldbgError), in_dtype(bench.model, dtype):
+                hidden_ND = bench.hidden(one, batch)
+                if torch.isfinite(hidden_ND).all():
+                    return hidden_ND
+    return None
 
 
 def _arithmetic(bench: ReplayBench) -> str:
@@ -296,7 +316,7 @@ def _interventions(
     found["visibility"] = [sight.to_mapping("cell") for sight in sights]
     own = bench.observer(reference, small)
     own_base = own.trace()
-    parted = first_apart(observer, own_base, base, SAME)
+    parted = first_apart(observer, own_base, base, bench.same)
     found["first"] = None if parted is None else parted.to_mapping()
     _tell_so_far(asking, found)
     own_sights = own.sights(own_base, 2)
@@ -330,7 +350,11 @@ def _interventions(
     found["lost"] = _lost(observer, base, sights, own, own_base, own_sights, parted) or asking(
         "keys within the module",
         lambda: _lost_within(
-            bench, (flags, reference), small, _asked_of(observer, own_sights, own_base, base, parted, told), parted
+            bench,
+            (flags, reference),
+            small,
+            _asked_of(observer, own_sights, own_base, base, parted, told, same=bench.same),
+            parted,
         ),
         None,
     )
@@ -348,12 +372,12 @@ def _interventions(
     if small.rows > 1:
         single = small.take([furthest])
         found["single_agrees"] = asking(
-            "a sample by itself", lambda: bench.apart(flags, reference, single) <= SAME, None
+            "a sample by itself", lambda: bench.apart(flags, reference, single) <= bench.same, None
         )
     if not is_one and not flags.packing and not small.valid_BS[furthest].all():
         bare = small.take([furthest]).without_padding()
         found["unpadded_agrees"] = asking(
-            "a sample without its padding", lambda: bench.apart(flags, reference, bare) <= SAME, None
+            "a sample without its padding", lambda: bench.apart(flags, reference, bare) <= bench.same, None
         )
     if not is_one:
         _tell_so_far(asking, found)
@@ -485,9 +509,13 @@ def _kernel(bench: ReplayBench, reference: Flags, eager: Flags, batch: MicroBatc
     other = bench.observer(eager, batch)
     other_base = other.trace()
     other_sights = other.sights(other_base, 1)
-    parted = first_apart(own, other_base, base, SAME)
+    parted = first_apart(own, other_base, base, bench.same)
     lost_there = _lost(own, base, sights, other, other_base, other_sights, parted) or _lost_within(
-        bench, (reference, eager), batch, _asked_of(own, other_sights, other_base, base, parted), parted
+        bench,
+        (reference, eager),
+        batch,
+        _asked_of(own, other_sights, other_base, base, parted, same=bench.same),
+        parted,
     )
     seen = {"reference": sights, "eager": other_sights}
     return {
@@ -523,7 +551,7 @@ def _once_more(
                 model.known.update(bench.model.known)
                 anew = replace(bench, model=model)
                 observer = anew.observer(flags, batch)
-                sight = observer.differing("fresh", base, observer.after_others(), SAME)
+                sight = observer.differing("fresh", base, observer.after_others(), bench.same)
             found += [] if sight is None else [sight.to_mapping(name)]
         holder.drop()
     return found
@@ -576,7 +604,7 @@ def _is_symmetric(
         hidden_ND = observer.hidden()
         for place, row in enumerate(order):
             was_ND, is_ND = base.hidden[hidden_of.sample_N == row], hidden_ND[observer.sample_N == place]
-            if was_ND.shape != is_ND.shape or not worst(relative(was_ND, is_ND)) <= SAME:
+            if was_ND.shape != is_ND.shape or not worst(relative(was_ND, is_ND)) <= bench.same:
                 return False
     return True
 
@@ -595,7 +623,7 @@ def _agree_unturned(bench: ReplayBench, flags: Flags, reference: Flags, batch: M
         observer = bench.observer(one, batch)
         with observer.at_one_position():
             hidden.append(observer.hidden())
-    return worst(relative(*hidden)) <= SAME
+    return worst(relative(*hidden)) <= bench.same
 
 
 def _attended(
@@ -641,7 +669,7 @@ def _with_more(
         tried = [("wider", batch.wider(columns), 0) for columns in (_WIDER, batch.ids_BS.shape[1])]
     for what, more, before in tried:
         with contextlib.suppress(CellError):
-            sight = observer.differing(what, base, bench.observer(flags, more).trace(), SAME, before)
+            sight = observer.differing(what, base, bench.observer(flags, more).trace(), bench.same, before)
             if sight is not None:
                 batches = [one for _, one, _ in tried]
                 return [sight.to_mapping("cell")], _lost_in(bench, flags, reference, batches, what)
@@ -658,8 +686,8 @@ def _lost_in(
             base = observer.trace()
             own = bench.observer(reference, batch)
             own_base = own.trace()
-            parted = first_apart(observer, own_base, base, SAME)
-            asked = _asked_of(observer, [], own_base, base, parted)
+            parted = first_apart(observer, own_base, base, bench.same)
+            asked = _asked_of(observer, [], own_base, base, parted, same=bench.same)
             found = _lost_within(bench, (flags, reference), batch, asked, parted)
             if found is not None:
                 return {**found, "among": among}
@@ -677,7 +705,7 @@ def _proposed(
     observers, hang = [], []
     for flags in parties:
         observers.append(bench.observer(flags, batch))  # one after the other: the model has one kernel at a time
-        queries = queries_of(observers[0], apart_N, SAME, _QUERIES)
+        queries = queries_of(observers[0], apart_N, bench.same, _QUERIES)
         within = observers[-1].heads(parted.module) if parted.kind == "mixer" and ".inputs" in parted.tensor else None
         one = hanging(observers[-1], parted, queries, 1 if within is None else within[1]) if queries else None
         if one is None:
@@ -722,14 +750,14 @@ def _lost(
 
 def _asked_of(
     observer: Observer, sights: Sequence[Sight], own: Trace, cell: Trace, parted: TensorPlace | None,
-    told: Proposed | None = None,
+    told: Proposed | None = None, *, same: float,
 ) -> list[int]:  # fmt: skip
     """Tokens of which one that is not what it is alone may have lost one: those that gradients propose, then those
     right before the first such token, those that were changed, and some of all of its past.
     """
     if parted is None:
         return []
-    apart_N = relative(own.laid[parted.tensor], cell.laid[parted.tensor]).numpy() > SAME
+    apart_N = relative(own.laid[parted.tensor], cell.laid[parted.tensor]).numpy() > same
     near: list[int] = []
     far: list[int] = []
     if apart_N.any():

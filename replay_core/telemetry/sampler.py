@@ -115,4 +115,5 @@ def _held_by_torch() -> float | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return round(sum(torch.cuda.memory_reserved(one) for one in range(torch.cuda.device_count())) / MIB, 1)
+    held: int = sum(torch.cuda.memory_reserved(one) for one in range(torch.cuda.device_count()))
+    return round(held / MIB, 1)

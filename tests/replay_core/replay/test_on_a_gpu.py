@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from replay_core.executors.child import ChildRunner
 from replay_core.export.outcome import exit_code
+from replay_core.jobs import Sample
 from replay_core.replay import attention
 from replay_core.replay.flags import Flags
 from tests.replay_core.replay.test_matrix import FAULTS
@@ -55,3 +57,12 @@ def test_flash_is_a_kernel_that_runs_here():
     flags, notes = attention.resolve(Flags.parse("device=cuda dtype=bfloat16 attention=flash"))
     attention.need(flags)
     assert notes
+
+
+def test_the_memory_of_the_device_is_told_while_a_cell_runs(ask):
+    told = []
+    with ChildRunner(time_limit_s=120) as runner:
+        doc = ask("device=cuda", plan={"capture": "none", "share_gpu": True}, runner=runner, on_event=told.append)
+    assert [cell["outcome"] for cell in doc["cells"]] == ["ran", "ran"]
+    samples = [event for event in told if isinstance(event, Sample)]
+    assert max(sample.gpu_mib or 0.0 for sample in samples) > 0
