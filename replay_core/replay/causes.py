@@ -7,9 +7,12 @@ what must see it did not; only where nothing of the kind shows, the first module
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replay_core.replay.kinds import KINDS
+
+if TYPE_CHECKING:
+    from replay_core.replay.gradient_noise import Rounded
 
 Evidence = Mapping[str, Any]
 
@@ -169,6 +172,18 @@ def cause_of_recording(held: Mapping[str, Any]) -> dict[str, Any]:
         "sentence": f"the recording: {KINDS['maths'].said}: nothing was found wrong with what was replayed, and "
         f"recorded {held['field']} is {held['mean_abs']:.3g} nats off it on average: weights of another step or "
         "checkpoint, an adapter, a temperature, or a forward that is not the model's",
+    }  # fmt: skip
+
+
+def cause_of_gradients(found: Sequence[Rounded], finer: str) -> dict[str, Any]:
+    """That gradients which differ are as far from those in a finer dtype as each row alone's are: `found` of them."""
+    worst = max(found, key=lambda one: one.cell / (one.reference or one.cell or 1.0))
+    others = f" and {len(found) - 1} more are" if len(found) > 1 else " is"
+    return {
+        "kind": "rounding", "is_noise": True, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
+        "sentence": f"no sample's final state is off by itself: {KINDS['rounding'].said}: {worst.name}{others} no "
+        f"further from the gradient in {finer} than that of each row alone is (relative L2 {worst.cell:.2g} against "
+        f"{worst.reference:.2g})",
     }  # fmt: skip
 
 

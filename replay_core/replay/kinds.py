@@ -65,7 +65,7 @@ KINDS = {
     "rounding": Kind(
         "rounding",
         "In float64 the two are one, and in its own dtype the cell is no further from that than each row alone is: "
-        "no fault, exit 0.",
+        "no fault, exit 0. Of gradients alone: they are no further from those in a finer dtype than each row alone's.",
     ),
     "unknown": Kind("not known", "The model could not be asked; the sentence says why."),
 }  # fmt: skip

@@ -11,8 +11,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replay_core import naming
 from replay_core.compare import Comparison, compare_runs
 from replay_core.compare.judging.limits import WORST_ROW
+from replay_core.compare.judging.verdict import Verdict
 from replay_core.dtypes import DTYPES, coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import (
@@ -28,10 +30,17 @@ from replay_core.jobs import Event, Job, LogLine, OnEvent, Partial, Progress, Ru
 from replay_core.records import Run
 from replay_core.replay import ahead, frontier, stages
 from replay_core.replay.axes import Axes, smallest
-from replay_core.replay.causes import broken_samples, cause_of, cause_of_reference, is_compilers
+from replay_core.replay.causes import (
+    broken_samples,
+    cause_of,
+    cause_of_gradients,
+    cause_of_reference,
+    is_compilers,
+)
 from replay_core.replay.cell_log import LOGS, CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
+from replay_core.replay.gradient_noise import of_gradients
 from replay_core.replay.kept import Kept, identity_of
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
@@ -328,7 +337,7 @@ class Bench:
                 result.cause = self.results[result.same_as].cause
 
     def _explain(self, result: CellResult, plan: ReplayPlan) -> None:
-        result.cause = self._cause(result, plan)
+        result.cause = self._rounded_gradients(result, plan) or self._cause(result, plan)
         if result.cause is not None and is_compilers(result.cause) and plan.flags.compile == "inductor":
             self._wrongly_compiled(result, plan)
 
@@ -400,6 +409,22 @@ class Bench:
         flags = Flags.from_mapping(self.baseline.cell["flags"])
         plan = self.plan.with_flags(flags, str(self.out / f"cell{number}_{name}"))
         return replace(plan, capture=capture, capture_level=capture_level, forward=None)
+
+    def _rounded_gradients(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
+        """Of a cell that leaves each row alone in gradients and nowhere before: that they are rounded otherwise, where
+        the gradients of each row alone in a finer dtype show it; None where they do not, or cannot be had.
+        """
+        apart = [row for row in result.comparison.tensors if row.verdict.diverges] if result.comparison else []
+        kinds = {naming.meaning(row.name).kind if row.verdict is Verdict.DIFF else None for row in apart}
+        if not plan.backward or result.off or kinds != {"gradient"}:
+            return None
+        finer = "float64" if coarsest(self.baseline.cell["flags"]["dtype"]) in ("float32", "float64") else "float32"
+        truth = self.rounded(finer, backward=True)
+        if truth.run is None or self.baseline.run is None or result.run is None:
+            return None
+        names = [row.name for row in apart]
+        found = of_gradients(truth.run, self.baseline.run, result.run, names)
+        return cause_of_gradients(found, finer) if all(one.is_rounding for one in found) else None
 
     def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
         """Why it disagrees: asked of the model itself, in a job of its own."""
@@ -473,13 +498,15 @@ class Bench:
                 name, why = parting.start, "the digests differ"
         return {"cell": number, "equal": name is None, "first": name, "why": why, "tensors": tensors}
 
-    def rounded(self, dtype: str) -> CellResult:
+    def rounded(self, dtype: str, *, backward: bool = False) -> CellResult:
         """The baseline in another dtype: a run beside the answer, which says how far rounding takes it."""
         number = self.results.index(self.baseline)
         flags = replace(Flags.from_mapping(self.baseline.cell["flags"]), dtype=dtype)
-        plan = self.plan.with_flags(flags, str(self.out / f"cell{number}_{dtype}"))
+        name = f"cell{number}_{dtype}_gradients" if backward else f"cell{number}_{dtype}"
+        plan = self.plan.with_flags(flags, str(self.out / name))
         self._tell(Progress(0, None, f"each row alone in {dtype}: how far rounding goes"))
-        return self._once(replace(plan, capture="none", forward=None, backward=False, micros=None, optimizer=None))
+        plan = plan if backward else replace(plan, backward=False, micros=None)
+        return self._once(replace(plan, capture="none", forward=None, optimizer=None))
 
     def _once(self, plan: ReplayPlan) -> CellResult:
         """A cell that need not run again while nothing it depends on has changed."""

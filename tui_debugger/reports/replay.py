@@ -90,9 +90,11 @@ def _capsule(doc: ReplayDocument) -> list[str]:
 def _visibility(number: int, cell: CellEntry) -> list[str]:
     """Who moves whom: the evidence of a cause, a line per intervention that moved what it must not."""
     cause = cell["cause"]
-    if cause is None or cause["evidence"] is None:
+    if cause is None:
         return []
     found = cause["evidence"]
+    if found is None:
+        return ["", f"cell {number} agrees: {cause['sentence']}"] if cause["is_noise"] else []
     told = [sight for sight in found["visibility"] if sight["moved"] or sight["deaf"]]
     if cause["is_noise"]:
         lines = ["", f"cell {number} agrees: {cause['sentence']}"]
