@@ -1,0 +1,130 @@
+"""Gradients that are rounded otherwise are told from gradients that are wrong, by those of a finer dtype."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replay_core import workbench
+from replay_core.compare.judging import limits
+from replay_core.dumps import open_run
+from replay_core.export.outcome import exit_code
+from replay_core.recorder import Recorder
+from replay_core.replay import attention
+from replay_core.replay.flags import Flags
+from replay_core.replay.gradient_noise import of_gradients
+from tests.builders import Here
+
+NAME = "grad.layers.0.self_attn.q_proj.weight"
+
+
+def dumped(path: Path, gradient: torch.Tensor) -> Any:
+    with Recorder(path) as recorder, recorder.step(0) as record:
+        record("gradient", {NAME: gradient}, micro=0)
+    return open_run(path)
+
+
+def held(tmp_path: Path, alone_RC: torch.Tensor, own_RC: torch.Tensor, true_RC: torch.Tensor) -> bool:
+    runs = [dumped(tmp_path / str(n), one) for n, one in enumerate((true_RC, alone_RC, own_RC))]
+    (found,) = of_gradients(*runs, [NAME])
+    return found.is_rounding
+
+
+def test_what_is_as_far_from_the_truth_as_each_row_alone_is_rounded(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    true_RC = torch.randn(64, 32, generator=random)
+    true_RC[5] *= 1e-3  # next to nothing is left of its terms
+    noise = [0.01 * torch.randn(64, 32, generator=random) for _ in range(2)]
+    assert held(tmp_path / "rounded", true_RC + noise[0], true_RC + noise[1], true_RC)
+    assert not held(tmp_path / "all", true_RC + noise[0], true_RC + 5 * noise[1], true_RC)
+    noise[1][7] *= 8
+    assert not held(tmp_path / "row", true_RC + noise[0], true_RC + noise[1], true_RC)
+
+
+class _Wrong(torch.autograd.Function):
+    """Passes values on, and a part of their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 0.7 * gradients[0]
+
+
+def _wrong_backward(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward(module, query, key, _Wrong.apply(value), mask, **options)
+
+
+@pytest.fixture(scope="module")
+def near_uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GRPO micro-batch of a bfloat16 model that attends to everything alike: of queries and keys little is left."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.02,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    ids_BS = torch.randint(4, 255, (6, 96))
+    mask_BS = torch.ones_like(ids_BS)
+    for row in range(6):
+        mask_BS[row, : 9 * row] = 0
+    response_BS = mask_BS.clone()
+    response_BS[:, :60] = 0
+    path = tmp_path_factory.mktemp("near") / "dump"
+    with Recorder(path) as recorder:
+        recorder.checkpoint(0, model)
+        with recorder.step(0) as record:
+            advantages_BT = torch.randn(6, 1).expand(6, 95) * response_BS[:, 1:]
+            record(
+                "forward_data", micro=0, input_ids=ids_BS, attention_mask=mask_BS, response_mask=response_BS,
+                advantages=advantages_BT, temperature=1.0,
+            )  # fmt: skip
+    return path
+
+
+def _backward(dump: Path, out: Path, flags: str) -> Any:
+    plan = {"dump": str(dump), "step": 0, "rank": 0, "micro": 0, "model": "checkpoint", "backward": True}
+    asked = {**plan, "loss": "grpo,reduction=token_mean", "flags": Flags.parse(f"threads=1 {flags}").to_mapping()}
+    return workbench.replay(asked, out, Here())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("packing", ["off", "on"])
+def test_healthy_gradients_of_a_half_agree_however_little_is_left_of_them(
+    near_uniform: Path, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A table that allows next to nothing, as any does for some model: what a finer dtype says decides.
+    monkeypatch.setitem(limits.WORST_ROW["gradient"], "bfloat16", 0.01)
+    monkeypatch.setitem(limits.REL_L2["gradient"], "bfloat16", 0.002)
+    doc = _backward(near_uniform, tmp_path / "out", f"dtype=bfloat16 packing={packing}")
+    causes = [cell["cause"] for cell in doc["cells"][1:]]
+    assert all(cause["kind"] == "rounding" for cause in causes)
+    assert "no further from the gradient in float32 than that of each row alone" in causes[0]["sentence"]
+    assert exit_code(doc) == 0, causes
+
+
+@pytest.mark.long
+def test_a_backward_that_is_wrong_behind_a_right_forward_disagrees(
+    near_uniform: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    AttentionInterface.register("wrong_backward", _wrong_backward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("wrong_backward", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    monkeypatch.setitem(attention._IMPLEMENTATIONS, "fa2", "wrong_backward")
+    monkeypatch.setattr(attention, "need", lambda _flags: None)
+    doc = _backward(near_uniform, tmp_path / "out", "dtype=bfloat16 attention=fa2")
+    cell = doc["cells"][-1]
+    assert cell["agreement"]["agrees"] is False
+    assert "v_proj" in cell["agreement"]["first_divergence"]["name"]
+    assert exit_code(doc) == 1
