@@ -89,6 +89,7 @@ class Compiled:
     def once(self, flags: Flags) -> Call:
         """A new callable: for a forward with the hooks that are set now, kept by nobody else."""
         # A copied code object is a new one to Dynamo, whatever its text.
+        _forget_graphs()
         code = plain.__code__.replace(co_name=f"replay_{next(_numbers)}")
         function = types.FunctionType(code, plain.__globals__, code.co_name)
         call: Call = torch.compile(
@@ -102,6 +103,16 @@ class Compiled:
         warm = key in self._seen
         self._seen.add(key)
         return warm
+
+
+def _forget_graphs() -> None:
+    """No graph that an earlier process traced: the cache of these, on the disk, knows nothing of the backend that
+    `sdpa_kernel` pins, and gives back another one's (torch 2.11 and 2.13). What inductor makes of a graph stays cached.
+    """
+    from torch._functorch import config
+
+    if hasattr(config, "enable_autograd_cache"):
+        config.enable_autograd_cache = False
 
 
 def _key(flags: Flags) -> tuple[Any, ...]:

@@ -18,6 +18,15 @@ NO_ATTENTION = "no attention operator seen"
 _FUSED = ("scaled_dot_product", "flash_attn", "flash_attention", "efficient_attention", "cudnn_attention")
 
 
+#: What is in the name of the operator that a pinned backend runs.
+_PINNED = {
+    "sdpa-math": ("math", "eager"),
+    "sdpa-flash": ("flash",),
+    "sdpa-efficient": ("efficient",),
+    "sdpa-cudnn": ("cudnn",),
+}
+
+
 class Operators(TorchDispatchMode):  # type: ignore[misc]
     """Counts the operators executed while the context is open."""
 
@@ -114,6 +123,9 @@ def notes_on(flags: Flags, effective: dict[str, Any]) -> list[str]:
         notes.append(f"torch sees no operator of attention={flags.attention}: its kernels may be none of torch's")
     elif effective["attention"] == NO_ATTENTION and flags.compile == "off":
         notes.append(f"no attention ran: attention={flags.attention} changes nothing of this model")
+    pinned = _PINNED.get(flags.attention)
+    if pinned and effective["attention"] != NO_ATTENTION and not any(one in effective["attention"] for one in pinned):
+        notes.append(f"attention={flags.attention} was asked for, and another kernel ran: {effective['attention']}")
     if flags.attention == "flex":
         notes.append("the time includes compiling the flex kernel for each shape")
     if effective["attention"] == CPU_FLASH:

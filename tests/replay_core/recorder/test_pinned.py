@@ -145,6 +145,9 @@ def test_copies_from_a_device_are_what_stood_there_and_hold_up_nobody(
     monkeypatch.setattr(pinned, "CLONES", clones)
     with Recorder(tmp_path, asynchronous=True) as recorder, recorder.step(0) as record:
         values = torch.zeros(1 << 22, device="cuda")
+        for micro in range(10):  # the first copies wait: memory is pinned for them, and later ones get it again
+            record("warm", values=values, view=values[:8].view(2, 4).t(), micro=micro)
+        recorder.flush()
         torch.cuda._sleep(1 << 31)  # a second or so
         busy = torch.cuda.Event()
         busy.record()

@@ -109,3 +109,10 @@ def test_inductor_agrees_with_each_row_alone_cold_and_with_its_time_apart(ask, d
         assert cell["compile"]["cache"] == "cold"
         assert cell["time"]["compile_s"] > 5 * cell["time"]["steady_s"]
         assert cell["compile"]["hooked"]["worst_token"] < (1e-5 if dtype == "float32" else 0.1)
+
+
+@pytest.mark.slow
+def test_a_pinned_kernel_is_pinned_in_compiled_code_whatever_was_compiled_before(replay):
+    for kernel, ran in (("sdpa", "flash_attention_for_cpu"), ("sdpa-math", "bmm")):
+        cell = replay(f"attention={kernel} compile=inductor", capture="none")
+        assert ran in cell["effective"]["attention"], kernel

@@ -112,3 +112,10 @@ def test_kernels_that_are_no_operators_of_torch_are_not_said_to_change_nothing()
         {"attention": NO_ATTENTION, "attn_implementation": "flash_attention_4"},
     )
     assert told == ["torch sees no operator of attention=fa4: its kernels may be none of torch's"]
+
+
+def test_a_pinned_kernel_that_did_not_run_is_told():
+    ran = {"attention": "_scaled_dot_product_cudnn_attention", "attn_implementation": "sdpa"}
+    (note,) = notes_on(Flags.parse("attention=sdpa-efficient compile=inductor"), ran)
+    assert note == "attention=sdpa-efficient was asked for, and another kernel ran: _scaled_dot_product_cudnn_attention"
+    assert notes_on(Flags.parse("attention=sdpa-cudnn compile=inductor"), ran) == []
