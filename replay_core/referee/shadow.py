@@ -40,8 +40,8 @@ class Claim:
 
     name: of the tensor; owner: the module whose work lies between the last recorded tensors and this one; handed:
     whether it is the input of a module that the owner calls. kind: what the owner is (`kind_of`); is_leaf: it has no
-    modules in it. rounds_once: it is a product of one matrix, so one rounding is all there is. heads: of what attention
-    hands on. rows: which of the tokens these are, of a tensor too large to keep all; None for all.
+    modules in it. rounds_once: it is a product of one matrix and of a recorded tensor, so one rounding is all there is.
+    heads: of what attention hands on. rows: which of the tokens these are, of a tensor too large to keep all; None for all.
     """
 
     name: str
@@ -97,6 +97,9 @@ class Shadow:
         self._valid = torch.from_numpy(recorded.valid_BL.copy())
         self._valid_at = self._valid.nonzero().T
         self._stack: list[str] = []
+        #: Of each of those, whether it was given a recorded tensor; and whether what returned now is a product of one.
+        self._reads_record: list[bool] = []
+        self._is_once = False
         self._calls: dict[str, int] = {}
         self._noise: dict[str, torch.Tensor] | None = None
         #: Who made a tensor that goes on as it was computed; it is kept, so that its id stays its own.
@@ -291,6 +294,7 @@ class Shadow:
             for handle in handles:
                 handle.remove()
             self._stack.clear()
+            self._reads_record.clear()
 
     def _before(self, names: list[str]) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -309,6 +313,7 @@ class Shadow:
             kwargs = {
                 word: taken(words.index(word) if word in words else None, word, value) for word, value in kwargs.items()
             }
+            self._reads_record.append(bool(args) and getattr(args[0], "source", None) is not None)
             if self.autocast is not None and isinstance(module, torch.nn.Linear) and args:
                 # What it reads is what was recorded, rounded: known, and no noise.
                 args = (rounded_to(self.autocast, args[0]), *args[1:])
@@ -321,6 +326,7 @@ class Shadow:
     def _after(self, module: Any, names: list[str]) -> Any:
         def hook(_module: Any, _args: Any, output: Any) -> Any:
             self._stack.pop()
+            self._is_once = self._reads_record.pop() and isinstance(module, torch.nn.Linear)
             call = self._calls[names[0]]
             numbered = [name if call == 1 else f"{name}[{call - 1}]" for name in names]
             paths = [f"{name}.output" for name in numbered]
@@ -379,7 +385,7 @@ class Shadow:
                 self._moved(f"{name} of rank {rank}", computed)
         elif (rows := self._rows(computed)) is not None:
             forward = type(module).__name__
-            once = isinstance(module, torch.nn.Linear) and not handed
+            once = self._is_once and not handed
             kind = kind_of(forward if not handed else type(self.module(owner)).__name__, owner)
             truth, recorded_rows = rows.double(), self._rows(grid)
             assert recorded_rows is not None
