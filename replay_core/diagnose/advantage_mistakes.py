@@ -94,6 +94,12 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         raise Skip("rewards are a sum of functions, whose weights (and a penalty) are not recorded")
     algorithm = batch.laid.algorithm
     known = squashed(batch, heard_B, kept_B, given(batch.reward_B), given(batch.group_B))
+    if algorithm.estimator not in OF_GROUPS and (chosen := _chosen(batch, heard_B, kept_B)) is not None:
+        yield Guess(
+            "info", "chosen", f"advantages choose: {chosen:.4g} for the best answers, and 0 for all others",
+            "rejection sampling (RAFT, best of n, positive answers alone): right where it is meant",
+        )  # fmt: skip
+        return
     if known is not None:
         yield Guess(
             "info", "squashed", f"advantages are a rising function of {known}: no recipe's, and in the right order",
@@ -125,6 +131,19 @@ def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 "the std of equal rewards is 0 but for rounding, and no epsilon is added to it: noise is taught",
             )
             return
+
+
+def _chosen(batch: StepBatch, heard_B: Array, kept_B: Array) -> float | None:
+    """The one advantage over 0, where all others are 0 and, in each group, are of smaller rewards."""
+    reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
+    chosen_B = heard_B > 0
+    if not chosen_B.any() or (heard_B[~chosen_B] != 0).any() or np.ptp(heard_B[chosen_B]) > 1e-6:
+        return None
+    for group in np.unique(group_B):
+        inside, left = chosen_B & (group_B == group), ~chosen_B & (group_B == group)
+        if inside.any() and left.any() and not reward_B[inside].min() > reward_B[left].max():
+            return None
+    return float(heard_B[chosen_B][0])
 
 
 _OF_ONE = (
@@ -185,10 +204,12 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "another figure stands for the group's std: groups of small and of large spread do not count alike",
         )  # fmt: skip
     elif baseline == "0":
-        if severity_of_raw(batch.laid.algorithm) == "info":
+        severity = severity_of_raw(batch.laid.algorithm)
+        if severity == "info" and (batch.laid.algorithm.estimator or not over):
             return
+        # No known algorithm divides by a group's std and subtracts nothing.
         yield Guess(
-            severity_of_raw(batch.laid.algorithm), "no baseline",
+            "warning" if severity == "info" else severity, "no baseline",
             f"nothing is subtracted from the rewards: advantages are r{over}, there is no baseline",
             "the group's mean is not taken away: every answer is pushed up, whatever the others are",
         )  # fmt: skip
@@ -318,10 +339,10 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         return
     if matching(heard_B, ((name, values_B / tokens_B) for name, values_B in known), close) is not None:
         yield Guess(
-            "warning", "over length",
+            "warning" if batch.laid.algorithm.divides_by_length else "info", "over length",
             f"advantages are divided by the length of their response: they are {known[0][0]}, over its tokens",
-            "the mean over a response's tokens is taken in the advantage already: a loss that averages over tokens "
-            "divides by the length twice, and long responses count for less",
+            "the mean over a response's tokens is taken in the advantage already: right before a loss that sums them; "
+            "one that averages over tokens divides by the length twice, and long responses count for less",
         )  # fmt: skip
     elif matching(heard_B / tokens_B, iter(known), close / tokens_B) is not None:
         yield Guess(

@@ -130,6 +130,13 @@ class Algorithm:
         return "tokens" if how or self._loss_kind else ""
 
     @property
+    def divides_by_length(self) -> bool:
+        """Whether the run states a loss that is a mean over a response's tokens, and no length in its advantages."""
+        how = self.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+        meant = stated(self._facts, "advantage_length_norm", "length_normalized_advantage", "adv_length_norm")
+        return how.endswith("token-mean") and meant is not True
+
+    @property
     def is_by_sequence(self) -> bool:
         """Whether one ratio stands for a response (GSPO): its clip range is of another size than a token's."""
         level = self.word("importance_sampling_level", "ratio_level", "ratio_type")

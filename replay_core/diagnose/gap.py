@@ -407,10 +407,11 @@ FEWEST_SPARED, FEWEST_CLEAN = 5, 12
 CLEAN = 0.015
 
 
-def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] | None:
+def packed_signature(batch: StepBatch, by_sample_B: Array, *, few: bool = False) -> tuple[Array, str] | None:
     """(samples that agree, how packs are known) where mean |d| per sample lies as a leak's does, else None.
 
-    Every order the batch is known in is tried: as stored, and micro-batch by micro-batch.
+    Every order the batch is known in is tried: as stored, and micro-batch by micro-batch. `few`: first samples of
+    inferred packs may hold as few tokens as they like, which is no proof but over several steps.
     """
     counts_B = batch.flat.lengths_B if batch.trained_N is None else batch.flat.count(batch.trained_N)
     for order in batch.laid.orders:
@@ -426,7 +427,12 @@ def packed_signature(batch: StepBatch, by_sample_B: Array) -> tuple[Array, str] 
                 continue
             # Of two samples of equal tokens, records may disagree which is which: a first one may then be off, too.
             # Of many guesses one holds by luck where its few first samples are a handful of tokens.
-            if "inferred" in how and first_B.sum() < FEWEST_SPARED and counts_B[order][first_B].sum() < FEWEST_CLEAN:
+            if (
+                not few
+                and "inferred" in how
+                and first_B.sum() < FEWEST_SPARED
+                and counts_B[order][first_B].sum() < FEWEST_CLEAN
+            ):
                 continue
             clean, dirty = float(np.quantile(values_B[first_B], 0.9, method="lower")), values_B[later_B]
             # A short later sample may see little of what it should not: a few may pass, the most may not.

@@ -12,6 +12,12 @@ from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.stating import listed, shown
 
 OF_THE_ENGINE = "the engine gives one token after one prefix different numbers"
+#: Causes that are sure whichever weights the two sides hold: of a mask, positions, labels, or two forwards of one.
+OF_A_FORWARD = (
+    "only samples with left padding", "two forwards of the trainer by the same weights", "more, the more left padding",
+    "the trainer's number of a token depends on the token after it", "tokens that no engine sampled",
+    "the trainer gives one token after one prefix different numbers",
+)  # fmt: skip
 
 
 #: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two

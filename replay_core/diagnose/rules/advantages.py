@@ -275,7 +275,7 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
     division by the length, parts that are 0 or of the other sign. An error where a mistake is sure, or contradicts the
     estimator that is stated; a warning where it may be meant or none is found; info where advantages are a rising
     function of a known variant, or of ranks (tanh, another clip), or the stated algorithm is none that is known. The
-    raw rewards only where every step has them: info where REINFORCE is stated, an error where another estimator is.
+    raw rewards only where every step has them: an error where an estimator with a baseline is stated, else info.
 
     Where the dump names no groups equal prompts are one: there only the sign, and lines, are judged. Skipped where a KL
     in the rewards explains all of it, where groups are parts of larger ones, where rewards are sums of functions whose

@@ -144,8 +144,8 @@ def logged_reward(case: Case) -> Iterator[Finding]:
       needs=("advantage_max", "reward_max"), source="verl logs both: compute_data_metrics")  # fmt: skip
 def raw_in_log(log: RunLog) -> Iterator[Finding]:
     """Largest and smallest advantage (or mean) equal the largest and smallest reward of the step in 3 steps and more,
-    and in every step: an error where the run states an estimator with a baseline, info where it states REINFORCE, which
-    needs none, a warning where it states nothing.
+    and in every step: an error where the run states an estimator with a baseline, else worth knowing: REINFORCE and
+    RAFT need none.
     """
     if log.get("value_mean") is not None:
         raise Skip("a critic's values are the baseline")

@@ -7,21 +7,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose.advantage_variants import are_raw
+from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
+from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 
 
 @rule("D05", "groups of one response: no baseline", link="groups", scope="batch", needs=("group",),
       explains=("D01", "D03", "D04", "D24"), lasts=True,
       source="Search-R1#88; verl compute_grpo_outcome_advantage leaves a group of one its raw reward")  # fmt: skip
 def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
-    """Groups with a single response. All of them is an error where most of their prompts repeat or the advantage is the
-    raw reward; some of them is a warning. Silent where a critic gives the baseline (values are recorded), where
-    REINFORCE is stated, and where groups are inferred from prompts alone.
+    """Groups with a single response. All of them is an error where most of their prompts repeat, or the advantage is
+    the raw reward and an estimator with a baseline is stated; of prompts that stand alone it is a warning where an
+    estimator of groups is stated, else worth knowing. Some of them is a warning. Silent where a critic gives the
+    baseline (values are recorded), where REINFORCE is stated, and where groups are inferred from prompts alone.
     """
     group_B = given(batch.group_B)
     if not batch.group_is_named or len(group_B) < 2:
@@ -51,11 +54,15 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     if every and (repeat or raw):
         cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"
         claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
-        yield finding("error", claim, place, evidence=evidence, cause=cause)
+        # Of prompts that stand alone nothing was meant to be subtracted, unless an estimator of groups is stated.
+        meant = not repeat and severity_of_raw(batch.laid.algorithm) == "info"
+        yield finding("info" if meant else "error", claim, place, evidence=evidence,
+                      cause=why_raw(batch.laid.algorithm) if meant else cause)  # fmt: skip
     elif every:
         claim = "one response per prompt: a baseline within groups is impossible"
         cause = "n = 1 in the rollout settings; REINFORCE with a batch baseline or a critic is meant to run so"
-        yield finding("warning", claim, place, evidence=evidence, cause=cause)
+        of_groups = batch.laid.algorithm.estimator in OF_GROUPS
+        yield finding("warning" if of_groups else "info", claim, place, evidence=evidence, cause=cause)
     else:
         claim = f"{share(lone, sizes_G.size)} groups have a single response"
         cause = "responses of a group were dropped or filtered after grouping, or ids of one prompt differ"

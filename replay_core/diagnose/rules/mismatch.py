@@ -19,7 +19,7 @@ from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
-from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, cause_of
+from replay_core.diagnose.mismatch_causes import OF_A_FORWARD, OF_THE_ENGINE, cause_of
 from replay_core.diagnose.misplaced import Misplaced
 from replay_core.diagnose.padded import Growth
 from replay_core.diagnose.parting import AGREES, comes_to_rest
@@ -61,11 +61,13 @@ def disagree(case: Case) -> Iterator[Finding]:
 
     Info, too, over the steps of a run whose first has none of it, and where it does not grow any more: it is what
     weights some updates old make, as every asynchronous run has it (half a nat at the most). More of it, where the
-    first step has none, is a warning: whether they are as old on purpose is D12's.
+    first step has none, is a warning: whether they are as old on purpose is D12's. So is what a dump has that begins
+    after the second step, unless the differences show that one forward is wrong.
     """
     found: list[Finding] = []
     means: list[float] = []
     whys: list[str] = []
+    begins = True
     growth, misplaced = Growth(), Misplaced()
     for batch in case.batches():
         try:
@@ -73,6 +75,8 @@ def disagree(case: Case) -> Iterator[Finding]:
         except Skip as skip:
             whys.append(str(skip))
             continue
+        # Before any update both sides hold one set of weights; later they may not, on purpose.
+        begins = begins and (bool(means) or batch.step is None or batch.step <= 1)
         means.append(between.mean)
         growth.take(batch, between)
         misplaced.take(batch, between)
@@ -82,15 +86,20 @@ def disagree(case: Case) -> Iterator[Finding]:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     every = [*merged(found)]
     loud = [one for one in found if one.severity != "info"]
-    # What the first step of a run has none of is of the weights alone: those of an update or more before (D12).
-    if len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:]))):
-        every = [replace(one, severity="warning") if one.severity == "error" else one for one in every]
+    # What the first step of a run has none of is of the weights alone: those of an update or more before (D12). A dump
+    # that begins later says of its weights what the cause does: unless that is of one forward, they may be old.
+    fresh = len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:])))
+    every = [
+        replace(one, severity="warning")
+        if one.severity == "error" and (fresh or not (begins or any(words in one.claim for words in OF_A_FORWARD)))
+        else one
+        for one in every
+    ]
     if loud and (told := misplaced.told()) is not None:
         every = [_of_neighbours(one, *told) for one in every]
-    elif _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]) and 2 * sum(": " in one.claim for one in loud) < len(
-        loud
-    ):
-        every = [replace(one, severity="info", claim=one.claim + _LATE, cause=_LATE_CAUSE) for one in every]
+    elif _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
+        # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
+        every = [replace(one, severity="info", claim=_uncaused(one) + _LATE, cause=_LATE_CAUSE) for one in every]
     elif any(one.claim.endswith(_PER_TOKEN) for one in every) and growth.is_told:
         every = [_of_growth(one, growth) if one.claim.endswith(_PER_TOKEN) else one for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
@@ -100,10 +109,14 @@ def disagree(case: Case) -> Iterator[Finding]:
 _PER_TOKEN = "nats per token"
 
 
+def _uncaused(one: Finding) -> str:
+    """The claim without a cause."""
+    return one.claim.partition(_PER_TOKEN)[0] + _PER_TOKEN
+
+
 def _of_neighbours(one: Finding, words: str, cause: str, figures: list[Evidence]) -> Finding:
     """The finding, with the cause that tokens tell whose neighbour is the same one."""
-    claim = one.claim.partition(_PER_TOKEN)[0] + _PER_TOKEN
-    return replace(one, claim=f"{claim}: {words}", evidence=(*one.evidence[:2], *figures, *one.evidence[2:]),
+    return replace(one, claim=f"{_uncaused(one)}: {words}", evidence=(*one.evidence[:2], *figures, *one.evidence[2:]),
                    cause=cause)  # fmt: skip
 
 

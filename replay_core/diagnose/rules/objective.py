@@ -499,8 +499,11 @@ def kl_term(case: Case) -> Iterator[Finding]:
             continue
         stated, first, looked = stated or batch.laid.algorithm.kl_estimator, first or batch, looked + 1
         steps += [] if batch.step is None else [batch.step]
+        # Samples are of the old policy: an unbiased estimator is weighed with the ratio.
+        old = batch.columns.of("old_logprobs")
+        ratio_N = 1.0 if old is None else np.exp(np.clip(np.where(both_N & old.said_N, p_N - old.values_N, 0), -20, 20))
         for name, estimate in _ESTIMATORS.items():
-            if logged.fits(estimate(p_N, r_N)):
+            if logged.fits(estimate(p_N, r_N)) or logged.fits(ratio_N * estimate(p_N, r_N)):
                 fits[name] += 1
             elif logged.fits(estimate(r_N, p_N)):
                 fits[f"{name} with policy and reference swapped"] += 1

@@ -231,14 +231,18 @@ _ESTIMATORS = {
 }
 
 
-def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array) -> tuple[str, bool] | None:
-    """Which estimator the values are, and whether policy and reference are swapped in it; None where none agrees."""
+def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array, *ratios_N: Array) -> tuple[str, bool] | None:
+    """Which estimator the values are, and whether policy and reference are swapped in it; None where none agrees.
+
+    ratios_N: what an estimator may be weighed with, since samples are of an older policy (DeepSeek-V3.2's unbiased k3).
+    """
     for swapped in (False, True):
         a_N, b_N = (ref_N, policy_N) if swapped else (policy_N, ref_N)
         for name, estimate in _ESTIMATORS.items():
-            expected = estimate(a_N, b_N)
-            if (np.abs(kl_N - expected) <= 1e-5 + 1e-3 * np.abs(expected)).all():
-                return name, swapped
+            for times_N, words in ((1.0, ""), *((each_N, " times the ratio") for each_N in ratios_N)):
+                expected = times_N * estimate(a_N, b_N)
+                if (np.abs(kl_N - expected) <= 1e-5 + 1e-3 * np.abs(expected)).all():
+                    return name + words, swapped
     return None
 
 
@@ -247,9 +251,9 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array) -> tuple[str, bo
       source="trl#2854, grail#42, marin#1708; Schulman 2020")  # fmt: skip
 def estimator(batch: StepBatch) -> Iterator[Finding]:
     """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
-    The recorded KL that agrees only with the swapped order is an error; a k3 below -1e-6 is impossible and an
-    error; one that agrees with no estimator a warning. k1 itself may be negative. Zeros where nothing is penalised are
-    fine.
+    Each may be weighed with the ratio to the policy that sampled. The recorded KL that agrees only with the swapped
+    order is an error; one that agrees with no estimator a warning where one is stated, else worth knowing. Zeros where
+    nothing is penalised are fine.
     """
     recorded, ref = given(batch.columns.of("kl")), given(batch.columns.of("ref_logprobs"))
     policies = [column for column in (batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")) if column]
@@ -263,7 +267,12 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
             continue
         if not np.abs(recorded.values_N[both_N]).max() > 0:
             raise Skip("the recorded KL is 0 everywhere: no penalty was computed")
-        found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N])
+        weights = [
+            np.exp(np.clip(policy.values_N - other.values_N, -20, 20))[both_N]
+            for other in map(batch.columns.of, ("old_logprobs", "rollout_logprobs"))
+            if other is not None and other is not policy and other.said_N[both_N].all()
+        ]
+        found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N], *weights)
         if found is not None and not found[1]:
             return
         best = best or found
@@ -282,7 +291,8 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
         )
         return
     yield finding(
-        "warning",
+        # Another estimator is wrong where one of these is stated, and may be meant where none is.
+        "warning" if batch.laid.algorithm.kl_estimator else "info",
         "the recorded KL is not k1, k2, k3 (clamped or not) or |log ratio| of policy and reference",
         place,
         evidence=[

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
+from typing import TYPE_CHECKING
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding
@@ -15,7 +16,11 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.figures import agree, together
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.unbaselined import severity_of_raw
 from replay_core.regexes import regex
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 #: Steps on each side of a fall-back, and of its beginning.
 SIDE = 4
@@ -108,12 +113,12 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
     same number in every step (a clamp; not where it is stated, or groups of a size give just that number, as two
     responses give .7071), or a mean that lies off 0 by .15 of their range to one side, in all of 10 steps and more (a
-    constant is added; where no critic's values are logged): a warning (where REINFORCE is stated, one side is right;
-    where ReMax is, either: its greedy answer may be better than all). So is a mean off 0 by .1 and more, to one side in
-    all of 8 steps and more, beside a std that is 1 (to 1e-3) in each:
-    what is divided by the std of the very tokens was not centred on them. An advantage past 30 times the rewards' range
-    (or mean, where no range is logged; or 1, where that is smaller) is an error: a std of 0 was divided by. Means of 0
-    are no bound: all advantages are 0 there.
+    constant is added; where no critic's values are logged, and they are not the rewards): a warning (one side is worth
+    knowing where no estimator with a baseline is stated: REINFORCE and RAFT; where ReMax is, either: its greedy answer
+    may be better than all). So is a mean off 0 by .1 and more, to one side in all of 8 steps and more, beside a std
+    that is 1 (to 1e-3) in each: what is divided by the std of the very tokens was not centred on them. An advantage
+    past 30 times the rewards' range (or mean, where no range is logged; or 1, where that is smaller) is an error: a std
+    of 0 was divided by. Means of 0 are no bound: all advantages are 0 there.
     """
     if (off := _whitened_off_centre(log)) is not None:
         yield _bounded(
@@ -137,13 +142,17 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
     top, bottom = given(log.get("advantage_max")), given(log.get("advantage_min"))
     mean, reward = log.get("advantage_mean"), log.get("reward")
     same = [agree(*row) for _, row in together(mean, reward)]
+    # The mean over tokens is another than that over samples: the range tells raw rewards, too.
+    range_ = [*together(top, log.get("reward_max")), *together(bottom, log.get("reward_min"))]
+    ranged = [agree(*row) for _, row in range_]
+    is_raw = (len(same) >= FEWEST and all(same)) or (len(ranged) >= 2 * FEWEST and all(ranged))
     highest, lowest = max(high for high, _ in rows), min(low for _, low in rows)
-    if (range_ := _paid(log)) and max(highest, -lowest) > BEYOND * max(1.0, range_):
+    if (paid := _paid(log)) and max(highest, -lowest) > BEYOND * max(1.0, paid):
         yield finding(
             "error",
             f"advantages come to {max(highest, lowest, key=abs):.3g}: more than a spread of rewards can make of them",
             top.first(over=highest - 1e-9),
-            evidence=[top.shown(highest, f"< {BEYOND:g}"), bottom.shown(lowest), shown("size of the rewards", range_)],
+            evidence=[top.shown(highest, f"< {BEYOND:g}"), bottom.shown(lowest), shown("size of the rewards", paid)],
             cause="what rounding leaves of equal rewards is divided by a std of 0 without an epsilon, or another scale "
             "than is meant: a few samples make the whole update",
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
@@ -154,7 +163,7 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
         raise Skip("REINFORCE is stated, which needs no baseline: advantages have the sign of the rewards (D04)")
     if lowest >= 0:
         tops = [agree(*row) for _, row in together(top, log.get("reward_max"))]
-        raw = (len(same) >= FEWEST and all(same)) or (len(tops) >= FEWEST and all(tops))
+        raw = is_raw or (len(tops) >= FEWEST and all(tops))
         cut = all(low == 0 for _, low in rows) and not raw
         never = "no advantage is ever negative: "
         if raw or not cut:
@@ -167,11 +176,14 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
         else:
             claim = "negative ones are cut off at 0, or nothing is subtracted from the rewards"
             cause = "a clamp (relu, max with 0) behind the normalisation, or no baseline at all"
-        yield _bounded(bottom, never + claim, f"{cause}; bad answers are never pushed down", lowest, "< 0")
+        # REINFORCE and RAFT push nothing down, and have the rewards themselves, or 0 and 1.
+        milder = severity_of_raw(log.algorithm) == "info" and (raw or not cut or highest <= 1 + EPSILON)
+        cause += "; bad answers are never pushed down" + (", as in REINFORCE and RAFT" if milder else "")
+        yield _bounded(bottom, never + claim, cause, lowest, "< 0", "info" if milder else "warning")
     elif highest <= 0 and log.algorithm.estimator != "remax":
         yield _never_positive(top, highest)
     elif (off := _off_centre(mean, top, bottom)) is not None and not (
-        log.has("value_mean") or log.algorithm.estimator == "remax"
+        log.has("value_mean") or log.algorithm.estimator == "remax" or is_raw
     ):
         yield _bounded(
             given(mean),
@@ -271,9 +283,11 @@ def _never_positive(top: Series, highest: float) -> Finding:
     )
 
 
-def _bounded(series: Series, claim: str, cause: str, value: float, expected: str) -> Finding:
+def _bounded(
+    series: Series, claim: str, cause: str, value: float, expected: str, severity: Severity = "warning"
+) -> Finding:
     return finding(
-        "warning", claim, series.points[0].where(series.name), evidence=[series.shown(value, expected)], cause=cause,
+        severity, claim, series.points[0].where(series.name), evidence=[series.shown(value, expected)], cause=cause,
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
         steps=series.steps(),
     )  # fmt: skip

@@ -114,7 +114,9 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
       source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
 def behind(case: Case) -> Iterator[Finding]:
     """How far the newest weight version of a step's samples lies behind the step, less what the nearest step has (one
-    trainer counts versions from 0, another from 1): more than the limit that is stated, else 8, is a warning. So are
+    trainer counts versions from 0, another from 1): more than the limit that is stated, else 8, is a warning; worth
+    knowing where engine and trainer are no further apart in such steps than in those within it (2 and more), and nearer
+    where samples are fresh. So are
     2 and more, where engine and trainer are over .1 nats per token apart in most of those steps, and in steps whose
     samples are fresh by a quarter of it at most, and nothing is recorded or stated that corrects for it (importance
     weights, a limit on the age): the age is what parts them.
@@ -146,6 +148,18 @@ def behind(case: Case) -> Iterator[Finding]:
             yield from _parted_by_age({step: by - nearest for by, _, step in found}, apart, worst[1])
         return
     past = [step for behind_by, _, step in found if behind_by - nearest > allowed]
+    if _is_no_age(past, {step: by - nearest for by, _, step in found}, apart):
+        yield finding(
+            "info",
+            f"weight versions fall up to {lag:g} behind the steps, and samples are no older for it: engine and trainer "
+            "are no further apart",
+            worst[1],
+            evidence=[shown("versions behind", lag), shown("steps past the limit", share(len(past), len(found)))],
+            cause="versions are counted by something else than the steps are (synchronisations, recorded steps), or "
+            "stand still while weights do not",
+            steps=past,
+        )
+        return
     yield finding(
         "warning",
         f"samples are up to {lag:g} weight versions behind the step that trains on them"
@@ -160,6 +174,23 @@ def behind(case: Case) -> Iterator[Finding]:
         next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
         steps=past,
     )
+
+
+#: How far apart samples past the limit may be, as a multiple of those within it; those within it that are needed.
+ALIKE, WITHIN = 1.5, 2
+
+
+def _is_no_age(past: list[int], lags: dict[int, float], apart: dict[int, float]) -> bool:
+    """Whether engine and trainer are no further apart (`apart`, by step) in samples past the limit than in younger
+    ones, and nearer in fresh ones: what is older by its version is then not older by its weights.
+    """
+    old = [apart[step] for step in past if step in apart]
+    young = [apart[step] for step in apart if step not in past and lags[step] > 0]
+    fresh = [apart[step] for step in apart if lags[step] <= 0]
+    if not old or not fresh or len(young) < WITHIN:
+        return False
+    usual = float(np.median(young))
+    return float(np.median(fresh)) < FRESH * usual and float(np.median(old)) <= ALIKE * usual
 
 
 #: Versions behind that no pipeline of one step makes; of the distance of old samples, what fresh ones may have.

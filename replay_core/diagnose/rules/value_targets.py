@@ -29,7 +29,7 @@ FEWEST, LEARNT = 8, 6
 
 
 #: Below these, tokens a few places before the reward hardly see it: no recipe for language models comes near.
-LEAST_GAMMA, LEAST_LAMBDA = 0.95, 0.5
+LEAST_GAMMA, LEAST_LAMBDA = 0.9, 0.5
 
 
 #: How near a factor of GAE's delta is to a whole number that it is called.
@@ -103,7 +103,7 @@ class _Rows:
 def targets(batch: StepBatch) -> Iterator[Finding]:
     """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
     than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info; a warning where none are
-    stated and gamma is below .95 or lambda below .5); an error where they are not the stated
+    stated and gamma is below .9 or lambda below .5); an error where they are not the stated
     ones, lie outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end,
     the next sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that
     are advantages, rewards, off by one token, made without the next value or with another's, or by a recursion that
@@ -249,7 +249,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in wrong)],
             cause="the settings that are configured do not reach GAE, or a factor stands at the wrong place in it",
         )
-    elif (gamma is None and fit.gamma < LEAST_GAMMA) or (lam is None and fit.lam < LEAST_LAMBDA):
+    elif (gamma is None and fit.gamma < LEAST_GAMMA - SETTING) or (lam is None and fit.lam < LEAST_LAMBDA):
         yield finding(
             "warning",
             f"GAE was made with {fit.words()}: recipes for language models have gamma 1 and lambda 0.95 to 1",

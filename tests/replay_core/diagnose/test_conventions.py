@@ -93,6 +93,7 @@ def test_advantages_that_are_divided_by_their_length_are_called_that(tmp_path: P
     one = of(seen(tmp_path, fields, "D04"), "D04")
     assert one is not None
     assert one.claim.startswith("advantages are divided by the length of their response")
+    assert one.severity == "info"
     set_advantages(fields, advantages_B)
     whole = of(seen(tmp_path, fields, "D04"), "D04")
     assert whole is not None

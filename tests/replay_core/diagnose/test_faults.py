@@ -75,11 +75,6 @@ def advantages_cleared(batch: Fields) -> None:
 
 
 @fault("D04", "warning")
-def advantages_without_a_baseline(batch: Fields) -> None:
-    set_advantages(batch, rewards(batch))
-
-
-@fault("D04", "warning")
 def advantages_scaled_and_moved(batch: Fields) -> None:
     set_advantages(batch, 3.7 * batch["advantages"][:, 0] + 0.2)
 
@@ -310,11 +305,6 @@ def dropout_in_the_update(batch: Fields) -> None:
 def k3_with_its_arguments_swapped(batch: Fields) -> None:
     moved = batch["old_log_probs"] - batch["ref_log_prob"]
     batch["kl"] = (np.expm1(moved) - moved) * masks(batch)
-
-
-@fault("D29", "warning")
-def a_kl_of_something_else(batch: Fields) -> None:
-    batch["kl"] = 0.3 * np.abs(batch["old_log_probs"]) * masks(batch)
 
 
 @fault("D30", "error")

@@ -1,0 +1,103 @@
+"""Runs that a known algorithm makes and the dump states little of: worth knowing; and what contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay_core.diagnose.finding import Diagnosis
+from replay_core.recorder import Recorder
+from tests.replay_core.diagnose.batches import causes, healthy, look, masks, of, seen
+
+Changed = Callable[[dict[str, Any], int], None]
+
+
+def run(
+    folder: Path, change: Changed, steps: range, *rules: str, flags: dict[str, Any] | None = None, **fields: Any
+) -> Diagnosis:
+    """The genuine batch in each of these steps, each changed."""
+    recorder = Recorder(folder, flags=flags or {})
+    for step in steps:
+        batch = {name: value for name, value in healthy().items() if name != "uid"}
+        change(batch, step)
+        with recorder.step(step) as write:
+            write("trajectory", **batch, **{name: value(step) for name, value in fields.items()})
+    recorder.close()
+    return look(folder, *rules)
+
+
+def apart(batch: dict[str, Any], by: float, seed: int) -> None:
+    """Engine and trainer so far apart, evenly."""
+    noise = np.random.default_rng(seed).normal(0, by / 0.8, batch["old_log_probs"].shape)
+    batch["rollout_log_probs"] = (batch["old_log_probs"] + noise * masks(batch)).astype(np.float32)
+
+
+@pytest.mark.parametrize("times", [0.0, 1.0], ids=["as it is", "times the ratio"])
+def test_an_unbiased_k3_is_one_of_the_estimators(times: float, tmp_path: Path) -> None:
+    fields = healthy()
+    draw = np.random.default_rng(3)
+    policy = fields["old_log_probs"] + draw.normal(0, 0.1, fields["old_log_probs"].shape) * masks(fields)
+    fields["log_probs"] = policy.astype(np.float32)
+    moved = fields["ref_log_prob"].astype(np.float64) - fields["log_probs"]
+    ratio = np.exp(times * (fields["log_probs"].astype(np.float64) - fields["old_log_probs"]))
+    fields["kl"] = ((np.expm1(moved) - moved) * ratio * masks(fields)).astype(np.float32)
+    assert of(seen(tmp_path, fields, "D29"), "D29") is None
+    fields["kl"] = 0.3 * np.abs(fields["old_log_probs"]) * masks(fields)
+    other = of(seen(tmp_path, fields, "D29"), "D29")
+    assert other is not None
+    assert other.severity == "info"
+
+
+@pytest.mark.parametrize(("grows", "severity"), [(False, "info"), (True, "warning")])
+def test_versions_that_stand_while_weights_do_not(grows: bool, severity: str, tmp_path: Path) -> None:
+    def older(batch: dict[str, Any], step: int) -> None:
+        apart(batch, 0.0 if not step else 0.004 * step if grows else 0.04, step)
+
+    found = of(
+        run(
+            tmp_path / "d", older, range(0, 40, 4), weight_version=lambda step: np.full(16, min(step, 12) - (step > 0))
+        ),
+        "D31",
+    )
+    assert found is not None
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("first", "severity"), [(0, "error"), (6, "warning")])
+def test_weights_that_may_be_old_are_no_contradiction(first: int, severity: str, tmp_path: Path) -> None:
+    steps = range(first, first + 5)
+    found = of(run(tmp_path / "d", lambda batch, step: apart(batch, 0.15, step), steps, "D09"), "D09")
+    assert found is not None
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("spared", "told"), [(0, True), (5, False)], ids=["the first", "another"])
+def test_packs_whose_first_sample_is_short_leak_in_every_step(spared: int, told: bool, tmp_path: Path) -> None:
+    def leaks(batch: dict[str, Any], step: int) -> None:
+        batch["response_mask"][0, 3:] = 0
+        apart(batch, 0.5, step)
+        batch["rollout_log_probs"][spared] = batch["old_log_probs"][spared]
+
+    found = of(run(tmp_path / "d", leaks, range(4), "D16"), "D16")
+    assert (found is not None) == told
+    if found is not None:
+        assert (found.severity, found.steps) == ("error", (0, 1, 2, 3))
+
+
+def test_one_response_for_each_prompt_needs_no_baseline_where_none_is_stated(tmp_path: Path) -> None:
+    def alone(batch: dict[str, Any], step: int) -> None:
+        batch["prompts"] = np.arange(batch["prompts"].size).reshape(batch["prompts"].shape) + 5
+        batch["input_ids"][:, : batch["prompts"].shape[1]] = batch["prompts"]
+        batch["advantages"] = batch["token_level_scores"].sum(1)[:, None] * masks(batch)
+
+    def told(folder: str, flags: dict[str, Any]) -> str:
+        ids = lambda step: np.arange(16)  # noqa: E731
+        found = of(run(tmp_path / folder, alone, range(2), "D05", flags=flags, group_id=ids), "D05")
+        return "" if found is None else found.severity
+
+    assert (told("none", {}), told("grpo", {"adv_estimator": "grpo"})) == ("info", "error")
+    assert causes(look(tmp_path / "none", "D05")) == []
