@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import OF_GROUPS, Algorithm
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.objectives import policy_loss
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 #: Clip ranges of published recipes (low, high): PPO, DAPO, tighter and wider ones, GSPO's.
 RANGES = ((0.2, 0.2), (0.2, 0.28), (0.1, 0.1), (0.3, 0.3), (0.2, 0.3), (0.2, 0.4), (3e-4, 4e-4), (3e-3, 4e-3))
@@ -102,6 +107,21 @@ class Surrogate:
     @property
     def cause(self) -> str:
         return _CAUSES[self.mistake]
+
+    def severity(self, algorithm: Algorithm) -> Severity:
+        """An error contradicts the estimator, or the clip range, that is stated; what some algorithm makes on purpose,
+        and nothing that is stated forbids, is worth knowing.
+        """
+        meant = {
+            # RLOO's ratio is a whole response's (TRL); GSPO's is normalised by its length.
+            _SUMMED: not algorithm.is_by_sequence,
+            # Positive answers alone (RAFT, rejection sampling), and rewards that stand for advantages (REINFORCE).
+            **dict.fromkeys((_UP, _REWARD), algorithm.estimator not in OF_GROUPS),
+            # One side alone is clipped by some; the engine's own numbers are a bypass of the trainer's forward.
+            **dict.fromkeys((_ABOVE_ALONE, _BELOW_ALONE, _ALWAYS), algorithm.clip_range is None),
+            _OF_ENGINE: algorithm.is_on("bypass_mode") is not False,
+        }
+        return "info" if meant.get(self.mistake) else "error"
 
     @property
     def link(self) -> str:

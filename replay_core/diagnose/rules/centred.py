@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from replay_core.diagnose.advantage_mistakes import Guess
 from replay_core.diagnose.advantage_variants import orders
+from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
@@ -30,7 +32,8 @@ def not_centred(case: Case) -> Iterator[Finding]:
     0, whatever its rewards were. Looked at with 3 groups of one size and more whose advantages differ, no critic and no
     stated REINFORCE. Where they do not add up: an error where they do for rows in another order or in other groups,
     where each group has a std of 1 (it was divided by its own std) and another mean than 0, where all are one number,
-    none is negative, only signs are left, or the same constant lies on all groups, or the response's length; a warning
+    none is negative, only signs are left (these three are worth knowing where no estimator of groups is stated, unless
+    the trainer is TRL's), or the same constant lies on all groups, or the response's length; a warning
     where the whole batch adds up to 0 instead, or all stds are one number other than 1. Silent where neither holds:
     whitened over tokens (REINFORCE++), parts of groups.
     """
@@ -42,7 +45,10 @@ def not_centred(case: Case) -> Iterator[Finding]:
         if numbers is None:
             continue
         looked += 1
-        every = [one for order in whole.laid.orders for one in _guesses(*(each[order] for each in numbers))]
+        every = [
+            one if _is_of_groups(whole) or one.key not in _MAY_BE_MEANT else replace(one, severity="info")
+            for order in whole.laid.orders for one in _guesses(*(each[order] for each in numbers))
+        ]  # fmt: skip
         # What another order or grouping explains is no matter of the whole batch.
         guess = min(every, key=lambda one: one.severity != "error", default=None)
         if guess is not None:
@@ -68,6 +74,16 @@ def not_centred(case: Case) -> Iterator[Finding]:
         cause=guess.cause,
         steps=[each.step for each, _ in found if each.step is not None],
     )  # fmt: skip
+
+
+#: What REINFORCE, RAFT and SFT have: rewards for advantages, of any sign, or a weight of 1 for all that are chosen.
+_MAY_BE_MEANT = ("one number", "sign alone", "none is negative", "none is negative, and the worst of every group has 0")
+
+
+def _is_of_groups(batch: StepBatch) -> bool:
+    """Whether a baseline of groups is stated, or the trainer knows no other (TRL's GRPO)."""
+    run = batch.laid.run
+    return batch.laid.algorithm.estimator in OF_GROUPS or (run is not None and run.dialect.startswith("trl"))
 
 
 def _numbers(batch: StepBatch) -> tuple[Array, Array, Array] | None:

@@ -35,7 +35,8 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
     0; the sign turned; no advantage, its size, one side or square of it, another row's, another token's, rewards,
     returns or values in its place. A way fits if one factor makes it all logged losses of a batch (2e-4; the factor 1
     where fewer than 3 micro-batches are logged). An error where no right way fits and one mistake
-    fits, in half of such batches and more.
+    fits, in half of such batches and more; worth knowing where some algorithm makes it so, and no estimator or range
+    that is stated forbids it (positive advantages alone, a ratio to the engine, of a whole response, or of one bound).
     """
     looked, fine = 0, 0
     wrong: Counter[str] = Counter()
@@ -75,9 +76,10 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
         return  # some steps of several: chance, of so many ways, beside one that is not known
     # A step whose ratios are all 1 agrees with every way to make it.
     assert first is not None
+    severity = causes[mistake].severity(first.laid.algorithm)
     yield finding(
-        "error",
-        f"the policy loss is made wrongly: {mistake}",
+        severity,
+        f"the policy loss is made {'otherwise' if severity == 'info' else 'wrongly'}: {mistake}",
         first.laid.where("advantages", sample=0),
         link=causes[mistake].link,
         evidence=[
@@ -147,7 +149,7 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
       source="arXiv 1707.06347: the new policy stands above the old one")  # fmt: skip
 def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
     """The recorded ratio beside exp(policy - old): an error where it is its inverse on 99 % of the tokens that moved
-    (|log ratio| > 1e-3, 8 and more), or e to the sum of a response's log ratios.
+    (|log ratio| > 1e-3, 8 and more), or where GSPO is stated and it is e to the sum of a response's log ratios.
     """
     recorded = given(batch.columns.of("is_ratio"))
     ratio_N, known_N, source = ratios(batch)
@@ -180,13 +182,15 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
             cause="exp(old - new) stands for exp(new - old): an update that raises a token's probability lowers it",
         )
     else:
+        meant = not batch.laid.algorithm.is_by_sequence
         yield finding(
-            "error",
-            "the policy loss is made wrongly: a sequence's ratio is e to the sum of its log ratios, not to their "
-            "mean: it is not normalised by length",
+            "info" if meant else "error",
+            f"the policy loss is made {'otherwise' if meant else 'wrongly'}: a sequence's ratio is e to the sum of its "
+            "log ratios, not to their mean: it is not normalised by length",
             batch.laid.where("is_ratio", sample=0),
             evidence=evidence,
-            cause="GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios",
+            cause="GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios; RLOO takes "
+            "the whole response's",
         )
 
 
@@ -197,7 +201,8 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
     """The recorded importance weights beside exp(trainer - rollout), each cut off at the largest weight, by token and
     by sequence: an error where they are exp(rollout - trainer) on 95 % of tokens that differ by 1e-3 and more
     (8 and more), and trainer over rollout on less than half of them; or where they are its square, its logarithm, the
-    weight of the token before or after, trainer over reference, or 1 on all of them.
+    weight of the token before or after, trainer over reference, or 1 on all of them (a warning where no weighing is
+    stated: a mask is 1, too).
     """
     weights, rollout = given(batch.columns.of("is_weights")), given(batch.columns.of("rollout_logprobs"))
     if "ratio" in weights.ref.name and _is_policy_ratio(batch, weights):
@@ -275,8 +280,9 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
             cause="the correction is multiplied in at two places, or the log ratio is doubled",
         )  # fmt: skip
     elif ones == 1 and count >= FEWEST:
+        # Weights that are a mask alone (MIS, IcePop) are 1 wherever nothing is far off.
         yield finding(
-            "error",
+            "error" if batch.laid.algorithm.is_weighed is True else "warning",
             "importance weights are 1 on every token although rollout and trainer differ: they correct nothing",
             batch.laid.where("is_weights", sample=0),
             evidence=[shown("tokens whose weight is exactly 1", ones, "0", weights.source),

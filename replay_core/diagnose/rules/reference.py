@@ -399,9 +399,9 @@ FAR, LEAPT = 1.0, 20.0
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
 def kl_explodes(log: RunLog) -> Iterator[Finding]:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
-    more: a warning, info while the reward rises with it, over 3 an error. From below .2 to over 1 in one step, and
-    staying there: an error, in 4 steps and more. It rises in every run that learns; a run without a KL term may reach
-    0.5.
+    more: a warning, info while the reward rises with it, over 3 an error (a warning). From below .2 to over 1 in one
+    step, and staying there: an error, in 4 steps and more. It rises in every run that learns; a run without a KL term
+    may reach 0.5.
     """
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
@@ -429,6 +429,8 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
         raise Skip("needs the KL of 8 steps")
     if sorted(point.value for point in finite[-3:])[1] < 0:
         raise Skip("the KL is negative: D29 says what that means")
+    if series.name == "objective/kl":
+        raise Skip("it is summed over each response (TRL's PPO), and grows with its length")
     begun, now = min(values[:4]), sorted(values[-3:])[1]
     if now > FAR and now > LEAPT * begun:
         reward = log.get("reward")
@@ -436,7 +438,7 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
         learns = len(told) >= 8 and median(told[-3:]) > median(told[:3]) + 0.3 * (max(told) - min(told))
         mark = next(point for point in finite if abs(point.value) > FAR)
         yield finding(
-            "error" if now > 3 * FAR else "info" if learns else "warning",
+            ("warning" if learns else "error") if now > 3 * FAR else "info" if learns else "warning",
             f"KL to the reference {'grows with the reward' if learns else 'explodes'}: {series.name} goes from "
             f"{begun:.3g} to {now:.3g} per token",
             mark.where(series.name),

@@ -119,8 +119,10 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
         return
     for one in surrogates(batch):
         if one.mistake and agrees(one.values_N[both_N]):
+            severity = one.severity(batch.laid.algorithm)
+            how = "otherwise" if severity == "info" else "wrongly"
             yield finding(
-                "error", f"the loss of a token is made wrongly: {one.mistake}", place, link=one.link,
+                severity, f"the loss of a token is made {how}: {one.mistake}", place, link=one.link,
                 evidence=evidence, cause=one.cause,
             )  # fmt: skip
             return

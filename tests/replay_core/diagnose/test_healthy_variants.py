@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from replay_core.diagnose import surrogates
+from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.finding import Diagnosis
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, healthy, look, masks, of, seen
@@ -101,3 +103,14 @@ def test_one_response_for_each_prompt_needs_no_baseline_where_none_is_stated(tmp
 
     assert (told("none", {}), told("grpo", {"adv_estimator": "grpo"})) == ("info", "error")
     assert causes(look(tmp_path / "none", "D05")) == []
+
+
+@pytest.mark.parametrize(("mistake", "stated"), [
+    (surrogates._SUMMED, {"adv_estimator": "gspo"}), (surrogates._UP, {"adv_estimator": "grpo"}),
+    (surrogates._ABOVE_ALONE, {"clip_ratio": 0.2}), (surrogates._OF_ENGINE, {"bypass_mode": False}),
+])  # fmt: skip
+def test_what_some_algorithm_makes_is_wrong_where_another_is_stated(mistake: str, stated: dict[str, Any]) -> None:
+    one = surrogates.Surrogate(np.zeros(1), mistake=mistake)
+    assert one.severity(Algorithm({})) == "info"
+    assert one.severity(Algorithm(stated)) == "error"
+    assert surrogates.Surrogate(np.zeros(1), mistake=surrogates._SIGN).severity(Algorithm({})) == "error"
