@@ -46,7 +46,7 @@ def not_centred(case: Case) -> Iterator[Finding]:
             continue
         looked += 1
         every = [
-            one if _is_of_groups(whole) or one.key not in _MAY_BE_MEANT else replace(one, severity="info")
+            replace(one, severity="info") if _may_be_meant(whole, one) else one
             for order in whole.laid.orders for one in _guesses(*(each[order] for each in numbers))
         ]  # fmt: skip
         # What another order or grouping explains is no matter of the whole batch.
@@ -80,10 +80,11 @@ def not_centred(case: Case) -> Iterator[Finding]:
 _MAY_BE_MEANT = ("one number", "sign alone", "none is negative", "none is negative, and the worst of every group has 0")
 
 
-def _is_of_groups(batch: StepBatch) -> bool:
-    """Whether a baseline of groups is stated, or the trainer knows no other (TRL's GRPO)."""
+def _may_be_meant(batch: StepBatch, guess: Guess) -> bool:
+    """Whether no baseline of groups is stated, and the trainer knows others (TRL's GRPO does not)."""
     run = batch.laid.run
-    return batch.laid.algorithm.estimator in OF_GROUPS or (run is not None and run.dialect.startswith("trl"))
+    of_groups = batch.laid.algorithm.estimator in OF_GROUPS or (run is not None and run.dialect == "trl")
+    return not of_groups and guess.key in _MAY_BE_MEANT and "std of 1" not in guess.claim
 
 
 def _numbers(batch: StepBatch) -> tuple[Array, Array, Array] | None:
@@ -150,7 +151,9 @@ def _guesses(a_B: Array, group_B: Array, tokens_B: Array) -> Iterator[Guess]:
             )  # fmt: skip
         return
     groups = int(group_B.max()) + 1
-    for how, order_B in orders(len(a_B), groups):
+    # Of one size, with two signs, any two that differ add up to 0.
+    telling = np.unique(np.round(np.abs(a_B), 4)).size > 2
+    for how, order_B in orders(len(a_B), groups) if telling else ():
         if _is_centred(a_B[order_B], group_B):
             yield Guess(
                 "error", "other samples",
@@ -170,7 +173,7 @@ def _guesses(a_B: Array, group_B: Array, tokens_B: Array) -> Iterator[Guess]:
                 "the batch was rolled after the advantages were computed, and each row is masked by another's length",
             )  # fmt: skip
             return
-    for how, other_B in _other_groups(len(a_B), groups):
+    for how, other_B in _other_groups(len(a_B), groups) if telling else ():
         if _is_centred(a_B, other_B):
             yield Guess(
                 "error", "groups",

@@ -114,3 +114,20 @@ def test_what_some_algorithm_makes_is_wrong_where_another_is_stated(mistake: str
     assert one.severity(Algorithm({})) == "info"
     assert one.severity(Algorithm(stated)) == "error"
     assert surrogates.Surrogate(np.zeros(1), mistake=surrogates._SIGN).severity(Algorithm({})) == "error"
+
+
+@pytest.mark.parametrize(("stated", "severity"), [({}, "info"), ({"adv_estimator": "rloo"}, "error")])
+def test_rewards_for_advantages_need_no_baseline_where_none_is_stated(
+    stated: dict[str, Any], severity: str, tmp_path: Path
+) -> None:
+    def signs(batch: dict[str, Any], step: int) -> None:
+        draw = np.random.default_rng(step)
+        batch["advantages"] = (draw.choice([-1.0, 1.0, 1.0], 16)[:, None] * masks(batch)).astype(np.float32)
+        batch.pop("token_level_scores")
+        batch.pop("token_level_rewards", None)
+
+    found = of(
+        run(tmp_path / "d", signs, range(3), "D93", flags=stated, group_id=lambda step: np.arange(16) // 4), "D93"
+    )
+    assert found is not None
+    assert found.severity == severity, found.claim
