@@ -81,7 +81,8 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if weight is not None:
         raise Skip(f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do")
     every = [
-        *_from_equal(batch, unlike), *_from_lines(batch, unlike), *_from_values(batch, unlike),
+        *_from_padding(batch, unlike), *_from_equal(batch, unlike), *_from_lines(batch, unlike),
+        *_from_values(batch, unlike),
         *_from_groupings(batch, unlike), *_from_order(batch, unlike), *_from_parts(batch, unlike),
     ]  # fmt: skip
     # That a line is none of those known says less than what makes it.
@@ -112,6 +113,32 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         "info" if is_own else "warning", "none", "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
     )  # fmt: skip
+
+
+def _from_padding(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Rewards whitened over every slot of the padded responses, whose padding holds zeros."""
+    trained_N, width = batch.trained_N, batch.laid.widths.get("the response", 0)
+    if trained_N is None or np.unique(np.round(unlike.heard_B, 6)).size < MOVED_VALUES:
+        return
+    tokens_B = batch.flat.count(trained_N).astype(np.float64)
+    slots = float(width * len(tokens_B))
+    if not tokens_B.sum() < slots:
+        return
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    for what, score_B in (("r", reward_B), ("r - group mean", advantages.group_centred(reward_B, group_B))):
+        mean = float(score_B @ tokens_B) / slots
+        squares = float(((score_B - mean) ** 2) @ tokens_B) + (slots - float(tokens_B.sum())) * mean**2
+        for divisor in (slots, slots - 1):
+            made_B = (score_B - mean) / (np.sqrt(squares / divisor) + 1e-8)
+            if np.isfinite(made_B).all() and agree(unlike.heard_B, made_B[unlike.kept_B], unlike.close):
+                yield Guess(
+                    "error", "over padding",
+                    f"advantages are whitened over padding: mean and std of {what} are taken over all {slots:.0f} "
+                    f"positions of the padded responses, not over the {tokens_B.sum():.0f} tokens of the mask",
+                    "the mask is not handed to the whitening: zeros of padding draw the mean to 0, and advantages keep "
+                    "one",
+                )  # fmt: skip
+                return
 
 
 def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:

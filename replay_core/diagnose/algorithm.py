@@ -23,6 +23,8 @@ _ESTIMATORS = {
 OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
 #: Further words for the two sides of a clip range.
 _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprange_high")
+#: Switches of a KL that is subtracted from the rewards.
+KL_IN_REWARDS = ("use_kl_in_reward", "kl_in_reward", "apply_kl_in_reward")
 _KL = {
     "k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3", "low_var": "k3", "abs": "|log r|",
     "k3+": "k3",
@@ -216,6 +218,34 @@ class Algorithm:
             "advantage_clip", "adv_clip", "clip_adv", "clip_advantage", "clip_advantages", "advantage_clip_value",
             "adv_clip_max", "max_advantage",
         )  # fmt: skip
+
+    @property
+    def kl_in_rewards(self) -> float | None:
+        """The coefficient of a KL that is subtracted from the rewards; None where the run does not state that."""
+        if not any(self.is_on(name) for name in KL_IN_REWARDS):
+            return None
+        return self.number("kl_in_reward_coef", "kl_coef", "init_kl_coef", "kl_beta", "kl_penalty_coef")
+
+    @property
+    def filters_groups(self) -> bool:
+        """Whether groups whose rewards are all equal are left out (DAPO's dynamic sampling)."""
+        names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups", "filter_groups.enable")
+        return any(self.is_on(name) is True for name in names)
+
+    @property
+    def filters_overlong(self) -> bool:
+        """Whether responses that are cut off are left out of the loss."""
+        return any(self.is_on(name) is True for name in ("overlong_filtering", "mask_truncated_completions"))
+
+    @property
+    def whitens(self) -> bool:
+        """Whether advantages of tokens are whitened over the batch."""
+        return any(self.is_on(name) is True for name in ("whiten_advantages", "normalize_advantages", "norm_adv"))
+
+    @property
+    def entropy_bonus(self) -> float | None:
+        """The coefficient of the entropy in the loss."""
+        return self.number("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef")
 
     def states_clip(self, low: float, high: float) -> bool:
         """Whether that is the stated range, as far as it is stated: one number may be the lower side's alone."""

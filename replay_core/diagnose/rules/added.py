@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.algorithm import Algorithm, stated_by
+from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, stated_by
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, given, rule
@@ -25,8 +25,6 @@ FEWEST, LEAST, LEFT = 4, 1e-6, 0.02
 #: How far a coefficient may lie from the stated one before it is another: token weights differ by micro-batch.
 WEIGHED = 1.5
 _BETAS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
-_IN_REWARD = ("use_kl_in_reward", "kl_in_reward", "apply_kl_in_reward")
-_BONUSES = ("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef")
 
 
 @rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="case",
@@ -64,7 +62,7 @@ def _coefficient_of_loss(case: Case) -> float | None:
     algorithm = Algorithm(stated_by(case.run))
     if algorithm.is_on("use_kl_loss") is False:
         return None
-    in_reward = algorithm.is_on("use_kl_loss") is None and any(map(algorithm.is_on, _IN_REWARD))
+    in_reward = algorithm.is_on("use_kl_loss") is None and any(map(algorithm.is_on, KL_IN_REWARDS))
     names = _BETAS[:1] if in_reward else _BETAS
     return stated_number(case.run.flags or {}, *names) or stated_number(case.run.facts, *names)
 
@@ -204,7 +202,7 @@ def _entropy(case: Case) -> Iterator[Finding]:
     alike = sum(abs(one - weight) <= LEFT * abs(weight) for one in weights)
     if place is None or alike < 2 or 2 * alike < len(weights):
         return
-    stated = stated_number(case.run.flags or {}, *_BONUSES) or stated_number(case.run.facts, *_BONUSES)
+    stated = Algorithm(stated_by(case.run)).entropy_bonus
     evidence = [shown("coefficient of the entropy in the loss", weight, "< 0"), shown("steps that tell", len(weights)),
                 *([] if stated is None else [shown("coefficient that is stated", stated)])]  # fmt: skip
     next_step = "rldbg diagnose --explain D49   # then look at the line that adds up the loss"

@@ -12,6 +12,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.sheets import TELL_TWINS, marked
@@ -22,6 +23,8 @@ from replay_core.objectives import kl
 
 #: Tokens that must say something, and |log ratio| from which two directions are told apart.
 FEWEST, MOVED = 8, 1e-3
+#: What two names of one tensor differ by.
+SAME = 1e-6
 
 
 @rule("D50", "the policy loss is made wrongly", link="loss", scope="case",
@@ -336,6 +339,32 @@ def _other_weights(batch: StepBatch, weights: Column, rollout: Column) -> tuple[
     return None
 
 
+def _of_the_reference(batch: StepBatch, policy: Column) -> Finding | None:
+    """Old log-probabilities that are the reference's to the last digit, where the policy has left both before any
+    update.
+    """
+    old, ref = batch.columns.of("old_logprobs"), batch.columns.of("ref_logprobs")
+    if old is None or ref is None:
+        return None
+    both_N = batch.pair(old, ref) & batch.pair(policy, old)
+    first_N = both_N & before_any_update_N(batch)
+    moved_N = first_N & (np.abs(policy.values_N - old.values_N) > MOVED)
+    apart = np.abs(old.values_N - ref.values_N)[both_N]
+    if both_N.sum() < FEWEST or moved_N.sum() < FEWEST or 2 * moved_N.sum() < first_N.sum() or apart.max() > SAME:
+        return None
+    return finding(
+        "error",
+        "old log-probabilities are the reference's: the ratio is taken to the reference, not to the policy that "
+        "sampled",
+        batch.laid.where("old_logprobs", at=int(np.flatnonzero(moved_N)[0])),
+        evidence=[shown("largest |old - ref|", float(apart.max()), "> 0 once the policy has moved", old.source),
+                  shown("mean |policy - old| before any update",
+                        float(np.abs(policy.values_N - old.values_N)[first_N].mean()), "0")],
+        cause="the reference's forward fills both tensors (an adapter that is switched off, one name for two tensors): "
+        "what is clipped is the distance to the reference",
+    )  # fmt: skip
+
+
 @rule("D60", "old log-probabilities are not those of the batch", link="logprobs", scope="batch",
       needs=("old_logprobs", "policy_logprobs"), lasts=True,
       explains=("D09", "D14", "D24", "D35", "L10", "L16", "L08"),
@@ -343,11 +372,12 @@ def _other_weights(batch: StepBatch, weights: Column, rollout: Column) -> tuple[
 def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
     """Old log-probabilities that a micro-batch was given, beside those recorded for the whole batch before its updates.
     An error where they are the current policy's own (to 1e-6) on tokens whose recorded ones differ by 1e-3 and more:
-    the ratio is then always 1. An error where they are another sample's of the batch, for most samples that differ.
+    the ratio is then always 1. An error where they are the reference's on every token, and the policy's before any
+    update are not. An error where they are another sample's of the batch, for most samples that differ.
     """
     given_each = list(batch.columns.every("old_logprobs"))
     policy = given(batch.columns.of("policy_logprobs"))
-    again = _taken_again(batch, policy)
+    again = _taken_again(batch, policy) or _of_the_reference(batch, policy)
     if again is not None:
         yield again
         return

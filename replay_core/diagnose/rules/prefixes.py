@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,11 +193,21 @@ def _spread(memory: _Memory) -> bool:
 PAIRS, SHARED = 12, 0.5
 
 
+def _answers(batch: StepBatch) -> list[Any] | None:
+    """Prompt and response of each sample: their tokens, else their texts; None where neither is recorded."""
+    tokens_N = batch.tokens_N
+    if tokens_N is not None:
+        ends = zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)
+        return [tokens_N[start : start + length].tobytes() for start, length in ends]
+    asked, told = batch.columns.texts("prompt_text"), batch.columns.texts("response_text")
+    return None if asked is None or told is None else list(zip(asked, told, strict=True))
+
+
 @rule("D56", "equal answers get different rewards", link="rewards", scope="case",
       explains=("L08", "D04"), source="rewards returned in order of completion, not of submission")  # fmt: skip
 def same_answers(case: Case) -> Iterator[Finding]:
-    """Responses of one prompt whose tokens are all equal, in the same step (12 pairs and more over the run): the
-    variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
+    """Responses of one prompt whose tokens (or texts) are all equal, in the same step (12 pairs and more over the run):
+    the variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
     rewards do not follow what was answered. A judge that is a model wavers by less.
     """
     within, count = 0.0, 0
@@ -204,12 +215,12 @@ def same_answers(case: Case) -> Iterator[Finding]:
     where: Where | None = None
     steps: list[int] = []
     for batch in case.batches():
-        rewards_B, tokens_N = batch.reward_B, batch.tokens_N
-        if rewards_B is None or tokens_N is None or not np.isfinite(rewards_B).all():
+        rewards_B, answers = batch.reward_B, _answers(batch)
+        if rewards_B is None or answers is None or not np.isfinite(rewards_B).all():
             continue
-        same: dict[bytes, list[int]] = {}
-        for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
-            same.setdefault(tokens_N[start : start + length].tobytes(), []).append(sample)
+        same: dict[object, list[int]] = {}
+        for sample, answer in enumerate(answers):
+            same.setdefault(answer, []).append(sample)
         told = [each for each in same.values() if len(each) > 1]
         differ = False
         for each in told:

@@ -36,6 +36,10 @@ LEAST_GAMMA, LEAST_LAMBDA = 0.9, 0.5
 NEAR = 0.02
 
 
+#: Of the responses, how many end with a value of one and the same size.
+MOSTLY = 0.9
+
+
 #: Rows before returns of another are no chance.
 SEVERAL_ROWS = 4
 
@@ -102,26 +106,38 @@ class _Rows:
       source="arXiv 1506.02438 equation 16; verl compute_gae_advantage_return")  # fmt: skip
 def targets(batch: StepBatch) -> Iterator[Finding]:
     """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
-    than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info; a warning where none are
-    stated and gamma is below .9 or lambda below .5); an error where they are not the stated
-    ones, lie outside 0 to 1, or at the last tokens more is left than the reward explains (the value after the end,
-    the next sample's, a reward that is missing). Not solved, it is an error that a known mistake can be: returns that
-    are advantages, rewards, off by one token, made without the next value or with another's, or by a recursion that
-    runs forwards in time. Else it is skipped (a lambda for every
-    response, rewards shaped after they were recorded).
+    than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info; a warning where none are stated and gamma is
+    below .9 or lambda below .5); an error where they are not the stated ones, lie outside 0 to 1, or at the last tokens
+    more is left than the reward explains (the value after the end, the next sample's, a reward that is missing). Not
+    solved, it is an error that a known mistake can be: returns that are advantages, rewards, the values, off by one
+    token, made without the next value or with another's, or by a recursion that runs forwards in time. Else it is
+    skipped (a lambda for every response, rewards shaped after they were recorded).
     """
     values, returns = given(batch.columns.of("values")), given(batch.columns.of("returns"))
     counts_B = batch.flat.count(given(batch.trained_N))
     width = max(int(counts_B.max(initial=0)), 1)
     mask_BT = (np.arange(width) < counts_B[:, None]).astype(np.float64)
     values_BT, returns_BT = _dense(batch, values), _dense(batch, returns)
+    told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
+    rewards_BT = _dense(batch, told) if told is not None else _at_the_end(batch, mask_BT)
+    place = batch.laid.where("returns", sample=0)
+    left = float((np.abs(returns_BT - values_BT) * mask_BT).max())
+    if left <= 1e-6 * max(1.0, float(np.abs(returns_BT).max())) and rewards_BT.any():
+        yield finding(
+            "error",
+            "value targets are the old values themselves: returns equal values on every token, and the critic learns "
+            "nothing",
+            place,
+            evidence=[shown("largest |returns - values|", left, "> 0", returns.source),
+                      shown("largest |reward of a token|", float(np.abs(rewards_BT).max()))],
+            cause="the critic is taught what it said: advantages are not added to the values, or the wrong tensor is "
+            "handed to its loss",
+        )  # fmt: skip
+        return
     if not np.abs(returns_BT).max() > 0 or not np.ptp(values_BT[mask_BT != 0]) > 0:
         raise Skip("returns are 0, or all values are one number")
     close = max(CLOSE.get(column.dtype, 1e-3) for column in (values, returns))
     rows = _Rows(values_BT, returns_BT, mask_BT, close * max(1.0, float(np.abs(returns_BT).max())))
-    told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
-    rewards_BT = _dense(batch, told) if told is not None else _at_the_end(batch, mask_BT)
-    place = batch.laid.where("returns", sample=0)
     fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
     if fit is not None and abs(fit.gamma) > 0.05:
         yield from _solved(batch, rows, fit, rewards_BT)
@@ -204,6 +220,16 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
                 place,
                 evidence=evidence,
                 cause="the reward lies at another token than the last that counts (padding), or is dropped",
+            )
+        elif ended_B.sum() >= 3 and np.ptp(fit.left_B[ended_B]) <= rows.close and ended_B.mean() > MOSTLY:
+            after_end = float(np.median(fit.left_B)) / fit.gamma
+            yield finding(
+                "error",
+                f"GAE bootstraps from a value of {after_end:.4g} after the end of every response",
+                place,
+                evidence=evidence,
+                cause="the value after the end of a response is 0: the recursion begins with another number (a tensor "
+                "of ones, the value of padding)",
             )
         elif _leaks(batch, rows, off_B, np.asarray(heard_B)) or _is_over_padding(batch, fit, rows.close):
             yield finding(

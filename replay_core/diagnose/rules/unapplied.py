@@ -1,0 +1,241 @@
+"""Settings that a run states and that what it records shows were never applied: one table of settings and checks.
+
+A setting is told by the run's own words, and a check by a figure that the setting, applied, cannot leave: it says
+whether a step tells, and whether it contradicts. Settings whose value can be solved for have rules of their own: the
+loss's aggregation (D28), the KL's and the entropy's coefficients (D49), the clip range (D50), gamma and lambda (D44),
+caps of weights (D59), the critic's range (D91), estimators (D04, D29), temperatures (D10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.stating import finding, share, shown
+from replay_core.diagnose.surrogates import FLOOR, logged_of
+
+#: By how much a bound may be missed (rounding); tokens that tell; from where on policy and reference are apart.
+CLOSE, FEWEST, MOVED = 1e-3, 8, 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a step tells of a setting: the figures, where to look, and whether they contradict it."""
+
+    contradicts: bool
+    evidence: tuple[Evidence, ...] = ()
+    where: Where | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A setting as it is stated (None: not, or off), and what a step tells of it (None: nothing)."""
+
+    link: str
+    stated: Callable[[StepBatch], str | None]
+    told: Callable[[StepBatch], _Told | None]
+    claim: str
+    cause: str
+
+
+def _advantage_clip(batch: StepBatch) -> str | None:
+    bound = batch.laid.algorithm.advantage_clip
+    return None if not bound else f"advantages are clipped at {bound:g}"
+
+
+def _past_the_clip(batch: StepBatch) -> _Told | None:
+    column, bound = batch.columns.of("advantages"), batch.laid.algorithm.advantage_clip
+    if column is None or not bound:
+        return None
+    counted_N = column.said_N & np.isfinite(column.values_N)
+    counted_N &= batch.trained_N if batch.trained_N is not None else True
+    size_N = np.where(counted_N, np.abs(column.values_N), 0.0)
+    past_N = size_N > bound * (1 + CLOSE)
+    if not counted_N.any():
+        return None
+    at = int(size_N.argmax())
+    return _Told(
+        bool(past_N.any()),
+        (shown("largest |advantage|", float(size_N[at]), f"<= {bound:g}", column.source),
+         shown("tokens past the bound", share(int(past_N.sum()), int(counted_N.sum())), "none")),
+        batch.laid.where("advantages", at=at),
+    )  # fmt: skip
+
+
+def _kl_in_rewards(batch: StepBatch) -> str | None:
+    algorithm = batch.laid.algorithm
+    return (
+        f"the KL is subtracted from the rewards, times {algorithm.kl_in_rewards:g}" if algorithm.kl_in_rewards else None
+    )
+
+
+def _unpenalised(batch: StepBatch) -> _Told | None:
+    rewards, scores = batch.columns.of("token_rewards"), batch.columns.of("token_scores")
+    ref, policy = batch.columns.of("ref_logprobs"), batch.trainer
+    if rewards is None or scores is None or ref is None or policy is None:
+        return None
+    both_N = batch.pair(policy, ref) & rewards.said_N & scores.said_N
+    apart = np.abs(policy.values_N - ref.values_N)[both_N]
+    if both_N.sum() < FEWEST or float(apart.mean()) < MOVED:
+        return None
+    taken = np.abs(rewards.values_N - scores.values_N)[both_N]
+    return _Told(
+        not taken.any(),
+        (shown("largest |token reward - token score|", float(taken.max()), "> 0", rewards.source),
+         shown("mean |policy - ref|", float(apart.mean()))),
+        batch.laid.where("token_rewards", sample=0),
+    )  # fmt: skip
+
+
+def _filter(batch: StepBatch) -> str | None:
+    return "groups without a spread are filtered out" if batch.laid.algorithm.filters_groups else None
+
+
+def _unfiltered(batch: StepBatch) -> _Told | None:
+    group_B, reward_B = batch.group_B, batch.reward_B
+    if group_B is None or reward_B is None or not batch.group_is_named or not np.isfinite(reward_B).all():
+        return None
+    sizes_G = np.bincount(group_B)
+    # Parts of groups, as one rank of several may hold them, tell nothing of the whole.
+    whole = batch.laid.algorithm.number("rollout_n", "num_generations", "n_samples_per_prompt", "group_size")
+    if sizes_G.min() < 2 or np.unique(sizes_G).size > 1 or (whole is not None and sizes_G[0] != whole):
+        return None
+    low_G, high_G = np.full(sizes_G.size, np.inf), np.full(sizes_G.size, -np.inf)
+    np.minimum.at(low_G, group_B, reward_B)
+    np.maximum.at(high_G, group_B, reward_B)
+    equal_G = high_G - low_G <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+    if not equal_G.any():
+        return None  # there may have been none
+    first = int(np.flatnonzero(equal_G[group_B])[0])
+    return _Told(
+        True,
+        (
+            shown(
+                "groups without a spread", share(int(equal_G.sum()), sizes_G.size), "none", f"rewards of {batch.name}"
+            ),
+        ),
+        batch.laid.where(batch.columns.reward_name, sample=first),
+    )
+
+
+def _overlong(batch: StepBatch) -> str | None:
+    return "responses that are cut off do not count" if batch.laid.algorithm.filters_overlong else None
+
+
+def _cut_and_counted(batch: StepBatch) -> _Told | None:
+    cut_B, trained_N = batch.truncated_flag_B, batch.trained_N
+    if cut_B is None or trained_N is None or not cut_B.any():
+        return None
+    counted_B = cut_B & (batch.flat.count(trained_N) > 0)
+    first = int(counted_B.argmax())
+    return _Told(
+        bool(counted_B.all() if cut_B.all() else counted_B[cut_B].all()),
+        (shown("responses that are cut off, and count", share(int(counted_B.sum()), int(cut_B.sum())), "none"),),
+        batch.laid.where("response_mask", sample=first),
+    )
+
+
+def _whitening(batch: StepBatch) -> str | None:
+    return "advantages are whitened" if batch.laid.algorithm.whitens else None
+
+
+def _unwhitened(batch: StepBatch) -> _Told | None:
+    column = batch.columns.of("advantages")
+    if column is None or batch.trained_N is None or batch.advantage_B is not None:
+        return None
+    inside = column.values_N[batch.trained_N & column.said_N & np.isfinite(column.values_N)]
+    if inside.size < 4 * FEWEST:
+        return None
+    std = float(inside.std())
+    # A micro-batch's or a rank's own whitening leaves about as much.
+    return _Told(
+        not 0.5 < std < 2.0,
+        (shown("std of the advantages", std, "about 1", column.source), shown("their mean", float(inside.mean()))),
+        batch.laid.where("advantages", sample=0),
+    )
+
+
+def _bonus(batch: StepBatch) -> str | None:
+    weight = batch.laid.algorithm.entropy_bonus
+    return f"the loss holds {weight:g} times the entropy" if weight else None
+
+
+def _without_bonus(batch: StepBatch) -> _Told | None:
+    loss, pg = (logged_of(batch, name, fewest=1) for name in ("loss", "pg_loss"))
+    entropy = batch.columns.of("entropy")
+    if loss is None or pg is None or entropy is None or loss.values_M.shape != pg.values_M.shape:
+        return None
+    mean, weight = float(np.nanmean(entropy.values_N[entropy.said_N])), batch.laid.algorithm.entropy_bonus or 0.0
+    if weight * mean < 100 * FLOOR:
+        return None
+    left = float(np.abs(loss.values_M - pg.values_M).max())
+    return _Told(
+        left <= FLOOR and not batch.columns.scalars("kl_loss"),
+        (shown("largest |loss - pg_loss|", left, f"about {weight * mean:.3g}"), shown("mean entropy", mean)),
+        batch.laid.where("entropy", sample=0),
+    )
+
+
+_SETTINGS = (
+    _Setting("advantages", _advantage_clip, _past_the_clip, "advantages go past the bound that is stated for them",
+             "the clamp on advantages is missing, or comes before what scales them"),
+    _Setting("rewards", _kl_in_rewards, _unpenalised,
+             "token rewards are the token scores: the KL penalty that is stated is not in them",
+             "the penalty is computed and not applied, its coefficient is 0 where it is used, or rewards are recorded "
+             "before it: nothing holds the policy near its reference"),
+    _Setting("groups", _filter, _unfiltered,
+             "groups without a spread of rewards are trained on, and a filter is stated",
+             "the filter (dynamic sampling) looks at another figure, runs before the rewards are final, or gives up "
+             "and takes what is there: these groups have no gradient, and dilute the others'"),
+    _Setting("masks", _overlong, _cut_and_counted,
+             "responses that were cut off are trained on, and a filter is stated",
+             "the mask of cut responses is not applied to the loss mask"),
+    _Setting("advantages", _whitening, _unwhitened, "advantages are not whitened, and the run states that they are",
+             "the switch does not reach the advantages: their size is the rewards'"),
+    _Setting("loss", _bonus, _without_bonus, "the entropy bonus that is stated is not in the loss",
+             "the term is computed, logged, and left out where the loss is summed up"),
+)  # fmt: skip
+
+
+@rule("D102", "a setting is stated and not applied", link="advantages", scope="case", lasts=True,
+      explains=("D28", "D01", "D03", "D73", "D20", "L08", "L10", "D25"),
+      source="verl algorithm.filter_groups, use_kl_in_reward; DAPO 2503.14476; arXiv 1707.06347")  # fmt: skip
+def not_applied(case: Case) -> Iterator[Finding]:
+    """Settings that the run states, each held against what it cannot leave: a bound of advantages against the largest
+    one; a KL in the rewards against token rewards that are the token scores, where policy and reference differ; a
+    filter of groups against whole groups of equal rewards; a filter of cut responses against their counted tokens;
+    whitening against a std of .5 to 2; an entropy bonus against a loss that is pg_loss alone. An error where half of
+    the steps that tell contradict it, a warning where that is one of several.
+    """
+    ballot: dict[int, list[tuple[StepBatch, _Told]]] = {}
+    words: dict[int, str] = {}
+    for batch in case.batches():
+        for at, setting in enumerate(_SETTINGS):
+            stated = setting.stated(batch)
+            told = setting.told(batch) if stated is not None else None
+            if stated is not None and told is not None:
+                words[at] = stated
+                ballot.setdefault(at, []).append((batch, told))
+    if not ballot:
+        raise Skip("no such setting is stated, or what it would show in is not recorded")
+    for at, every in sorted(ballot.items()):
+        against = [(batch, told) for batch, told in every if told.contradicts]
+        if not against or 2 * len(against) < len(every):
+            continue
+        first = against[0][1]
+        yield finding(
+            "error" if len(against) >= min(2, len(case.steps())) else "warning",
+            _SETTINGS[at].claim,
+            first.where,
+            link=_SETTINGS[at].link,
+            evidence=[*first.evidence, shown("stated", words[at]),
+                      shown("steps that contradict it", share(len(against), len(every)), "none")],
+            cause=_SETTINGS[at].cause,
+            steps=[batch.step for batch, _ in against if batch.step is not None],
+        )  # fmt: skip
