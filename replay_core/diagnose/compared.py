@@ -6,7 +6,7 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence
-from replay_core.diagnose.gap import Gap, gap
+from replay_core.diagnose.gap import DISAGREE, Gap, gap
 from replay_core.diagnose.rule import Skip
 from replay_core.diagnose.stating import shown
 
@@ -40,3 +40,18 @@ def compared(batch: StepBatch) -> Gap:
     if missing:
         raise Skip("needs " + ", ".join(missing).replace("|", " or "))
     return gap(batch)
+
+
+def distance(batch: StepBatch) -> float | None:
+    """mean |trainer - rollout| over the tokens that count, nats; None where the two cannot be compared."""
+    if not all(batch.has(name) for name in BOTH[:2]):
+        return None
+    try:
+        return gap(batch).mean
+    except Skip:
+        return None
+
+
+def disagrees(batch: StepBatch) -> bool:
+    """Whether engine and trainer are known to disagree by more than precision comes to."""
+    return (distance(batch) or 0.0) > DISAGREE

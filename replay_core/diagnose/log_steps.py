@@ -36,7 +36,8 @@ class StepTold:
     def is_dead(self) -> bool | None:
         """Whether no advantage differs from 0. None: the log does not tell."""
         if self.frac_zero is not None:
-            return self.frac_zero >= 1
+            # Rounding may leave each group a spread that is none.
+            return self.frac_zero >= 1 or (self.group_std is not None and self.group_std <= NO_STD)
         if self.advantage is not None:
             return self.advantage == 0
         return None if self.group_std is None else self.group_std <= NO_STD

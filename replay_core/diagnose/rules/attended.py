@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, gap
+from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.stating import finding, listed, share, shown
 
@@ -50,16 +51,16 @@ def attended(batch: StepBatch) -> Iterator[Finding]:
         return
     stated = batch.laid.algorithm.number("pad_token_id", "pad_id")
     is_sure = bool((right_B > 0).any()) or stated == pad
-    apart = _apart(batch)
+    between = distance(batch)
     yield finding(
-        "error" if is_sure and not (apart is not None and apart <= DISAGREE) else "warning",
+        "error" if is_sure and not (between is not None and between <= DISAGREE) else "warning",
         f"padding is attended to: the attention mask is 1 over the token {pad}, which fills "
         f"{share(int((left_B > 0).sum()), len(batch))} rows up on the left",
         batch.laid.where("attention_mask", sample=int(left_B.argmax())),
         evidence=[
             shown("its runs at the left, by length", listed(np.unique(left_B)), "masked out"),
             shown("rows that end in it", share(int((right_B > 0).sum()), len(batch))),
-            *([] if apart is None else [shown("mean |trainer - rollout|", apart, f"< {DISAGREE} nats")]),
+            *([] if between is None else [shown("mean |trainer - rollout|", between, f"< {DISAGREE} nats")]),
             *([] if stated is None else [shown("pad token that the run states", int(stated))]),
         ],
         cause="the attention mask is made of ones, or by another pad id than the rows are padded with: a prompt's "
@@ -71,13 +72,3 @@ def _run_B(is_BS: Array) -> Array:
     """How many columns from the first on hold, row by row."""
     run_B: Array = np.where(is_BS.all(axis=1), is_BS.shape[1], (~is_BS).argmax(axis=1))
     return run_B
-
-
-def _apart(batch: StepBatch) -> float | None:
-    """mean |trainer - rollout|, None where it cannot be told."""
-    if batch.columns.of("rollout_logprobs") is None or batch.trainer is None:
-        return None
-    try:
-        return gap(batch).mean
-    except Skip:
-        return None

@@ -17,9 +17,9 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
+from replay_core.diagnose.compared import disagrees
 from replay_core.diagnose.finding import Evidence, Finding, Where
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, gap
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
@@ -186,7 +186,7 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     if not exact or batch.laid.algorithm.is_distilled:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
     worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
-    weighed = _is_apart(batch) or _may_be_weighed(batch, parts)
+    weighed = disagrees(batch) or _may_be_weighed(batch, parts)
     yield finding(
         "info" if weighed else "warning",
         f"{first.logged.name} is no known reduction of its tokens",
@@ -284,16 +284,6 @@ def _leaves_out_weights(batch: StepBatch, parts: list[_MicroLoss], tokens: int) 
         return any(all(name in one and _agree(one[name], value) for value, one in named) for name in named[0][1])
 
     return agrees(plain_N) and not agrees(np.where(counted_N, plain_N * weights.values_N, plain_N))
-
-
-def _is_apart(batch: StepBatch) -> bool:
-    """Whether engine and trainer disagree, so that importance weights may be in the loss, not as recorded."""
-    if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
-        return False
-    try:
-        return gap(batch).mean > DISAGREE
-    except Skip:
-        return False
 
 
 def _may_be_weighed(batch: StepBatch, parts: list[_MicroLoss]) -> bool:

@@ -606,7 +606,8 @@ def _stray(batch: StepBatch, name: str) -> tuple[int, int, bool] | None:
 def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     """End tokens in responses, and how many of them the mask keeps. None of them (of at least 2) is an error.
 
-    Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them.
+    Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them, or
+    (of rows whose padding nothing tells) alone between the mask and a run of another id.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
@@ -626,8 +627,36 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
         sample = next(number for number, after in enumerate(_after_B(batch)) if after == beyond[0])
         yield _untrained(batch, beyond[0], len(beyond), batch.laid.where(name, sample=sample))
         return
+    if (told := _end_before_padding(batch, trained_N)) is not None:
+        yield _untrained(batch, *told[:2], batch.laid.where(name, at=told[2]))
+        return
     if eos is None:
         raise Skip("no end token can be told: no response ends before the longest does, and nothing says which stopped")
+
+
+#: Rows whose mask ends before one id and padding.
+ENDED = 4
+
+
+def _end_before_padding(batch: StepBatch, trained_N: Array) -> tuple[int, int, int] | None:
+    """Of whole rows whose padding nothing tells: the one id that stands between the last counted token and a run of
+    another up to the row's end, in every row whose mask ends so early, and counts nowhere; in how many rows, and where.
+    """
+    tokens_N = given(batch.tokens_N)
+    if batch.spine.padding_known:
+        return None
+    found, first = [], 0
+    for start, length, last in zip(batch.flat.starts_B, batch.flat.lengths_B, _last(batch, trained_N), strict=True):
+        tail = tokens_N[start + last + 1 : start + length]
+        if last < 0 or tail.size < 2:
+            continue
+        if (tail[1:] != tail[-1]).any() or tail[0] == tail[-1]:
+            return None
+        found.append((int(tail[0]), int(tail[-1])))
+        first = first or int(start + last + 1)
+    if len(found) < ENDED or len(set(found)) > 1 or (tokens_N[trained_N] == found[0][0]).any():
+        return None
+    return found[0][0], len(found), first
 
 
 def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:

@@ -8,9 +8,9 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.compared import disagrees
 from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, gap
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.stating import finding, shown
 
@@ -94,7 +94,7 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
     if counted and batch.spine.parts[0].packs is None:
         yield finding(
             # Of rotary embeddings a distance alone counts: it is an error where the two sides show it.
-            "error" if _is_felt(batch) else "warning",
+            "error" if disagrees(batch) and not _is_of_older_weights(batch) else "warning",
             "position ids count padding: samples do not begin at 0",
             place,
             evidence=[
@@ -125,16 +125,9 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
-def _is_felt(batch: StepBatch) -> bool:
-    """Whether engine and trainer disagree, and no samples of older weights are stated to be why."""
-    if batch.laid.algorithm.is_off_policy or batch.has("is_weights"):
-        return False
-    if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
-        return False
-    try:
-        return gap(batch).mean > DISAGREE
-    except Skip:
-        return False
+def _is_of_older_weights(batch: StepBatch) -> bool:
+    """Whether samples of older weights are stated, or weighed, so that these may be why engine and trainer disagree."""
+    return batch.laid.algorithm.is_off_policy or batch.has("is_weights")
 
 
 def _only_tails(batch: StepBatch, off_N: Array) -> bool:

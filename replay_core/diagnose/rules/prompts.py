@@ -371,7 +371,10 @@ def _are_replicas(case: Case, ranks: set[int]) -> bool | None:
 
 
 #: Matrices that tensor parallelism splits, and files of weights that are read for it at most.
-_SPLIT_ONES = regex(r"(?i)qkv|[qkvo]_?proj|(?:up|gate|down)(?:_proj)?\.|mlp|fc[12]|dense|linear|w[123]\b|c_attn|c_proj")
+_SPLIT_ONES = regex(
+    r"(?i)qkv|[qkvo]_?proj|(?:up|gate|down)(?:_proj)?\.|mlp|fc[12]|dense|linear|w[123o]\b|c_attn|c_proj|\.[qkvo]\.weight"
+    r"|lm_head|\.head\.weight"
+)
 LARGE = 1 << 26
 
 #: Settings under which ranks hold the same samples, and those of ranks that do not.

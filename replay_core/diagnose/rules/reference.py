@@ -12,9 +12,10 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
+from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import FEWEST, Gap, gap
+from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
@@ -134,10 +135,8 @@ def _agrees_with_engine(batch: StepBatch, mean: float) -> bool:
     """Whether the engine, which holds the policy's weights, says what the trainer does: then kernels are not why the
     reference does not.
     """
-    try:
-        return gap(batch).mean < 0.2 * mean if batch.columns.of("rollout_logprobs") is not None else False
-    except Skip:
-        return False
+    between = distance(batch)
+    return between is not None and between < 0.2 * mean
 
 
 def _is_taught(batch: StepBatch, trainer: Column, ref: Column, both_N: Array) -> bool:

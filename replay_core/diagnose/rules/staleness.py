@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 
 import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import BADLY, gap
+from replay_core.diagnose.gap import BADLY
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
@@ -122,7 +122,7 @@ def behind(case: Case) -> Iterator[Finding]:
     weights, a limit on the age): the age is what parts them.
     """
     found: list[tuple[float, Where, int]] = []
-    apart: dict[int, float] = {}
+    distances: dict[int, float] = {}
     corrected = False
     limit: float | None = None
     for batch in case.batches():
@@ -134,9 +134,8 @@ def behind(case: Case) -> Iterator[Finding]:
         place = batch.laid.where("weight_version", sample=sample)
         found.append((batch.step - float(np.nanmin(known[0])), place, batch.step))
         corrected = corrected or batch.has("is_weights") or batch.laid.algorithm.is_off_policy
-        if batch.has("rollout_logprobs") and batch.has("trainer_logprobs"):
-            with suppress(Skip):
-                apart[batch.step] = gap(batch).mean
+        if (mean := distance(batch)) is not None:
+            distances[batch.step] = mean
     if len(found) < 2:
         raise Skip("needs weight versions of two steps")
     nearest = max(0.0, min(one[0] for one in found))
@@ -145,10 +144,10 @@ def behind(case: Case) -> Iterator[Finding]:
     allowed = LAG if limit is None else limit
     if lag <= allowed:
         if not corrected:
-            yield from _parted_by_age({step: by - nearest for by, _, step in found}, apart, worst[1])
+            yield from _parted_by_age({step: by - nearest for by, _, step in found}, distances, worst[1])
         return
     past = [step for behind_by, _, step in found if behind_by - nearest > allowed]
-    if _is_no_age(past, {step: by - nearest for by, _, step in found}, apart):
+    if _is_no_age(past, {step: by - nearest for by, _, step in found}, distances):
         yield finding(
             "info",
             f"weight versions fall up to {lag:g} behind the steps, and samples are no older for it: engine and trainer "

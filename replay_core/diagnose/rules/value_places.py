@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.value_loss import value_rows
+from replay_core.diagnose.rules.value_targets import is_of_gae
 from replay_core.diagnose.stating import finding, shown
+
+#: Tokens of a response that are followed for places that samples share.
+FOLLOWED = 64
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Over the steps of a run: how far values lie apart at places that samples share, and go apart from (`parted`), and
+    where they share the place's token, too (`shared`).
+    """
+
+    parted: list[float] = field(default_factory=list)
+    shared: list[float] = field(default_factory=list)
+    where: Where | None = None
+    steps: set[int] = field(default_factory=set)
+
+    def take(self, batch: StepBatch) -> None:
+        values = batch.columns.of("values")
+        if values is None or not is_of_gae(batch):
+            return
+        places = defaultdict[int, dict[int, list[float]]](lambda: defaultdict(list))
+        for before, here, at in places_of(batch, FOLLOWED):
+            if values.said_N[at] and np.isfinite(values.values_N[at]):
+                places[before][here].append(float(values.values_N[at]))
+        apart = [float(np.ptp([each[0] for each in tokens.values()])) for tokens in places.values() if len(tokens) > 1]
+        self.parted += apart
+        self.shared += [float(np.ptp(each)) for tokens in places.values() for each in tokens.values() if len(each) > 1]
+        if apart:
+            self.where = self.where or batch.laid.where("values", sample=0)
+            self.steps |= set() if batch.step is None else {batch.step}
+
+    def told(self) -> Finding | None:
+        if len(self.parted) < FEWEST or len(self.shared) < FEWEST:
+            return None
+        apart, same = float(np.mean(self.parted)), float(np.mean(self.shared))
+        if apart < APART or same > NEAR * apart:
+            return None
+        return finding(
+            "error",
+            "values are read one token late: each depends on the very token whose value it is to be before",
+            self.where,
+            evidence=[
+                shown("mean range of values where samples differ in that token alone", apart, "0"),
+                shown("where they share it, too", same),
+                shown("places", len(self.parted)),
+            ],
+            cause="a slice is one off where the critic is read: the value of a state holds what was done in it, and "
+            "advantages no longer tell of the token; the reward's token has the value of what comes after the end",
+            steps=sorted(self.steps),
+        )
+
 
 #: Neighbouring tokens that tell; how far values have to be from the critic's own, and how near beside.
 FEWEST, APART, NEAR = 12, 1e-3, 0.05
@@ -23,7 +79,17 @@ def beside(case: Case) -> Iterator[Finding]:
     """The recorded values beside what the critic gives in the first optimizer step over them, which has the same
     weights: an error where they are those of the token before or after (to a twentieth of their distance to those of
     their own token, and 1e-3 of it and more), over 12 tokens and more.
+
+    And values of samples that share a prompt and all tokens before a place, and there go apart: a value that is read
+    before its token is one number at such a place. An error where it is one where the token is shared, too, and
+    another where only the token differs (12 such places and more), while GAE makes the returns of it as it is.
     """
+    known = _Seen()
+    for batch in case.batches():
+        known.take(batch)
+    if (told := known.told()) is not None:
+        yield told
+        return
     own, after, before = [], [], []
     where, steps = None, set()
     for batch in case.batches():

@@ -100,9 +100,11 @@ class _Rows:
         return _Fit(gamma, product / gamma if abs(gamma) > 1e-3 else float("nan"), left_B[self.mask_BT.any(1)])
 
 
+_NEEDED = ("values", "returns", "mask", "token_rewards|token_scores|reward")
+
+
 @rule("D44", "value targets are not what rewards and values give", link="advantages", scope="batch",
-      needs=("values", "returns", "mask", "token_rewards|token_scores|reward"),
-      explains=("D45", "D52"), lasts=True,
+      needs=_NEEDED, explains=("D45", "D52"), lasts=True,
       source="arXiv 1506.02438 equation 16; verl compute_gae_advantage_return")  # fmt: skip
 def targets(batch: StepBatch) -> Iterator[Finding]:
     """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
@@ -167,6 +169,16 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="the critic is taught another target than the return",
     )
+
+
+def is_of_gae(batch: StepBatch) -> bool:
+    """Whether GAE makes the returns of the values as they are recorded, each at its own token."""
+    if not all(any(map(batch.has, need.split("|"))) for need in _NEEDED):
+        return False
+    try:
+        return any("returns are GAE's" in one.claim or "GAE was made with" in one.claim for one in targets(batch))
+    except Skip:
+        return False
 
 
 def _over_observations(batch: StepBatch, values: Column, returns: Column, close: float) -> _Fit | None:
