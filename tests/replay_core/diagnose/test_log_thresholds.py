@@ -195,6 +195,7 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("moves", verl, [{"actor/lr": 1e-3, "actor/kl_loss": 1e-4 * n} for n in range(8)], None),
     ("a sum over ranks", verl, [{"critic/score/mean": 4.0}] * 3, ("L13", "warning")),
     ("a mean at its limit", verl, [{"critic/score/mean": 1.0}] * 3, None),
+    ("a spread of rounding", trl, [{"reward_std": 1.6e-8, "frac_reward_zero_std": 0.5}] * 4, ("D03", "error")),
     ("raw rewards", verl, [{"critic/advantages/max": 1.0 - n / 9, "critic/score/max": 1.0 - n / 9,
                             "critic/advantages/min": 0.0} for n in range(3)], None),
     ("a loss turned around", verl, [{"actor/pg_loss": 0.1 * n + 0.02, "critic/advantages/mean": 0.1 * n + 0.02}
