@@ -220,6 +220,14 @@ class Algorithm:
         )  # fmt: skip
 
     @property
+    def is_truncated(self) -> bool | None:
+        """Whether the engine samples from a part of the distribution (top-p, top-k, min-p); None: nothing is stated."""
+        p, k, least = self.number("top_p"), self.number("top_k"), self.number("min_p")
+        if p is None and k is None and least is None:
+            return None
+        return (p is not None and 0 < p < 1) or (k is not None and k > 0) or bool(least)
+
+    @property
     def kl_in_rewards(self) -> float | None:
         """The coefficient of a KL that is subtracted from the rewards; None where the run does not state that."""
         if not any(self.is_on(name) for name in KL_IN_REWARDS):

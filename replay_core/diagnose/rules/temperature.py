@@ -35,12 +35,15 @@ def tempered(case: Case) -> Iterator[Finding]:
     the origin (5 % of the difference left, 16 tokens and more); beside a trainer at the temperature that the dump
     states, the two differ by -log sum p^(1/T), within what one other token or all of a vocabulary would leave.
 
+    A warning where the dump begins after the second step and no tokens of one place tell: older samples look so, too.
+
     A temperature is a setting: silent where the first step of the run has none of it (.01 nats and less). A policy that
     gets sharper with its updates looks as if its older samples were drawn at a higher one.
     """
     found: list[Finding] = []
     means: list[float] = []
     whys: list[str] = []
+    late = False
     for batch in case.batches():
         try:
             between = compared(batch)
@@ -49,8 +52,16 @@ def tempered(case: Case) -> Iterator[Finding]:
             continue
         if not means and batch.step in (0, 1) and between.mean <= AGREES and len(case.steps()) > 1:
             return
+        late = late or (not means and batch.step not in (None, 0, 1))
         means.append(between.mean)
-        found += [replace(one, steps=() if batch.step is None else (batch.step,)) for one in _tempered(batch, between)]
+        # Of a dump that begins later samples may be older: only tokens drawn in one place tell them from a temperature.
+        sure = not late or between.after_softmax is not None or between.contexts.temperature is not None
+        found += [
+            replace(
+                one, steps=() if batch.step is None else (batch.step,), severity=one.severity if sure else "warning"
+            )
+            for one in _tempered(batch, between)
+        ]
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     yield from (weighed(one, len(means), varies=False) for one in merged(found))

@@ -20,7 +20,9 @@ from replay_core.diagnose.stating import finding, shown
       source="verl#6240, trl#6789, ms-swift#8442, vllm#42259")  # fmt: skip
 def renormalised(batch: StepBatch) -> Iterator[Finding]:
     """The rollout gives more to over 90 % of its own tokens, by 0.005 nats and more on average, with no change of
-    slope: what is left of the distribution after top-p or top-k was normalised again. An error.
+    slope: what is left of the distribution after top-p or top-k was normalised again. An error where the run states
+    that neither is used, or no response ends; worth knowing where it states one (the engine says what it sampled from,
+    and ratios to it hold the part that was cut off); else a warning.
     """
     between = gap(batch)
     if not between.is_truncated:
@@ -28,8 +30,9 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where("rollout_logprobs", at=worst_of(between))
     kept = float(np.exp(between.d.mean()))
     endless = _never_ends(batch, between)
+    stated = batch.laid.algorithm.is_truncated
     yield finding(
-        "error",
+        "error" if endless or stated is False else "warning" if stated is None else "info",
         (
             "no response ends: all are cut off at the length limit, and the engine gives their tokens more than the "
             "trainer: it may not write the end token (EOS), and what is left is renormalised"

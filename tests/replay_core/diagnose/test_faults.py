@@ -270,7 +270,7 @@ def a_slightly_colder_engine(batch: Fields) -> None:
     batch["rollout_log_probs"] = (batch["old_log_probs"] * 1.2 + 0.3) * masks(batch) + noise(batch, 0.05)
 
 
-@fault("D11", "error")
+@fault("D11", "warning")
 def top_p_renormalised(batch: Fields) -> None:
     kept = np.random.default_rng(0).uniform(0.8, 0.97, batch["old_log_probs"].shape)
     batch["rollout_log_probs"] = ((batch["old_log_probs"] - np.log(kept)) * masks(batch) + noise(batch, 0.004)).astype(

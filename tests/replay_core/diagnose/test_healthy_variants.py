@@ -131,3 +131,28 @@ def test_rewards_for_advantages_need_no_baseline_where_none_is_stated(
     )
     assert found is not None
     assert found.severity == severity, found.claim
+
+
+@pytest.mark.parametrize(
+    ("stated", "severity"), [({"top_p": 0.9}, "info"), ({"top_p": 1.0, "top_k": -1}, "error"), ({}, "warning")]
+)
+def test_an_engine_may_say_what_it_sampled_from(stated: dict[str, Any], severity: str, tmp_path: Path) -> None:
+    def kept(batch: dict[str, Any], step: int) -> None:
+        share = np.random.default_rng(step).uniform(0.8, 0.97, batch["old_log_probs"].shape)
+        batch["rollout_log_probs"] = ((batch["old_log_probs"] - np.log(share)) * masks(batch)).astype(np.float32)
+
+    found = of(run(tmp_path / "d", kept, range(2), "D11", flags=stated), "D11")
+    assert found is not None
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("first", "severity"), [(0, "error"), (6, "warning")])
+def test_older_samples_look_as_if_they_were_at_another_temperature(first: int, severity: str, tmp_path: Path) -> None:
+    def colder(batch: dict[str, Any], step: int) -> None:
+        noise = np.random.default_rng(step).normal(0, 0.05, batch["old_log_probs"].shape)
+        batch["rollout_log_probs"] = ((1.2 * batch["old_log_probs"] + 0.3 + noise) * masks(batch)).astype(np.float32)
+        batch["input_ids"] = np.arange(batch["input_ids"].size).reshape(batch["input_ids"].shape) + 5
+
+    found = of(run(tmp_path / "d", colder, range(first, first + 2), "D10"), "D10")
+    assert found is not None
+    assert found.severity == severity
