@@ -38,10 +38,10 @@ K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
       source="slime and miles debug guides (1e-8 with one kernel; about 0.8 per token: chat template)")  # fmt: skip
 def reference_moved(case: Case) -> Iterator[Finding]:
     """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a
-    warning, more than 1 an error: another template, or another model. Of step 1, where step 0 is not in
-    the dump, the last two alone. Skipped where neither is. From .1 on, where engine and trainer agree, it is a warning
-    where a weight version of 0, or a learning rate that is warmed up, says that the run begins here; a later version
-    says that it goes on: info up to 1.
+    warning, more than 1 an error: another template, or another model (a warning where a weight version says that the
+    run goes on). Of step 1, where step 0 is not in the dump, the last two alone. Skipped where neither is. From .1 on,
+    where engine and trainer agree, it is a warning where a weight version of 0, or a learning rate that is warmed up,
+    says that the run begins here; a later version says that it goes on: info up to 1.
     """
     for batch in case.batches():
         trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
@@ -87,9 +87,9 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         resumed, begins = bool(version), version == 0 or _warms_up(case)
         yield finding(
             "error"
-            if mean > OTHER_MODEL
+            if mean > OTHER_MODEL and not resumed
             else "warning"
-            if not resumed and (mean > OTHER_PROMPT or (other and begins))
+            if mean > OTHER_MODEL or (not resumed and (mean > OTHER_PROMPT or (other and begins)))
             else "info",
             f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}"
             + (", before any update: the reference is another checkpoint than the policy began with" if other else ""),

@@ -170,7 +170,7 @@ _STATES: tuple[_FigureState, ...] = (
         "look at the rewards of one group",
     ),
     _FigureState(
-        "is_weight_max", _often_over(10.0), 2, "error", "rollout_logprobs",
+        "is_weight_max", _often_over(10.0), 2, "warning", "rollout_logprobs",
         "importance weights of trainer over engine are not truncated: the largest, {name}, comes to {most:.3g}", "< 10",
         "no cap on the weights (truncated importance sampling cuts them at 2 to 5): a few tokens make the whole "
         "update, and the policy falls apart", "set the cap; rldbg mismatch rldbg-dump shows which tokens have them",
@@ -240,6 +240,10 @@ def moves(log: RunLog) -> bool:
 
 def _holds(log: RunLog, series: Series, state: _FigureState) -> bool:
     values = series.finite
+    mean = log.get("advantage_mean")
+    # One weight for all that were chosen (RAFT, SFT) has no spread, and is not 0.
+    if state.signal == "advantage_std" and mean is not None and any(mean.finite):
+        return False
     return len(values) >= state.fewest and state.holds(values) and (not state.moving or moves(log))
 
 
@@ -253,7 +257,7 @@ def tells(log: RunLog) -> Iterator[Finding]:
     importance weights of trainer over engine whose median mean lies outside of .7 to 1.5 (it is 1 over the engine's own
     samples), of which over .3 are cut or two steps have one over 10, over .9 of the prompts never or always solved,
     requests preempted in most steps, over .3 of repetition, a temperature of 0. Levels are the median of the last 10
-    steps.
+    steps. Advantages without a spread whose mean is not 0 are weights (RAFT, SFT).
     """
     if not any(len(series.finite) >= state.fewest for state in _STATES for series in log.all(state.signal)[:1]):
         raise Skip("needs 5 to 8 steps of these figures")

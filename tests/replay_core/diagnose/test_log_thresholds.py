@@ -196,6 +196,11 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("a sum over ranks", verl, [{"critic/score/mean": 4.0}] * 3, ("L13", "warning")),
     ("a mean at its limit", verl, [{"critic/score/mean": 1.0}] * 3, None),
     ("a spread of rounding", trl, [{"reward_std": 1.6e-8, "frac_reward_zero_std": 0.5}] * 4, ("D03", "error")),
+    ("weights over 10", verl, [{"rollout_corr/rollout_is_max": 12.0}] * 3, ("L31", "warning")),
+    ("one weight for all", verl, [{"critic/advantages/max": 1.0, "critic/advantages/min": 1.0, "advantages/std": 0.0,
+                                   "critic/advantages/mean": 1.0}] * 6, None),
+    ("no spread of advantages", verl, [{"critic/advantages/max": None, "critic/advantages/min": None,
+                                        "advantages/std": 0.0}] * 6, ("L31", "error")),
     ("raw rewards", verl, [{"critic/advantages/max": 1.0 - n / 9, "critic/score/max": 1.0 - n / 9,
                             "critic/advantages/min": 0.0} for n in range(3)], None),
     ("a loss turned around", verl, [{"actor/pg_loss": 0.1 * n + 0.02, "critic/advantages/mean": 0.1 * n + 0.02}
