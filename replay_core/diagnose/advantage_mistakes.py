@@ -20,7 +20,7 @@ from replay_core.diagnose.advantage_variants import (
     squashed,
     zeroed,
 )
-from replay_core.diagnose.algorithm import OF_GROUPS
+from replay_core.diagnose.algorithm import OF_GROUPS, divides_by_length
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
@@ -366,7 +366,7 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         return
     if matching(heard_B, ((name, values_B / tokens_B) for name, values_B in known), close) is not None:
         yield Guess(
-            "warning" if batch.laid.algorithm.divides_by_length else "info", "over length",
+            "warning" if divides_by_length(batch.laid.algorithm) else "info", "over length",
             f"advantages are divided by the length of their response: they are {known[0][0]}, over its tokens",
             "the mean over a response's tokens is taken in the advantage already: right before a loss that sums them; "
             "one that averages over tokens divides by the length twice, and long responses count for less",

@@ -45,6 +45,10 @@ class Algorithm:
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
 
+    def value(self, *names: str) -> Any:
+        """The first of these settings that is stated, whatever it is."""
+        return stated(self._facts, *names)
+
     def number(self, *names: str) -> float | None:
         """The first of these settings that is stated as one number."""
         return stated_number(self._facts, *names)
@@ -132,17 +136,11 @@ class Algorithm:
         return "tokens" if how or self._loss_kind else ""
 
     @property
-    def divides_by_length(self) -> bool:
-        """Whether the run states a loss that is a mean over a response's tokens, and no length in its advantages."""
-        how = self.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
-        meant = stated(self._facts, "advantage_length_norm", "length_normalized_advantage", "adv_length_norm")
-        return how.endswith("token-mean") and meant is not True
-
-    @property
     def is_by_sequence(self) -> bool:
         """Whether one ratio stands for a response (GSPO): its clip range is of another size than a token's."""
         level = self.word("importance_sampling_level", "ratio_level", "ratio_type")
-        return "gspo" in " ".join(self._names) or level.startswith(("seq", "geo"))
+        loss = self.word("policy_loss", "policy_loss_type", "loss_fn")
+        return "gspo" in " ".join([*self._names, loss]) or level.startswith(("seq", "geo"))
 
     @property
     def averages_sequences(self) -> bool:
@@ -219,42 +217,6 @@ class Algorithm:
             "adv_clip_max", "max_advantage",
         )  # fmt: skip
 
-    @property
-    def is_truncated(self) -> bool | None:
-        """Whether the engine samples from a part of the distribution (top-p, top-k, min-p); None: nothing is stated."""
-        p, k, least = self.number("top_p"), self.number("top_k"), self.number("min_p")
-        if p is None and k is None and least is None:
-            return None
-        return (p is not None and 0 < p < 1) or (k is not None and k > 0) or bool(least)
-
-    @property
-    def kl_in_rewards(self) -> float | None:
-        """The coefficient of a KL that is subtracted from the rewards; None where the run does not state that."""
-        if not any(self.is_on(name) for name in KL_IN_REWARDS):
-            return None
-        return self.number("kl_in_reward_coef", "kl_coef", "init_kl_coef", "kl_beta", "kl_penalty_coef")
-
-    @property
-    def filters_groups(self) -> bool:
-        """Whether groups whose rewards are all equal are left out (DAPO's dynamic sampling)."""
-        names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups", "filter_groups.enable")
-        return any(self.is_on(name) is True for name in names)
-
-    @property
-    def filters_overlong(self) -> bool:
-        """Whether responses that are cut off are left out of the loss."""
-        return any(self.is_on(name) is True for name in ("overlong_filtering", "mask_truncated_completions"))
-
-    @property
-    def whitens(self) -> bool:
-        """Whether advantages of tokens are whitened over the batch."""
-        return any(self.is_on(name) is True for name in ("whiten_advantages", "normalize_advantages", "norm_adv"))
-
-    @property
-    def entropy_bonus(self) -> float | None:
-        """The coefficient of the entropy in the loss."""
-        return self.number("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef")
-
     def states_clip(self, low: float, high: float) -> bool:
         """Whether that is the stated range, as far as it is stated: one number may be the lower side's alone."""
         stated = self.clip_range
@@ -275,3 +237,46 @@ class Algorithm:
         epochs = self.number("ppo_epochs", "num_iterations", "num_ppo_epochs")
         whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
         return epochs == 1 and whole is not None and whole == part and not self.is_off_policy
+
+
+def divides_by_length(algorithm: Algorithm) -> bool:
+    """Whether the run states a loss that is a mean over a response's tokens, and no length in its advantages."""
+    how = algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+    meant = algorithm.value("advantage_length_norm", "length_normalized_advantage", "adv_length_norm")
+    return how.endswith("token-mean") and meant is not True
+
+
+def is_truncated(algorithm: Algorithm) -> bool | None:
+    """Whether the engine samples from a part of the distribution (top-p, top-k, min-p); None: nothing is stated."""
+    p, k, least = algorithm.number("top_p"), algorithm.number("top_k"), algorithm.number("min_p")
+    if p is None and k is None and least is None:
+        return None
+    return (p is not None and 0 < p < 1) or (k is not None and k > 0) or bool(least)
+
+
+def kl_in_rewards(algorithm: Algorithm) -> float | None:
+    """The coefficient of a KL that is subtracted from the rewards; None where the run does not state that."""
+    if not any(algorithm.is_on(name) for name in KL_IN_REWARDS):
+        return None
+    return algorithm.number("kl_in_reward_coef", "kl_coef", "init_kl_coef", "kl_beta", "kl_penalty_coef")
+
+
+def filters_groups(algorithm: Algorithm) -> bool:
+    """Whether groups whose rewards are all equal are left out (DAPO's dynamic sampling)."""
+    names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups", "filter_groups.enable")
+    return any(algorithm.is_on(name) is True for name in names)
+
+
+def filters_overlong(algorithm: Algorithm) -> bool:
+    """Whether responses that are cut off are left out of the loss."""
+    return any(algorithm.is_on(name) is True for name in ("overlong_filtering", "mask_truncated_completions"))
+
+
+def whitens(algorithm: Algorithm) -> bool:
+    """Whether advantages of tokens are whitened over the batch."""
+    return any(algorithm.is_on(name) is True for name in ("whiten_advantages", "normalize_advantages", "norm_adv"))
+
+
+def entropy_bonus(algorithm: Algorithm) -> float | None:
+    """The coefficient of the entropy in the loss."""
+    return algorithm.number("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef")

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, stated_by
+from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, stated_by
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, given, rule
@@ -202,7 +202,7 @@ def _entropy(case: Case) -> Iterator[Finding]:
     alike = sum(abs(one - weight) <= LEFT * abs(weight) for one in weights)
     if place is None or alike < 2 or 2 * alike < len(weights):
         return
-    stated = Algorithm(stated_by(case.run)).entropy_bonus
+    stated = entropy_bonus(Algorithm(stated_by(case.run)))
     evidence = [shown("coefficient of the entropy in the loss", weight, "< 0"), shown("steps that tell", len(weights)),
                 *([] if stated is None else [shown("coefficient that is stated", stated)])]  # fmt: skip
     next_step = "rldbg diagnose --explain D49   # then look at the line that adds up the loss"

@@ -97,7 +97,7 @@ def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
     return lag if lag is not None and lag.settled and lag.lag != 0 else None
 
 
-#: Share of tokens that a router moves from one forward to the next.
+#: Share of tokens that a router sends elsewhere from one forward to the next, or a sampled pad id leaves unseen.
 FEW_MOVED = 0.01
 
 
@@ -108,10 +108,10 @@ FEW_MOVED = 0.01
 def on_policy(batch: StepBatch) -> Iterator[Finding]:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
-    clipping cuts off, an error (of half precision in a hundredth of the tokens and more). Later updates move the ratio
-    on purpose; so does a later pass that is a step of its own, whose samples and old log-probabilities an earlier step
-    holds to the last bit. Skipped where a batch is recorded whole, without its mini-batches, and an eighth to a half of
-    its samples agree while the others do not: those of the first.
+    clipping cuts off, an error (in a hundredth of the tokens and more). Later updates move the ratio on purpose; so
+    does a later pass that is a step of its own, whose samples and old log-probabilities an earlier step holds to the
+    last bit. Skipped where a batch is recorded whole, without its mini-batches, and an eighth to a half of its samples
+    agree while the others do not: those of the first.
 
     A recorded ratio that is log pi - log pi_old itself, on every token, is an error in any update.
     """
@@ -181,10 +181,8 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
             cause="one of the two forwards divides its logits by the sampling temperature and the other does not",
         )
         return
-    # In half precision a router sends a few tokens elsewhere from one forward to the next.
-    few = limit == SAME_BF16 and clipped < FEW_MOVED
     yield finding(
-        "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
+        "info" if of_engine else "error" if largest > 0.2 and clipped >= FEW_MOVED else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"
         + (": the old log-probabilities are the engine's own" if of_engine else ""),
         place,

@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.figures import agree, together
@@ -181,7 +182,7 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
         cause += "; bad answers are never pushed down" + (", as in REINFORCE and RAFT" if milder else "")
         yield _bounded(bottom, never + claim, cause, lowest, "< 0", "info" if milder else "warning")
     elif highest <= 0 and log.algorithm.estimator != "remax":
-        yield _never_positive(top, highest)
+        yield _never_positive(log, top, highest)
     elif (off := _off_centre(mean, top, bottom)) is not None and not (
         log.has("value_mean") or log.algorithm.estimator == "remax" or is_raw
     ):
@@ -270,16 +271,18 @@ def _never_above(log: RunLog) -> Iterator[Finding]:
     if len(rows) < FEWEST:
         raise Skip(f"needs the largest advantage, and the smallest or the mean, of {FEWEST} steps")
     if max(high for high, _ in rows) <= 0 and log.algorithm.estimator != "remax":
-        yield _never_positive(given(log.get("advantage_max")), max(high for high, _ in rows))
+        yield _never_positive(log, given(log.get("advantage_max")), max(high for high, _ in rows))
 
 
-def _never_positive(top: Series, highest: float) -> Finding:
+def _never_positive(log: RunLog, top: Series, highest: float) -> Finding:
+    # ReMax's greedy answer may be better than all: only a baseline of groups that is stated is contradicted.
     return _bounded(
         top,
         "no advantage is ever positive: the baseline is the best response's reward, not the mean",
         "a max stands for the mean: the best answer is not pushed up, all others are pushed down",
         highest,
         "> 0",
+        "warning" if log.algorithm.estimator in OF_GROUPS else "info",
     )
 
 

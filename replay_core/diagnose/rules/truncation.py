@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import is_truncated
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import BOTH, figures_of, worst_of
 from replay_core.diagnose.finding import Finding
@@ -30,7 +31,7 @@ def renormalised(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where("rollout_logprobs", at=worst_of(between))
     kept = float(np.exp(between.d.mean()))
     endless = _never_ends(batch, between)
-    stated = batch.laid.algorithm.is_truncated
+    stated = is_truncated(batch.laid.algorithm)
     yield finding(
         "error" if endless or stated is False else "warning" if stated is None else "info",
         (

@@ -13,6 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import (
+    entropy_bonus,
+    filters_groups,
+    filters_overlong,
+    kl_in_rewards,
+    whitens,
+)
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where
@@ -25,7 +32,7 @@ CLOSE, FEWEST, MOVED = 1e-3, 8, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Shows:
     """What a step tells of a setting: the figures, where to look, and whether they contradict it."""
 
     contradicts: bool
@@ -39,7 +46,7 @@ class _Setting:
 
     link: str
     stated: Callable[[StepBatch], str | None]
-    told: Callable[[StepBatch], _Told | None]
+    told: Callable[[StepBatch], _Shows | None]
     claim: str
     cause: str
 
@@ -49,7 +56,7 @@ def _advantage_clip(batch: StepBatch) -> str | None:
     return None if not bound else f"advantages are clipped at {bound:g}"
 
 
-def _past_the_clip(batch: StepBatch) -> _Told | None:
+def _past_the_clip(batch: StepBatch) -> _Shows | None:
     column, bound = batch.columns.of("advantages"), batch.laid.algorithm.advantage_clip
     if column is None or not bound:
         return None
@@ -60,7 +67,7 @@ def _past_the_clip(batch: StepBatch) -> _Told | None:
     if not counted_N.any():
         return None
     at = int(size_N.argmax())
-    return _Told(
+    return _Shows(
         bool(past_N.any()),
         (shown("largest |advantage|", float(size_N[at]), f"<= {bound:g}", column.source),
          shown("tokens past the bound", share(int(past_N.sum()), int(counted_N.sum())), "none")),
@@ -69,13 +76,11 @@ def _past_the_clip(batch: StepBatch) -> _Told | None:
 
 
 def _kl_in_rewards(batch: StepBatch) -> str | None:
-    algorithm = batch.laid.algorithm
-    return (
-        f"the KL is subtracted from the rewards, times {algorithm.kl_in_rewards:g}" if algorithm.kl_in_rewards else None
-    )
+    weight = kl_in_rewards(batch.laid.algorithm)
+    return f"the KL is subtracted from the rewards, times {weight:g}" if weight else None
 
 
-def _unpenalised(batch: StepBatch) -> _Told | None:
+def _unpenalised(batch: StepBatch) -> _Shows | None:
     rewards, scores = batch.columns.of("token_rewards"), batch.columns.of("token_scores")
     ref, policy = batch.columns.of("ref_logprobs"), batch.trainer
     if rewards is None or scores is None or ref is None or policy is None:
@@ -85,7 +90,7 @@ def _unpenalised(batch: StepBatch) -> _Told | None:
     if both_N.sum() < FEWEST or float(apart.mean()) < MOVED:
         return None
     taken = np.abs(rewards.values_N - scores.values_N)[both_N]
-    return _Told(
+    return _Shows(
         not taken.any(),
         (shown("largest |token reward - token score|", float(taken.max()), "> 0", rewards.source),
          shown("mean |policy - ref|", float(apart.mean()))),
@@ -94,10 +99,10 @@ def _unpenalised(batch: StepBatch) -> _Told | None:
 
 
 def _filter(batch: StepBatch) -> str | None:
-    return "groups without a spread are filtered out" if batch.laid.algorithm.filters_groups else None
+    return "groups without a spread are filtered out" if filters_groups(batch.laid.algorithm) else None
 
 
-def _unfiltered(batch: StepBatch) -> _Told | None:
+def _unfiltered(batch: StepBatch) -> _Shows | None:
     group_B, reward_B = batch.group_B, batch.reward_B
     if group_B is None or reward_B is None or not batch.group_is_named or not np.isfinite(reward_B).all():
         return None
@@ -113,7 +118,7 @@ def _unfiltered(batch: StepBatch) -> _Told | None:
     if not equal_G.any():
         return None  # there may have been none
     first = int(np.flatnonzero(equal_G[group_B])[0])
-    return _Told(
+    return _Shows(
         True,
         (
             shown(
@@ -125,16 +130,16 @@ def _unfiltered(batch: StepBatch) -> _Told | None:
 
 
 def _overlong(batch: StepBatch) -> str | None:
-    return "responses that are cut off do not count" if batch.laid.algorithm.filters_overlong else None
+    return "responses that are cut off do not count" if filters_overlong(batch.laid.algorithm) else None
 
 
-def _cut_and_counted(batch: StepBatch) -> _Told | None:
+def _cut_and_counted(batch: StepBatch) -> _Shows | None:
     cut_B, trained_N = batch.truncated_flag_B, batch.trained_N
     if cut_B is None or trained_N is None or not cut_B.any():
         return None
     counted_B = cut_B & (batch.flat.count(trained_N) > 0)
     first = int(counted_B.argmax())
-    return _Told(
+    return _Shows(
         bool(counted_B.all() if cut_B.all() else counted_B[cut_B].all()),
         (shown("responses that are cut off, and count", share(int(counted_B.sum()), int(cut_B.sum())), "none"),),
         batch.laid.where("response_mask", sample=first),
@@ -142,10 +147,10 @@ def _cut_and_counted(batch: StepBatch) -> _Told | None:
 
 
 def _whitening(batch: StepBatch) -> str | None:
-    return "advantages are whitened" if batch.laid.algorithm.whitens else None
+    return "advantages are whitened" if whitens(batch.laid.algorithm) else None
 
 
-def _unwhitened(batch: StepBatch) -> _Told | None:
+def _unwhitened(batch: StepBatch) -> _Shows | None:
     column = batch.columns.of("advantages")
     if column is None or batch.trained_N is None or batch.advantage_B is not None:
         return None
@@ -154,7 +159,7 @@ def _unwhitened(batch: StepBatch) -> _Told | None:
         return None
     std = float(inside.std())
     # A micro-batch's or a rank's own whitening leaves about as much.
-    return _Told(
+    return _Shows(
         not 0.5 < std < 2.0,
         (shown("std of the advantages", std, "about 1", column.source), shown("their mean", float(inside.mean()))),
         batch.laid.where("advantages", sample=0),
@@ -162,20 +167,20 @@ def _unwhitened(batch: StepBatch) -> _Told | None:
 
 
 def _bonus(batch: StepBatch) -> str | None:
-    weight = batch.laid.algorithm.entropy_bonus
+    weight = entropy_bonus(batch.laid.algorithm)
     return f"the loss holds {weight:g} times the entropy" if weight else None
 
 
-def _without_bonus(batch: StepBatch) -> _Told | None:
+def _without_bonus(batch: StepBatch) -> _Shows | None:
     loss, pg = (logged_of(batch, name, fewest=1) for name in ("loss", "pg_loss"))
     entropy = batch.columns.of("entropy")
     if loss is None or pg is None or entropy is None or loss.values_M.shape != pg.values_M.shape:
         return None
-    mean, weight = float(np.nanmean(entropy.values_N[entropy.said_N])), batch.laid.algorithm.entropy_bonus or 0.0
+    mean, weight = float(np.nanmean(entropy.values_N[entropy.said_N])), entropy_bonus(batch.laid.algorithm) or 0.0
     if weight * mean < 100 * FLOOR:
         return None
     left = float(np.abs(loss.values_M - pg.values_M).max())
-    return _Told(
+    return _Shows(
         left <= FLOOR and not batch.columns.scalars("kl_loss"),
         (shown("largest |loss - pg_loss|", left, f"about {weight * mean:.3g}"), shown("mean entropy", mean)),
         batch.laid.where("entropy", sample=0),
@@ -183,7 +188,7 @@ def _without_bonus(batch: StepBatch) -> _Told | None:
 
 
 _SETTINGS = (
-    _Setting("advantages", _advantage_clip, _past_the_clip, "advantages go past the bound that is stated for them",
+    _Setting("advantages", _advantage_clip, _past_the_clip, "advantages exceed the clip that is stated for them",
              "the clamp on advantages is missing, or comes before what scales them"),
     _Setting("rewards", _kl_in_rewards, _unpenalised,
              "token rewards are the token scores: the KL penalty that is stated is not in them",
@@ -213,7 +218,7 @@ def not_applied(case: Case) -> Iterator[Finding]:
     whitening against a std of .5 to 2; an entropy bonus against a loss that is pg_loss alone. An error where half of
     the steps that tell contradict it, a warning where that is one of several.
     """
-    ballot: dict[int, list[tuple[StepBatch, _Told]]] = {}
+    ballot: dict[int, list[tuple[StepBatch, _Shows]]] = {}
     words: dict[int, str] = {}
     for batch in case.batches():
         for at, setting in enumerate(_SETTINGS):

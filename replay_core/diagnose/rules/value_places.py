@@ -22,7 +22,7 @@ FOLLOWED = 64
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Shared:
     """Over the steps of a run: how far values lie apart at places that samples share, and go apart from (`parted`), and
     where they share the place's token, too (`shared`).
     """
@@ -84,7 +84,7 @@ def beside(case: Case) -> Iterator[Finding]:
     before its token is one number at such a place. An error where it is one where the token is shared, too, and
     another where only the token differs (12 such places and more), while GAE makes the returns of it as it is.
     """
-    known = _Seen()
+    known = _Shared()
     for batch in case.batches():
         known.take(batch)
     if (told := known.told()) is not None:

@@ -62,7 +62,7 @@ def whitened(batch: Fields, step: int, scale: float = 1.0) -> None:
 
 
 STATED: dict[str, tuple[Fields, Callable[[Fields, int], None], Callable[[Fields, int], None]]] = {
-    "past the bound": ({"advantage_clip": 0.5}, as_it_is, clipped),
+    "exceed the clip": ({"advantage_clip": 0.5}, as_it_is, clipped),
     "the KL penalty that is stated": ({"use_kl_in_reward": True, "kl_coef": 0.05}, unpenalised, penalised),
     "a filter is stated": ({"filter_groups": True}, equal, spread),
     "cut off are trained on": ({"overlong_filtering": True}, cut, left_out),
