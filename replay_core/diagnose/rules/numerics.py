@@ -44,7 +44,7 @@ class _Bad:
 
 
 @rule("D21", "numbers that are not finite", link="dump", scope="case",
-      explains=("D20", "D01", "D03", "D57", "D04", "D06", "D09", "D14", "D24", "D28", "D23", "D25",
+      explains=("D20", "D01", "D03", "D57", "D04", "D06", "D09", "D14", "D18", "D24", "D28", "D23", "D25",
                "D26", "D21", "D46", "L02", "L06"), lasts=True,
       source="verl#1197 #2626; miles and TRL hide them (nan_to_num, ratio 1), prime-rl writes null")  # fmt: skip
 def not_finite(case: Case) -> Iterator[Finding]:
