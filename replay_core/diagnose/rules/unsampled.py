@@ -21,7 +21,8 @@ from replay_core.diagnose.stating import finding, share, shown
       source="rllm#272, verl multi-turn masks: tool output and prompts are given, not sampled")  # fmt: skip
 def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
-    engine fills in 0 where it sampled nothing, in prompts and tool output. Two and more are an error. (Of top-p or a
+    engine fills in 0 where it sampled nothing, in prompts and tool output. Two and more are an error; whole responses
+    of them are demonstrations: worth knowing, and a warning where importance weights are recorded. (Of top-p or a
     greedy engine, 0 is a token that was left alone; the trainer then finds it probable.)
     """
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
@@ -37,6 +38,20 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
     holders = int((batch.flat.count(alien_N) > 0).sum())
     where, cause = _given(batch, alien_N, both_N)
+    whole_B = batch.flat.count(alien_N) == batch.flat.count(both_N)
+    if whole_B[batch.flat.count(alien_N) > 0].all():
+        # Answers that are given whole are demonstrations: where nothing weighs them by the engine, nothing is wrong.
+        yield finding(
+            "warning" if batch.has("is_weights") else "info",
+            f"{share(holders, len(batch))} responses are of no engine: their rollout log-probabilities are all 0",
+            batch.laid.where("rollout_logprobs", at=at),
+            evidence=[shown("tokens of them", int(alien_N.sum()), None, rollout.source),
+                      shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None,
+                            trainer.source)],
+            cause="demonstrations among the samples (SFT mixed in, LUFFY), which no engine wrote; or the engine's "
+            "numbers of these samples are missing and were filled with 0",
+        )  # fmt: skip
+        return
     yield finding(
         "error",
         f"{int(alien_N.sum())} tokens are in the loss that no engine sampled{where}",

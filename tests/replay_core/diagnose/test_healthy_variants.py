@@ -156,3 +156,19 @@ def test_older_samples_look_as_if_they_were_at_another_temperature(first: int, s
     found = of(run(tmp_path / "d", colder, range(first, first + 2), "D10"), "D10")
     assert found is not None
     assert found.severity == severity
+
+
+@pytest.mark.parametrize(("rows", "tokens", "severity"), [([0, 5, 10], 24, ""), ([0, 5, 10], 4, "error")],
+                         ids=["whole answers", "parts of them"])  # fmt: skip
+def test_demonstrations_among_the_samples_are_no_tool_output(
+    rows: list[int], tokens: int, severity: str, tmp_path: Path
+) -> None:
+    def mixed(batch: dict[str, Any], step: int) -> None:
+        batch["old_log_probs"][rows, :tokens] -= 1.5 * masks(batch)[rows, :tokens]
+        batch["rollout_log_probs"] = batch["old_log_probs"].copy()
+        batch["rollout_log_probs"][rows, :tokens] = 0
+
+    diagnosis = run(tmp_path / "d", mixed, range(3), group_id=lambda step: np.repeat(np.arange(4), 4))
+    # One batch in every step is a policy that stands (D55).
+    loud = [(one.id, one.severity) for one in causes(diagnosis) if one.id != "D55"]
+    assert loud == ([("D41", severity)] if severity else []), loud
