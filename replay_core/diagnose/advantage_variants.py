@@ -69,6 +69,12 @@ def variants(reward_B: Array, group_B: Array, tokens_B: Array | None = None) -> 
         "(r - group mean) x responses / responses with a reward (GPG)",
         advantages.group_centred_upweighted(reward_B, group_B),
     )
+    spread_B = np.abs(centred_B) > 1e-8
+    if spread_B.any():
+        yield (
+            "(r - group mean) x responses / responses with an advantage (GPG)",
+            centred_B * (len(centred_B) / int(spread_B.sum())),
+        )
     yield "the lead of a group's best over its second (pass@k)", advantages.best_margin(reward_B, group_B)
     if tokens_B is None or not tokens_B.sum() > 1:
         return

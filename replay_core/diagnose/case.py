@@ -41,6 +41,11 @@ class Case:
         """
         return self.run.records if self.step is None else self.run.select(step=self.step)
 
+    @property
+    def begins(self) -> bool:
+        """Whether the dump goes back to the first update, before which all weights are one; or names no step."""
+        return min((record.key.step for record in self.run.records if record.key.step is not None), default=0) <= 1
+
     def steps(self) -> list[tuple[int | None, list[Record]]]:
         """The chosen records by step, in order. Nobody may change them: many rules go through them."""
         if self._steps is None:

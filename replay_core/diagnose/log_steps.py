@@ -35,6 +35,8 @@ class StepTold:
     @property
     def is_dead(self) -> bool | None:
         """Whether no advantage differs from 0. None: the log does not tell."""
+        if self.advantage:
+            return False  # groups of one have no spread, and advantages
         if self.frac_zero is not None:
             # Rounding may leave each group a spread that is none.
             return self.frac_zero >= 1 or (self.group_std is not None and self.group_std <= NO_STD)

@@ -262,6 +262,10 @@ def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Ar
     )  # fmt: skip
 
 
+#: Steps that a known variant makes, for one that it does not.
+ODD = 4
+
+
 @rule("D04", "advantages are made by a mistake", link="advantages", scope="case", explains=("L08",),
       source="DeepSeekMath eq. 4.1.2; RLOO 2402.14740; a moving baseline is 0 in its first step alone")  # fmt: skip
 def made_by_mistake(case: Case) -> Iterator[Finding]:
@@ -320,7 +324,9 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
     found = max(ballot.values(), key=len)
     batch, guess, unlike = found[0]
     # A known variant in most steps is the code that runs: in the others a number of it is another (a bound, a mean).
-    if guess.severity != "error" and right > len(found):
+    # One odd step of many is chance, whatever made the others.
+    odd = ODD * len(found) <= right or (guess.severity != "error" and ODD * len(found) < looked)
+    if odd or (guess.severity != "error" and right > len(found)):
         raise Skip(f"a known variant makes the advantages of {right} steps, and {len(found)} others are near it")
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     column, kept_B = batch.columns.of("advantages"), unlike.kept_B

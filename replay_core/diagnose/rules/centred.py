@@ -76,8 +76,12 @@ def not_centred(case: Case) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-#: What REINFORCE, RAFT and SFT have: rewards for advantages, of any sign, or a weight of 1 for all that are chosen.
-_MAY_BE_MEANT = ("one number", "sign alone", "none is negative", "none is negative, and the worst of every group has 0")
+#: What REINFORCE, RAFT and SFT have: rewards for advantages, of any sign, or a weight of 1 for all that are chosen; and
+#: ReMax, whose greedy answer may be the best.
+_MAY_BE_MEANT = (
+    "one number", "sign alone", "none is negative", "none is negative, and the worst of every group has 0",
+    "the best response's reward is the baseline",
+)  # fmt: skip
 
 
 def _may_be_meant(batch: StepBatch, guess: Guess) -> bool:

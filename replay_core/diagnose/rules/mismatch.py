@@ -67,7 +67,6 @@ def disagree(case: Case) -> Iterator[Finding]:
     found: list[Finding] = []
     means: list[float] = []
     whys: list[str] = []
-    begins = True
     growth, misplaced = Growth(), Misplaced()
     for batch in case.batches():
         try:
@@ -75,8 +74,6 @@ def disagree(case: Case) -> Iterator[Finding]:
         except Skip as skip:
             whys.append(str(skip))
             continue
-        # Before any update both sides hold one set of weights; later they may not, on purpose.
-        begins = begins and (bool(means) or batch.step is None or batch.step <= 1)
         means.append(between.mean)
         growth.take(batch, between)
         misplaced.take(batch, between)
@@ -91,7 +88,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     fresh = len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:])))
     every = [
         replace(one, severity="warning")
-        if one.severity == "error" and (fresh or not (begins or any(words in one.claim for words in OF_A_FORWARD)))
+        if one.severity == "error" and (fresh or not (case.begins or any(words in one.claim for words in OF_A_FORWARD)))
         else one
         for one in every
     ]

@@ -257,7 +257,10 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D01",
             steps=steps_of(alike),
         )
-    partly = [step.frac_zero for step in known if step.frac_zero is not None]
+    # Where all groups are without a spread and advantages are not 0, groups are of one response.
+    partly = [
+        step.frac_zero for step in known if step.frac_zero is not None and not (step.frac_zero >= 1 and step.advantage)
+    ]
     if partly and not dead and median_low(partly) >= MANY:
         worst, most = max(known, key=lambda step: step.frac_zero or 0), median_low(partly) >= MOSTLY
         yield finding(

@@ -238,11 +238,15 @@ def moves(log: RunLog) -> bool:
     return loss is not None and len(set(loss.finite)) > 1
 
 
+#: A mean of advantages that are weights, in every step.
+OF_WEIGHTS = 0.1
+
+
 def _holds(log: RunLog, series: Series, state: _FigureState) -> bool:
     values = series.finite
     mean = log.get("advantage_mean")
     # One weight for all that were chosen (RAFT, SFT) has no spread, and is not 0.
-    if state.signal == "advantage_std" and mean is not None and any(mean.finite):
+    if state.signal == "advantage_std" and mean is not None and min(map(abs, mean.finite), default=0.0) > OF_WEIGHTS:
         return False
     return len(values) >= state.fewest and state.holds(values) and (not state.moving or moves(log))
 

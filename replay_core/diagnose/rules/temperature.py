@@ -43,7 +43,6 @@ def tempered(case: Case) -> Iterator[Finding]:
     found: list[Finding] = []
     means: list[float] = []
     whys: list[str] = []
-    late = False
     for batch in case.batches():
         try:
             between = compared(batch)
@@ -52,10 +51,9 @@ def tempered(case: Case) -> Iterator[Finding]:
             continue
         if not means and batch.step in (0, 1) and between.mean <= AGREES and len(case.steps()) > 1:
             return
-        late = late or (not means and batch.step not in (None, 0, 1))
         means.append(between.mean)
         # Of a dump that begins later samples may be older: only tokens drawn in one place tell them from a temperature.
-        sure = not late or between.after_softmax is not None or between.contexts.temperature is not None
+        sure = case.begins or between.after_softmax is not None or between.contexts.temperature is not None
         found += [
             replace(
                 one, steps=() if batch.step is None else (batch.step,), severity=one.severity if sure else "warning"
