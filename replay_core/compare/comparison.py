@@ -178,7 +178,7 @@ def compare_runs(
     chosen_b = b.records if records_b is None else records_b
     result = Comparison(a, b, problems=[*a.problems, *b.problems], summary=Summary() if summarised else None)
     judge = Judge(a, b, bitwise_only=exact, tolerances=tolerances, known=known)
-    updates = Updates(a, b, tolerances)
+    updates = Updates(a, b, tolerances, exact=exact)
 
     compared: set[str] = set()  # names, where a file of limits asks which there are
 
@@ -219,7 +219,7 @@ def compare_runs(
             result.notes_not_compared += 1
             result.notes.append(f"{row.name} of {micro_pair.where} is not compared: {row.ranks.restates}")
             continue
-        updates.settle(row)
+        updates.settle(row, pair, micro_pair)
         add(row)
         if result.summary is not None:
             result.summary.add(row, micro_pair)

@@ -1,61 +1,180 @@
-"""Weights after an optimizer's step whose gradients agree: what their rounding may leave of the step is no difference.
+"""Weights after an optimizer's step whose gradients agree: what rounding may leave of the step is no difference.
 
-Adam divides a gradient by its own size: where it is all noise (a key's bias, which softmax does not see) the step goes
-up in one run and down in the other by the whole learning rate. From zero moments the step of an element is
-u = g / (|g| + eps) learning rates, so |u_a - u_b| <= min(2, |g_a - g_b| / min(|g_a|, |g_b|)), whatever eps is; SGD's is
-g itself.
+A run stores w' = round(w - s), where s is the step that its own gradient makes; both runs together are off by
+
+    |w'_a - w'_b|  <=  |w_a - w_b| + |s_a - s_b| + 4 u max(|w|),        u: half the distance from 1 to the next number
+
+(each run rounds twice: what it had, and what it stores; of a float32 master only the copy that is stored counts). SGD's
+step is s = lr g, so |s_a - s_b| = lr |g_a - g_b|. Adam (Kingma & Ba 2015, algorithm 1) divides a gradient by its own
+size. From zero moments u = g / (|g| + eps) learning rates, so, whatever eps is,
+
+    |s_a - s_b|  <=  lr min(2, |g_a - g_b| / min(|g_a|, |g_b|))
+
+Where the gradient is all noise (a key's bias, which softmax does not see) the step goes up in one run and down in the
+other by the whole learning rate. After several steps m is off by no more than sqrt(sum |g_a - g_b|^2), for its weights
+add up to 1, and sqrt(v) by the root of the mean of these squares (Minkowski), so with sums over steps
+
+    |s_a - s_b|  <=  lr min(2, 2 sqrt(sum |g_a - g_b|^2 / sum min(|g_a|, |g_b|)^2))
+
+where no step outweighs the others.
+
+Where both runs say which optimizer stepped, its rate is known. Else the step is read off what a run stored before and
+after it: that each is its own gradient times one number says SGD; else the baseline's greatest step stands for the
+rate. Of a first step nothing is known before: SGD's difference is that of the gradients times one number, Adam's is two
+rates where the gradient's sign differs and none elsewhere. Such a bound hides a step that is scaled by less than its
+rounding, so the steps are also added up: noise points nowhere, a rate that is twice as large, an update that was made
+twice or not at all points along the step everywhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.compare.judging.judgement import judge
+from replay_core.compare.judging.of_ranks import other_copies
 from replay_core.compare.judging.tensors import TensorVerdict, say
-from replay_core.compare.judging.tolerance import Tolerances
+from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
+from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
+from replay_core.compare.pairing.ranks import HeldByRanks, Which, standing_for
+from replay_core.dtypes import EPS, coarsest, family
 from replay_core.errors import RldbgError
-from replay_core.records import Run
+from replay_core.records import Run, TensorRef
 
-#: Roundings of the weight itself, before and after the step.
-_ROUNDINGS = 4
+#: Roundings of the weight itself, before and after the step, of both runs; and of one run's.
+_ROUNDINGS, _OF_ONE = 4, 2
+#: Standard errors that chance leaves of a sum over elements, and the part of the step by which gradients that agree
+#: may scale it.
+_ERRORS, _SCALED = 4.0, 0.02
+#: Steps whose gradients are kept; and what the step may be off from its size where nothing else is known, besides.
+_STEPS, _SIZE = 8, 0.05
+#: The step that may have been stored in the weight's digits where nobody knows it, in the weights' rms.
+_MOST_STEP = 0.1
+#: Fewer elements whose gradients' signs differ do not tell a rate.
+_FEWEST = 2
+#: Elements looked at together.
+_CHUNK = 1 << 20
+
+F64 = NDArray[np.float64]
+#: By rank that holds a copy of its own (None: what stands for all of them), the tensor as either run has it.
+_Copies = dict[int | None, tuple[TensorRef, TensorRef]]
+
+
+@dataclass(slots=True)
+class _Known:
+    """One judged row, and what the ranks of a run (`which`) hold of it, where they face one process of the other."""
+
+    step: int | None
+    row: TensorVerdict
+    which: Which | None
+    held: HeldByRanks | None
+
+    @classmethod
+    def of(cls, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> _Known:
+        together = micro_pair.together
+        assert pair.a is not None
+        assert pair.b is not None
+        if together is None:
+            return cls(row.key.step, row, None, None)
+        ours = pair.a if together.which == "a" else pair.b
+        return cls(row.key.step, row, together.which, together.held.get(id(ours[1])))
+
+    def copies(self) -> _Copies:
+        """What either run has of it, for every rank whose bytes are its own; nothing where that is not known.
+
+        Raises:
+            DumpError: the bytes of one cannot be read.
+        """
+        assert self.row.a is not None
+        assert self.row.b is not None
+        if self.which is None:
+            return {None: (self.row.a[1], self.row.b[1])}
+        if self.held is None:
+            return {}
+        whole = (self.row.b if self.which == "a" else self.row.a)[1]
+        first = standing_for(self.held) if self.held.is_cut else self.held.parts[0]
+        every = [(None, first), *other_copies(self.held)]
+        return {rank: ((ref, whole) if self.which == "a" else (whole, ref)) for rank, ref in every}
 
 
 class Updates:
     """Makes CLOSE of weights that are no further apart than their gradients, which agree, make them.
 
-    Both runs say which optimizer stepped (flags: optimizer), the same. What a person's own limits say stands.
+    Which optimizer stepped both runs say alike (flags: optimizer), or what they stored before and after the step.
+    What a person's own limits say stands.
     """
 
-    def __init__(self, a: Run, b: Run, tolerances: Tolerances) -> None:
+    def __init__(self, a: Run, b: Run, tolerances: Tolerances, *, exact: bool = False) -> None:
         of_a, of_b = ((run.flags or {}).get("optimizer") for run in (a, b))
         is_said = isinstance(of_a, dict) and of_a == of_b and isinstance(of_a.get("lr"), (int, float))
         self._optimizer = of_a if is_said else None
-        self._tolerances = tolerances
-        self._gradients: dict[tuple[Any, ...], TensorVerdict] = {}
+        self._is_other = not is_said and of_a != of_b
+        self._tolerances, self._exact = tolerances, exact
+        #: By rank, role and name: the gradients of the last steps, and the weight of the last.
+        self._gradients: dict[tuple[Any, ...], list[_Known]] = {}
+        self._weights: dict[tuple[Any, ...], _Known] = {}
 
-    def settle(self, row: TensorVerdict) -> None:
+    def settle(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
         """Take the next row in order of computation (gradients come before weights), and judge it again if need be."""
-        if self._optimizer is None or row.skipped is not None:
+        if self._is_other or self._exact or row.skipped is not None or row.a is None or row.b is None:
             return
         kind = naming.meaning(row.name).kind
         if kind not in ("gradient", "param"):
             return
         name = row.name.removeprefix("grad.").removeprefix("param.")
-        place = (row.key.step, row.key.rank, row.key.role, name)
+        place = (row.key.rank, row.key.role, name)
+        known = _Known.of(row, pair, micro_pair)
         if kind == "gradient":
-            self._gradients[place] = row
+            self._gradients[place] = [*self._gradients.get(place, [])[1 - _STEPS :], known]
             return
-        gradient = self._gradients.get(place)
-        if gradient is None or row.context is None or row.figures is None or row.context.bitwise_only:
+        before, self._weights[place] = self._weights.get(place), known
+        gradients = self._gradients.get(place, [])
+        if not gradients or gradients[-1].step != known.step or row.by_digest or row.verdict is Verdict.SHAPE:
             return
-        parted = _parted_by_table(row) and not _parted_by_table(gradient)
-        if parted and (why := _explained(row, gradient, self._optimizer)) is not None:
+        if not _parted_by_table(row) or any(_parted_by_table(one.row) for one in gradients):
+            return
+        if before is not None and (before.row.verdict.diverges or not _follow(before.step, known.step)):
+            before = None
+        try:
+            why = self._explained(known, gradients, before)
+        except RldbgError:
+            return  # said where it is compared
+        if why is not None:
+            self._clear(row, why)
+
+    def _clear(self, row: TensorVerdict, why: str) -> None:
+        if row.context is not None and row.figures is not None:
             row.context = replace(row.context, explained=why)
             say(row, judge(row.figures, row.unmasked, row.context, self._tolerances))
+        elif self._tolerances == DEFAULT:
+            row.verdict, row.reason, row.rule, row.suspect = Verdict.CLOSE, why, None, False
+        if row.ranks is not None and not row.verdict.diverges:
+            row.ranks.parted, row.ranks.fault = (), None
+
+    def _explained(self, weight: _Known, gradients: list[_Known], before: _Known | None) -> str | None:
+        """Why every rank's copy is no further off than rounding leaves it; None where one is."""
+        said, made, earlier = None, [one.copies() for one in gradients], before.copies() if before is not None else {}
+        for rank, own in weight.copies().items():
+            # A rank that has no gradient or weight before it of its own has that of all.
+            steps = _Steps.read(own, [_of(one, rank) for one in made], _of(earlier, rank))
+            if steps is None or (why := steps.explained(self._optimizer)) is None:
+                return None
+            said = said or why
+        return said
+
+
+def _of(copies: _Copies, rank: int | None) -> tuple[TensorRef, TensorRef] | None:
+    return copies.get(rank) or copies.get(None)
+
+
+def _follow(before: int | None, step: int | None) -> bool:
+    return before is not None and step is not None and before + 1 == step
 
 
 def _parted_by_table(row: TensorVerdict) -> bool:
@@ -64,37 +183,215 @@ def _parted_by_table(row: TensorVerdict) -> bool:
     return judge(row.figures, row.unmasked, row.context).verdict.diverges
 
 
-def _explained(row: TensorVerdict, gradient: TensorVerdict, optimizer: dict[str, Any]) -> str | None:
-    values = [_read(one, side) for one in (row, gradient) for side in ("a", "b")]
-    if any(one is None or one.shape != values[0].shape for one in values):  # type: ignore[union-attr]
-        return None
-    p_a, p_b, g_a, g_b = values
-    assert p_a is not None
-    assert p_b is not None
-    assert g_a is not None
-    assert g_b is not None
-    rate = float(optimizer["lr"])
-    apart, least = np.abs(g_a - g_b), np.minimum(np.abs(g_a), np.abs(g_b))
-    if optimizer.get("kind") == "sgd":
-        allowed = rate * apart
-    else:
-        turned = np.divide(apart, least, out=np.where(apart > 0, 2.0, 0.0), where=least > 0)
-        allowed = rate * np.minimum(2.0, turned)
-    allowed = allowed + _ROUNDINGS * 2.0**-24 * np.maximum(np.abs(p_a), np.abs(p_b))
-    moved = np.abs(p_a - p_b)
-    if not bool((moved <= allowed).all()):
-        return None
-    return (
-        f"no further apart than a step of {rate:g} makes of what rounding leaves of the gradient, which agrees: "
-        f"greatest difference {float(moved.max()):.2g}, at {int((moved > 0).sum())} of {moved.size} elements"
-    )
+@dataclass(slots=True)
+class _Sums:
+    """What a pass over the elements adds up."""
+
+    along: float = 0.0
+    square: float = 0.0
+    size: float = 0.0
+
+    def take(self, along: F64) -> None:
+        self.along += float(along.sum())
+        self.square += float(np.square(along).sum())
+
+    @property
+    def is_chance(self) -> bool:
+        return abs(self.along) <= _ERRORS * self.square**0.5 + _SCALED * self.size
 
 
-def _read(row: TensorVerdict, side: str) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    held = row.a if side == "a" else row.b
-    if held is None or not held[1].is_readable:
+class _Steps:
+    """The weights of two runs after a step, their gradients, and the weights before it where both have these.
+
+    All flat, as stored: [N].
+    """
+
+    def __init__(self, after: list[Any], gradients: list[list[Any]], before: list[Any] | None, unit: float) -> None:
+        self._after, self._gradients, self._before, self._unit = after, gradients, before, unit
+
+    @classmethod
+    def read(
+        cls, after: tuple[TensorRef, TensorRef], gradients: list[tuple[TensorRef, TensorRef] | None],
+        before: tuple[TensorRef, TensorRef] | None,
+    ) -> _Steps | None:  # fmt: skip
+        """None where a weight or its gradient cannot be read, or they are not of one shape."""
+        dtype = coarsest(after[0].dtype, after[1].dtype)
+        if family(dtype) not in EPS:
+            return None
+        both = [_read(after), *(_read(one) for one in gradients), _read(before)]
+        is_alike = [one is not None and {value.size for value in one} == {after[0].numel} for one in both]
+        if not is_alike[0] or not is_alike[len(gradients)]:
+            return None
+        made = [one for one, fits in zip(both[1:-1], is_alike[1:-1], strict=True) if fits and one is not None]
+        assert both[0] is not None
+        return cls(both[0], made, both[-1] if is_alike[-1] else None, EPS[str(family(dtype))] / 2)
+
+    def explained(self, optimizer: dict[str, Any] | None) -> str | None:
+        """Why the weights are as far apart as they are; None where the gradients do not make them so."""
+        if optimizer is not None:
+            rate = float(optimizer["lr"])
+            return self._by_rate(rate, "a step of", is_sgd=optimizer.get("kind") == "sgd")
+        if self._before is None:
+            return self._by_difference() or (self._by_signs() if len(self._gradients) == 1 else None)
+        sums, rate = _Sums(), 0.0
+        for part in self._chunks():
+            steps = [one - other for one, other in zip(part.before, part.after, strict=True)]
+            rate = max(rate, float(np.abs(steps[0]).max(initial=0.0)))
+            sums.take((np.square(steps[1]) - np.square(steps[0])) / 2)
+            sums.size += float(np.square((steps[0] + steps[1]) / 2).sum())
+        if not sums.is_chance:
+            return None
+        return self._as_sgd() or self._by_rate(rate, "a step of up to", is_sgd=False)
+
+    def _as_sgd(self) -> str | None:
+        """Where each run's step is one number times its own gradient: of this step, or (weights that are recorded as
+        the step begins) of the one before.
+        """
+        for number in range(-1, -1 - min(2, len(self._gradients)), -1):
+            sums = [[0.0, 0.0], [0.0, 0.0]]
+            for part in self._chunks(number):
+                for run in (0, 1):
+                    step, own = part.before[run] - part.after[run], part.gradient[run]
+                    sums[run][0] += float((step * own).sum())
+                    sums[run][1] += float(np.square(own).sum())
+            if not all(size for _, size in sums):
+                continue
+            rates, errors, fits = [one / size for one, size in sums], [0.0, 0.0], True
+            for part in self._chunks(number):
+                for run in (0, 1):
+                    own, after, before = part.gradient[run], part.after[run], part.before[run]
+                    left = before - after - rates[run] * own
+                    most = np.maximum(np.abs(after), np.abs(before)) + abs(rates[run]) * np.abs(own)
+                    fits = fits and bool((np.abs(left) <= _OF_ONE * self._unit * most).all())
+                    errors[run] += float(np.square(left * own).sum())
+            allowed = sum(_ERRORS * error**0.5 / size for error, (_, size) in zip(errors, sums, strict=True))
+            if fits and rates[0] > 0 and abs(rates[1] - rates[0]) <= allowed + _SCALED * rates[0]:
+                return (
+                    f"each run's weight is its own of the step before less {rates[0]:.3g} times its own gradient, to "
+                    f"its rounding; the gradients agree: {self._said()}"
+                )
+        return None
+
+    def _by_rate(self, rate: float, what: str, *, is_sgd: bool) -> str | None:
+        """Whether no element is further off than a step of so much makes it, and the differences point nowhere."""
+        sums = _Sums()
+        for part in self._chunks():
+            turned = np.abs(part.gradient[0] - part.gradient[1]) if is_sgd else self._turned(part)
+            allowed = rate * turned + self._rounded(part, 0.0 if is_sgd else rate)
+            if part.before:
+                allowed += np.abs(part.before[0] - part.before[1])
+            off = part.after[1] - part.after[0]
+            if not bool((np.abs(off) <= allowed).all()):
+                return None
+            mean = (part.gradient[0] + part.gradient[1]) / 2
+            step = rate * (mean if is_sgd else np.sign(mean))
+            # Of what is left beside the gradients' own difference.
+            sums.take((off + (rate * (part.gradient[1] - part.gradient[0]) if is_sgd else 0.0)) * step)
+            sums.size += float(np.square(step).sum())
+        if not sums.is_chance:
+            return None
+        return (
+            f"no further apart than {what} {rate:g} makes of what rounding leaves of the gradient, which agrees: "
+            f"{self._said()}"
+        )
+
+    def _turned(self, part: _Chunk) -> F64:
+        """By how many rates Adam's step may be off, at most."""
+        apart, least = np.zeros(part.after[0].size), np.zeros(part.after[0].size)
+        for gradient in self._gradients:
+            one, other = (np.asarray(values[part.here], np.float64) for values in gradient)
+            apart += np.square(one - other)
+            least += np.square(np.minimum(np.abs(one), np.abs(other)))
+        times = 1.0 if len(self._gradients) == 1 else 2.0
+        ratio = np.divide(np.sqrt(apart), np.sqrt(least), out=np.where(apart > 0, 2.0, 0.0), where=least > 0)
+        return np.minimum(2.0, times * ratio)
+
+    def _by_signs(self) -> str | None:
+        """Where nobody knows the step and it may be Adam's first: whether the weights are two rates apart where the
+        gradient's sign differs, and not at all elsewhere.
+        """
+        turned = [
+            np.abs(part.after[1] - part.after[0])[part.gradient[0] * part.gradient[1] < 0] for part in self._chunks()
+        ]
+        of_turned = np.concatenate(turned)
+        if of_turned.size < _FEWEST:
+            return None
+        rate = float(np.median(of_turned)) / 2
+        sums = _Sums()
+        for part in self._chunks():
+            sign = [np.sign(one) for one in part.gradient]
+            left = part.after[1] - part.after[0] + rate * (sign[1] - sign[0])
+            if not bool((np.abs(left) <= self._rounded(part, rate) + 2 * _SIZE * rate * (sign[0] != sign[1])).all()):
+                return None
+            sums.take(left * (sign[0] + sign[1]))
+        if not sums.is_chance:
+            return None
+        return (
+            f"two steps of {rate:.3g} apart where rounding turned the sign of the gradient, which agrees (an Adam's "
+            f"first step), and to the weight's rounding elsewhere: {self._said()}"
+        )
+
+    def _by_difference(self) -> str | None:
+        """Where nobody knows the step: whether the weights differ as their gradients do, times one number (SGD)."""
+        of_both, of_own = 0.0, 0.0
+        least = _SIZE * max(float(self._rounded(part).max(initial=0.0)) for part in self._chunks())
+        for part in self._chunks():
+            # What is rounded less says more.
+            apart = (part.gradient[1] - part.gradient[0]) / (self._rounded(part) + least)
+            of_both -= float(((part.after[1] - part.after[0]) / (self._rounded(part) + least) * apart).sum())
+            of_own += float(np.square(apart).sum())
+        rate = max(0.0, of_both / of_own) if of_own else 0.0
+        squares = sum(float(np.square(part.after[0]).sum()) for part in self._chunks())
+        step = _MOST_STEP * (squares / max(1, self._after[0].size)) ** 0.5
+        sums, signs = _Sums(), _Sums()
+        for part in self._chunks():
+            left = part.after[1] - part.after[0] + rate * (part.gradient[1] - part.gradient[0])
+            if not bool((np.abs(left) <= self._rounded(part, step)).all()):
+                return None
+            mean = (part.gradient[0] + part.gradient[1]) / 2
+            sums.take(left * mean)
+            signs.take(left * np.sign(mean))
+        if not sums.is_chance or not signs.is_chance:
+            return None
+        return (
+            f"as far apart as {rate:.3g} times the gradients, which agree, to the weight's rounding, and along no "
+            f"step: {self._said()}"
+        )
+
+    def _rounded(self, part: _Chunk, rate: float = 0.0) -> F64:
+        """What the weights' own rounding may leave; rate: of a step that is stored in few digits as well."""
+        size = np.max(np.abs([*part.after, *part.before]), axis=0)
+        return _ROUNDINGS * self._unit * (size + rate)
+
+    def _said(self) -> str:
+        moved, most = 0, 0.0
+        for part in self._chunks():
+            off = np.abs(part.after[0] - part.after[1])
+            moved, most = moved + int(np.count_nonzero(off)), max(most, float(off.max(initial=0.0)))
+        return f"greatest difference {most:.2g}, at {moved} of {self._after[0].size} elements"
+
+    def _chunks(self, number: int = -1) -> Iterator[_Chunk]:
+        """number: which gradient, of this step (-1) or of the one before."""
+        for start in range(0, self._after[0].size, _CHUNK):
+            here = slice(start, start + _CHUNK)
+            yield _Chunk(here, *([np.asarray(one[here], np.float64) for one in both or ()]
+                           for both in (self._after, self._gradients[number], self._before)))  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Of some elements, what either run has (float64 [n] each); before: nothing, where it is not known."""
+
+    here: slice
+    after: list[F64]
+    gradient: list[F64]
+    before: list[F64]
+
+
+def _read(both: tuple[TensorRef, TensorRef] | None) -> list[Any] | None:
+    if both is None or not all(ref.is_readable for ref in both) or both[0].shape != both[1].shape:
         return None
     try:
-        return np.asarray(pages.array(held[1]), np.float64)
+        return [pages.array(ref).reshape(-1) for ref in both]
     except RldbgError:
         return None

@@ -529,7 +529,7 @@ def _judge_copies(
     assert pair.a is not None
     assert pair.b is not None
     parted: list[int] = []
-    for rank, ref in _other_copies(held):
+    for rank, ref in other_copies(held):
         ours = pair.a if together.which == "a" else pair.b
         copy = ref if times == 1 else _times((ref,), times)
         mine = (ours[0], copy.with_(name=ours[1].name, canonical=ours[1].canonical))
@@ -593,7 +593,7 @@ def _judge_texts(
     row.reason = f"of {whose(row.ranks.parted)}: {row.reason}"
 
 
-def _other_copies(held: HeldByRanks) -> Iterator[tuple[int, TensorRef]]:
+def other_copies(held: HeldByRanks) -> Iterator[tuple[int, TensorRef]]:
     """Ranks whose copy is not, byte for byte, that of the first rank with the same; and the tensor as they have it."""
     first: dict[object, int] = {}
     for number, (rank, ref) in enumerate(zip(held.ranks, held.parts, strict=True)):

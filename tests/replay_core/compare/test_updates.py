@@ -100,3 +100,71 @@ def test_judged_again_it_is_still_no_difference_and_bitwise_it_is(together: Path
     assert _row(rejudge(compared, Tolerances()), UNSEEN).verdict is row.verdict
     assert _row(rejudge(compared, Tolerances()), UNSEEN).reason == row.reason
     assert _row(rejudge(compared, Tolerances(), exact=True), UNSEEN).verdict.value == "DIFF"
+
+
+HALF = {"sgd": 0.3, "adamw": 5e-3}
+
+
+def _half(folder: Path, kind: str, *, halves: bool, fault: str = "", master: bool = False) -> Path:
+    """Three steps of a bfloat16 model that say nothing of their optimizer; halves: the gradient is the mean of those of
+    two halves of the batch, as two ranks make it. master: the optimizer keeps float32 copies.
+    """
+    config = LlamaConfig(
+        vocab_size=96, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, attention_bias=True, max_position_embeddings=32, initializer_range=0.1,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        batches = torch.randint(1, 96, (3, 4, 16))
+    own = dict(model.named_parameters())
+    kept = {name: one.detach().float().requires_grad_() for name, one in own.items()} if master else own
+    rate = HALF[kind] * (2 if fault == "twice the rate" else 1)
+    made = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind](kept.values(), lr=rate)
+    with Recorder(folder) as recorder:
+        for number, ids in enumerate(batches):
+            total = {name: torch.zeros_like(one) for name, one in own.items()}
+            parts = ids.split(2) if halves else [ids]
+            for rows in parts:
+                model.zero_grad()
+                model(input_ids=rows, labels=rows).loss.backward()
+                for name, one in own.items():
+                    total[name] += one.grad / len(parts)
+            before = {name: one.detach().clone() for name, one in kept.items()}
+            for name, one in kept.items():
+                one.grad = total[name].to(one.dtype)
+            made.step()
+            if fault == "updated twice":
+                made.step()
+            for name, one in kept.items():
+                if fault == "never updated" and "o_proj" in name:
+                    one.data.copy_(before[name])
+                if fault == "the other way" and "down_proj" in name:
+                    one.data.copy_(2 * before[name] - one.data)
+                own[name].data.copy_(one.data)
+            with recorder.step(number) as step:
+                step("gradient", {f"grad.{name}": one for name, one in total.items()})
+                step("param", {f"param.{name}": one.detach() for name, one in own.items()})
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "master"), [("sgd", False), ("sgd", True), ("adamw", False), ("adamw", True)])
+def test_bfloat16_weights_are_as_far_apart_as_their_gradients_make_them(kind: str, master: bool, tmp_path: Path):
+    whole = _half(tmp_path / "a", kind, halves=False, master=master)
+    compared = _compared(whole, _half(tmp_path / "b", kind, halves=True, master=master))
+    settled = [row for row in compared.tensors if row.context is not None and row.context.explained is not None]
+    assert settled, "nothing tells what its gradient says from what it does not"
+    assert compared.first is None, (compared.first.name, compared.first.reason)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("fault", "of"),
+    [("twice the rate", ""), ("updated twice", ""), ("never updated", "o_proj"), ("the other way", "down_proj")],
+)
+def test_a_step_that_is_another_is_no_rounding(kind: str, fault: str, of: str, tmp_path: Path):
+    whole = _half(tmp_path / "a", kind, halves=False)
+    first = _compared(whole, _half(tmp_path / "b", kind, halves=True, fault=fault)).first
+    assert first is not None
+    assert (first.key.step, first.key.stage) == (0, "param")
+    assert of in first.name
