@@ -30,6 +30,7 @@ from replay_core.compare.judging.measuring import LookAhead, Measured, same_numb
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.pairing import step_losses
 from replay_core.compare.pairing.align import (
     MicroBatchPair,
     ShapesDifferError,
@@ -413,6 +414,7 @@ class _Work:
             micro_pair.b.load()
         result.notes += lay_alike(micro_pairs)
         _call_alike(micro_pairs)
+        of_steps = step_losses.of_steps(micro_pairs)
         micro_pairs = put_together(micro_pairs)
         result.together += [one.together for one in micro_pairs if one.together is not None]
         result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]
@@ -428,6 +430,7 @@ class _Work:
                 micro_pair.b.tensors = self._renames.applied(micro_pair.b.tensors, names_of_a)
         again, alone = by_samples(micro_pairs)
         self._count(again)
+        again += of_steps
         entries: list[Entry] = []
         once: set[tuple[int, str]] = set()
         only_layout: Counter[str] = Counter()

@@ -27,7 +27,8 @@ NEIGHBOURS = 4
 MOST_CORRELATED = 1 << 22
 
 #: Names an embedding ends in.
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+_HEADS = ("lm_head.weight", "output_layer.weight")
 
 
 @dataclass(slots=True)
@@ -81,15 +82,18 @@ def _picked(ref: TensorRef, samples: list[int]) -> TensorRef:
 
 def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
     """Whether a head that only one side stores is that side's own embedding, byte for byte: the two are tied."""
-    if (pair.a is not None and pair.b is not None) or not pair.name.endswith("lm_head.weight"):
+    if (pair.a is not None and pair.b is not None) or not pair.name.endswith(_HEADS):
         return False
     head = pair.one[1]
     here, there = (micro_pair.a, micro_pair.b) if pair.b is None else (micro_pair.b, micro_pair.a)
-    prefix = pair.name.removesuffix("lm_head.weight")
+    prefix = next(pair.name.removesuffix(end) for end in _HEADS if pair.name.endswith(end))
     own = [ref for _, ref in here.ending(*_EMBEDDINGS) if (ref.canonical or ref.name).startswith(prefix)]
     alike = [ref for ref in own if (ref.shape, ref.dtype) == (head.shape, head.dtype)]
+    held = micro_pair.together.held.get(id(head)) if micro_pair.together is not None else None
+    every = held.parts if held is not None else (head,)
     try:
-        return bool(there.ending(*_EMBEDDINGS)) and any(pages.same_bytes(head, ref) for ref in alike)
+        is_there = bool(there.ending(*_EMBEDDINGS))
+        return is_there and any(all(pages.same_bytes(one, ref) for one in every) for ref in alike)
     except DumpError:
         return False
 

@@ -13,6 +13,7 @@ from replay_core import workbench
 from replay_core.errors import ExitCode
 from replay_core.export.outcome import exit_code
 from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import compared
 
 
 def weights(*, head: bool = True) -> dict[str, torch.Tensor]:
@@ -95,6 +96,19 @@ def test_a_tied_head_is_missing_only_where_it_is_not_the_embedding(tmp_path: Pat
     document = workbench.compare_dumps(tied, directory(tmp_path / "other", weights()))
     assert document["counts"]["MISSING"] == 1
     assert exit_code(document) == 1
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3])
+def test_a_tied_head_of_another_stage_is_the_embedding_on_every_rank_that_has_it(off: float, tmp_path: Path) -> None:
+    embedding = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    norm = torch.ones(8)
+    one = {"param": {"param.word_embeddings.weight": embedding, "param.final_layernorm.weight": norm}}
+    first = {"param": {"param.word_embeddings.weight": embedding}}
+    last = {"param": {"param.output_layer.weight": embedding, "param.final_layernorm.weight": norm}}
+    other = {"param": {"param.output_layer.weight": embedding + off, "param.final_layernorm.weight": norm}}
+    found = compared(tmp_path, one, first, first, last, other)
+    assert found.counts["MISSING"] == (off > 0)
+    assert any("tied weights" in note for note in found.notes) is (off == 0)
 
 
 @pytest.mark.parametrize("breaks", [Path.unlink, lambda shard: shard.write_bytes(shard.read_bytes()[:-64])])
