@@ -28,6 +28,7 @@ twice or not at all points along the step everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -162,7 +163,7 @@ class Updates:
         said, made, earlier = None, [one.copies() for one in gradients], before.copies() if before is not None else {}
         for rank, own in weight.copies().items():
             # A rank that has no gradient or weight before it of its own has that of all.
-            steps = _Steps.read(own, [_of(one, rank) for one in made], _of(earlier, rank))
+            steps = _WeightsAfter.read(own, [_of(one, rank) for one in made], _of(earlier, rank))
             if steps is None or (why := steps.explained(self._optimizer)) is None:
                 return None
             said = said or why
@@ -197,10 +198,10 @@ class _Sums:
 
     @property
     def is_chance(self) -> bool:
-        return abs(self.along) <= _ERRORS * self.square**0.5 + _SCALED * self.size
+        return abs(self.along) <= _ERRORS * math.sqrt(self.square) + _SCALED * self.size
 
 
-class _Steps:
+class _WeightsAfter:
     """The weights of two runs after a step, their gradients, and the weights before it where both have these.
 
     All flat, as stored: [N].
@@ -213,7 +214,7 @@ class _Steps:
     def read(
         cls, after: tuple[TensorRef, TensorRef], gradients: list[tuple[TensorRef, TensorRef] | None],
         before: tuple[TensorRef, TensorRef] | None,
-    ) -> _Steps | None:  # fmt: skip
+    ) -> _WeightsAfter | None:  # fmt: skip
         """None where a weight or its gradient cannot be read, or they are not of one shape."""
         dtype = coarsest(after[0].dtype, after[1].dtype)
         if family(dtype) not in EPS:
@@ -360,8 +361,8 @@ class _Steps:
 
     def _rounded(self, part: _Chunk, rate: float = 0.0) -> F64:
         """What the weights' own rounding may leave; rate: of a step that is stored in few digits as well."""
-        size = np.max(np.abs([*part.after, *part.before]), axis=0)
-        return _ROUNDINGS * self._unit * (size + rate)
+        size: F64 = np.max(np.abs([*part.after, *part.before]), axis=0)
+        return np.asarray(_ROUNDINGS * self._unit * (size + rate))
 
     def _said(self) -> str:
         moved, most = 0, 0.0

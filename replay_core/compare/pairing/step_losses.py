@@ -89,12 +89,11 @@ def _of_group(group: list[MicroBatchPair]) -> MicroBatchPair | None:
     key, made = group[0].key, []
     for one, of_run in zip(found, having, strict=True):
         assert one is not None
-        record, ref = of_run[0].tensors[place]
-        made.append(_side(key, record, ref, one.value))
+        made.append(_side(key, of_run[0].tensors[place], one.value))
     for of_run in having:
         for side in of_run:
             side.tensors = {name: held for name, held in side.tensors.items() if name != place}
-    pair = MicroBatchPair(RecordKey(key.step, None, key.rank, key.role), *made)
+    pair = MicroBatchPair(RecordKey(key.step, None, key.rank, key.role), made[0], made[1])
     said = [one.said for one in found if one is not None]
     pair.notes.append(
         f"{pair.where}: the two cut the batch otherwise, and {_LOSS} is compared as one of the step: {said[0]} in a, "
@@ -169,7 +168,8 @@ def _of_step(parts: list[_Part], sides: list[Side]) -> _OfStep | None:
     return None
 
 
-def _side(key: RecordKey, record: Record, ref: TensorRef, value: float) -> Side:
+def _side(key: RecordKey, held: Held, value: float) -> Side:
+    record, ref = held
     made = ref.with_(dtype="float64", shape=(), source=Inline(np.float64(value).tobytes()), digest=None, copies=())
     of_step = RecordKey(key.step, None, record.key.rank, record.key.role, record.key.stage)
     side = Side([Record(of_step, record.path, lambda: [made])])
