@@ -557,14 +557,27 @@ def _judge_texts(
     judge: JudgeCopy,
 ) -> None:
     """Let the row be what the first rank whose text differs has, and name every such rank. Where a rank holds the texts
-    of its own samples, those of all ranks, one rank after the other, are the other run's; in another order nobody
-    knows here whose text is whose, and the row is not compared.
+    of its own samples, those of all ranks are the other run's: in the order of the samples, where token ids say whose
+    these are, else one rank after the other; in another order nobody knows here whose text is whose, and the row is not
+    compared.
     """
     whole = pair.b if together.which == "a" else pair.a
     assert whole is not None
     each: list[Any] = [getattr(ref.source, "value", None) for ref in held.parts]
     said = getattr(whole[1].source, "value", None)
     if isinstance(said, list) and all(isinstance(one, list) and len(one) != len(said) for one in each):
+        places = _places_of(each, held, together, len(said))
+        if places is not None and row.ranks is not None:
+            strange = [
+                rank for rank, own, mine in zip(held.ranks, each, places, strict=True)
+                if [str(text) for text in own] != [str(said[at]) for at in mine]
+            ]  # fmt: skip
+            row.ranks.parted, row.verdict = tuple(strange), Verdict.DIFF if strange else Verdict.SAME
+            row.reason = (
+                f"of {whose(strange)}: other texts than the other run has of the same samples" if strange
+                else "the texts of all ranks are the other run's of the same samples"
+            )  # fmt: skip
+            return
         laid = [str(text) for one in each for text in one]
         theirs, known = Counter(laid), Counter(map(str, said))
         if laid == [str(text) for text in said]:
@@ -591,6 +604,17 @@ def _judge_texts(
     ]  # fmt: skip
     row.ranks.parted = tuple(sorted({*first, *row.ranks.parted}))
     row.reason = f"of {whose(row.ranks.parted)}: {row.reason}"
+
+
+def _places_of(each: list[Any], held: HeldByRanks, together: Together, count: int) -> list[list[int]] | None:
+    """Of every rank's texts, of which of the other run's samples each is; None where the token ids do not say."""
+    if together.whose is None:
+        return None
+    own = dict(zip(together.ranks, together.whose, strict=True))
+    places = [[at for start, long in own[rank] for at in range(start, start + long)] for rank in held.ranks]
+    if any(len(texts) != len(mine) for texts, mine in zip(each, places, strict=True)):
+        return None
+    return places if {at for mine in places for at in mine} == set(range(count)) else None
 
 
 def other_copies(held: HeldByRanks) -> Iterator[tuple[int, TensorRef]]:

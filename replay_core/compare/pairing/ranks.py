@@ -82,6 +82,9 @@ class Together:
     own_mean: bool = False
     #: What ranks of a pipeline were given by the stage before, which the one process never has as an input.
     handed: list[tuple[int, str]] = field(default_factory=list)
+    #: Of every rank, which of the other run's samples it has, as the token ids say; None where they do not, or where
+    #: two samples are of the same tokens and may be either's.
+    whose: tuple[tuple[Stretch, ...], ...] | None = None
     #: Of every rank, its token ids; None where they are not known.
     ids: tuple[TensorRef, ...] | None = None
     #: What the ranks of the other run hold, where these stand for the one process.
@@ -113,6 +116,8 @@ class RankGroup:
         #: of samples; and of tokens beside it.
         self._cut: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
         self._cut_too: tuple[int, tuple[tuple[Stretch, ...], ...]] | None = None
+        #: Whether no two samples of the one process are of the same tokens.
+        self._are_unlike = False
         #: Numbers of ranks with the same tokens, where these are known.
         self._groups: list[list[int]] = [[number] for number in range(len(ranks))]
         if sorted(rank for members in alike for rank in members) == sorted(ranks):
@@ -324,6 +329,7 @@ class RankGroup:
         if any(-1 in mine for mine in found) or any(rows.values()):
             return
         self._cut = 0, tuple(tuple(_runs(mine)) for mine in found)
+        self._are_unlike = len(rows) == whole.shape[0]
 
     def _off(
         self,
@@ -370,6 +376,8 @@ class RankGroup:
         if self.shares == "samples":
             rows = self._cut is not None and self._cut[0] == 0
             together.samples = len(set(self._cut[1])) if rows and self._cut is not None else len(self._groups)
+            if rows and self._cut is not None and self._astray is None and self._are_unlike:
+                together.whose = self._cut[1]
         side = self._side(whole, ranks, together)
         if all(one is not None for one in self._ids):
             together.ids = tuple(one for one in self._ids if one is not None)
