@@ -25,6 +25,8 @@ from replay_core.compare.context import (
     why_missing,
 )
 from replay_core.compare.divergence import NO_PLACES, Origin, Places, order_of, places_of
+from replay_core.compare.judging.algebra import Ranked
+from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.kept_figures import KeptFigures, is_worth_keeping, part_of
 from replay_core.compare.judging.measuring import LookAhead, Measured, same_numbers
 from replay_core.compare.judging.tensors import Judge, TensorVerdict
@@ -42,6 +44,7 @@ from replay_core.compare.pairing.align import (
     pair_tensors,
 )
 from replay_core.compare.pairing.axes import lay_alike
+from replay_core.compare.pairing.expert_rows import Missent, missent
 from replay_core.compare.pairing.ranks import Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
@@ -291,6 +294,8 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
     is_logged = pair.a[0].key.stage in _LOGGED and micro_pair.together is None
     if is_logged and (figures := same_numbers(pair.a[1], pair.b[1])) is not None:
         return judge.equal(pair, figures)  # nearly all of two logs: what follows takes twenty times as long
+    if (sent := missent(pair, micro_pair)) is not None:
+        return _of_missent(pair, micro_pair, sent)
     ordered = texts_in_order(pair, micro_pair)
     row = judge.judge(ordered, micro_pair)
     if row.skipped is not None:
@@ -301,6 +306,17 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
         look_at_the_overlap(row, micro_pair)
     name_samples(row, ordered, micro_pair)
     note_correlation(row, micro_pair)
+    return row
+
+
+def _of_missent(pair: TensorPair, micro_pair: MicroBatchPair, sent: Missent) -> TensorVerdict:
+    """The row of an expert that computed another number of tokens: rows that do not face each other one by one."""
+    row = TensorVerdict(pair.name, Verdict.SHAPE, sent.sentence, a=pair.a, b=pair.b)
+    together = micro_pair.together
+    if together is not None and sent.ranks:
+        kind = "other experts" if sent.lost is None else "tokens lost"
+        fault = Fault(kind, sent.ranks, f"{sent.sentence} ({whose(sent.ranks)})")
+        row.ranks = Ranked(together.which, "one", sent.ranks, parted=sent.ranks, fault=fault)
     return row
 
 
@@ -510,7 +526,7 @@ class _Work:
                 once.add((id(record), ref.name))
             if naming.meaning(pair.name).kind == "note":
                 result.notes_not_compared += 1
-            elif is_layout_only(pair, micro_pair):
+            elif missent(pair, micro_pair) is None and is_layout_only(pair, micro_pair):
                 only_layout[micro_pair.where] += 1
             elif is_tied(pair, micro_pair):
                 tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"

@@ -1,0 +1,120 @@
+"""Rows of experts: how many tokens each expert of a layer computed in either run.
+
+Rows of experts do not face each other one by one, so that an expert's tensors of other lengths used to be taken for
+another layout. Where both runs have the same tokens in the same places, as many rows are sent to a layer's experts in
+both: fewer are tokens that were lost, as many that went to other experts are another choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_core import naming
+from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
+from replay_core.compare.pairing.micro_batch_pair import Side
+from replay_core.regexes import regex
+
+#: An expert of a layer, by its number, in a module tensor's name.
+_NUMBERED = regex(r"^(.*\bexperts)\.(\d{1,9})\.(.+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Missent:
+    """An expert that computed another number of tokens than in the other run, while the layouts are one.
+
+    lost: by how many rows the run `which` has fewer in the whole layer; None where it has as many, or a layer's other
+    experts were not recorded. ranks: of which ranks the expert is, where one run is of several.
+    """
+
+    sentence: str
+    lost: int | None
+    which: str | None
+    ranks: tuple[int, ...]
+
+
+def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
+    """What another number of an expert's rows says; None where it may be a matter of layout: other samples or padding,
+    padding that only one run sends to experts, experts that are all filled up to one number.
+    """
+    if pair.a is None or pair.b is None or not naming.is_routed(pair.name) or not _are_laid_alike(micro_pair):
+        return None
+    own = (pair.a[1].shape, pair.b[1].shape)
+    found = _NUMBERED.match(pair.name)
+    if found is None or not own[0] or not own[1] or own[0][0] == own[1][0] or own[0][1:] != own[1][1:]:
+        return None
+    layer, number, rest = found.groups()
+    counts_a, counts_b = (dict(_counts(side, layer, rest)) for side in (micro_pair.a, micro_pair.b))
+    if counts_a.keys() != counts_b.keys() or not _are_single(micro_pair, layer, rest):
+        return None
+    a, b = (np.array([counts[one] for one in counts_a]) for counts in (counts_a, counts_b))
+    if any(_is_filled(one, micro_pair) and bool((one >= other).all()) for one, other in ((a, b), (b, a))):
+        return None
+    apart, unpadded = int(a.sum() - b.sum()), _padding(micro_pair)
+    if unpadded and apart and apart % unpadded == 0 and abs(apart) <= unpadded * len(a):
+        return None
+    whose = (
+        f"expert {number} of {layer.rpartition('.')[0] or layer} computed {own[0][0]} rows in a and {own[1][0]} in b"
+    )
+    together = micro_pair.together
+    side = None if together is None else micro_pair.a if together.which == "a" else micro_pair.b
+    held = None if side is None or together is None else next(
+        (together.held.get(id(ref)) for _, ref in side.named(pair.name)), None
+    )  # fmt: skip
+    ranks = held.ranks if held is not None else ()
+    if not apart:
+        said = f"{whose}, all experts together {int(a.sum())} in both: tokens were sent to other experts"
+        return Missent(said, None, None, ranks)
+    which = "b" if apart > 0 else "a"
+    said = (
+        f"{whose}, all experts together {int(a.sum())} and {int(b.sum())}, of the same tokens: {abs(apart)} of them "
+        f"{'was' if abs(apart) == 1 else 'were'} lost on the way to the experts of {which}, or dropped"
+    )
+    return Missent(said, abs(apart), which, ranks)
+
+
+def _counts(side: Side, layer: str, rest: str) -> Iterator[tuple[str, int]]:
+    for (name, _), (_, ref) in side.tensors.items():
+        found = _NUMBERED.match(name) if name.startswith(f"{layer}.") else None
+        if found is not None and found[3] == rest and ref.shape:
+            yield found[2], ref.shape[0]
+
+
+def _are_single(micro_pair: MicroBatchPair, layer: str, rest: str) -> bool:
+    """Whether every expert's rows are of one rank: of several, each may have had tokens of its own."""
+    together = micro_pair.together
+    if together is None:
+        return True
+    side = micro_pair.a if together.which == "a" else micro_pair.b
+    held = [
+        together.held.get(id(ref)) for (name, _), (_, ref) in side.tensors.items()
+        if (found := _NUMBERED.match(name)) is not None and found[1] == layer and found[3] == rest
+    ]  # fmt: skip
+    return together.whole_of is None and all(one is not None and len(one.ranks) == 1 for one in held)
+
+
+def _are_laid_alike(micro_pair: MicroBatchPair) -> bool:
+    a, b = micro_pair.a.layout, micro_pair.b.layout
+    if a is None or b is None or micro_pair.partial or not np.array_equal(a.sample_BS, b.sample_BS):
+        return False
+    main_a, main_b = micro_pair.a.main, micro_pair.b.main
+    return main_a is not None and main_b is not None and micro_pair.pairing(main_a, main_b).in_order
+
+
+def _is_filled(counts: NDArray[np.int64], micro_pair: MicroBatchPair) -> bool:
+    """Whether all experts have one number of rows that does not come of sending every token to as many of them."""
+    layout = micro_pair.a.layout
+    if layout is None or len(counts) < 2 or len({*counts.tolist()}) > 1:
+        return False
+    total = int(counts.sum())
+    return all(not every or total % every or total > every * len(counts)
+               for every in (layout.sample_BS.size, int(layout.lengths.sum())))  # fmt: skip
+
+
+def _padding(micro_pair: MicroBatchPair) -> int:
+    """How many slots are of no token."""
+    layout = micro_pair.a.layout
+    return 0 if layout is None else int(layout.sample_BS.size - layout.lengths.sum())

@@ -1,0 +1,60 @@
+"""An expert's rows are the tokens that were sent to it: another number of them is no matter of layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from replay_core.compare import Comparison
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import Step, compared, random
+
+IDS = torch.randint(1, 99, (2, 6), generator=torch.Generator().manual_seed(3))
+MASK = torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]])
+
+
+def _step(rows: dict[int, int]) -> Step:
+    """What is recorded of a step whose experts computed so many rows; rows are random, for they do not face each
+    other.
+    """
+    experts = {f"layers.0.mlp.experts.{number}.output": random(count, 4) for number, count in rows.items()}
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    return {"batch_inputs": batch, "modules": {**experts, "layers.0.output": torch.ones(2, 6, 8)}}
+
+
+def _compared(directory: Path, one: Sequence[int], other: Sequence[int]) -> Comparison:
+    """One process with all four experts against two ranks with two of them each."""
+    ranks = ({0: other[0], 1: other[1]}, {2: other[2], 3: other[3]})
+    return compared(directory, _step(dict(enumerate(one))), *map(_step, ranks))
+
+
+@pytest.mark.parametrize(
+    ("other", "ranks", "said"),
+    [
+        ((3, 3, 3, 0), (1,), "expert 3 of layers.0.mlp computed 3 rows in a and 0 in b"),
+        ((3, 2, 3, 3), (0,), "1 of them was lost"),
+        ((3, 3, 1, 5), (1,), "tokens were sent to other experts"),
+    ],
+)
+def test_rows_that_an_expert_lacks_are_named(
+    other: Sequence[int], ranks: tuple[int, ...], said: str, tmp_path: Path
+) -> None:
+    found = _compared(tmp_path, (3, 3, 3, 3) if sum(other) < 12 else (3, 3, 4, 2), other)
+    first = there(found.first)
+    assert first.verdict.value == "SHAPE"
+    assert said in first.reason
+    assert there(first.ranks).parted == ranks
+    assert found.agrees is False
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((3, 4, 3, 2), (3, 4, 3, 2)), ((3, 4, 3, 2), (4, 4, 4, 4)), ((3, 4, 3, 2), (3, 3, 2, 2))],
+    ids=["alike", "filled up", "two slots of padding were not sent"],
+)
+def test_rows_that_padding_makes_are_layout(one: Sequence[int], other: Sequence[int], tmp_path: Path) -> None:
+    found = _compared(tmp_path, one, other)
+    assert found.first is None, there(found.first).reason
