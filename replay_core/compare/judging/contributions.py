@@ -200,6 +200,36 @@ def own_means(
     return None
 
 
+def whole_of_each(
+    what: str, whole: float, losses: Sequence[float], ranks: tuple[int, ...], logprobs: Sequence[Array]
+) -> Fault | None:
+    """Whether each rank has its own tokens' part of a mean over all, and beside it the whole of what the other run has
+    once (an auxiliary loss of a router, a penalty): added up or averaged over ranks as the parts are, it counts as many
+    times.
+
+    logprobs: of the whole and of each rank, 0 where no token counts.
+    """
+    counts = [int(np.count_nonzero(one)) for one in logprobs]
+    if len(ranks) < 2 or min(counts) < 1 or sum(counts[1:]) != counts[0]:
+        return None
+    sums = [-float(one.sum()) for one in logprobs]
+    for times in (1, len(ranks)):
+        beside = whole - sums[0] / counts[0]
+        of_ranks = [loss - times * total / counts[0] for loss, total in zip(losses, sums[1:], strict=True)]
+        # Of its own tokens each rank's may be somewhat another; together they are as many times the one.
+        is_so = all(abs(one - times * beside) <= 0.25 * abs(times * beside) for one in of_ranks)
+        every = abs(sum(of_ranks) - len(ranks) * times * beside)
+        if abs(beside) > 1e-3 * abs(whole) and is_so and every <= max(1e-3 * abs(whole), 0.02 * abs(beside)):
+            return Fault(
+                "beside the tokens", ranks,
+                f"{what} of each of {whose(ranks)} has its own tokens' part and beside it {beside * times:.4g}, all of "
+                f"what the other run adds once (an auxiliary loss of a router, a penalty): summed over ranks it counts "
+                f"{len(ranks)} times",
+                float(len(ranks)),
+            )  # fmt: skip
+    return None
+
+
 def without_inputs(what: str, whole: TensorRef, held: HeldByRanks, inputs: HeldByRanks) -> Fault | None:
     """Of a weight's gradient [out, in] that all ranks hold alike: the rank of whose tokens nothing is in it. Its rows
     are made of what went into the layer; those of the other ranks' tokens span all of it, and not the other run's.

@@ -50,6 +50,7 @@ _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 _LOGITS = ("logits", "lm_head.output", "output_layer.output")
 _OF_EXPERT = regex(r"\.experts?\.")
+_LOGPROBS = "policy_logprobs"
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
@@ -231,18 +232,19 @@ class OfRanks:
     def _of_own_tokens(
         row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair, together: Together
     ) -> Fault | None:
-        """Whether the ranks' losses are means over their own tokens, as the log-probabilities of these say."""
-        side = micro_pair.a if together.which == "a" else micro_pair.b
-        for (name, _), (_, ref) in side.tensors.items():
-            own = together.held.get(id(ref))
-            if naming.meaning(name).kind != "logprob" or own is None or not own.is_cut or own.ranks != held.ranks:
-                continue
-            values = [pages.array(part).astype(np.float64) for part in own.parts]
-            numbers = [float(pages.array(part).reshape(-1)[0]) for part in (whole, *held.parts)]
-            fault = contributions.own_means(row.name, numbers[0], numbers[1:], held.ranks, values)
-            if fault is not None:
-                return fault
-        return None
+        """Whether the ranks' losses are means over their own tokens, or each has the whole of what is beside them, as
+        the log-probabilities of these say.
+        """
+        other = micro_pair.b if together.which == "a" else micro_pair.a
+        own = [together.sides[rank].find(_LOGPROBS) if rank in together.sides else None for rank in held.ranks]
+        refs = [other.find(_LOGPROBS), *own]
+        if any(ref is None or not ref.is_readable or ref.numel > _MOST for ref in refs):
+            return None
+        values = [pages.array(ref).astype(np.float64) for ref in refs if ref is not None]
+        numbers = [float(pages.array(part).reshape(-1)[0]) for part in (whole, *held.parts)]
+        return contributions.own_means(
+            row.name, numbers[0], numbers[1:], held.ranks, values[1:]
+        ) or contributions.whole_of_each(row.name, numbers[0], numbers[1:], held.ranks, values)
 
     def _is_stated_sum(
         self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, pair: TensorPair, micro_pair: MicroBatchPair,

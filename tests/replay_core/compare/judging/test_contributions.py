@@ -114,6 +114,25 @@ def test_losses_that_are_means_of_the_ranks_own_tokens(are_own: bool, tmp_path: 
     assert (("own token mean", (0, 1)) in kinds(compared(tmp_path, one, *ranks))) is are_own
 
 
+@pytest.mark.parametrize(("times", "is_told"), [(1.0, True), (0.5, False)])
+def test_what_is_beside_the_tokens_counts_once_for_each_rank(times: float, is_told: bool, tmp_path: Path) -> None:
+    """times: what part of it each of two ranks has; half of it is right."""
+    logprobs = -random(4, 6).abs() - 0.1
+    ids = torch.randint(1, 99, (4, 6), generator=torch.Generator().manual_seed(1))
+    part = [-logprobs[rows].sum() / logprobs.numel() for rows in (slice(0, 2), slice(2, 4))]
+    beside = 0.3 * sum(part)
+
+    def step(rows: slice, loss: Tensor) -> dict[str, Any]:
+        return {"forward_data": {"input_ids": ids[rows], "log_probs": logprobs[rows]}, "loss": {"loss": loss}}
+
+    found = compared(
+        tmp_path, step(slice(0, 4), sum(part) + beside), step(slice(0, 2), part[0] + times * beside),
+        step(slice(2, 4), part[1] + times * beside),
+    )  # fmt: skip
+    assert (found.first is not None) is is_told
+    assert (("beside the tokens", (0, 1)) in kinds(found)) is is_told
+
+
 def test_a_gradient_of_values_of_bfloat16_was_reduced_in_it(tmp_path: Path) -> None:
     whole = random(8, 24)
     rounded = whole.bfloat16().float()
