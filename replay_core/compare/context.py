@@ -87,15 +87,31 @@ def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
     head = pair.one[1]
     here, there = (micro_pair.a, micro_pair.b) if pair.b is None else (micro_pair.b, micro_pair.a)
     prefix = next(pair.name.removesuffix(end) for end in _HEADS if pair.name.endswith(end))
+    if not there.ending(*_EMBEDDINGS):
+        return False
+    every = _of_every_rank(head, micro_pair)
     own = [ref for _, ref in here.ending(*_EMBEDDINGS) if (ref.canonical or ref.name).startswith(prefix)]
-    alike = [ref for ref in own if (ref.shape, ref.dtype) == (head.shape, head.dtype)]
-    held = micro_pair.together.held.get(id(head)) if micro_pair.together is not None else None
-    every = held.parts if held is not None else (head,)
     try:
-        is_there = bool(there.ending(*_EMBEDDINGS))
-        return is_there and any(all(pages.same_bytes(one, ref) for one in every) for ref in alike)
+        return any(_are_the_same(every, _of_every_rank(ref, micro_pair)) for ref in own)
     except DumpError:
         return False
+
+
+def _of_every_rank(ref: TensorRef, micro_pair: MicroBatchPair) -> tuple[TensorRef, ...]:
+    """What the ranks hold of a tensor; where nothing is said of ranks, it alone."""
+    held = micro_pair.together.held.get(id(ref)) if micro_pair.together is not None else None
+    return held.parts if held is not None else (ref,)
+
+
+def _are_the_same(one: tuple[TensorRef, ...], other: tuple[TensorRef, ...]) -> bool:
+    """Whether what ranks hold of one tensor are the bytes that ranks hold of another, slice for slice, and all."""
+
+    def has(refs: tuple[TensorRef, ...], ref: TensorRef) -> bool:
+        return any(
+            (mine.shape, mine.dtype) == (ref.shape, ref.dtype) and bool(pages.same_bytes(mine, ref)) for mine in refs
+        )
+
+    return all(has(other, ref) for ref in one) and all(has(one, ref) for ref in other)
 
 
 def why_missing(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:

@@ -39,6 +39,52 @@ def not_summed_into(what: str, whole: TensorRef, held: HeldByRanks, before: Tens
     )  # fmt: skip
 
 
+def norm_of_parts(
+    what: str, whole: TensorRef, held: HeldByRanks, before: TensorRef, parts: HeldByRanks, called: str
+) -> Fault | None:
+    """Whether each rank normed what all hold alike (a residual stream) plus its own part, where the parts' sum was due.
+
+    A norm is y_d = w_d n_d + b_d at every token, n being x less its mean (LayerNorm) or not (RMSNorm), by its root mean
+    square. The other run's norm of the sum tells w and b; each rank's output must be these of its own part.
+    """
+    if parts.ranks != held.ranks or len(held.ranks) > _EACH or whole.numel > 1 << 22:
+        return None
+    if {ref.shape for ref in (*held.parts, *parts.parts, before)} != {whole.shape}:
+        return None
+    width = whole.shape[-1]
+    x_ND, y_ND, *values = (
+        pages.array(ref).astype(np.float64).reshape(-1, width) for ref in (before, whole, *parts.parts, *held.parts)
+    )
+    own, outputs = values[: len(parts.parts)], values[len(parts.parts) :]
+
+    def normed(rows_ND: Array, *, is_centred: bool) -> Array:
+        rows_ND = rows_ND - rows_ND.mean(1, keepdims=True) if is_centred else rows_ND
+        size_N1 = np.sqrt(np.square(rows_ND).mean(1, keepdims=True))
+        return np.asarray(rows_ND / np.maximum(size_N1, np.finfo(np.float64).tiny))
+
+    for is_centred in (False, True):
+        n_ND = normed(x_ND + sum(own), is_centred=is_centred)
+        n_D, y_D = n_ND.mean(0) * is_centred, y_ND.mean(0) * is_centred
+        w_D = ((n_ND - n_D) * (y_ND - y_D)).sum(0) / np.maximum(np.square(n_ND - n_D).sum(0), 1e-30)
+        b_D = y_D - w_D * n_D
+
+        def is_made(
+            rows_ND: Array, output_ND: Array, *, w_D: Array = w_D, b_D: Array = b_D, is_centred: bool = is_centred
+        ) -> bool:
+            made = normed(rows_ND, is_centred=is_centred) * w_D + b_D
+            return float(np.linalg.norm(made - output_ND)) <= NEAR * float(np.linalg.norm(output_ND))
+
+        if not is_made(x_ND + sum(own), y_ND):
+            continue
+        if all(is_made(x_ND + part, output) for part, output in zip(own, outputs, strict=True)):
+            return Fault(
+                "not summed", held.ranks,
+                f"{called} is not summed over ranks {named(held.ranks)}: {what} of each is the norm of what all hold "
+                "plus the rank's own part",
+            )  # fmt: skip
+    return None
+
+
 def missing_from(
     what: str, whole: TensorRef, laid: TensorRef, held: HeldByRanks, parts: HeldByRanks, called: str
 ) -> Fault | None:
@@ -266,17 +312,18 @@ def of_own_experts(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | No
     """
     if held.axis not in (0, 1) or len(whole.shape) < 2 or len(set(held.stretches)) < len(held.ranks):
         return None
-    empty = 0
+    empty = right = 0
     for ref, stretches in zip(held.parts, held.stretches, strict=True):
         places = np.concatenate([np.arange(start, start + length) for start, length in stretches])
         there = np.take(pages.array(whole).astype(np.float64), places, held.axis).reshape(-1, whole.shape[-1])
         here = pages.array(ref).astype(np.float64).reshape(-1, whole.shape[-1])
         has, is_zero = there.any(1), ~here.any(1)
         is_right = np.abs(there - here).max(1) <= 1e-3 * np.abs(there).max()
-        if not (has & is_zero).any() or not (has & is_right & ~is_zero).any():
+        if not (has & is_zero).any():
             return None
         empty += int((has & is_zero).sum())
-    if empty < 3:
+        right += int((has & is_right & ~is_zero).sum())
+    if empty < 3 or not right:
         return None
     return Fault(
         "not summed", held.ranks,

@@ -44,6 +44,8 @@ _HEADS = ("lm_head.weight", "output_layer.weight")
 _NUMBER = regex(r"\d{1,9}")
 #: Elements that are added up in memory.
 _MOST = 1 << 26
+#: A weight is another's where it is off that one by this part of what it is off its own; and of so many elements.
+_NEARER, _FEWEST_NEAR = 0.1, 64
 #: Names of weights that are several in one.
 _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_proj|gate_and_up", re.IGNORECASE)
 #: The number of an expert in a weight's name.
@@ -73,6 +75,8 @@ class OfRanks:
         #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
         self._left: dict[int | None, tuple[TensorRef, HeldByRanks]] = {}
         self._mean: set[int | None] = set()
+        #: Of a step: what its losses say of the means they are, until a gradient that is off is explained by it.
+        self._own_means: dict[int | None, Fault] = {}
         #: Of a step: the first activation that is off, and by how much at each token, until a weight explains it.
         self._first_off: dict[int | None, tuple[TensorVerdict, NDArray[np.float64] | None]] = {}
         #: Of a micro-batch, slices that ranks hold alike with the other run; and of a step, those before its first
@@ -117,6 +121,10 @@ class OfRanks:
                 sides = (ours[0], standing_for(held)), (theirs[0], whole)
                 pair = TensorPair(pair.name, *(sides if together.which == "a" else sides[::-1]))
                 _take(row, judge(pair, micro_pair))
+            if naming.meaning(row.name).kind == "loss" and not held.is_cut and not whole.shape:
+                own = self._of_own_tokens(row, whole, held, micro_pair, together)
+                if own is not None:
+                    self._own_means[row.key.step] = own
             if not row.verdict.diverges or not held.is_cut:
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
@@ -218,8 +226,10 @@ class OfRanks:
             fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
             if fault is None or fault.kind == "apart":
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
+        if row.name.startswith("grad.") and fault is None:
+            fault = self._own_means.pop(row.key.step, None)
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
-            fault = self._of_another(row, laid, micro_pair, together, held) or fault
+            fault = self._of_another(row, laid, whole, micro_pair, together, held) or fault
         if len(whole.shape) == 2 and not held.is_cut and (row.key.stage == "modules" or kind == "logprob"):
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
@@ -348,7 +358,7 @@ class OfRanks:
         together = micro_pair.together
         side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
-        for inputs in reversed(slices):
+        for inputs in (*reversed(slices), *row_parallel.gated(slices)):
             if (fault := row_parallel.of_parts(first.name, output, inputs, held, bias)) is not None:
                 first.ranks.fault = fault
                 first.reason = f"{fault.sentence}; {first.reason}"
@@ -358,7 +368,15 @@ class OfRanks:
     def _explain_first(self, row: TensorVerdict, held: HeldByRanks) -> None:
         """Whether what is off in the step's first activation came through a rank's slice of this weight."""
         first, off_NH = self._first_off.get(row.key.step, (None, None))
-        if first is None or first.ranks is None or off_NH is None or row.verdict.diverges:
+        if first is None or first.ranks is None or off_NH is None:
+            return
+        if first.name == f"{row.name.removeprefix('param.').removesuffix('.weight')}.output" and held.axis == 0:
+            fault = subspaces.of_a_slices_channels(first.name, off_NH, row.name, held)
+            if fault is not None:
+                first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
+                self._first_off[row.key.step] = first, None
+                return
+        if row.verdict.diverges:
             return
         told = subspaces.through_a_slice if held.is_cut else subspaces.added_by_each
         if (fault := told(first.name, off_NH, row.name, held)) is not None:
@@ -377,6 +395,11 @@ class OfRanks:
                 and (fault := contributions.not_summed_into(row.name, whole, held, before, called)) is not None
             ):
                 return fault
+        if not held.is_cut and "norm" in naming.module_of(row.name).rpartition(".")[2]:
+            for called, parts in reversed(self._parts[place]):
+                for _, before in reversed(self._whole[place]):
+                    if (fault := contributions.norm_of_parts(row.name, whole, held, before, parts, called)) is not None:
+                        return fault
         for called, parts in reversed(self._parts[place]):
             if (fault := contributions.missing_from(row.name, whole, laid, held, parts, called)) is not None:
                 return fault
@@ -434,13 +457,16 @@ class OfRanks:
 
     @staticmethod
     def _of_another(
-        row: TensorVerdict, laid: TensorRef, micro_pair: MicroBatchPair, together: Together, held: HeldByRanks
-    ) -> Fault | None:
+        row: TensorVerdict, laid: TensorRef, whole: TensorRef, micro_pair: MicroBatchPair, together: Together,
+        held: HeldByRanks,
+    ) -> Fault | None:  # fmt: skip
         """Whether a weight is the other run's weight of another number: an expert that belongs to another rank."""
         other = micro_pair.b if together.which == "a" else micro_pair.a
         pattern = _NUMBER.sub("#", row.name)
         for (name, _), (_, ref) in other.tensors.items():
-            if name != row.name and ref.shape == laid.shape and _NUMBER.sub("#", name) == pattern and _same(laid, ref):
+            if name == row.name or ref.shape != laid.shape or _NUMBER.sub("#", name) != pattern:
+                continue
+            if _same(laid, ref) or _is_nearer(laid, ref, whole):
                 what, whole = row.name.removeprefix("param."), name.removeprefix("param.")
                 theirs = f"{what} on {whose(held.ranks)} is the other run's {whole}"
                 side = micro_pair.a if together.which == "a" else micro_pair.b
@@ -629,6 +655,14 @@ def other_copies(held: HeldByRanks) -> Iterator[tuple[int, TensorRef]]:
             continue
         parts = (*held.parts[:at], ref, *held.parts[at + 1 :])
         yield rank, standing_for(replace(held, parts=parts)) if held.is_cut else ref
+
+
+def _is_nearer(one: TensorRef, other: TensorRef, own: TensorRef) -> bool:
+    """Whether a weight is another's but for a step or two of its own, and nothing of what it should be."""
+    if one.numel > _MOST or one.numel < _FEWEST_NEAR or not all(ref.is_readable for ref in (one, other, own)):
+        return False
+    values, theirs, right = (pages.array(ref).astype(np.float64) for ref in (one, other, own))
+    return float(np.linalg.norm(values - theirs)) <= _NEARER * float(np.linalg.norm(values - right))
 
 
 def _same(one: TensorRef, other: TensorRef) -> bool:

@@ -57,6 +57,31 @@ def through_a_slice(what: str, off_NH: Array, name: str, held: HeldByRanks) -> F
     )  # fmt: skip
 
 
+def of_a_slices_channels(what: str, off_NH: Array, name: str, held: HeldByRanks) -> Fault | None:
+    """The rank whose slice of a weight [out, in] makes all channels of the weight's own output that are off, and no
+    others: of a weight that is sharded and gathered before it is used.
+    """
+    if (
+        held.axis != 0
+        or len(held.ranks) < 2
+        or sum(long for one in held.stretches for _, long in one) != off_NH.shape[1]
+    ):
+        return None
+    size_H = np.abs(off_NH).max(0, initial=0.0)
+    is_off_H = size_H > _INSIDE * size_H.max(initial=0.0)
+    for rank, stretches in zip(held.ranks, held.stretches, strict=True):
+        own = np.zeros(off_NH.shape[1], bool)
+        for start, length in stretches:
+            own[start : start + length] = True
+        if is_off_H[own].mean() > _MOST_OF and not is_off_H[~own].any():
+            return Fault(
+                "apart", (rank,),
+                f"{what} is off in the channels that rank {rank}'s slice of {name.removeprefix('param.')} makes, and "
+                "in no others: that slice is another's or another version",
+            )  # fmt: skip
+    return None
+
+
 def added_by_each(what: str, off_NH: Array, name: str, held: HeldByRanks) -> Fault | None:
     """Whether a difference is a vector that every rank holds, once more for each rank but one: a bias that each adds to
     its part before the sum.

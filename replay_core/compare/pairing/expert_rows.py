@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from replay_core import naming
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.micro_batch_pair import Side
+from replay_core.compare.pairing.routing import ROUTERS
 from replay_core.regexes import regex
 
 #: An expert of a layer, by its number, in a module tensor's name.
@@ -66,6 +67,8 @@ def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
     )  # fmt: skip
     ranks = held.ranks if held is not None else ()
     if not apart:
+        if _is_chosen_by_router(micro_pair, layer):
+            return None  # what a router chose otherwise is said of the router
         said = f"{whose}, all experts together {int(a.sum())} in both: tokens were sent to other experts"
         return Missent(said, None, None, ranks)
     which = "b" if apart > 0 else "a"
@@ -74,6 +77,13 @@ def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
         f"{'was' if abs(apart) == 1 else 'were'} lost on the way to the experts of {which}, or dropped"
     )
     return Missent(said, abs(apart), which, ranks)
+
+
+def _is_chosen_by_router(micro_pair: MicroBatchPair, layer: str) -> bool:
+    """Whether both runs recorded the layer's router, whose own rows say what it chose."""
+    block = layer.rpartition(".")[0]
+    starts = tuple(f"{block}.{word}." for word in ROUTERS)
+    return all(any(name.startswith(starts) for name, _ in side.tensors) for side in (micro_pair.a, micro_pair.b))
 
 
 def _counts(side: Side, layer: str, rest: str) -> Iterator[tuple[str, int]]:

@@ -22,7 +22,8 @@ from replay_core.records import TensorRef
 #: Of routers that choose by more than the recorded scores (a bias, groups), the share of tokens that noise may reroute.
 MOST_UNEXPLAINED = 0.1
 
-_ROUTERS = ("gate", "router")
+#: What the module that chooses experts is called.
+ROUTERS = ("gate", "router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def _routers(pairs: Sequence[TensorPair]) -> list[_Router]:
         if pair.a is None or pair.b is None or not naming.is_module_tensor(pair.name) or naming.is_input(pair.name):
             continue
         module = naming.module_of(pair.name)
-        if module.rpartition(".")[2] in _ROUTERS and len(pair.a[1].shape) == len(pair.b[1].shape) == 2:
+        if module.rpartition(".")[2] in ROUTERS and len(pair.a[1].shape) == len(pair.b[1].shape) == 2:
             of_module.setdefault(module, []).append((pair, pair.a[1]))
     found = []
     for outputs in of_module.values():
