@@ -8,7 +8,7 @@ diverges makes the inner products of all that is held; every explanation is arit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -357,6 +357,32 @@ def _block(whole: TensorRef, axis: int, stretches: Sequence[tuple[int, int]]) ->
     return whole.with_(shape=made.shape, source=Inline(np.ascontiguousarray(made).tobytes()), digest=None)
 
 
+def of_groups(
+    whole: TensorRef, held: HeldByRanks, inputs: HeldByRanks
+) -> Iterator[tuple[TensorRef, HeldByRanks, HeldByRanks]]:
+    """What is held in the groups of ranks that have one slice each, as if each group's slice were the whole: the other
+    run's of it, the ranks', and what these ranks have of what went into the layer.
+    """
+    if not held.is_cut or held.axis is None:
+        yield whole, held, inputs
+        return
+    by_place: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for number, stretches in enumerate(held.stretches):
+        by_place.setdefault(stretches, []).append(number)
+    at = {rank: number for number, rank in enumerate(inputs.ranks)}
+    for stretches, members in by_place.items():
+        ranks = tuple(held.ranks[number] for number in members)
+        if len(members) < 2 or not at.keys() >= set(ranks) or not inputs.is_cut:
+            continue
+        own = HeldByRanks(ranks, tuple(held.parts[number] for number in members))
+        places = [at[rank] for rank in ranks]
+        into = HeldByRanks(
+            ranks, tuple(inputs.parts[place] for place in places), inputs.axis,
+            tuple(inputs.stretches[place] for place in places),
+        )  # fmt: skip
+        yield _block(whole, held.axis, stretches), own, into
+
+
 def _copies_not_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) -> Fault | None:
     """Slices of which several ranks have one each, whose sum or mean over these is the other run's: replicas that kept
     their own.
@@ -405,7 +431,8 @@ def _elsewhere(what: str, held: HeldByRanks, blocks: list[TensorRef], odd: list[
     stands: dict[int, int] = {}
     for number in odd:
         own = products_of([blocks[number], held.parts[number]])
-        if own.norm({0: -1, 1: 1}) <= NEAR * own.norm({0: 1}):
+        off = own.norm({0: -1, 1: 1})
+        if off <= NEAR * own.norm({0: 1}):
             return None  # its own, a little off: slices may be alike (positions of other samples)
         for other, block in enumerate(blocks):
             if (
@@ -415,7 +442,8 @@ def _elsewhere(what: str, held: HeldByRanks, blocks: list[TensorRef], odd: list[
             ):
                 continue
             pair = products_of([block, held.parts[number]])
-            if pair.norm({0: -1, 1: 1}) <= NEAR * pair.norm({0: 1}):
+            # Weights may have been recorded after a step of their own.
+            if pair.norm({0: -1, 1: 1}) <= max(NEAR * pair.norm({0: 1}), _LEFT * off):
                 stands[number] = other
                 break
     if len(stands) < len(odd):

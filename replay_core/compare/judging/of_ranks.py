@@ -424,9 +424,12 @@ class OfRanks:
             return contributions.without_rows(what, whole, held, tokens) if len(tokens) > 1 else None
         if row.name.endswith(".weight"):
             around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]
-            for inputs in self._inputs[row.key.step][around]:
-                if (fault := contributions.without_inputs(what, whole, held, inputs)) is not None:
-                    return fault
+            # What feeds a layer stands beside it, or beside the module around it (a block's norm).
+            known = self._inputs[row.key.step]
+            for inputs in (*known[around], *known[around.rpartition(".")[0]]):
+                for block, own, into in algebra.of_groups(whole, held, inputs):
+                    if (fault := contributions.without_inputs(what, block, own, into)) is not None:
+                        return fault
         left = self._left.get(row.key.step)
         if row.name.endswith(_HEADS) and left is not None and left[1].axis in (0, 1):
             return contributions.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
