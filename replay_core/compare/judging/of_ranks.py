@@ -230,6 +230,9 @@ class OfRanks:
             fault = self._own_means.pop(row.key.step, None)
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, whole, micro_pair, together, held) or fault
+            if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST:
+                off_OI = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
+                fault = subspaces.of_a_slices_channels(row.name.removeprefix("param."), off_OI.T, row.name, held)
         if len(whole.shape) == 2 and not held.is_cut and (row.key.stage == "modules" or kind == "logprob"):
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
@@ -370,7 +373,7 @@ class OfRanks:
         first, off_NH = self._first_off.get(row.key.step, (None, None))
         if first is None or first.ranks is None or off_NH is None:
             return
-        if first.name == f"{row.name.removeprefix('param.').removesuffix('.weight')}.output" and held.axis == 0:
+        if first.name == f"{row.name.removeprefix('param.').removesuffix('.weight')}.output":
             fault = subspaces.of_a_slices_channels(first.name, off_NH, row.name, held)
             if fault is not None:
                 first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"

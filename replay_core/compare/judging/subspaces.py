@@ -58,26 +58,32 @@ def through_a_slice(what: str, off_NH: Array, name: str, held: HeldByRanks) -> F
 
 
 def of_a_slices_channels(what: str, off_NH: Array, name: str, held: HeldByRanks) -> Fault | None:
-    """The rank whose slice of a weight [out, in] makes all channels of the weight's own output that are off, and no
-    others: of a weight that is sharded and gathered before it is used.
+    """The rank whose rows of a weight [out, in] make all channels that are off, and no others: of a weight that is
+    sharded along its rows and gathered before it is used. Where every rank recorded the whole, gathered, its rows are
+    those that `torch.chunk` hands out, as FSDP does.
+
+    what: the weight's own output, or the weight itself, by off_NH in every channel H.
     """
-    if (
-        held.axis != 0
-        or len(held.ranks) < 2
-        or sum(long for one in held.stretches for _, long in one) != off_NH.shape[1]
-    ):
+    count = off_NH.shape[1]
+    if held.is_cut:
+        stretches = held.stretches if held.axis == 0 else ()
+    else:
+        rows = -(-count // len(held.ranks))
+        stretches = tuple(((start, min(rows, count - start)),) for start in range(0, count, rows))
+    if len(held.ranks) < 2 or len(stretches) != len(held.ranks) or sum(n for one in stretches for _, n in one) != count:
         return None
     size_H = np.abs(off_NH).max(0, initial=0.0)
     is_off_H = size_H > _INSIDE * size_H.max(initial=0.0)
-    for rank, stretches in zip(held.ranks, held.stretches, strict=True):
-        own = np.zeros(off_NH.shape[1], bool)
-        for start, length in stretches:
-            own[start : start + length] = True
-        if is_off_H[own].mean() > _MOST_OF and not is_off_H[~own].any():
+    for rank, own in zip(held.ranks, stretches, strict=True):
+        is_own_H = np.zeros(count, bool)
+        for start, length in own:
+            is_own_H[start : start + length] = True
+        if is_off_H[is_own_H].mean() > _MOST_OF and not is_off_H[~is_own_H].any():
+            called = name.removeprefix("param.")
+            shard = f"slice of {called}" if held.is_cut else f"shard of {called} (FSDP cuts rows in turn)"
             return Fault(
                 "apart", (rank,),
-                f"{what} is off in the channels that rank {rank}'s slice of {name.removeprefix('param.')} makes, and "
-                "in no others: that slice is another's or another version",
+                f"{what} is off in what rank {rank}'s {shard} makes, and nowhere else: that one is another's or stale",
             )  # fmt: skip
     return None
 
