@@ -270,3 +270,98 @@ def test_a_weights_gradient_is_not_asked_of_more_ranks_than_sixteen() -> None:
         parts = tuple(as_ref(one) for one in inputs)
         told = contributions.without_inputs("x", refs[0], mine, HeldByRanks(mine.ranks, parts, 0))
         assert (told and told.ranks) == ((0,) if ranks == 16 else None)
+
+
+@pytest.mark.parametrize("is_centred", [False, True], ids=["RMSNorm", "LayerNorm"])
+@pytest.mark.parametrize("how", ["not summed", "anything"])
+def test_a_norm_of_each_ranks_own_part_is_not_summed(how: str, is_centred: bool, tmp_path: Path) -> None:
+    before, parts = random(2, 12, 16, seed=4), [random(2, 12, 16, seed=5), random(2, 12, 16, seed=6)]
+    weight, bias = 1 + 0.2 * random(16, seed=7), 0.1 * random(16, seed=8)
+
+    def normed(x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True) if is_centred else x
+        return x / x.square().mean(-1, keepdim=True).sqrt() * weight + (bias if is_centred else 0.0)
+
+    def step(part: Tensor, output: Tensor) -> dict[str, Any]:
+        return {"batch_inputs": {"input_ids": IDS[:2, :12].contiguous()},
+                "modules": {"layers.0.output": before, "layers.1.self_attn.o_proj.output": part,
+                            "layers.1.post_attention_layernorm.output": output}}  # fmt: skip
+
+    right = step(sum(parts), normed(before + sum(parts)))  # type: ignore[arg-type]
+    ranks = [step(part, normed(before + part) if how == "not summed" else random(2, 12, 16, seed=9 + number))
+             for number, part in enumerate(parts)]  # fmt: skip
+    assert (("not summed", (0, 1)) in kinds(compared(tmp_path, right, *ranks))) is (how == "not summed")
+
+
+@pytest.mark.parametrize("lost", [0, 1, None])
+def test_what_goes_through_a_gate_says_whose_part_is_missing(lost: int | None, tmp_path: Path) -> None:
+    gate, up, down = random(2, 12, 32, seed=1), random(2, 12, 32, seed=2), random(16, 32, seed=3)
+    inputs = torch.nn.functional.silu(gate) * up
+    each = [x @ w.T for x, w in zip(inputs.chunk(2, -1), down.chunk(2, -1), strict=True)]
+    made = sum(part for rank, part in enumerate(each) if rank != lost)
+
+    def step(gate: Tensor, up: Tensor, down: Tensor, output: Any) -> dict[str, Any]:
+        modules = {"layers.0.mlp.gate_proj.output": gate.contiguous(), "layers.0.mlp.up_proj.output": up.contiguous(),
+                   "layers.0.mlp.down_proj.output": output}  # fmt: skip
+        return {"modules": modules, "param": {"param.layers.0.mlp.down_proj.weight": down.contiguous()}}
+
+    cut = zip(gate.chunk(2, -1), up.chunk(2, -1), down.chunk(2, -1), strict=True)
+    found = compared(tmp_path, step(gate, up, down, sum(each)), *(step(*one, made) for one in cut))
+    told = {ranks for kind, ranks in (kinds(found) if found.first is not None else ()) if kind == "missing"}
+    assert told == (set() if lost is None else {(lost,)})
+
+
+def test_own_means_are_told_by_a_gradient_where_the_losses_are_still_near(tmp_path: Path) -> None:
+    logprobs = -1 - 0.01 * random(4, 16).abs()
+    logprobs[2:, 13:] = 0.0
+    whole = -logprobs.sum() / logprobs.count_nonzero()
+    own = [-logprobs[half].sum() / logprobs[half].count_nonzero() / 2 for half in HALVES]
+
+    def held(rows: slice, loss: Tensor, gradient: Tensor) -> dict[str, Any]:
+        return {"batch_inputs": {"input_ids": IDS[rows].contiguous()},
+                "forward_data": {"policy_logprobs": logprobs[rows].contiguous()}, "loss": {"loss": loss},
+                "gradient": {"grad.norm.weight": gradient}}  # fmt: skip
+
+    right, wrong = random(32, seed=2), random(32, seed=2) + 0.1 * random(32, seed=3)
+    for gradient, is_told in ((wrong, True), (right, False)):
+        ranks = [held(half, mean, gradient) for half, mean in zip(HALVES, own, strict=True)]
+        found = compared(tmp_path / str(is_told), held(slice(None), whole, right), *ranks)
+        assert (("own token mean", (0, 1)) in kinds(found)) is is_told
+
+
+@pytest.mark.parametrize("slices", [False, True])
+def test_a_rank_that_is_missing_from_a_sliced_gradient_is_named(slices: bool, tmp_path: Path) -> None:
+    """Two by two ranks: samples over the outer axis, rows of the weight over the inner."""
+    x = random(4, 4, 48, seed=1)
+    left = random(4, 4, 12, seed=2)
+    each = [torch.einsum("bto,bti->oi", left[half], x[half]) for half in HALVES]
+    norm = {"layers.1.input_layernorm.output": x}
+
+    def step(rows: slice, gradient: Tensor) -> dict[str, Any]:
+        return {"batch_inputs": {"input_ids": IDS[rows, :4].contiguous()},
+                "modules": {name: value[rows].contiguous() for name, value in norm.items()},
+                "gradient": {"grad.layers.1.self_attn.q_proj.weight": gradient.contiguous()}}  # fmt: skip
+
+    whole = sum(each)
+    ranks = []
+    for half in HALVES:
+        for tp in (0, 1):
+            rows = slice(6 * tp, 6 * tp + 6)
+            made = each[0] if slices and tp else whole
+            ranks.append(step(half, made[rows]))  # type: ignore[index]
+    told = kinds(compared(tmp_path, step(slice(None), whole), *ranks))  # type: ignore[arg-type]
+    assert told == ({("missing", (3,))} if slices else set())
+
+
+@pytest.mark.parametrize("off", [0.01, 0.5])
+def test_an_expert_that_is_another_but_for_a_step_is_anothers(off: float, tmp_path: Path) -> None:
+    experts = [random(12, 16, seed=number) for number in range(4)]
+
+    def step(numbers: dict[int, Tensor]) -> dict[str, Any]:
+        weights = {f"param.layers.0.mlp.experts.{n}.w1.weight": one for n, one in numbers.items()}
+        return {"param": {**weights, "param.norm.weight": torch.ones(16)}}
+
+    moved = [one + off * random(12, 16, seed=10 + number) for number, one in enumerate(experts)]
+    ranks = [step({0: experts[0], 1: experts[1]}), step({2: moved[3], 3: moved[2]})]
+    told = kinds(compared(tmp_path, step(dict(enumerate(experts))), *ranks))
+    assert (("another's", (1,)) in told) is (off < 0.1)

@@ -126,3 +126,19 @@ def test_what_is_off_for_the_words_of_one_rank_alone_is_that_ranks(tmp_path: Pat
         for rank in range(2)
     ]  # fmt: skip
     assert kinds(compared(tmp_path, one, *ranks)) == {("vocabulary slice", (1,))}
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["gathered", "slices"])
+@pytest.mark.parametrize("rows", [slice(8, 12), slice(7, 12)], ids=["one shard", "more than it"])
+def test_a_stale_shard_is_told_by_the_channels_that_it_makes(is_whole: bool, rows: slice, tmp_path: Path) -> None:
+    weight_OI, x_NI = random(16, 24), random(2, 12, 24, seed=1)
+    stale_OI = weight_OI.clone()
+    stale_OI[rows] *= 1.05
+    held = [stale_OI] * RANKS if is_whole else list(stale_OI.chunk(RANKS))
+
+    def step(weight: Tensor, kept: Tensor) -> dict[str, dict[str, Tensor]]:
+        made = {"layers.0.mlp.up_proj.output": x_NI @ weight.T}
+        return {"modules": made, "param": {"param.layers.0.mlp.up_proj.weight": kept.contiguous()}}
+
+    told = kinds(compared(tmp_path, step(weight_OI, weight_OI), *(step(stale_OI, one) for one in held)))
+    assert (("apart", (2,)) in told) is (rows == slice(8, 12))
