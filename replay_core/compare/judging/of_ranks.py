@@ -473,8 +473,8 @@ class OfRanks:
             if name == row.name or ref.shape != laid.shape or _NUMBER.sub("#", name) != pattern:
                 continue
             if _same(laid, ref) or _is_nearer(laid, ref, whole):
-                what, whole = row.name.removeprefix("param."), name.removeprefix("param.")
-                theirs = f"{what} on {whose(held.ranks)} is the other run's {whole}"
+                what, theirs_is = row.name.removeprefix("param."), name.removeprefix("param.")
+                theirs = f"{what} on {whose(held.ranks)} is the other run's {theirs_is}"
                 side = micro_pair.a if together.which == "a" else micro_pair.b
                 own = next((together.held.get(id(ref)) for _, ref in side.named(name)), None)
                 ranks = tuple(sorted({*held.ranks, *(own.ranks if own else ())}))
