@@ -33,14 +33,16 @@ class Rounded:
 
 def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) -> list[Rounded]:
     """The named gradients of three dumps held to one another. A cell's is rounded if it is at most `MOST` times as far
-    from the truth as each row alone's, and no row of it more than `WORST` times as far as that row, or the typical one.
-
-    Raises:
-        KeyError: one of the dumps has no gradient of that name.
+    from the truth as each row alone's, and no row of it more than `WORST` times as far as that row, or the typical one;
+    one that a dump does not hold in that shape is not.
     """
     refs = [_gradients(run) for run in (truth, reference, cell)]
     found = []
     for name in names:
+        shapes = {one[name].shape if name in one else None for one in refs}
+        if len(shapes) != 1 or None in shapes:
+            found.append(Rounded(name, float("nan"), float("nan"), False))
+            continue
         true, alone, own = (_matrix(one[name]) for one in refs)
         off_alone, off_own = _by_row(alone - true), _by_row(own - true)
         typical = float(np.sqrt((off_alone**2).mean()))

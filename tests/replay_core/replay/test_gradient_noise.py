@@ -40,6 +40,8 @@ def test_what_is_as_far_from_the_truth_as_each_row_alone_is_rounded(tmp_path: Pa
     noise = [0.01 * torch.randn(64, 32, generator=random) for _ in range(2)]
     assert held(tmp_path / "rounded", true_RC + noise[0], true_RC + noise[1], true_RC)
     assert not held(tmp_path / "all", true_RC + noise[0], true_RC + 5 * noise[1], true_RC)
+    (absent,) = of_gradients(*[dumped(tmp_path / f"odd{n}", true_RC) for n in range(3)], ["grad.another.weight"])
+    assert not absent.is_rounding, "what a dump does not hold was not looked at"
     noise[1][7] *= 8
     assert not held(tmp_path / "row", true_RC + noise[0], true_RC + noise[1], true_RC)
 
