@@ -418,13 +418,14 @@ class Bench:
         kinds = {naming.meaning(row.name).kind if row.verdict is Verdict.DIFF else None for row in apart}
         if not plan.backward or result.off or kinds != {"gradient"}:
             return None
-        finer = "float64" if coarsest(self.baseline.cell["flags"]["dtype"]) in ("float32", "float64") else "float32"
-        truth = self.rounded(finer, backward=True)
+        if coarsest(self.baseline.cell["flags"]["dtype"]) not in ("float16", "bfloat16"):
+            return None  # no finer dtype is replayed than float32
+        truth = self.rounded("float32", backward=True)
         if truth.run is None or self.baseline.run is None or result.run is None:
             return None
         names = [row.name for row in apart]
         found = of_gradients(truth.run, self.baseline.run, result.run, names)
-        return cause_of_gradients(found, finer) if all(one.is_rounding for one in found) else None
+        return cause_of_gradients(found, "float32") if all(one.is_rounding for one in found) else None
 
     def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
         """Why it disagrees: asked of the model itself, in a job of its own."""
