@@ -339,12 +339,13 @@ def _replay_why_job(params: dict[str, Any], on_event: OnEvent) -> Answer:
     from replay_core.replay.why import explain  # torch and transformers: 3.4 s
 
     plan, reference = ReplayPlan.from_mapping(params["plan"]), Flags.from_mapping(params["reference"])
-    found = explain(
-        plan, reference, params["dumps"], params["final_hidden"], on_event,
-        always=bool(params.get("always")), is_ahead=bool(params.get("is_ahead")),
-        is_agreeing=bool(params.get("is_agreeing")),
+    always, is_ahead, is_agreeing = (bool(params.get(name)) for name in ("always", "is_ahead", "is_agreeing"))
+    return clean(
+        explain(
+            plan, reference, params["dumps"], params["final_hidden"], on_event,
+            always=always, is_ahead=is_ahead, is_agreeing=is_agreeing,
+        )
     )  # fmt: skip
-    return clean(found)
 
 
 def _replay_slice_job(params: dict[str, Any], on_event: OnEvent) -> Answer:

@@ -13,6 +13,7 @@ from replay_core.jobs import Answer, Job, OnEvent, Progress
 from tests.tui_debugger.driving import A, B, opened, press, rest, screen, toasts, until
 from tests.tui_debugger.scripted import ScriptedEngine, document
 from tui_debugger.answer import answer_of
+from tui_debugger.flows.ruling import grafted
 
 TENSOR = "layers.1.input_layernorm.output"
 
@@ -97,6 +98,20 @@ async def test_which_module_carries_the_difference_is_said_in_per_cent() -> None
         assert any("graft: layers.1.mlp carries 97.5%" in line for line in screen(app).splitlines()[1:4]), (
             "when it fades"
         )
+
+
+def test_what_stands_beside_the_module_that_carries_it_is_listed_whatever_came_a_little_before() -> None:
+    shares = [0.02] * 12 + [0.9, 1.0, 1.0]
+    grafts: Any = [{"tensor": f"layers.{n}.output", "comes": share, "goes": None} for n, share in enumerate(shares)]
+    listed = grafted({"sentence": "", "module": "layers.12", "grafts": grafts})
+    assert listed == [
+        *(f"layers.{n}.output  2.0%" for n in range(7, 12)), "layers.12.output  90.0%", "layers.13.output  100.0%",
+        "layers.14.output  100.0%", "and 7 more: e writes all",
+    ]  # fmt: skip
+    assert grafted({"sentence": "", "module": None, "grafts": grafts})[0] == "layers.0.output  2.0%"
+    assert grafted({"sentence": "", "module": "layers.0", "grafts": grafts[:3]}) == [
+        f"layers.{n}.output  2.0%" for n in range(3)
+    ]
 
 
 async def test_one_dump_has_nothing_to_graft_from() -> None:
