@@ -41,7 +41,7 @@ class Claim:
     name: of the tensor; owner: the module whose work lies between the last recorded tensors and this one; handed:
     whether it is the input of a module that the owner calls. kind: what the owner is (`kind_of`); is_leaf: it has no
     modules in it. rounds_once: it is a product of one matrix and of a recorded tensor, so one rounding is all there is.
-    heads: of what attention hands on. rows: which of the tokens these are, of a tensor too large to keep all; None: all.
+    heads: of what attention hands on. rows: which of the tokens these are, of one too large to keep all; None: all.
     """
 
     name: str
