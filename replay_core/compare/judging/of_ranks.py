@@ -430,8 +430,8 @@ class OfRanks:
             # What feeds a layer stands beside it, or beside the module around it (a block's norm).
             known = self._inputs[row.key.step]
             for inputs in (*known[around], *known[around.rpartition(".")[0]]):
-                for block, own, into in algebra.of_groups(whole, held, inputs):
-                    if (fault := contributions.without_inputs(what, block, own, into)) is not None:
+                for slice_, mine, into in algebra.of_groups(whole, held, inputs):
+                    if (fault := contributions.without_inputs(what, slice_, mine, into)) is not None:
                         return fault
         left = self._left.get(row.key.step)
         if row.name.endswith(_HEADS) and left is not None and left[1].axis in (0, 1):
@@ -473,8 +473,8 @@ class OfRanks:
             if name == row.name or ref.shape != laid.shape or _NUMBER.sub("#", name) != pattern:
                 continue
             if _same(laid, ref) or _is_nearer(laid, ref, whole):
-                what, theirs_is = row.name.removeprefix("param."), name.removeprefix("param.")
-                theirs = f"{what} on {whose(held.ranks)} is the other run's {theirs_is}"
+                what, another = row.name.removeprefix("param."), name.removeprefix("param.")
+                theirs = f"{what} on {whose(held.ranks)} is the other run's {another}"
                 side = micro_pair.a if together.which == "a" else micro_pair.b
                 own = next((together.held.get(id(ref)) for _, ref in side.named(name)), None)
                 ranks = tuple(sorted({*held.ranks, *(own.ranks if own else ())}))
