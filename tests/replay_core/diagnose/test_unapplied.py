@@ -173,7 +173,7 @@ def test_whitening_that_counts_padding(padded: bool, tmp_path: Path) -> None:
 def test_equal_texts_tell_of_rewards_in_another_order(shuffled: bool, tmp_path: Path) -> None:
     for step in range(1, 4):
         draw = np.random.default_rng(step)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for prompt in range(4):
             answers = [f"{prompt} {draw.integers(0, 2)}" for _ in range(8)]
             rows += [
