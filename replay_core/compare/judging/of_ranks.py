@@ -52,7 +52,6 @@ _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
 _LOGITS = ("logits", "lm_head.output", "output_layer.output")
 _OF_EXPERT = regex(r"\.experts?\.")
-_LOGPROBS = "policy_logprobs"
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
@@ -249,8 +248,7 @@ class OfRanks:
         the log-probabilities of these say.
         """
         other = micro_pair.b if together.which == "a" else micro_pair.a
-        own = [together.sides[rank].find(_LOGPROBS) if rank in together.sides else None for rank in held.ranks]
-        refs = [other.find(_LOGPROBS), *own]
+        refs = [other.find("policy_logprobs"), *(together.logprobs.get(rank) for rank in held.ranks)]
         if any(ref is None or not ref.is_readable or ref.numel > _MOST for ref in refs):
             return None
         values = [pages.array(ref).astype(np.float64) for ref in refs if ref is not None]

@@ -85,8 +85,8 @@ class Together:
     #: Of every rank, which of the other run's samples it has, as the token ids say; None where they do not, or where
     #: two samples are of the same tokens and may be either's.
     whose: tuple[tuple[Stretch, ...], ...] | None = None
-    #: What every rank recorded itself, before it was put together.
-    sides: dict[int, Side] = field(default_factory=dict)
+    #: By rank, the log-probabilities that it recorded itself, before they were put together.
+    logprobs: dict[int, TensorRef] = field(default_factory=dict)
     #: Of every rank, its token ids; None where they are not known.
     ids: tuple[TensorRef, ...] | None = None
     #: What the ranks of the other run hold, where these stand for the one process.
@@ -380,7 +380,8 @@ class RankGroup:
             together.samples = len(set(self._cut[1])) if rows and self._cut is not None else len(self._groups)
             if rows and self._cut is not None and self._astray is None and self._are_unlike:
                 together.whose = self._cut[1]
-        together.sides = ranks
+        own = {rank: side.find("policy_logprobs") for rank, side in ranks.items()}
+        together.logprobs = {rank: ref for rank, ref in own.items() if ref is not None}
         side = self._side(whole, ranks, together)
         if all(one is not None for one in self._ids):
             together.ids = tuple(one for one in self._ids if one is not None)
