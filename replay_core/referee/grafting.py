@@ -81,7 +81,10 @@ def told(table: Sequence[Graft]) -> tuple[str, str | None]:
     first = next((one for one in table if one.comes >= _MOST), None)
     if first is None:
         return "no module's output brings half of what the log-probabilities differ by", None
-    before = max(table[: table.index(first)], key=lambda one: one.comes, default=None)
+    # What of one block brings a part (queries, then keys) are no steps on the way: it is held to the blocks before.
+    block = next((one for one in _blocks([one.tensor for one in table]) if _is_in(first.tensor, [one])), None)
+    earlier = [one for one in table[: table.index(first)] if block is None or not _is_in(one.tensor, [block])]
+    before = max(earlier, key=lambda one: one.comes, default=None)
     if before is not None and first.comes - before.comes < _AT_ONCE:
         said = (
             "no module alone carries what the log-probabilities differ by: it comes in little by little, as rounding "

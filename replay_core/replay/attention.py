@@ -49,6 +49,8 @@ _TOLD_AS = {
 #: Where torch's own source raised a warning: of no use to who reads why a kernel was not used.
 _RAISED_AT = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
 _PACKAGES = {"fa2": "flash_attn", "fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}
+#: Kernels that compute in halves alone.
+HALVES_ALONE = tuple(_PACKAGES)
 #: Kernels that hold the scores of every token pair at once.
 _QUADRATIC = ("eager", "sdpa-math")
 

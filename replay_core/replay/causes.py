@@ -176,13 +176,18 @@ def cause_of_recording(held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cause_of_gradients(found: Sequence[Rounded], finer: str) -> dict[str, Any]:
-    """That gradients which differ are as far from those in a finer dtype as each row alone's are: `found` of them."""
+    """Of gradients that differ, all of them rounded otherwise or none: how far they are from those in a finer dtype, as
+    each row alone's are.
+    """
     worst = max(found, key=lambda one: one.cell / (one.reference or one.cell or 1.0))
+    is_noise = all(one.is_rounding for one in found)
+    kind = "rounding" if is_noise else "maths"
     others = f" and {len(found) - 1} more are" if len(found) > 1 else " is"
+    how = " no further from" if is_noise else ", behind a forward that is right, further from"
     return {
-        "kind": "rounding", "is_noise": True, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
-        "sentence": f"no sample's final state is off by itself: {KINDS['rounding'].said}: {worst.name}{others} no "
-        f"further from the gradient in {finer} than that of each row alone is (relative L2 {worst.cell:.2g} against "
+        "kind": kind, "is_noise": is_noise, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
+        "sentence": f"no sample's final state is off by itself: {KINDS[kind].said}: {worst.name}{others}{how} the "
+        f"gradient in {finer} than that of each row alone is (relative L2 {worst.cell:.2g} against "
         f"{worst.reference:.2g})",
     }  # fmt: skip
 

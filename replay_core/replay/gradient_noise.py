@@ -15,10 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
+from replay_core.compare.judging.limits import NARROW_ROW
 from replay_core.records import Run, TensorRef
-from replay_core.replay.causes import MOST, WORST
+from replay_core.replay.causes import WORST
 
 Floats = NDArray[np.float64]
+#: The last place of bfloat16.
+_HALF = 2.0**-8
+
+
+#: A cell's gradient may be this many times as far from the truth as each row alone's and is rounded otherwise: healthy
+#: ones are 1.1 times as far. One of few numbers may hit the truth by luck.
+_MOST, _MOST_OF_FEW, _FEW = 1.5, 3.0, 256
+#: It may be the truth times a factor that is off by so much, by so many times what each row alone's is, or by so much
+#: of its distance: noise has no direction, and of many numbers next to nothing along any one.
+_FACTOR, _TIMES, _ALONG = 0.016, 3.0, 0.25
+#: Numbers that are held to the truth at once.
+_AT_ONCE = 1 << 22
 
 
 @dataclass(slots=True)
@@ -32,9 +45,12 @@ class Rounded:
 
 
 def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) -> list[Rounded]:
-    """The named gradients of three dumps held to one another. A cell's is rounded if it is at most `MOST` times as far
-    from the truth as each row alone's, and no row of it more than `WORST` times as far as that row, or the typical one;
-    one that a dump does not hold in that shape is not.
+    """The named gradients, or losses, of three dumps held to one another.
+
+    A cell's is rounded if it is about as far from the truth as each row alone's is, if no more of that is a factor, if
+    no row of it is more than `WORST` times as far as that row or the typical one, and if what is zero in both others (a
+    row of an embedding that no token used) is zero in it and nothing else is. What a dump does not hold in that shape
+    is not rounded.
     """
     refs = [_gradients(run) for run in (truth, reference, cell)]
     found = []
@@ -43,28 +59,64 @@ def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) ->
         if len(shapes) != 1 or None in shapes:
             found.append(Rounded(name, float("nan"), float("nan"), False))
             continue
-        true, alone, own = (_matrix(one[name]) for one in refs)
-        off_alone, off_own = _by_row(alone - true), _by_row(own - true)
-        typical = float(np.sqrt((off_alone**2).mean()))
-        whole = float(np.linalg.norm(off_own)) <= MOST * float(np.linalg.norm(off_alone))
-        rows = bool((off_own <= WORST * np.maximum(off_alone, typical)).all())
-        size = float(np.linalg.norm(true)) or float("inf")
-        found.append(
-            Rounded(
-                name, float(np.linalg.norm(off_alone)) / size, float(np.linalg.norm(off_own)) / size, whole and rows
-            )
-        )
+        found.append(_held(name, [_matrix(one[name]) for one in refs]))
     return found
+
+
+def _held(name: str, values: list[NDArray[Any]]) -> Rounded:
+    true = values[0]
+    rows, width = true.shape
+    step = max(1, _AT_ONCE // width)
+    sums = [_Sums.of(*(one[at : at + step].astype(np.float64) for one in values)) for at in range(0, rows, step)]
+    off_alone, off_own = (np.concatenate([getattr(one, name) for one in sums]) for name in ("off_alone", "off_own"))
+    size = float(np.sqrt(sum(one.true2 for one in sums)))
+    whole_alone, whole_own = float(np.linalg.norm(off_alone)), float(np.linalg.norm(off_own))
+    least = _HALF * size if true.size == 1 else 0.0
+    typical = max(float(np.sqrt((off_alone**2).mean())), least)
+    most = _MOST if true.size >= _FEW else _MOST_OF_FEW
+    is_rounding = (
+        whole_own <= most * max(whole_alone, least)
+        and bool((off_own <= WORST * np.maximum(off_alone, typical)).all())
+        and not any(one.is_lost for one in sums)
+    )
+    if is_rounding and size and true.size >= _FEW:
+        along_alone, along_own = (abs(sum(getattr(one, name) for one in sums)) / size**2
+                                  for name in ("along_alone", "along_own"))  # fmt: skip
+        is_rounding = along_own <= max(_FACTOR, _TIMES * along_alone, _ALONG * whole_alone / size)
+    size = size or float("inf")
+    return Rounded(name, whole_alone / size, whole_own / size, is_rounding)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of some rows: how far each is off the truth, what of that is along it, and whether zeros are where they must."""
+
+    off_alone: Floats
+    off_own: Floats
+    true2: float
+    along_alone: float
+    along_own: float
+    is_lost: bool
+
+    @classmethod
+    def of(cls, true: Floats, alone: Floats, own: Floats) -> _Sums:
+        zero_alone, zero_own = ~(true.any(1) | alone.any(1)), ~own.any(1)
+        lost = zero_own & alone.any(1) if true.shape[1] >= NARROW_ROW else np.zeros_like(zero_own)
+        alone, own = alone - true, own - true
+        return cls(
+            np.linalg.norm(alone, axis=1),
+            np.linalg.norm(own, axis=1),
+            float((true**2).sum()),
+            float((alone * true).sum()),
+            float((own * true).sum()),
+            bool((lost | (zero_alone & ~zero_own)).any()),
+        )
 
 
 def _gradients(run: Run) -> dict[str, TensorRef]:
     return {ref.canonical or ref.name: ref for record in run.records for ref in record.tensors()}
 
 
-def _matrix(ref: TensorRef) -> Floats:
-    values: NDArray[Any] = np.asarray(pages.array(ref)).astype(np.float64)
+def _matrix(ref: TensorRef) -> NDArray[Any]:
+    values: NDArray[Any] = np.asarray(pages.array(ref))
     return values.reshape(values.shape[0], -1) if values.ndim > 1 else values.reshape(1, -1)
-
-
-def _by_row(values: Floats) -> Floats:
-    return np.asarray(np.linalg.norm(values, axis=1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_core import naming
-from replay_core.compare import Comparison, compare_runs
+from replay_core.compare import Comparison, TensorVerdict, compare_runs
 from replay_core.compare.judging.limits import WORST_ROW
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.dtypes import DTYPES, coarsest
@@ -40,7 +40,7 @@ from replay_core.replay.causes import (
 from replay_core.replay.cell_log import LOGS, CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
-from replay_core.replay.gradient_noise import of_gradients
+from replay_core.replay.gradient_noise import Rounded, of_gradients
 from replay_core.replay.kept import Kept, identity_of
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
@@ -115,6 +115,9 @@ class CellResult:
 
 
 OnCell = Callable[[CellResult], None]
+
+#: The dtype that tells how far the gradients of a half are rounded.
+_FINER = "float32"
 
 
 def _is_one_fault(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -337,7 +340,7 @@ class Bench:
                 result.cause = self.results[result.same_as].cause
 
     def _explain(self, result: CellResult, plan: ReplayPlan) -> None:
-        result.cause = self._rounded_gradients(result, plan) or self._cause(result, plan)
+        result.cause = self._cause_of_training(result, plan) if plan.backward else self._cause(result, plan)
         if result.cause is not None and is_compilers(result.cause) and plan.flags.compile == "inductor":
             self._wrongly_compiled(result, plan)
 
@@ -410,22 +413,38 @@ class Bench:
         plan = self.plan.with_flags(flags, str(self.out / f"cell{number}_{name}"))
         return replace(plan, capture=capture, capture_level=capture_level, forward=None)
 
-    def _rounded_gradients(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
-        """Of a cell that leaves each row alone in gradients and nowhere before: that they are rounded otherwise, where
-        the gradients of each row alone in a finer dtype show it; None where they do not, or cannot be had.
+    def _cause_of_training(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
+        """Why a backward replay disagrees: it is rounding where its forward is, and where every loss and gradient that
+        differs is no further from that of each row alone in a finer dtype than each row alone is.
         """
-        apart = [row for row in result.comparison.tensors if row.verdict.diverges] if result.comparison else []
-        kinds = {naming.meaning(row.name).kind if row.verdict is Verdict.DIFF else None for row in apart}
-        if not plan.backward or result.off or kinds != {"gradient"}:
+        rows = [row for row in result.comparison.tensors if row.verdict.diverges] if result.comparison else []
+        behind = [row for row in rows if naming.meaning(row.name).kind in ("gradient", "loss")]
+        found = self._rounded(behind, result) if behind else []
+        is_rounding = found is not None and all(one.is_rounding for one in found)
+        if found and is_rounding and len(behind) == len(rows) and not result.off:
+            return cause_of_gradients(found, _FINER)
+        cause = self._cause(result, plan)
+        if cause is None:
             return None
-        if coarsest(self.baseline.cell["flags"]["dtype"]) not in ("float16", "bfloat16"):
+        if found and not is_rounding and cause["kind"] == "rounding":
+            told = cause_of_gradients([one for one in found if not one.is_rounding], _FINER)
+            return {**cause, "kind": told["kind"], "is_noise": False, "sentence": told["sentence"]}
+        # Of gradients that could not be asked, and of weights after a step, the forward says nothing.
+        is_updated = any(naming.meaning(row.name).kind == "param" for row in rows)
+        return cause if is_rounding and not is_updated else {**cause, "is_noise": False}
+
+    def _rounded(self, rows: Sequence[TensorVerdict], result: CellResult) -> list[Rounded] | None:
+        """How far these losses and gradients are from those in a finer dtype; None where that cannot be had."""
+        is_half = coarsest(self.baseline.cell["flags"]["dtype"]) in ("float16", "bfloat16")
+        if not is_half or any(row.verdict is not Verdict.DIFF for row in rows):
             return None  # no finer dtype is replayed than float32
-        truth = self.rounded("float32", backward=True)
+        truth = self.rounded(_FINER, backward=True)
         if truth.run is None or self.baseline.run is None or result.run is None:
             return None
-        names = [row.name for row in apart]
-        found = of_gradients(truth.run, self.baseline.run, result.run, names)
-        return cause_of_gradients(found, "float32") if all(one.is_rounding for one in found) else None
+        try:
+            return of_gradients(truth.run, self.baseline.run, result.run, [row.name for row in rows])
+        except DumpError:
+            return None  # what cannot be read is said where it is read
 
     def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
         """Why it disagrees: asked of the model itself, in a job of its own."""
@@ -451,7 +470,7 @@ class Bench:
             baseline.cause = cause_of_reference(evidence)
             baseline.agrees = False if baseline.cause else None
         flags = result.cell["flags"]
-        cause = cause_of(
+        return cause_of(
             evidence,
             result.segments or [],
             limit_of(result.cell),
@@ -461,8 +480,6 @@ class Bench:
             compiled=flags["compile"] != "off",
             failure=failure,
         )
-        # Of gradients the forward says nothing.
-        return {**cause, "is_noise": False} if plan.backward else cause
 
     def _job(self, kind: str, plan: ReplayPlan, params: Mapping[str, Any], number: int | None = None) -> Any:
         """A question about a cell, with a log of its own; `number`: which cell what is known so far is said of."""

@@ -130,6 +130,7 @@ def explain(
                 with in_dtype(model, dtype):
                     is_last = dtype is wanted[-1]
                     part = None
+                    _begin(bench, flags, reference, recorded.batch)
                     if is_ahead:
                         part = _differing(bench, flags, reference, first_parts(recorded.batch))
                         if part is None:
@@ -144,6 +145,22 @@ def explain(
                 if dtype is wanted[-1]:
                     raise
     raise AssertionError("a model has a dtype")
+
+
+def _begin(bench: ReplayBench, flags: Flags, reference: Flags, batch: MicroBatch) -> None:
+    """Of a few tokens: that a kernel runs in this arithmetic at all, and what rounding is there where that is a half.
+
+    Raises:
+        CellError: it does not.
+    """
+    rows = company_of(batch, 0)
+    few = part_of(batch, rows, COLUMNS).batch
+    if flags.attention in attention.HALVES_ALONE:
+        bench.hidden(flags, few)
+    if is_half(bench.model):
+        fine_ND = _finer(bench, (reference, replace(reference, attention="eager")), few)
+        if fine_ND is not None:
+            bench.same = max(bench.same, _TWO_ROUNDINGS * worst(relative(fine_ND, bench.hidden(reference, few))))
 
 
 def _check_finite(hidden_ND: torch.Tensor) -> None:

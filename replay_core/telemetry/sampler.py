@@ -112,8 +112,9 @@ class _Gpu:
 
 
 def _held_by_torch() -> float | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    # While torch is being imported it is there in part.
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
         return None
-    held: int = sum(torch.cuda.memory_reserved(one) for one in range(torch.cuda.device_count()))
+    held: int = sum(cuda.memory_reserved(one) for one in range(cuda.device_count()))
     return round(held / MIB, 1)

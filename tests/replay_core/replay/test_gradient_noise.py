@@ -46,6 +46,24 @@ def test_what_is_as_far_from_the_truth_as_each_row_alone_is_rounded(tmp_path: Pa
     assert not held(tmp_path / "row", true_RC + noise[0], true_RC + noise[1], true_RC)
 
 
+def test_a_wrong_gradient_is_no_rounding_however_much_noise_there_is(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    true_RC = torch.randn(200, 64, generator=random)
+    true_RC[150:] = 0  # tokens that nobody used
+    noise = [0.2 * torch.randn(200, 64, generator=random) * (true_RC != 0) for _ in range(2)]
+    alone_RC, own_RC = true_RC + noise[0], true_RC + noise[1]
+    assert held(tmp_path / "rounded", alone_RC, own_RC, true_RC)
+    for number, factor in enumerate((0.5, 0.8, 1.2, 1.5)):
+        assert not held(tmp_path / f"times{number}", alone_RC, factor * own_RC, true_RC), factor
+    padded_RC = own_RC.clone()
+    padded_RC[199] = 0.1 * torch.randn(64, generator=random)
+    assert not held(tmp_path / "padding", alone_RC, padded_RC, true_RC), "a row of its own where nobody has one"
+    lost_RC = own_RC.clone()
+    true_RC[7] *= 1e-3
+    lost_RC[7] = 0
+    assert not held(tmp_path / "lost", alone_RC, lost_RC, true_RC)
+
+
 class _Wrong(torch.autograd.Function):
     """Passes values on, and a part of their gradient."""
 
@@ -129,4 +147,6 @@ def test_a_backward_that_is_wrong_behind_a_right_forward_disagrees(
     cell = doc["cells"][-1]
     assert cell["agreement"]["agrees"] is False
     assert "v_proj" in cell["agreement"]["first_divergence"]["name"]
+    assert cell["cause"]["kind"] == "maths"
+    assert "behind a forward that is right, further from the gradient in float32" in cell["cause"]["sentence"]
     assert exit_code(doc) == 1

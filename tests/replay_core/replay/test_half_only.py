@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from replay_core.replay import attention
+from replay_core.compare.judging import limits
+from replay_core.replay import ahead, attention, shrinking
 
 LEAKS = {"leak": False}
 
@@ -46,6 +47,23 @@ def test_a_kernel_of_halves_that_is_right_is_no_cause(ask: Any, half_only: dict[
     assert cell["agreement"]["agrees"] is True
     assert cell["cause"]["kind"] == "rounding", cell["cause"]["sentence"]
     assert cell["cause"]["evidence"]["arithmetic"] == "bfloat16"
+
+
+@pytest.mark.long
+def test_a_large_model_is_asked_in_halves_ahead_and_afterwards(
+    ask: Any, half_only: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "LARGE", 0)
+    monkeypatch.setattr(shrinking, "_SHARE", 1.0)
+    for table in (limits.WORST_ROW, limits.REL_L2):
+        for column in table:
+            monkeypatch.setitem(table[column], "bfloat16", 5e-4)
+    right = ask("attention=fa2 dtype=bfloat16 packing=on")["cells"][-1]
+    assert right["agreement"]["agrees"] is True, right["cause"]["sentence"]
+    assert right["cause"]["kind"] == "rounding"
+    half_only["leak"] = True
+    wrong = ask("attention=fa2 dtype=bfloat16 packing=on")["cells"][-1]
+    assert wrong["cause"]["kind"] == "other_samples", wrong["cause"]["sentence"]
 
 
 @pytest.mark.long
