@@ -69,7 +69,7 @@ def routing(batch: StepBatch) -> Iterator[Finding]:
 def _compared(batch: StepBatch, recorded: list[tuple[Record, TensorRef]]) -> Iterator[Finding]:
     for number, (record, ref) in enumerate(recorded):
         for other, theirs in recorded[number + 1 :]:
-            if ref.shape != theirs.shape or ref is theirs:
+            if ref.shape != theirs.shape or ref is theirs or not _of_the_same(record, other):
                 continue
             different = _differ(np.asarray(pages.array(ref)), np.asarray(pages.array(theirs)))
             if different <= DIFFER:
@@ -93,6 +93,15 @@ def _compared(batch: StepBatch, recorded: list[tuple[Record, TensorRef]]) -> Ite
                 else None,
             )
             return
+
+
+def _of_the_same(record: Record, other: Record) -> bool:
+    """Whether two records are of the same samples: another micro-batch's tokens go where they go."""
+    a, b = record.key, other.key
+    return all(
+        getattr(a, part) == getattr(b, part) or (part == "rank" and None in (a.rank, b.rank))
+        for part in ("rank", "micro", "minibatch")
+    )
 
 
 def _differ(a: Array, b: Array) -> float:

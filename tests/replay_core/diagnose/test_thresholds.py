@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from replay_core import workbench
+from replay_core.recorder import Recorder
 from tests.builders import save_file
 from tests.replay_core.diagnose.batches import (
     END,
@@ -323,3 +325,15 @@ def test_tokens_that_came_back_as_others_are_named(tmp_path: Path) -> None:
     assert finding is not None
     evidence = {piece.name: piece.value for piece in finding.evidence}
     assert (evidence["sample id"], evidence["first token that differs"]) == ("1", 3)
+
+
+def test_another_micro_batch_goes_to_other_experts_and_is_not_held_to_the_first(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    with Recorder(tmp_path) as recorder, recorder.step(0) as record:
+        for micro in range(2):
+            ids_BS = torch.from_numpy(random.integers(3, 60, (4, 12)))
+            experts = torch.from_numpy(random.integers(0, 8, (4, 12, 2, 2)))
+            record("forward_data", micro=micro, input_ids=ids_BS, routed_experts=experts)
+    found = workbench.diagnose(tmp_path, rules=["D30"])
+    assert not found["findings"]
+    assert "D30" in found["checked"], found["skipped"]
