@@ -12,7 +12,7 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, stated_by
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
 from replay_core.diagnose.stated import stated_number
@@ -24,6 +24,8 @@ from replay_core.records import Record, TensorRef
 FEWEST, LEAST, LEFT = 4, 1e-6, 0.02
 #: How far a coefficient may lie from the stated one before it is another: token weights differ by micro-batch.
 WEIGHED = 1.5
+#: loss, pg_loss and another term of one micro-batch, and where they are recorded.
+_Row = tuple[float, float, float, Record]
 _BETAS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
 
 
@@ -33,7 +35,8 @@ _BETAS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
 def added_up(case: Case) -> Iterator[Finding]:
     """Solves loss - pg_loss = beta KL over micro-batches that record all three (4 and more, KL over 1e-6), and must
     leave less than a fiftieth of it: a negative beta is an error; so is none at all where the run states one, and one
-    1.5 times the stated or below two thirds of it. The KL loss may be recorded with its coefficient or without.
+    1.5 times the stated or below two thirds of it. Losses may be divided by the micro-batches of an update, or by what
+    the run states. The KL loss may be recorded with its coefficient or without.
 
     Where no KL is recorded, loss - pg_loss is held against the entropy of the tokens (any reduction, to 2e-4): an error
     where it is added, which presses the entropy down, and where its weight is off the stated one by as much. And
@@ -49,12 +52,28 @@ def added_up(case: Case) -> Iterator[Finding]:
     ]  # fmt: skip
     if len(rows) < FEWEST:
         raise Skip(f"needs loss and pg_loss of {FEWEST} micro-batches, and kl_loss for the weight of the KL")
-    weighed = [(loss - pg, kl, record) for loss, pg, kl, record in rows if abs(kl) > LEAST]
+    scales = _scales(case, [record for *_, record in rows])
+    weighed = [row for row in rows if abs(row[2]) > LEAST]
     if len(weighed) >= FEWEST:
-        yield from _kl(case, weighed)
+        yield from _kl(case, weighed, scales)
     elif not any(kl for _, _, kl, _ in rows):
         yield from _factor(case, [(loss, pg, record) for loss, pg, _, record in rows])
-        yield from _entropy(case)
+        scalars = [
+            (loss, pg, entropy, record)
+            for loss, pg, _, record in rows
+            if (entropy := _numbers(record, "entropy_loss")[0]) is not None
+        ]
+        if (weight := _weight_of(scalars, scales, _bonus(case))) is not None:
+            yield from _weighed_entropy(case, weight, scalars)
+        else:
+            yield from _entropy(case, scales)
+
+
+def _scales(case: Case, records: list[Record]) -> list[float]:
+    """What a micro-batch's loss may be divided by before its backward: nothing, what is stated, how many there are."""
+    stated = stated_number(stated_by(case.run), "divisor", "gradient_accumulation_steps")
+    of_update = Counter((one.key.step, one.key.rank, one.key.epoch, one.key.minibatch) for one in records)
+    return list(dict.fromkeys([1.0, *([1 / stated] if stated else []), 1 / max(of_update.values())]))
 
 
 def _coefficient_of_loss(case: Case) -> float | None:
@@ -64,24 +83,45 @@ def _coefficient_of_loss(case: Case) -> float | None:
         return None
     in_reward = algorithm.is_on("use_kl_loss") is None and any(map(algorithm.is_on, KL_IN_REWARDS))
     names = _BETAS[:1] if in_reward else _BETAS
-    return stated_number(case.run.flags or {}, *names) or stated_number(case.run.facts, *names)
+    return stated_number(case.run.flags or {}, *names) or stated_number(case.run.facts, *names) or _of_loss(case, "kl")
 
 
-def _kl(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Finding]:
-    rest, weighed = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    beta = float(rest @ weighed / (weighed @ weighed))
+def _of_loss(case: Case, name: str) -> float | None:
+    """A number of the loss as the recorder's own settings name it: `loss={"kl": .1}`."""
+    settings = (case.run.flags or {}).get("loss")
+    return stated_number(settings, name) if isinstance(settings, dict) else None
+
+
+def _solved(rows: list[_Row], scales: list[float], stated: float | None) -> tuple[float, float] | None:
+    """(coefficient, what each loss is divided by) of loss = pg + coefficient x term, in every micro-batch. Where the
+    policy's part is next to nothing more than one divisor makes it: then the one that is nearest to what is stated.
+    """
+    loss, pg, term = (np.array([row[column] for row in rows]) for column in range(3))
+    scale = float(np.abs(term).max())
+    found = []
+    for share in scales:
+        rest = loss / share - pg
+        weight = float(rest @ term / (term @ term)) if np.abs(rest).max() > 1e-7 else 0.0
+        if np.abs(rest - weight * term).max() <= LEFT * max(abs(weight), 1e-6) * scale + 1e-7:
+            found.append((weight, 1 / share))
+    if not found:
+        return None
+    return min(found, key=lambda one: abs(abs(one[0]) - stated)) if stated else found[0]
+
+
+def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
     stated = _coefficient_of_loss(case)
-    scale = float(np.abs(weighed).max())
-    record = rows[int(np.abs(weighed).argmax())][2]
+    solved = _solved(rows, scales, stated)
+    if solved is None:
+        return
+    beta, divisor = solved
+    record = max(rows, key=lambda row: abs(row[2]))[3]
     evidence = [
         shown("beta that solves it", beta, "> 0", record.path.name),
         shown("micro-batches", len(rows)),
         *([] if stated is None else [shown("beta that is stated", stated)]),
+        *([] if divisor == 1 else [shown("each loss is divided by", divisor)]),
     ]
-    if np.abs(rest - beta * weighed).max() > LEFT * max(abs(beta), 1e-6) * scale + 1e-7:
-        if np.abs(rest).max() > 1e-7:
-            return
-        beta = 0.0
     key = record.key
     where = Where(key.step, key.micro, key.rank, key.role, key.stage, "kl_loss", path=str(record.path))
     if beta < -1e-9:
@@ -103,7 +143,7 @@ def _kl(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Finding
             "world size), or is overwritten by a controller",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
-    elif np.abs(rest).max() <= 1e-3 * (stated or math.nan) * scale:
+    elif stated and abs(beta) <= 1e-3 * stated:
         yield finding(
             "error",
             f"the KL term is not in the loss: loss is pg_loss alone, and the run states a coefficient of {stated:g}",
@@ -177,7 +217,24 @@ def _divided_again(case: Case, factor: float, rows: list[tuple[float, float, Rec
     )  # fmt: skip
 
 
-def _entropy(case: Case) -> Iterator[Finding]:
+def _weight_of(rows: list[_Row], scales: list[float], stated: float | None) -> float | None:
+    """The weight of a recorded entropy in the loss, entropy as a positive number; None where it makes no difference."""
+    rows = [row for row in rows if abs(row[2]) > LEAST]
+    solved = _solved(rows, scales, stated) if len(rows) >= FEWEST else None
+    if solved is None or not solved[0]:
+        return None
+    return solved[0] if rows[0][2] > 0 else -solved[0]
+
+
+def _weighed_entropy(case: Case, weight: float, rows: list[_Row]) -> Iterator[Finding]:
+    record = max(rows, key=lambda row: abs(row[2]))[3]
+    key = record.key
+    place = Where(key.step, key.micro, key.rank, key.role, key.stage, "entropy_loss", path=str(record.path))
+    steps = sorted({row[3].key.step for row in rows if row[3].key.step is not None})
+    yield from _judged_entropy(case, weight, place, steps, shown("micro-batches that tell", len(rows)))
+
+
+def _entropy(case: Case, scales: list[float]) -> Iterator[Finding]:
     """The entropy term, where it alone is added to the policy's loss."""
     weights: list[float] = []
     steps: list[int] = []
@@ -187,14 +244,19 @@ def _entropy(case: Case) -> Iterator[Finding]:
         entropy = batch.columns.of("entropy")
         if loss is None or pg is None or entropy is None or loss.values_M.shape != pg.values_M.shape:
             continue
-        rest = replace(loss, values_M=loss.values_M - pg.values_M)
-        if np.abs(rest.values_M).max() < 10 * FLOOR:
-            continue
         values_N = np.where(entropy.said_N, np.nan_to_num(entropy.values_N), 0.0)
-        added, subtracted = rest.factor(values_N), replace(rest, values_M=-rest.values_M).factor(values_N)
-        if added is None and subtracted is None:
+        told = []
+        for share in scales:
+            rest = replace(loss, values_M=loss.values_M / share - pg.values_M)
+            if np.abs(rest.values_M).max() < 10 * FLOOR:
+                continue
+            added, subtracted = rest.factor(values_N), replace(rest, values_M=-rest.values_M).factor(values_N)
+            if added is not None or subtracted is not None:
+                told.append(added if added is not None else -given(subtracted))
+        if not told:
             continue
-        weights.append(added if added is not None else -given(subtracted))
+        stated = _bonus(case)
+        weights.append(min(told, key=lambda one: abs(abs(one) - stated)) if stated else told[0])
         steps += [] if batch.step is None else [batch.step]
         place = place or batch.laid.where("entropy", sample=0)
     weight = float(np.median(weights)) if weights else 0.0
@@ -202,8 +264,16 @@ def _entropy(case: Case) -> Iterator[Finding]:
     alike = sum(abs(one - weight) <= LEFT * abs(weight) for one in weights)
     if place is None or alike < 2 or 2 * alike < len(weights):
         return
-    stated = entropy_bonus(Algorithm(stated_by(case.run)))
-    evidence = [shown("coefficient of the entropy in the loss", weight, "< 0"), shown("steps that tell", len(weights)),
+    yield from _judged_entropy(case, weight, place, steps, shown("steps that tell", len(weights)))
+
+
+def _bonus(case: Case) -> float | None:
+    return entropy_bonus(Algorithm(stated_by(case.run))) or _of_loss(case, "entropy")
+
+
+def _judged_entropy(case: Case, weight: float, place: Where, steps: list[int], told: Evidence) -> Iterator[Finding]:
+    stated = _bonus(case)
+    evidence = [shown("coefficient of the entropy in the loss", weight, "< 0"), told,
                 *([] if stated is None else [shown("coefficient that is stated", stated)])]  # fmt: skip
     next_step = "rldbg diagnose --explain D49   # then look at the line that adds up the loss"
     if weight > 0:

@@ -123,3 +123,39 @@ def test_a_weight_of_the_kl_that_is_not_the_stated_one_is_an_error(tmp_path: Pat
     assert found is not None
     assert found.severity == "error"
     assert "weighs 2 in the loss, and the run states a coefficient of 0.02" in found.claim
+
+
+def divided(path: Path, weight: float, term: str, *, policy: float = 1.0, **stated: Any) -> Path:
+    """Two micro-batches a step, each loss half of what it adds up; `policy`: how large the policy's part is."""
+    draw = torch.Generator().manual_seed(7)
+    with Recorder(path, flags={"loss": {"kind": "grpo", "divisor": 2.0, **stated}}) as recorder:
+        for step in range(5):
+            with recorder.step(step) as write:
+                for micro in range(2):
+                    pg, more = (float(torch.randn((), generator=draw)) for _ in range(2))
+                    pg, more = policy * pg, 1 + abs(more)
+                    write("loss", {"loss": (pg + weight * more) / 2, "pg_loss": pg, term: more}, micro=micro)
+    return path
+
+
+@pytest.mark.parametrize("policy", [1.0, 1e-8], ids=["", "nothing of the policy"])
+@pytest.mark.parametrize(
+    ("weight", "term", "stated", "words"),
+    [
+        (0.1, "kl_loss", {"kl": 0.1}, ""),
+        (0.01, "kl_loss", {"kl": 0.1}, "weighs 0.01 in the loss, and the run states a coefficient of 0.1"),
+        (0.0, "kl_loss", {"kl": 0.1}, "is not in the loss"),
+        (-0.1, "kl_loss", {"kl": 0.1}, "wrong sign"),
+        (-0.05, "entropy_loss", {"entropy_coef": 0.05}, ""),
+        (0.05, "entropy_loss", {"entropy_coef": 0.05}, "wrong sign"),
+        (-0.5, "entropy_loss", {"entropy_coef": 0.05}, "weighs 0.5 in the loss"),
+    ],
+)
+def test_the_terms_of_losses_that_are_divided_by_the_micro_batches_are_solved_for(
+    weight: float, term: str, stated: dict[str, float], words: str, policy: float, tmp_path: Path
+) -> None:
+    found = of(look(divided(tmp_path / "run", weight, term, policy=policy, **stated), "D49"), "D49")
+    if policy < 1 and weight in (0.01, -0.5):
+        words = words and "in the loss, and the run states"  # by which divisor nothing tells
+    assert (found is not None) == bool(words), found
+    assert found is None or (found.severity == "error" and words in found.claim)
