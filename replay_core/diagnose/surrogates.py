@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replay_core.diagnose.algorithm import OF_GROUPS, Algorithm
+from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip
@@ -116,7 +116,7 @@ class Surrogate:
             # RLOO's ratio is a whole response's (TRL); GSPO's is normalised by its length.
             _SUMMED: not algorithm.is_by_sequence,
             # Positive answers alone (RAFT, rejection sampling), and rewards that stand for advantages (REINFORCE).
-            **dict.fromkeys((_UP, _REWARD), algorithm.estimator not in OF_GROUPS),
+            **dict.fromkeys((_UP, _REWARD), algorithm.estimator in ("", "reinforce")),
             # One side alone is clipped by some; the engine's own numbers are a bypass of the trainer's forward.
             **dict.fromkeys((_ABOVE_ALONE, _BELOW_ALONE, _ALWAYS), algorithm.clip_range is None),
             _OF_ENGINE: algorithm.is_on("bypass_mode") is not False,
