@@ -54,6 +54,8 @@ LIMITS = {
     "prob_diff": Limit(0.02, 0.1),
     "prob_pearson": Limit(0.98, 0.9, -1),
 }
+#: What weights some updates old come to at the most, nats per token.
+OLDEST = 0.5
 #: Fewer tokens say nothing.
 FEWEST = 8
 #: Log-probabilities below which a token has company.

@@ -16,10 +16,10 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, worst_of
 from replay_core.diagnose.finding import Evidence, Finding
-from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, USUAL, Gap, Limit
+from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
-from replay_core.diagnose.mismatch_causes import OF_A_FORWARD, OF_THE_ENGINE, cause_of
+from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, Cause, cause_of
 from replay_core.diagnose.misplaced import Misplaced
 from replay_core.diagnose.padded import Growth
 from replay_core.diagnose.parting import AGREES, comes_to_rest
@@ -61,10 +61,10 @@ def disagree(case: Case) -> Iterator[Finding]:
 
     Info, too, over the steps of a run whose first has none of it, and where it does not grow any more: it is what
     weights some updates old make, as every asynchronous run has it (half a nat at the most). More of it, where the
-    first step has none, is a warning: whether they are as old on purpose is D12's. So is what a dump has that begins
-    after the second step, unless the differences show that one forward is wrong.
+    first step has none, is a warning: whether they are as old on purpose is D12's. So is half a nat and less of a dump
+    that begins after the second step, unless the differences show that one forward is wrong.
     """
-    found: list[Finding] = []
+    found: list[tuple[Finding, bool]] = []
     means: list[float] = []
     whys: list[str] = []
     growth, misplaced = Growth(), Misplaced()
@@ -78,32 +78,37 @@ def disagree(case: Case) -> Iterator[Finding]:
         growth.take(batch, between)
         misplaced.take(batch, between)
         steps = () if batch.step is None else (batch.step,)
-        found += [replace(one, steps=steps) for one in _disagreement(batch, between)]
+        if (one := _disagreement(batch, between)) is not None:
+            told, cause = one
+            # A dump that begins late says of its weights what the cause does: unless it is of one forward, they may
+            # be old.
+            may_be_old = not case.begins and not cause.is_of_a_forward and between.mean <= OLDEST
+            found.append((replace(told, steps=steps), may_be_old))
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
-    every = [*merged(found)]
-    loud = [one for one in found if one.severity != "info"]
-    # What the first step of a run has none of is of the weights alone: those of an update or more before (D12). A dump
-    # that begins later says of its weights what the cause does: unless that is of one forward, they may be old.
+    # What the first step of a run has none of is of the weights alone: those of an update or more before (D12).
     fresh = len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:])))
-    every = [
-        replace(one, severity="warning")
-        if one.severity == "error" and (fresh or not (case.begins or any(words in one.claim for words in OF_A_FORWARD)))
-        else one
-        for one in every
-    ]
-    if loud and (told := misplaced.told()) is not None:
-        every = [_of_neighbours(one, *told) for one in every]
+    beside = misplaced.told() if any(one.severity != "info" for one, _ in found) else None
+    grows = growth.is_told and any(one.claim.endswith(_PER_TOKEN) for one, _ in found)
+    # What the run's tokens or its padding tell is of one forward, too.
+    sure = beside is not None or grows
+    every = [*merged(_milder(one) if fresh or (may_be_old and not sure) else one for one, may_be_old in found)]
+    if beside is not None:
+        every = [_of_neighbours(one, *beside) for one in every]
     elif _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
         # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
         every = [replace(one, severity="info", claim=_uncaused(one) + _LATE, cause=_LATE_CAUSE) for one in every]
-    elif any(one.claim.endswith(_PER_TOKEN) for one in every) and growth.is_told:
+    elif grows:
         every = [_of_growth(one, growth) if one.claim.endswith(_PER_TOKEN) else one for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
 
 
 #: How a claim ends that knows no cause.
 _PER_TOKEN = "nats per token"
+
+
+def _milder(one: Finding) -> Finding:
+    return replace(one, severity="warning") if one.severity == "error" else one
 
 
 def _uncaused(one: Finding) -> str:
@@ -135,16 +140,18 @@ def _of_growth(one: Finding, growth: Growth) -> Finding:
     )  # fmt: skip
 
 
-def _disagreement(batch: StepBatch, between: Gap) -> Iterator[Finding]:
+def _disagreement(batch: StepBatch, between: Gap) -> tuple[Finding, Cause] | None:
+    """What a batch shows, and why, as far as it tells; None where nothing does, or where another rule names it."""
     multiplier, k3 = LIMITS["mult_prob_error"].warning, LIMITS["rollout_k3"].warning
     bad = between.mean > DISAGREE or between.multiplier > multiplier or between.k3 > k3
     named = between.is_shifted or between.after_softmax is not None or between.is_tempered or between.is_truncated
     if not bad or named or between.leak is not None:
-        return
-    short, cause, told = cause_of(batch, between)
+        return None
+    why = cause_of(batch, between)
+    short = why.short
     mild = between.mean <= DISAGREE or _is_off_policy(batch) or _is_usual(between, short)
     place = batch.laid.where(between.trainer.name, at=worst_of(between))
-    yield finding(
+    made = finding(
         "info" if mild else "error" if between.mean > BADLY else "warning",
         f"engine and trainer disagree by {between.mean:.3g} {_PER_TOKEN}" + (f": {short}" if short else ""),
         place,
@@ -155,11 +162,12 @@ def _disagreement(batch: StepBatch, between: Gap) -> Iterator[Finding]:
             shown("k3(rollout, trainer)", between.k3, "<= 1e-3"),
             shown("correlation at lag 0", between.correlation),
             shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
-            *told,
+            *why.figures,
         ],
-        cause=cause,
+        cause=why.sentence,
         next_step=batch.laid.mismatch_command(),
     )
+    return made, why
 
 
 def _is_off_policy(batch: StepBatch) -> bool:
@@ -183,7 +191,7 @@ ALIKE = 0.95
 
 #: Where a mismatch is rounding, what the first step has, whose weights the engine was started with; and what one update
 #: does not come to (nats, probability, k3).
-_OF_AN_UPDATE = {"logprob_diff": (0.01, 0.5), "prob_diff": (0.003, 0.1), "rollout_k3": (5e-4, 0.1)}
+_OF_AN_UPDATE = {"logprob_diff": (0.01, OLDEST), "prob_diff": (0.003, 0.1), "rollout_k3": (5e-4, 0.1)}
 
 
 _LATE = " after the first step, which has none, and comes to rest: samples are an update old, or more"

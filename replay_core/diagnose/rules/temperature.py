@@ -9,7 +9,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import compared, figures_of, worst_of
 from replay_core.diagnose.finding import Finding, Where
-from replay_core.diagnose.gap import Gap
+from replay_core.diagnose.gap import OLDEST, Gap
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.parting import AGREES
 from replay_core.diagnose.rule import Skip, given, rule
@@ -35,7 +35,8 @@ def tempered(case: Case) -> Iterator[Finding]:
     the origin (5 % of the difference left, 16 tokens and more); beside a trainer at the temperature that the dump
     states, the two differ by -log sum p^(1/T), within what one other token or all of a vocabulary would leave.
 
-    A warning where the dump begins after the second step and no tokens of one place tell: older samples look so, too.
+    A warning where the dump begins after the second step, no tokens of one place tell and the two are half a nat and
+    less apart: older samples look so, too.
 
     A temperature is a setting: silent where the first step of the run has none of it (.01 nats and less). A policy that
     gets sharper with its updates looks as if its older samples were drawn at a higher one.
@@ -53,7 +54,12 @@ def tempered(case: Case) -> Iterator[Finding]:
             return
         means.append(between.mean)
         # Of a dump that begins later samples may be older: only tokens drawn in one place tell them from a temperature.
-        sure = case.begins or between.after_softmax is not None or between.contexts.temperature is not None
+        sure = (
+            case.begins
+            or between.mean > OLDEST
+            or between.after_softmax is not None
+            or between.contexts.temperature is not None
+        )
         found += [
             replace(
                 one, steps=() if batch.step is None else (batch.step,), severity=one.severity if sure else "warning"
