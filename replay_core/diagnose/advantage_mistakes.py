@@ -49,6 +49,8 @@ class Guess:
     key: str
     claim: str
     cause: str
+    is_by_own_std: bool = False
+    """Whether each group was surely divided by its own std: then the baseline is a group's."""
 
 
 def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:

@@ -88,7 +88,7 @@ def _may_be_meant(batch: StepBatch, guess: Guess) -> bool:
     """Whether no baseline of groups is stated, and the trainer knows others (TRL's GRPO does not)."""
     run = batch.laid.run
     of_groups = batch.laid.algorithm.estimator in OF_GROUPS or (run is not None and run.dialect == "trl")
-    return not of_groups and guess.key in _MAY_BE_MEANT and "std of 1" not in guess.claim
+    return not of_groups and guess.key in _MAY_BE_MEANT and not guess.is_by_own_std
 
 
 def _numbers(batch: StepBatch) -> tuple[Array, Array, Array] | None:
@@ -251,7 +251,9 @@ def _of_sides(a_B: Array, group_B: Array, *, unit: bool) -> Guess:
             "what is subtracted is not the group's mean",
             "the mean is taken over the wrong axis (the whole batch), or over another count of responses",
         )
-    return Guess("error", what, f"advantages are not centred by the group: {what}.{own}".rstrip("."), cause)
+    return Guess(
+        "error", what, f"advantages are not centred by the group: {what}.{own}".rstrip("."), cause, is_by_own_std=unit
+    )
 
 
 def _other_groups(total: int, groups: int) -> Iterator[tuple[str, Array]]:
