@@ -28,6 +28,10 @@ SETTING = 2e-3
 FEWEST, LEARNT = 8, 6
 
 
+#: A gamma that is solved for and is smaller says that nothing after a token counts: GAE it is not.
+LEAST = 0.05
+
+
 #: Below these, tokens a few places before the reward hardly see it: no recipe for language models comes near.
 LEAST_GAMMA, LEAST_LAMBDA = 0.9, 0.5
 
@@ -79,6 +83,17 @@ class _Rows:
         last_B: Array = np.maximum(self.mask_BT.sum(1).astype(np.int64) - 1, 0)
         return last_B
 
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether returns are 0, or all values one number."""
+        return not np.abs(self.returns_BT).max() > 0 or not np.ptp(self.values_BT[self.mask_BT != 0]) > 0
+
+    @property
+    def is_of_values_alone(self) -> bool:
+        """Whether returns are the values, to rounding."""
+        left = float((np.abs(self.returns_BT - self.values_BT) * self.mask_BT).max())
+        return left <= 1e-6 * max(1.0, float(np.abs(self.returns_BT).max()))
+
     def at_last(self, some_BT: Array) -> Array:
         return some_BT[np.arange(len(some_BT)), self.last_B]
 
@@ -116,15 +131,11 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     skipped (a lambda for every response, rewards shaped after they were recorded).
     """
     values, returns = given(batch.columns.of("values")), given(batch.columns.of("returns"))
-    counts_B = batch.flat.count(given(batch.trained_N))
-    width = max(int(counts_B.max(initial=0)), 1)
-    mask_BT = (np.arange(width) < counts_B[:, None]).astype(np.float64)
-    values_BT, returns_BT = _dense(batch, values), _dense(batch, returns)
-    told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
-    rewards_BT = _dense(batch, told) if told is not None else _at_the_end(batch, mask_BT)
+    rows, rewards_BT = _rows(batch)
+    values_BT, returns_BT = rows.values_BT, rows.returns_BT
     place = batch.laid.where("returns", sample=0)
-    left = float((np.abs(returns_BT - values_BT) * mask_BT).max())
-    if left <= 1e-6 * max(1.0, float(np.abs(returns_BT).max())) and rewards_BT.any():
+    if rows.is_of_values_alone and rewards_BT.any():
+        left = float((np.abs(returns_BT - values_BT) * rows.mask_BT).max())
         yield finding(
             "error",
             "value targets are the old values themselves: returns equal values on every token, and the critic learns "
@@ -136,16 +147,14 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
             "handed to its loss",
         )  # fmt: skip
         return
-    if not np.abs(returns_BT).max() > 0 or not np.ptp(values_BT[mask_BT != 0]) > 0:
+    if rows.tells_nothing:
         raise Skip("returns are 0, or all values are one number")
-    close = max(CLOSE.get(column.dtype, 1e-3) for column in (values, returns))
-    rows = _Rows(values_BT, returns_BT, mask_BT, close * max(1.0, float(np.abs(returns_BT).max())))
     fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
-    if fit is not None and abs(fit.gamma) > 0.05:
+    if fit is not None and abs(fit.gamma) > LEAST:
         yield from _solved(batch, rows, fit, rewards_BT)
         return
     found = next(_mistakes(batch, rows, rewards_BT), None)
-    if found is None and (over := _over_observations(batch, values, returns, close)) is not None:
+    if found is None and (over := _over_observations(batch, values, returns, _close(values, returns))) is not None:
         yield finding(
             "error",
             "GAE runs over tokens that the policy did not sample: tool output stands between its steps",
@@ -172,13 +181,37 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
 
 
 def is_of_gae(batch: StepBatch) -> bool:
-    """Whether GAE makes the returns of the values as they are recorded, each at its own token."""
+    """Whether GAE makes the returns of the values as they are recorded, each at its own token, to the last one."""
     if not all(any(map(batch.has, need.split("|"))) for need in _NEEDED):
         return False
-    try:
-        return any("returns are GAE's" in one.claim or "GAE was made with" in one.claim for one in targets(batch))
-    except Skip:
+    rows, rewards_BT = _rows(batch)
+    if rows.tells_nothing or rows.is_of_values_alone:
         return False
+    fit = rows.solved(rewards_BT, rows.values_BT, rows.returns_BT - rows.values_BT)
+    return fit is not None and abs(fit.gamma) > LEAST and not _ends_off(batch, rows, fit).any()
+
+
+def _rows(batch: StepBatch) -> tuple[_Rows, Array]:
+    """Counted values and returns as rows, and the reward of each of their tokens [B, T]."""
+    values, returns = given(batch.columns.of("values")), given(batch.columns.of("returns"))
+    counts_B = batch.flat.count(given(batch.trained_N))
+    mask_BT = (np.arange(max(int(counts_B.max(initial=0)), 1)) < counts_B[:, None]).astype(np.float64)
+    values_BT, returns_BT = _dense(batch, values), _dense(batch, returns)
+    told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
+    rewards_BT = _dense(batch, told) if told is not None else _at_the_end(batch, mask_BT)
+    close = _close(values, returns)
+    return _Rows(values_BT, returns_BT, mask_BT, close * max(1.0, float(np.abs(returns_BT).max()))), rewards_BT
+
+
+def _close(values: Column, returns: Column) -> float:
+    return max(CLOSE.get(column.dtype, 1e-3) for column in (values, returns))
+
+
+def _ends_off(batch: StepBatch, rows: _Rows, fit: _Fit) -> Array:
+    """Of samples with counted tokens, those not cut off at whose last token the reward is not all there is."""
+    off_B: Array = np.abs(fit.left_B) > rows.close
+    cut_B = batch.truncated_flag_B
+    return off_B if cut_B is None else off_B & ~cut_B[rows.mask_BT.any(1)]
 
 
 def _over_observations(batch: StepBatch, values: Column, returns: Column, close: float) -> _Fit | None:
@@ -211,8 +244,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
     evidence = [shown("gamma that solves it", round(fit.gamma, 4)), shown("lambda that solves it", round(fit.lam, 4)),
                 shown("agree to", rows.close)]  # fmt: skip
     off_B = np.abs(fit.left_B) > rows.close
-    cut_B = batch.truncated_flag_B
-    ended_B = off_B & (~cut_B[heard_B] if cut_B is not None else True)
+    ended_B = _ends_off(batch, rows, fit)
     if ended_B.any():
         after = (fit.left_B - fit.gamma * last_v)[ended_B]
         full = (fit.left_B - last_v)[ended_B]
