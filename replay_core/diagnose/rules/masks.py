@@ -612,7 +612,8 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     """End tokens in responses, and how many of them the mask keeps. None of them (of at least 2) is an error.
 
     Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them, or
-    (of rows whose padding nothing tells) alone between the mask and a run of another id.
+    (of rows whose padding nothing tells) alone between the mask and a run of another id. No finding where all these
+    masks end with one and the same id: that is the end, and what follows is the chat template's (a newline).
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
@@ -621,15 +622,18 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
         heard_B = batch.flat.count(trained_N) > 0
         ends_N &= np.repeat(heard_B, batch.flat.lengths_B)
         count, kept = int(ends_N.sum()), int((ends_N & trained_N).sum())
-        # Nothing says which slots are padding: what follows the token that ends every mask is that.
-        pads = not batch.spine.padding_known and _last_id(batch, trained_N, heard_B) not in (None, eos)
-        if count >= 2 and not kept and not pads:
+        # What follows the token that ends every mask is padding that nothing tells, or the template's.
+        follows = _ends_before(batch, trained_N, np.flatnonzero(batch.flat.count(ends_N)), eos)
+        if count >= 2 and not kept and not follows:
             yield _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
         if count:
             return
     beyond = [after for after in _after_B(batch) if after is not None and after != batch.pad_id]
     if len(beyond) >= 2 and len(set(beyond)) == 1 and trained_N.any():
-        sample = next(number for number, after in enumerate(_after_B(batch)) if after == beyond[0])
+        holders = [number for number, after in enumerate(_after_B(batch)) if after == beyond[0]]
+        if _ends_before(batch, trained_N, np.array(holders), beyond[0]):
+            return
+        sample = holders[0]
         yield _untrained(batch, beyond[0], len(beyond), batch.laid.where(name, sample=sample))
         return
     if (told := _end_before_padding(batch, trained_N)) is not None:
@@ -650,18 +654,34 @@ def _end_before_padding(batch: StepBatch, trained_N: Array) -> tuple[int, int, i
     tokens_N = given(batch.tokens_N)
     if batch.spine.padding_known:
         return None
-    found, first = [], 0
-    for start, length, last in zip(batch.flat.starts_B, batch.flat.lengths_B, _last(batch, trained_N), strict=True):
+    found, rows, first = [], [], 0
+    each = zip(batch.flat.starts_B, batch.flat.lengths_B, _last(batch, trained_N), strict=True)
+    for row, (start, length, last) in enumerate(each):
         tail = tokens_N[start + last + 1 : start + length]
         if last < 0 or tail.size < 2:
             continue
         if (tail[1:] != tail[-1]).any() or tail[0] == tail[-1]:
             return None
         found.append((int(tail[0]), int(tail[-1])))
+        rows.append(row)
         first = first or int(start + last + 1)
     if len(found) < ENDED or len(set(found)) > 1 or (tokens_N[trained_N] == found[0][0]).any():
         return None
+    if _ends_before(batch, trained_N, np.array(rows), found[0][0]):
+        return None
     return found[0][0], len(found), first
+
+
+def _ends_before(batch: StepBatch, trained_N: Array, samples: Array, after: int) -> bool:
+    """Whether the masks of these samples, which `after` follows, all end with one id (of 2 samples and more) that is
+    then the end token, as <|im_end|> before a newline. Not where the run states that `after` is the end.
+    """
+    stated = batch.laid.algorithm.value("eos_token_id", "eos_id")
+    if after in (stated if isinstance(stated, list) else [stated]):
+        return False
+    of_B = np.zeros(len(batch), dtype=bool)
+    of_B[samples] = True
+    return _last_id(batch, trained_N, of_B) not in (None, after)
 
 
 def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:

@@ -22,7 +22,8 @@ from replay_core.diagnose.stating import finding, share, shown
 def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
     engine fills in 0 where it sampled nothing, in prompts and tool output. Two and more are an error; whole responses
-    of them are demonstrations: worth knowing, and a warning where importance weights are recorded. (Of top-p or a
+    of them may be demonstrations: worth knowing, and a warning where importance weights are recorded, where they share
+    a group with sampled ones, or have a negative advantage, as no demonstration has. (Of top-p or a
     greedy engine, 0 is a token that was left alone; the trainer then finds it probable.)
     """
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
@@ -41,14 +42,20 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     whole_B = batch.flat.count(alien_N) == batch.flat.count(both_N)
     if whole_B[batch.flat.count(alien_N) > 0].all():
         # Answers that are given whole are demonstrations: where nothing weighs them by the engine, nothing is wrong.
+        amid, worse = _amid_others(batch, alien_N), _pushed_down(batch, alien_N)
         yield finding(
-            "warning" if batch.has("is_weights") else "info",
+            "warning" if amid or worse or batch.has("is_weights") else "info",
             f"{share(holders, len(batch))} responses are of no engine: their rollout log-probabilities are all 0",
             batch.laid.where("rollout_logprobs", at=at),
             evidence=[shown("tokens of them", int(alien_N.sum()), None, rollout.source),
                       shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None,
-                            trainer.source)],
-            cause="demonstrations among the samples (SFT mixed in, LUFFY), which no engine wrote; or the engine's "
+                            trainer.source),
+                      shown("of them beside sampled answers to their prompt", share(amid, holders)),
+                      shown("of them with a negative advantage", share(worse, holders), "none of a demonstration")],
+            cause="the engine's numbers of these samples are missing and were filled with 0, or rows of tool output "
+            "are in the loss: a demonstration is nothing to be pushed away from"
+            if worse
+            else "demonstrations among the samples (SFT mixed in, LUFFY), which no engine wrote; or the engine's "
             "numbers of these samples are missing and were filled with 0",
         )  # fmt: skip
         return
@@ -63,6 +70,24 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause=cause,
     )
+
+
+def _amid_others(batch: StepBatch, alien_N: Array) -> int:
+    """How many of the responses that no engine sampled share their group (or prompt) with one that was."""
+    given_B, group_B = batch.flat.count(alien_N) > 0, batch.group_B
+    if group_B is None:
+        return 0
+    return int(np.isin(group_B[given_B], group_B[~given_B]).sum())
+
+
+def _pushed_down(batch: StepBatch, alien_N: Array) -> int:
+    """How many of the responses that no engine sampled have a negative advantage on average."""
+    column = batch.columns.of("advantages")
+    if column is not None:
+        known_N = alien_N & column.said_N & np.isfinite(column.values_N)
+        return int((np.nan_to_num(batch.flat.mean(np.where(known_N, column.values_N, 0.0), known_N)) < 0).sum())
+    advantage_B = batch.advantage_B
+    return 0 if advantage_B is None else int((advantage_B[batch.flat.count(alien_N) > 0] < 0).sum())
 
 
 def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str]:
