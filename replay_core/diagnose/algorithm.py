@@ -273,8 +273,10 @@ def filters_overlong(algorithm: Algorithm) -> bool:
 
 
 def whitens(algorithm: Algorithm) -> bool:
-    """Whether advantages of tokens are whitened over the batch."""
-    return any(algorithm.is_on(name) is True for name in ("whiten_advantages", "normalize_advantages", "norm_adv"))
+    """Whether recorded advantages of tokens are whitened over the batch. (`norm_adv`, `normalize_advantage`: CleanRL
+    and Stable-Baselines normalise a mini-batch's inside the loss, and what is recorded is raw.)
+    """
+    return algorithm.is_on("whiten_advantages") is True
 
 
 def entropy_bonus(algorithm: Algorithm) -> float | None:

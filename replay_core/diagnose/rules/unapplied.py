@@ -38,6 +38,8 @@ class _Shows:
     contradicts: bool
     evidence: tuple[Evidence, ...] = ()
     where: Where | None = None
+    is_sure: bool = True
+    """Whether nothing that is right looks so, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +117,26 @@ def _unfiltered(batch: StepBatch) -> _Shows | None:
     np.minimum.at(low_G, group_B, reward_B)
     np.maximum.at(high_G, group_B, reward_B)
     equal_G = high_G - low_G <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
-    if not equal_G.any():
-        return None  # there may have been none
-    first = int(np.flatnonzero(equal_G[group_B])[0])
+    # A group that the mask leaves out is filtered out; GRPO's own advantages of it are 0, as a filter may set them.
+    counted_B = np.ones(len(batch), dtype=bool) if batch.trained_N is None else batch.flat.count(batch.trained_N) > 0
+    equal_G &= np.bincount(group_B, weights=counted_B) > 0
+    column = batch.columns.of("advantages")
+    pushed_B = counted_B
+    if column is not None:
+        pushed_N = column.said_N & (np.nan_to_num(column.values_N) != 0)
+        pushed_N &= batch.trained_N if batch.trained_N is not None else True
+        pushed_B = batch.flat.count(pushed_N) > 0
+    elif (advantage_B := batch.advantage_B) is not None:
+        pushed_B = counted_B & (np.nan_to_num(advantage_B) != 0)
+    pushed = int((equal_G & (np.bincount(group_B, weights=pushed_B) > 0)).sum())
     return _Shows(
-        True,
-        (
-            shown(
-                "groups without a spread", share(int(equal_G.sum()), sizes_G.size), "none", f"rewards of {batch.name}"
-            ),
-        ),
-        batch.laid.where(batch.columns.reward_name, sample=first),
-    )
+        bool(equal_G.any()),
+        (shown("groups without a spread that count", share(int(equal_G.sum()), sizes_G.size), "none",
+               f"rewards of {batch.name}"),
+         shown("of them with advantages other than 0", pushed)),
+        batch.laid.where(batch.columns.reward_name, sample=int(equal_G[group_B].argmax())),
+        is_sure=pushed > 0,
+    )  # fmt: skip
 
 
 def _overlong(batch: StepBatch) -> str | None:
@@ -140,7 +150,7 @@ def _cut_and_counted(batch: StepBatch) -> _Shows | None:
     counted_B = cut_B & (batch.flat.count(trained_N) > 0)
     first = int(counted_B.argmax())
     return _Shows(
-        bool(counted_B.all() if cut_B.all() else counted_B[cut_B].all()),
+        bool(counted_B[cut_B].all()),
         (shown("responses that are cut off, and count", share(int(counted_B.sum()), int(cut_B.sum())), "none"),),
         batch.laid.where("response_mask", sample=first),
     )
@@ -184,6 +194,7 @@ def _without_bonus(batch: StepBatch) -> _Shows | None:
         left <= FLOOR and not batch.columns.scalars("kl_loss"),
         (shown("largest |loss - pg_loss|", left, f"about {weight * mean:.3g}"), shown("mean entropy", mean)),
         batch.laid.where("entropy", sample=0),
+        is_sure=False,  # a trainer may log the policy's loss as its loss, and add the terms up after that
     )
 
 
@@ -195,7 +206,7 @@ _SETTINGS = (
              "the penalty is computed and not applied, its coefficient is 0 where it is used, or rewards are recorded "
              "before it: nothing holds the policy near its reference"),
     _Setting("groups", _filter, _unfiltered,
-             "groups without a spread of rewards are trained on, and a filter is stated",
+             "groups without a spread of rewards count in the loss, and a filter is stated",
              "the filter (dynamic sampling) looks at another figure, runs before the rewards are final, or gives up "
              "and takes what is there: these groups have no gradient, and dilute the others'"),
     _Setting("masks", _overlong, _cut_and_counted,
@@ -216,7 +227,8 @@ def not_applied(case: Case) -> Iterator[Finding]:
     one; a KL in the rewards against token rewards that are the token scores, where policy and reference differ; a
     filter of groups against whole groups of equal rewards; a filter of cut responses against their counted tokens;
     whitening against a std of .5 to 2; an entropy bonus against a loss that is pg_loss alone. An error where half of
-    the steps that tell contradict it, a warning where that is one of several.
+    the steps that tell contradict it, a warning where that is one of several, where such groups have no advantages
+    (a filter may set them to 0, and so does GRPO), and of the bonus (the loss may be logged before it).
     """
     ballot: dict[int, list[tuple[StepBatch, _Shows]]] = {}
     words: dict[int, str] = {}
@@ -235,7 +247,9 @@ def not_applied(case: Case) -> Iterator[Finding]:
             continue
         first = against[0][1]
         yield finding(
-            "error" if len(against) >= min(2, len(case.steps())) else "warning",
+            "error"
+            if len(against) >= min(2, len(case.steps())) and any(told.is_sure for _, told in against)
+            else "warning",
             _SETTINGS[at].claim,
             first.where,
             link=_SETTINGS[at].link,

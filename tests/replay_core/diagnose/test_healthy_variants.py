@@ -69,10 +69,10 @@ def test_versions_that_stand_while_weights_do_not(grows: bool, severity: str, tm
     assert found.severity == severity
 
 
-@pytest.mark.parametrize(("first", "severity"), [(0, "error"), (6, "warning")])
-def test_weights_that_may_be_old_are_no_contradiction(first: int, severity: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first", "by", "severity"), [(0, 0.15, "error"), (6, 0.15, "warning"), (500, 2.0, "error")])
+def test_weights_that_may_be_old_are_no_contradiction(first: int, by: float, severity: str, tmp_path: Path) -> None:
     steps = range(first, first + 5)
-    found = of(run(tmp_path / "d", lambda batch, step: apart(batch, 0.15, step), steps, "D09"), "D09")
+    found = of(run(tmp_path / "d", lambda batch, step: apart(batch, by, step), steps, "D09"), "D09")
     assert found is not None
     assert found.severity == severity
 
@@ -146,11 +146,13 @@ def test_an_engine_may_say_what_it_sampled_from(stated: dict[str, Any], severity
     assert found.severity == severity
 
 
-@pytest.mark.parametrize(("first", "severity"), [(0, "error"), (6, "warning")])
-def test_older_samples_look_as_if_they_were_at_another_temperature(first: int, severity: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first", "by", "severity"), [(0, 1.15, "error"), (6, 1.15, "warning"), (6, 1.5, "error")])
+def test_older_samples_look_as_if_they_were_at_another_temperature(
+    first: int, by: float, severity: str, tmp_path: Path
+) -> None:
     def colder(batch: dict[str, Any], step: int) -> None:
         noise = np.random.default_rng(step).normal(0, 0.05, batch["old_log_probs"].shape)
-        batch["rollout_log_probs"] = ((1.2 * batch["old_log_probs"] + 0.3 + noise) * masks(batch)).astype(np.float32)
+        batch["rollout_log_probs"] = ((by * batch["old_log_probs"] + 0.3 + noise) * masks(batch)).astype(np.float32)
         batch["input_ids"] = np.arange(batch["input_ids"].size).reshape(batch["input_ids"].shape) + 5
 
     found = of(run(tmp_path / "d", colder, range(first, first + 2), "D10"), "D10")
@@ -158,17 +160,20 @@ def test_older_samples_look_as_if_they_were_at_another_temperature(first: int, s
     assert found.severity == severity
 
 
-@pytest.mark.parametrize(("rows", "tokens", "severity"), [([0, 5, 10], 24, ""), ([0, 5, 10], 4, "error")],
-                         ids=["whole answers", "parts of them"])  # fmt: skip
-def test_demonstrations_among_the_samples_are_no_tool_output(
-    rows: list[int], tokens: int, severity: str, tmp_path: Path
+@pytest.mark.parametrize(("rows", "tokens", "advantage", "severity"),
+                         [([0, 1, 2, 3], 24, 1.0, ""), ([0, 1, 2, 3], 24, -1.0, "warning"),
+                          ([0, 5, 10], 24, 1.0, "warning"), ([0, 1, 2, 3], 4, 1.0, "error")],
+                         ids=["whole groups", "pushed down", "among sampled ones", "parts of them"])  # fmt: skip
+def test_whole_responses_of_no_engine_may_be_demonstrations(
+    rows: list[int], tokens: int, advantage: float, severity: str, tmp_path: Path
 ) -> None:
     def mixed(batch: dict[str, Any], step: int) -> None:
         batch["old_log_probs"][rows, :tokens] -= 1.5 * masks(batch)[rows, :tokens]
         batch["rollout_log_probs"] = batch["old_log_probs"].copy()
         batch["rollout_log_probs"][rows, :tokens] = 0
+        batch["advantages"][rows] = advantage * masks(batch)[rows]
 
     diagnosis = run(tmp_path / "d", mixed, range(3), group_id=lambda step: np.repeat(np.arange(4), 4))
-    # One batch in every step is a policy that stands (D55).
-    loud = [(one.id, one.severity) for one in causes(diagnosis) if one.id != "D55"]
+    # One batch in every step is a policy that stands (D55); advantages that are set are no estimator's (D04).
+    loud = [(one.id, one.severity) for one in causes(diagnosis) if one.id not in ("D04", "D55")]
     assert loud == ([("D41", severity)] if severity else []), loud

@@ -101,6 +101,7 @@ def test_a_bonus_that_is_stated_has_to_be_in_the_loss(tmp_path: Path) -> None:
 
     found = recorded("without", 0.0)
     assert found is not None
+    assert found.severity == "warning", "a loss may be logged before its terms are added"
     assert "entropy bonus" in found.claim
     assert recorded("with", 0.015) is None
 
@@ -139,15 +140,111 @@ def test_returns_tell_what_comes_after_the_end_and_whether_they_are_the_values(t
     assert "old values themselves" in claims["same"][1]
 
 
-@pytest.mark.parametrize(("moved", "told"), [(0.05, True), (0.0, False)], ids=["the policy has left", "on policy"])
+@pytest.mark.parametrize(("moved", "told"), [(0.05, True), (0.0, False), (0.008, False)],
+                         ids=["the policy has left", "on policy", "bf16"])  # fmt: skip
 def test_old_log_probabilities_of_the_reference(moved: float, told: bool, tmp_path: Path) -> None:
     def of_reference(batch: Fields, step: int) -> None:
         draw = np.random.default_rng(step).normal(0, 1, masks(batch).shape)
         batch["old_log_probs"] = batch["ref_log_prob"].copy()
         batch["log_probs"] = (batch["ref_log_prob"] + moved * draw * masks(batch)).astype(np.float32)
 
-    found = of(run(tmp_path / "d", of_reference, range(2), "D60"), "D60")
+    found = of(run(tmp_path / "d", of_reference, range(4, 6), "D60"), "D60")
     assert (found is not None and "are the reference's" in found.claim) == told
+
+
+def test_before_the_first_update_the_reference_is_the_policy(tmp_path: Path) -> None:
+    def initial(batch: Fields, step: int) -> None:
+        batch["old_log_probs"] = batch["ref_log_prob"].copy()
+        routed = np.random.default_rng(step).normal(0, 0.08, masks(batch).shape)
+        batch["log_probs"] = (batch["ref_log_prob"] + routed * masks(batch)).astype(np.float32)
+
+    assert of(run(tmp_path / "first", initial, range(1), "D60"), "D60") is None
+    assert of(run(tmp_path / "later", initial, range(3, 4), "D60"), "D60") is not None
+
+
+GROUPS = np.repeat(np.arange(4), 4)
+
+
+def filtered(folder: Path, change: Callable[[Fields, int], None], steps: range = range(3)) -> Any:
+    return of(run(folder, change, steps, "D102", flags={"filter_groups": True}, group_id=lambda step: GROUPS), "D102")
+
+
+def alone(batch: Fields, step: int) -> None:
+    """The first group's rewards are all one, and no other's."""
+    equal(batch, step)
+    batch["token_level_scores"][4:] += np.linspace(0, 0.1, 12)[:, None] * masks(batch)[4:]
+
+
+def test_a_group_that_the_mask_leaves_out_is_filtered(tmp_path: Path) -> None:
+    def masked(batch: Fields, step: int) -> None:
+        alone(batch, step)
+        batch["response_mask"][:4] = 0
+
+    def without_advantages(batch: Fields, step: int) -> None:
+        alone(batch, step)
+        batch["advantages"][:4] = 0
+
+    assert filtered(tmp_path / "masked", masked) is None
+    found = filtered(tmp_path / "zero", without_advantages)
+    assert found is not None
+    assert found.severity == "warning"
+
+
+@pytest.mark.parametrize(("every", "told"), [(10, False), (2, True)])
+def test_steps_without_an_equal_group_tell_of_the_filter_too(every: int, told: bool, tmp_path: Path) -> None:
+    def some(batch: Fields, step: int) -> None:
+        (spread if step % every else alone)(batch, step)
+
+    assert (filtered(tmp_path / "d", some, range(20)) is not None) == told
+
+
+def test_a_loss_that_normalises_a_mini_batch_leaves_recorded_advantages_raw(tmp_path: Path) -> None:
+    raw = lambda batch, step: whitened(batch, step, 0.1)  # noqa: E731
+    assert of(run(tmp_path / "d", raw, range(3), "D102", flags={"norm_adv": True}), "D102") is None
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["attended", "not attended"])
+@pytest.mark.parametrize("end", [7, None], ids=["end of turn", "the end is not trained"])
+def test_a_newline_after_the_end_of_a_turn_is_no_end(end: int | None, masked: bool, tmp_path: Path) -> None:
+    def turns(batch: Fields, step: int) -> None:
+        draw = np.random.default_rng(step)
+        width = batch["prompts"].shape[1]
+        ids, mask = draw.integers(100, 190, batch["responses"].shape), np.zeros_like(batch["response_mask"])
+        shown = mask.copy()
+        for row in range(16):
+            last = 4 + row
+            ids[row, last] = ids[row, last] if end is None else end
+            ids[row, last + 1], ids[row, last + 2 :] = 198, 0
+            mask[row, : last + 1] = 1
+            shown[row, : last + 1 + masked] = 1
+        batch["responses"], batch["response_mask"] = ids, mask
+        batch["input_ids"] = np.concatenate([batch["prompts"], ids], 1)
+        batch["attention_mask"] = np.concatenate([batch["attention_mask"][:, :width], shown], 1)
+
+    found = of(run(tmp_path / "d", turns, range(2), "D19"), "D19")
+    assert (found is not None) == (end is None), found
+
+
+def test_a_turn_ends_before_a_newline_where_nothing_tells_the_padding(tmp_path: Path) -> None:
+    def told(end: int | None, flags: Fields) -> Any:
+        draw = np.random.default_rng(1)
+        ids, mask = draw.integers(100, 190, (16, 44)), np.zeros((16, 44), dtype=np.int64)
+        for row in range(16):
+            last = 24 + row
+            ids[row, last] = ids[row, last] if end is None else end
+            ids[row, last + 1], ids[row, last + 2 :] = 198, 0
+            mask[row, 20 : last + 1] = 1
+        folder = tmp_path / f"{end} {flags.get('eos_token_id')}"
+        recorder = Recorder(folder, flags=flags)
+        with recorder.step(1) as write:
+            write("trajectory", input_ids=ids, loss_mask=mask, old_log_probs=draw.normal(-1, 0.3, ids.shape))
+        recorder.close()
+        return of(look(folder, "D19"), "D19")
+
+    assert told(7, {}) is None
+    assert told(7, {"eos_token_id": 7}) is None
+    assert told(7, {"eos_token_id": 198}) is not None
+    assert told(None, {}) is not None
 
 
 @pytest.mark.parametrize("padded", [True, False])
