@@ -186,8 +186,9 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     # What lies in one row of many is that sample's (an id that nobody attends to, an image), and not the forward's.
     rows = batch.flat.sample_N[both_N]
     off = np.unique(rows[apart > 0.2])
-    is_mild = len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
-    few = clipped < FEW_MOVED or is_mild
+    few = clipped < FEW_MOVED or (
+        len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
+    )
     yield finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"

@@ -77,6 +77,28 @@ def test_weights_that_may_be_old_are_no_contradiction(first: int, by: float, sev
     assert found.severity == severity
 
 
+def test_a_forward_that_is_wrong_is_so_whatever_weights_it_has(tmp_path: Path) -> None:
+    def dropped(batch: dict[str, Any], step: int) -> None:
+        apart(batch, 0.3, step)
+        noise = np.random.default_rng(step + 50).normal(0, 0.3, batch["old_log_probs"].shape)
+        batch["log_probs"] = (batch["old_log_probs"] + noise * masks(batch)).astype(np.float32)
+
+    found = of(run(tmp_path / "d", dropped, range(6, 10), "D09"), "D09")
+    assert found is not None
+    assert (found.severity, "two forwards of the trainer" in found.claim) == ("error", True), found.claim
+
+
+@pytest.mark.parametrize(("by", "severity"), [(0.4, "warning"), (6.0, "error")], ids=["a hole", "another policy"])
+def test_one_row_before_any_update(by: float, severity: str, tmp_path: Path) -> None:
+    def one(batch: dict[str, Any], step: int) -> None:
+        batch["log_probs"] = batch["old_log_probs"].copy()
+        batch["log_probs"][0] -= by * masks(batch)[0]
+
+    found = of(run(tmp_path / "d", one, range(1), "D14"), "D14")
+    assert found is not None
+    assert found.severity == severity
+
+
 @pytest.mark.parametrize(("spared", "told"), [(0, True), (5, False)], ids=["the first", "another"])
 def test_packs_whose_first_sample_is_short_leak_in_every_step(spared: int, told: bool, tmp_path: Path) -> None:
     def leaks(batch: dict[str, Any], step: int) -> None:
@@ -107,6 +129,8 @@ def test_one_response_for_each_prompt_needs_no_baseline_where_none_is_stated(tmp
 
 @pytest.mark.parametrize(("mistake", "stated"), [
     (surrogates._SUMMED, {"adv_estimator": "gspo"}), (surrogates._UP, {"adv_estimator": "grpo"}),
+    *((one, {"adv_estimator": name}) for one in (surrogates._UP, surrogates._REWARD)
+      for name in ("gae", "remax", "reinforce_plus_plus")),
     (surrogates._ABOVE_ALONE, {"clip_ratio": 0.2}), (surrogates._OF_ENGINE, {"bypass_mode": False}),
 ])  # fmt: skip
 def test_what_some_algorithm_makes_is_wrong_where_another_is_stated(mistake: str, stated: dict[str, Any]) -> None:
