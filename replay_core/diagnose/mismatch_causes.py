@@ -16,7 +16,7 @@ from replay_core.diagnose.stating import listed, shown
 OF_THE_ENGINE = "the engine gives one token after one prefix different numbers"
 
 
-class Cause(NamedTuple):
+class MismatchCause(NamedTuple):
     """Why engine and trainer disagree: in a few words (empty where they are not sure), in a sentence, and the figures
     behind it.
     """
@@ -33,18 +33,18 @@ class Cause(NamedTuple):
 RANDOM, RANDOM_FLOOR = 0.25, 0.02
 
 
-def cause_of(batch: StepBatch, between: Gap) -> Cause:
+def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     """The cause that the differences tell."""
     if is_of_padding(between):
         flush, padded = between.by_padding or (0.0, 0.0)
-        return Cause(
+        return MismatchCause(
             "only samples with left padding",
             "left padding is attended to, or counted in the positions: samples without padding agree",
             [shown("mean |d| without left padding", flush), shown("mean |d| with left padding", padded)],
             is_of_a_forward=True,
         )
     if (random := _at_random(batch)) is not None:
-        return Cause(
+        return MismatchCause(
             "two forwards of the trainer by the same weights disagree as much",
             "dropout is left on in the trainer's forward (train mode), or it is not deterministic in another way",
             random,
@@ -58,7 +58,7 @@ def cause_of(batch: StepBatch, between: Gap) -> Cause:
     ]
     limit = max(RANDOM * between.mean, RANDOM_FLOOR)
     if between.mean > BADLY and twins.sees_next:
-        return Cause(
+        return MismatchCause(
             "the trainer's number of a token depends on the token after it",
             "the trainer gathers log-probabilities at labels that are shifted by one (off by one): those of the next "
             "token, by logits that predict this one",
@@ -82,7 +82,7 @@ def cause_of(batch: StepBatch, between: Gap) -> Cause:
     if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
         early, late = float(d_N[early_N].mean()), float(d_N[late_N].mean())
         if early > 3 * late:
-            return Cause(
+            return MismatchCause(
                 "most at the first tokens, the prompts differ",
                 "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
                 [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
@@ -99,20 +99,20 @@ def cause_of(batch: StepBatch, between: Gap) -> Cause:
         return by_length
     if often < 0.5 and len(batch) >= 4:
         if (unlikely := _unlikely(batch, between)) is not None:
-            return Cause(
+            return MismatchCause(
                 "few samples are off, their tokens are not the sampled ones",
                 "text was encoded again into other tokens than were sampled (re-tokenised), or these samples' rows are "
                 "another's: the trainer finds their tokens improbable, and hardly any more probable",
                 [*told, unlikely],
             )
-        return Cause(
+        return MismatchCause(
             "few samples are off",
             "few samples are off and the others agree: their weights' version, adapter or inputs (images, tools) "
             "differ",
             told,
         )
     if twins.known and twins.rollout > limit and twins.rollout > 4 * twins.trainer:
-        return Cause(
+        return MismatchCause(
             OF_THE_ENGINE,
             "its kernels depend on what else is in the batch (a mixture of experts routes by it), weights change while "
             "it samples, its replicas hold different ones, or its cache is not emptied after an update",
@@ -120,7 +120,7 @@ def cause_of(batch: StepBatch, between: Gap) -> Cause:
         )
     never_below, alike = float((between.d < -0.02).mean()), float((np.abs(between.d) < 0.02).mean())
     if between.mean > BADLY and never_below <= 0.01 and alike > 0.3:
-        return Cause(
+        return MismatchCause(
             "the trainer gives no token less than the engine",
             "the trainer's values are those of the best token of each position (argmax, max over the vocabulary), not "
             "of the sampled one: a gather by other ids, or logits that are made colder",
@@ -131,7 +131,7 @@ def cause_of(batch: StepBatch, between: Gap) -> Cause:
         padding = "" if between.by_padding is not None else ", its positions or mask of padding differ"
         dropout = ", or dropout is on" if not twins.known else ""
         stale = "" if begins else ", or the engine samples with the initial weights"
-        return Cause(
+        return MismatchCause(
             "the rollout agrees with the reference, the trainer with neither",
             f"the trainer's own forward is off: it is given another prompt (chat template, system prompt, BOS){padding}"
             f"{dropout}{stale}",
@@ -139,7 +139,7 @@ def cause_of(batch: StepBatch, between: Gap) -> Cause:
         )
     if between.correlation < 0.5:
         other = "other weights (another model or adapter)" if begins else "other weights (another version or adapter)"
-        return Cause(
+        return MismatchCause(
             "they do not rise and fall together",
             f"{'the engine' if side == 'engine' else 'one side'} is given another prompt (another prompt template, a "
             f"doubled or missing BOS), or has {other}",
@@ -148,8 +148,8 @@ def cause_of(batch: StepBatch, between: Gap) -> Cause:
     if between.mean > BADLY:
         dropout = "" if twins.known else ", dropout left on in the trainer's forward"
         weights = "another prompt template" if begins else "weights of another version"
-        return Cause("", f"too much for precision: {weights}{dropout}, or an engine that is quantised", told)
-    return Cause(
+        return MismatchCause("", f"too much for precision: {weights}{dropout}, or an engine that is quantised", told)
+    return MismatchCause(
         "",
         "precision or kernels: bf16 against fp32, another attention or MoE kernel, tensor parallelism; or weights one "
         "update old. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
@@ -161,7 +161,7 @@ def cause_of(batch: StepBatch, between: Gap) -> Cause:
 ON_GIVEN, GIVEN = 0.9, 4
 
 
-def _given(batch: StepBatch, between: Gap, d_N: Array) -> Cause | None:
+def _given(batch: StepBatch, between: Gap, d_N: Array) -> MismatchCause | None:
     """A mismatch of tokens that no engine sampled: in runs, inside responses, with nothing off beside them."""
     zero_N = between.both_N & (between.rollout.values_N == 0)
     total = float(d_N.sum())
@@ -171,7 +171,7 @@ def _given(batch: StepBatch, between: Gap, d_N: Array) -> Cause | None:
     if 2 * int((zero_N[1:] & zero_N[:-1]).sum()) < int(zero_N.sum()):
         return None
     holders = int((batch.flat.count(zero_N) > 0).sum())
-    return Cause(
+    return MismatchCause(
         f"all of it on {int(zero_N.sum())} tokens that no engine sampled, tool output or another given text",
         "tokens that an environment (a tool, a user) wrote are in the loss mask: the engine gives them no "
         "log-probability (exactly 0), and the policy is trained on words that are not its own",
@@ -184,21 +184,21 @@ def _given(batch: StepBatch, between: Gap, d_N: Array) -> Cause | None:
     )  # fmt: skip
 
 
-def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> Cause:
+def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:
     """The trainer gives one token after one prefix different numbers: at random, or by what else is in the batch."""
     claim = "the trainer gives one token after one prefix different numbers"
     moved = _moved_before_update(batch)
     if moved is not None:
         ranges = [*ranges, shown("mean |policy - old| before any update", moved, "0")]
     if moved is not None and moved <= SAME_FORWARD:
-        return Cause(
+        return MismatchCause(
             claim,
             "samples see what else is in their batch: neighbours of a pack (no block-diagonal mask), or padding (mask, "
             "positions); two forwards of one batch agree, so that it is not dropout",
             ranges,
             is_of_a_forward=True,
         )
-    return Cause(
+    return MismatchCause(
         claim,
         "dropout is left on in the trainer's forward (train mode), or samples see what else is in their batch: "
         "neighbours of a pack, or padding (mask, positions)"
@@ -227,7 +227,7 @@ def _unlikely(batch: StepBatch, between: Gap) -> Evidence | None:
     return shown("tokens far apart that the trainer finds less probable", less, "about 0.5") if less > 0.85 else None
 
 
-def _by_prompt_length(batch: StepBatch, between: Gap, head_B: Array) -> Cause | None:
+def _by_prompt_length(batch: StepBatch, between: Gap, head_B: Array) -> MismatchCause | None:
     """Where samples agree whose prompts have one length, the shortest or the longest, and those of other lengths do
     not: positions that begin elsewhere by as much as a prompt is shorter or longer.
     """
@@ -239,7 +239,7 @@ def _by_prompt_length(batch: StepBatch, between: Gap, head_B: Array) -> Cause | 
     fine, off = np.unique(head_B[fine_B]), np.unique(head_B[off_B])
     if fine.size != 1 or off.size < 2 or not (fine[0] < off.min() or fine[0] > off.max()):
         return None
-    return Cause(
+    return MismatchCause(
         f"only prompts of {int(fine[0])} tokens agree",
         "position ids count from another place than the engine's, by as much as a prompt is longer or shorter: padding "
         "is counted in them, or left out twice",

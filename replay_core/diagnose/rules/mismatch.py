@@ -19,7 +19,7 @@ from replay_core.diagnose.finding import Evidence, Finding
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
-from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, Cause, cause_of
+from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, cause_of
 from replay_core.diagnose.misplaced import Misplaced
 from replay_core.diagnose.padded import Growth
 from replay_core.diagnose.parting import AGREES, comes_to_rest
@@ -140,7 +140,7 @@ def _of_growth(one: Finding, growth: Growth) -> Finding:
     )  # fmt: skip
 
 
-def _disagreement(batch: StepBatch, between: Gap) -> tuple[Finding, Cause] | None:
+def _disagreement(batch: StepBatch, between: Gap) -> tuple[Finding, MismatchCause] | None:
     """What a batch shows, and why, as far as it tells; None where nothing does, or where another rule names it."""
     multiplier, k3 = LIMITS["mult_prob_error"].warning, LIMITS["rollout_k3"].warning
     bad = between.mean > DISAGREE or between.multiplier > multiplier or between.k3 > k3
