@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from replay_core.replay.kinds import KINDS
 
 if TYPE_CHECKING:
-    from replay_core.replay.gradient_noise import Rounded
+    from replay_core.replay.gradient_noise import HeldGradient
 
 Evidence = Mapping[str, Any]
 
@@ -175,7 +175,7 @@ def cause_of_recording(held: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cause_of_gradients(found: Sequence[Rounded], finer: str) -> dict[str, Any]:
+def cause_of_gradients(found: Sequence[HeldGradient], finer: str) -> dict[str, Any]:
     """Of gradients that differ, all of them rounded otherwise or none: how far they are from those in a finer dtype, as
     each row alone's are.
     """

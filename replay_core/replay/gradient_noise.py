@@ -35,7 +35,7 @@ _AT_ONCE = 1 << 22
 
 
 @dataclass(slots=True)
-class Rounded:
+class HeldGradient:
     """How far the gradient `name` of each row alone and of a cell is from that in the finer dtype, relative L2."""
 
     name: str
@@ -44,7 +44,7 @@ class Rounded:
     is_rounding: bool
 
 
-def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) -> list[Rounded]:
+def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) -> list[HeldGradient]:
     """The named gradients, or losses, of three dumps held to one another.
 
     A cell's is rounded if it is about as far from the truth as each row alone's is, if no more of that is a factor, if
@@ -57,13 +57,13 @@ def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) ->
     for name in names:
         shapes = {one[name].shape if name in one else None for one in refs}
         if len(shapes) != 1 or None in shapes:
-            found.append(Rounded(name, float("nan"), float("nan"), False))
+            found.append(HeldGradient(name, float("nan"), float("nan"), False))
             continue
         found.append(_held(name, [_matrix(one[name]) for one in refs]))
     return found
 
 
-def _held(name: str, values: list[NDArray[Any]]) -> Rounded:
+def _held(name: str, values: list[NDArray[Any]]) -> HeldGradient:
     true = values[0]
     rows, width = true.shape
     step = max(1, _AT_ONCE // width)
@@ -84,7 +84,7 @@ def _held(name: str, values: list[NDArray[Any]]) -> Rounded:
                                   for name in ("along_alone", "along_own"))  # fmt: skip
         is_rounding = along_own <= max(_FACTOR, _TIMES * along_alone, _ALONG * whole_alone / size)
     size = size or float("inf")
-    return Rounded(name, whole_alone / size, whole_own / size, is_rounding)
+    return HeldGradient(name, whole_alone / size, whole_own / size, is_rounding)
 
 
 @dataclass(slots=True)

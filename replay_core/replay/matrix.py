@@ -40,7 +40,7 @@ from replay_core.replay.causes import (
 from replay_core.replay.cell_log import LOGS, CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
-from replay_core.replay.gradient_noise import Rounded, of_gradients
+from replay_core.replay.gradient_noise import HeldGradient, of_gradients
 from replay_core.replay.kept import Kept, identity_of
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
@@ -433,7 +433,7 @@ class Bench:
         is_updated = any(naming.meaning(row.name).kind == "param" for row in rows)
         return cause if is_rounding and not is_updated else {**cause, "is_noise": False}
 
-    def _rounded(self, rows: Sequence[TensorVerdict], result: CellResult) -> list[Rounded] | None:
+    def _rounded(self, rows: Sequence[TensorVerdict], result: CellResult) -> list[HeldGradient] | None:
         """How far these losses and gradients are from those in a finer dtype; None where that cannot be had."""
         is_half = coarsest(self.baseline.cell["flags"]["dtype"]) in ("float16", "bfloat16")
         if not is_half or any(row.verdict is not Verdict.DIFF for row in rows):

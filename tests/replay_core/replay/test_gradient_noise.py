@@ -28,8 +28,8 @@ def dumped(path: Path, gradient: torch.Tensor) -> Any:
 
 
 def held(tmp_path: Path, alone_RC: torch.Tensor, own_RC: torch.Tensor, true_RC: torch.Tensor) -> bool:
-    runs = [dumped(tmp_path / str(n), one) for n, one in enumerate((true_RC, alone_RC, own_RC))]
-    (found,) = of_gradients(*runs, [NAME])
+    true, alone, own = (dumped(tmp_path / str(n), one) for n, one in enumerate((true_RC, alone_RC, own_RC)))
+    (found,) = of_gradients(true, alone, own, [NAME])
     return found.is_rounding
 
 
@@ -40,7 +40,8 @@ def test_what_is_as_far_from_the_truth_as_each_row_alone_is_rounded(tmp_path: Pa
     noise = [0.01 * torch.randn(64, 32, generator=random) for _ in range(2)]
     assert held(tmp_path / "rounded", true_RC + noise[0], true_RC + noise[1], true_RC)
     assert not held(tmp_path / "all", true_RC + noise[0], true_RC + 5 * noise[1], true_RC)
-    (absent,) = of_gradients(*[dumped(tmp_path / f"odd{n}", true_RC) for n in range(3)], ["grad.another.weight"])
+    run = dumped(tmp_path / "odd", true_RC)
+    (absent,) = of_gradients(run, run, run, ["grad.another.weight"])
     assert not absent.is_rounding, "what a dump does not hold was not looked at"
     noise[1][7] *= 8
     assert not held(tmp_path / "row", true_RC + noise[0], true_RC + noise[1], true_RC)
