@@ -39,9 +39,10 @@ from numpy.typing import NDArray
 from replay_core import naming, pages
 from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.of_ranks import other_copies
+from replay_core.compare.judging.rules import BY_ID
 from replay_core.compare.judging.tensors import TensorVerdict, say
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
-from replay_core.compare.judging.verdict import Verdict
+from replay_core.compare.judging.verdict import Judgement, Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import HeldByRanks, Which, standing_for
 from replay_core.dtypes import EPS, coarsest, family
@@ -53,6 +54,8 @@ _ROUNDINGS, _OF_ONE = 4, 2
 #: Standard errors that chance leaves of a sum over elements, and the part of the step by which gradients that agree
 #: may scale it.
 _ERRORS, _SCALED = 4.0, 0.02
+#: Part of what a sum would be if every element were off alike, past which few elements are not off by chance.
+_COHERENT = 0.75
 #: Steps whose gradients are kept; and what the step may be off from its size where nothing else is known, besides.
 _STEPS, _SIZE = 8, 0.05
 #: The step that may have been stored in the weight's digits where nobody knows it, in the weights' rms.
@@ -161,10 +164,14 @@ class Updates:
     def _explained(self, weight: _Known, gradients: list[_Known], before: _Known | None) -> str | None:
         """Why every rank's copy is no further off than rounding leaves it; None where one is."""
         said, made, earlier = None, [one.copies() for one in gradients], before.copies() if before is not None else {}
+        rule = _by_table(weight.row).rule
+        of_lines = rule is not None and BY_ID[rule.id].by_row
         for rank, own in weight.copies().items():
+            if rank is not None and not any(rank in one for one in made):
+                return None  # replicas of one run that had the same gradients are bitwise equal, or something else is
             # A rank that has no gradient or weight before it of its own has that of all.
             steps = _WeightsAfter.read(own, [_of(one, rank) for one in made], _of(earlier, rank))
-            if steps is None or (why := steps.explained(self._optimizer)) is None:
+            if steps is None or (why := steps.explained(self._optimizer, of_lines=of_lines)) is None:
                 return None
             said = said or why
         return said
@@ -179,15 +186,40 @@ def _follow(before: int | None, step: int | None) -> bool:
 
 
 def _parted_by_table(row: TensorVerdict) -> bool:
+    return _by_table(row).verdict.diverges
+
+
+def _by_table(row: TensorVerdict) -> Judgement:
     if row.context is None or row.figures is None:
-        return row.verdict.diverges
-    return judge(row.figures, row.unmasked, row.context).verdict.diverges
+        return Judgement(row.verdict, row.reason, rule=row.rule)
+    return judge(row.figures, row.unmasked, replace(row.context, explained=None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What each run's gradient makes of its weight: rates [a, b] times gradient `number`; where 0, as an Adam does."""
+
+    number: int = -1
+    rate_a: float = 0.0
+    rate_b: float = 0.0
+
+
+_Why = tuple[str, _Step]
+
+
+def _errors(count: int) -> float:
+    """Standard errors that chance leaves of a sum over so many elements.
+
+    |sum x| <= sqrt(count) sqrt(sum x^2), so that a sum of few could not be past a limit that is the same for all.
+    """
+    return min(_ERRORS, _COHERENT * math.sqrt(count))
 
 
 @dataclass(slots=True)
 class _Sums:
     """What a pass over the elements adds up."""
 
+    count: int
     along: float = 0.0
     square: float = 0.0
     size: float = 0.0
@@ -198,7 +230,46 @@ class _Sums:
 
     @property
     def is_chance(self) -> bool:
-        return abs(self.along) <= _ERRORS * math.sqrt(self.square) + _SCALED * self.size
+        return abs(self.along) <= _errors(self.count) * math.sqrt(self.square) + _SCALED * self.size
+
+
+class _Directions:
+    """Sums of what is left of a difference along the weight, its signs and a constant: of all, per row and per column.
+
+    A weight that is scaled, cut off instead of rounded, or shifted is off along one of these everywhere; rounding is
+    along none.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._count = math.prod(shape)
+        self._width = self._count // shape[0] if len(shape) > 1 else self._count
+        lines = {"all": 1, "row": self._count // self._width, "column": self._width if len(shape) > 1 else 1}
+        self._lines = {what: count for what, count in lines.items() if what == "all" or count > 1}
+        #: [direction, 2 (sum, sum of squares), line]
+        self._sums = {what: np.zeros((3, 2, count)) for what, count in self._lines.items()}
+
+    def take(self, start: int, left: F64, weight: F64) -> None:
+        """left, weight: [n], from element `start` on."""
+        at = np.arange(start, start + left.size)
+        places = {"all": np.zeros(left.size, np.intp), "row": at // self._width, "column": at % self._width}
+        for number, along in enumerate((left * weight, left * np.sign(weight), left)):
+            for what, sums in self._sums.items():
+                for power, values in enumerate((along, np.square(along))):
+                    sums[number, power] += np.bincount(places[what], values, sums.shape[-1])
+
+    def are_chance(self, *, of_lines: bool) -> bool:
+        """of_lines: lines were seen to be off each by a factor or a constant, which lines of few elements cannot deny."""
+        for what, sums in self._sums.items():
+            lines = self._lines[what]
+            each = self._count // lines
+            # Of so many sums the greatest is further off (Hoeffding: of signs by chance more than t is 2 exp(-t^2 / 2)).
+            errors = _errors(each) if what == "all" else math.sqrt(_ERRORS**2 + 2 * math.log(lines))
+            if each <= errors**2:
+                if of_lines:
+                    return False
+            elif bool((np.abs(sums[:, 0]) > errors * np.sqrt(sums[:, 1])).any()):
+                return False
+        return True
 
 
 class _WeightsAfter:
@@ -207,8 +278,12 @@ class _WeightsAfter:
     All flat, as stored: [N].
     """
 
-    def __init__(self, after: list[Any], gradients: list[list[Any]], before: list[Any] | None, unit: float) -> None:
+    def __init__(
+        self, after: list[Any], gradients: list[list[Any]], before: list[Any] | None, unit: float,
+        shape: tuple[int, ...],
+    ) -> None:  # fmt: skip
         self._after, self._gradients, self._before, self._unit = after, gradients, before, unit
+        self._shape, self._count = shape, math.prod(shape)
 
     @classmethod
     def read(
@@ -225,16 +300,23 @@ class _WeightsAfter:
             return None
         made = [one for one, fits in zip(both[1:-1], is_alike[1:-1], strict=True) if fits and one is not None]
         assert both[0] is not None
-        return cls(both[0], made, both[-1] if is_alike[-1] else None, EPS[str(family(dtype))] / 2)
+        return cls(both[0], made, both[-1] if is_alike[-1] else None, EPS[str(family(dtype))] / 2, after[0].shape)
 
-    def explained(self, optimizer: dict[str, Any] | None) -> str | None:
-        """Why the weights are as far apart as they are; None where the gradients do not make them so."""
+    def explained(self, optimizer: dict[str, Any] | None, *, of_lines: bool) -> str | None:
+        """Why the weights are as far apart as they are; None where the gradients do not make them so.
+
+        of_lines: a rule saw rows or columns that are off each by a factor or a constant.
+        """
+        found = self._bounded(optimizer)
+        return found[0] if found is not None and self._left(found[1]).are_chance(of_lines=of_lines) else None
+
+    def _bounded(self, optimizer: dict[str, Any] | None) -> _Why | None:
         if optimizer is not None:
             rate = float(optimizer["lr"])
             return self._by_rate(rate, "a step of", is_sgd=optimizer.get("kind") == "sgd")
         if self._before is None:
             return self._by_difference() or (self._by_signs() if len(self._gradients) == 1 else None)
-        sums, rate = _Sums(), 0.0
+        sums, rate = _Sums(self._count), 0.0
         for part in self._chunks():
             steps = [one - other for one, other in zip(part.before, part.after, strict=True)]
             rate = max(rate, float(np.abs(steps[0]).max(initial=0.0)))
@@ -244,7 +326,7 @@ class _WeightsAfter:
             return None
         return self._as_sgd() or self._by_rate(rate, "a step of up to", is_sgd=False)
 
-    def _as_sgd(self) -> str | None:
+    def _as_sgd(self) -> _Why | None:
         """Where each run's step is one number times its own gradient: of this step, or (weights that are recorded as
         the step begins) of the one before.
         """
@@ -269,13 +351,14 @@ class _WeightsAfter:
             if fits and rates[0] > 0 and abs(rates[1] - rates[0]) <= allowed + _SCALED * rates[0]:
                 return (
                     f"each run's weight is its own of the step before less {rates[0]:.3g} times its own gradient, to "
-                    f"its rounding; the gradients agree: {self._said()}"
+                    f"its rounding; the gradients agree: {self._said()}",
+                    _Step(number, rates[0], rates[1]),
                 )
         return None
 
-    def _by_rate(self, rate: float, what: str, *, is_sgd: bool) -> str | None:
+    def _by_rate(self, rate: float, what: str, *, is_sgd: bool) -> _Why | None:
         """Whether no element is further off than a step of so much makes it, and the differences point nowhere."""
-        sums = _Sums()
+        sums = _Sums(self._count)
         for part in self._chunks():
             turned = np.abs(part.gradient[0] - part.gradient[1]) if is_sgd else self._turned(part)
             allowed = rate * turned + self._rounded(part, 0.0 if is_sgd else rate)
@@ -293,8 +376,22 @@ class _WeightsAfter:
             return None
         return (
             f"no further apart than {what} {rate:g} makes of what rounding leaves of the gradient, which agrees: "
-            f"{self._said()}"
+            f"{self._said()}",
+            _Step(-1, rate, rate) if is_sgd else _Step(),
         )
+
+    def _left(self, step: _Step) -> _Directions:
+        """What is beside the step that the gradients make, and the weights before it, added up along what a fault is
+        along.
+        """
+        sums = _Directions(self._shape)
+        for part in self._chunks(step.number):
+            left = part.after[1] - part.after[0]
+            left += step.rate_b * part.gradient[1] - step.rate_a * part.gradient[0]
+            if part.before:
+                left -= part.before[1] - part.before[0]
+            sums.take(part.here.start, left, (part.after[0] + part.after[1]) / 2)
+        return sums
 
     def _turned(self, part: _Chunk) -> F64:
         """By how many rates Adam's step may be off, at most."""
@@ -307,7 +404,7 @@ class _WeightsAfter:
         ratio = np.divide(np.sqrt(apart), np.sqrt(least), out=np.where(apart > 0, 2.0, 0.0), where=least > 0)
         return np.minimum(2.0, times * ratio)
 
-    def _by_signs(self) -> str | None:
+    def _by_signs(self) -> _Why | None:
         """Where nobody knows the step and it may be Adam's first: whether the weights are two rates apart where the
         gradient's sign differs, and not at all elsewhere.
         """
@@ -318,7 +415,7 @@ class _WeightsAfter:
         if of_turned.size < _FEWEST:
             return None
         rate = float(np.median(of_turned)) / 2
-        sums = _Sums()
+        sums = _Sums(self._count)
         for part in self._chunks():
             sign = [np.sign(one) for one in part.gradient]
             left = part.after[1] - part.after[0] + rate * (sign[1] - sign[0])
@@ -329,10 +426,11 @@ class _WeightsAfter:
             return None
         return (
             f"two steps of {rate:.3g} apart where rounding turned the sign of the gradient, which agrees (an Adam's "
-            f"first step), and to the weight's rounding elsewhere: {self._said()}"
+            f"first step), and to the weight's rounding elsewhere: {self._said()}",
+            _Step(),
         )
 
-    def _by_difference(self) -> str | None:
+    def _by_difference(self) -> _Why | None:
         """Where nobody knows the step: whether the weights differ as their gradients do, times one number (SGD)."""
         of_both, of_own = 0.0, 0.0
         least = _SIZE * max(float(self._rounded(part).max(initial=0.0)) for part in self._chunks())
@@ -344,7 +442,7 @@ class _WeightsAfter:
         rate = max(0.0, of_both / of_own) if of_own else 0.0
         squares = sum(float(np.square(part.after[0]).sum()) for part in self._chunks())
         step = _MOST_STEP * (squares / max(1, self._after[0].size)) ** 0.5
-        sums, signs = _Sums(), _Sums()
+        sums, signs = _Sums(self._count), _Sums(self._count)
         for part in self._chunks():
             left = part.after[1] - part.after[0] + rate * (part.gradient[1] - part.gradient[0])
             if not bool((np.abs(left) <= self._rounded(part, step)).all()):
@@ -356,7 +454,8 @@ class _WeightsAfter:
             return None
         return (
             f"as far apart as {rate:.3g} times the gradients, which agree, to the weight's rounding, and along no "
-            f"step: {self._said()}"
+            f"step: {self._said()}",
+            _Step(-1, rate, rate),
         )
 
     def _rounded(self, part: _Chunk, rate: float = 0.0) -> F64:
