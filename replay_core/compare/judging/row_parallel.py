@@ -72,11 +72,19 @@ def gated(slices: Sequence[HeldByRanks]) -> Iterator[HeldByRanks]:
             if up.parts[0].name != name or up.ranks != gate.ranks or gate.parts[0].numel > _MOST:
                 continue
             made = []
+            if any(one.shape != other.shape for one, other in zip(gate.parts, up.parts, strict=True)):
+                continue
             for one, other in zip(gate.parts, up.parts, strict=True):
                 g, u = (pages.array(ref).astype(np.float64) for ref in (one, other))
-                values = g / (1 + np.exp(-g)) * u
+                values = g * _sigmoid(g) * u
                 made.append(one.with_(dtype="float64", source=Inline(values.tobytes()), digest=None, copies=()))
             yield HeldByRanks(gate.ranks, tuple(made), gate.axis, gate.stretches)
+
+
+def _sigmoid(values: Array) -> Array:
+    """1 / (1 + exp(-x)), of no number so far below zero that exp is infinite."""
+    small = np.exp(-np.abs(values))
+    return np.asarray(np.where(values < 0, small, 1.0) / (1 + small))
 
 
 def _part(x: TensorRef, weight: TensorRef) -> Array | None:
