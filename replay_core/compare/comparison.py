@@ -529,7 +529,10 @@ class _Work:
                 once.add((id(record), ref.name))
             if naming.meaning(pair.name).kind == "note":
                 result.notes_not_compared += 1
-            elif missent(pair, micro_pair) is None and is_layout_only(pair, micro_pair):
+            elif (sent := missent(pair, micro_pair)) is not None and sent.noise is not None:
+                if sent.noise not in (note for _, note in notes.first):
+                    notes.first.append((micro_pair, sent.noise))
+            elif sent is None and is_layout_only(pair, micro_pair):
                 only_layout[micro_pair.where] += 1
             elif is_tied(pair, micro_pair):
                 tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"

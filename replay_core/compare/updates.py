@@ -60,6 +60,8 @@ _COHERENT = 0.75
 _STEPS, _SIZE = 8, 0.05
 #: The step that may have been stored in the weight's digits where nobody knows it, in the weights' rms.
 _MOST_STEP = 0.1
+#: Of so few elements a number that is fitted to them, and chance, explain whatever they are off.
+_FEW = 16
 #: Fewer elements whose gradients' signs differ do not tell a rate.
 _FEWEST = 2
 #: Elements looked at together.
@@ -432,6 +434,8 @@ class _WeightsAfter:
 
     def _by_difference(self) -> _Why | None:
         """Where nobody knows the step: whether the weights differ as their gradients do, times one number (SGD)."""
+        if self._count <= _FEW:
+            return None
         of_both, of_own = 0.0, 0.0
         least = _SIZE * max(float(self._rounded(part).max(initial=0.0)) for part in self._chunks())
         for part in self._chunks():

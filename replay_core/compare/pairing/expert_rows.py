@@ -19,6 +19,8 @@ from replay_core.compare.pairing.micro_batch_pair import Side
 from replay_core.compare.pairing.routing import ROUTERS
 from replay_core.regexes import regex
 
+#: The part of a layer's rows that noise may send to other experts, or one.
+_REROUTED = 0.05
 #: An expert of a layer, by its number, in a module tensor's name.
 _NUMBERED = regex(r"^(.*\bexperts)\.(\d{1,9})\.(.+)$")
 
@@ -28,13 +30,15 @@ class Missent:
     """An expert that computed another number of tokens than in the other run, while the layouts are one.
 
     lost: by how many rows the run `which` has fewer in the whole layer; None where it has as many, or a layer's other
-    experts were not recorded. ranks: of which ranks the expert is, where one run is of several.
+    experts were not recorded. ranks: of which ranks the expert is, where one run is of several. noise: where none is
+    lost and so few moved that noise does it, what is said once of the layer.
     """
 
     sentence: str
     lost: int | None
     which: str | None
     ranks: tuple[int, ...]
+    noise: str | None = None
 
 
 def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
@@ -70,13 +74,24 @@ def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
         if _is_chosen_by_router(micro_pair, layer):
             return None  # what a router chose otherwise is said of the router
         said = f"{whose}, all experts together {int(a.sum())} in both: tokens were sent to other experts"
-        return Missent(said, None, None, ranks)
+        moved = int(np.abs(a - b).sum()) // 2
+        return Missent(said, None, None, ranks, _noise(moved, int(a.sum()), layer, micro_pair))
     which = "b" if apart > 0 else "a"
     said = (
         f"{whose}, all experts together {int(a.sum())} and {int(b.sum())}, of the same tokens: {abs(apart)} of them "
         f"{'was' if abs(apart) == 1 else 'were'} lost on the way to the experts of {which}, or dropped"
     )
     return Missent(said, abs(apart), which, ranks)
+
+
+def _noise(moved: int, rows: int, layer: str, micro_pair: MicroBatchPair) -> str | None:
+    if moved > max(1, _REROUTED * rows):
+        return None
+    return (
+        f"{micro_pair.where}: {layer.rpartition('.')[0] or layer}: at least {moved:,} of {rows:,} rows went to another "
+        "expert and none was lost; so few may be noise between scores that are next to alike, the router was not "
+        "recorded. The rows of experts that got another number are not compared"
+    )
 
 
 def _is_chosen_by_router(micro_pair: MicroBatchPair, layer: str) -> bool:

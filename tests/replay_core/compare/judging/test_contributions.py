@@ -12,6 +12,7 @@ from torch import Tensor
 
 from replay_core.compare import Comparison
 from replay_core.compare.judging import contributions
+from replay_core.compare.judging.row_parallel import gated
 from replay_core.compare.pairing.ranks import HeldByRanks
 from replay_core.compare.parallel import parallel
 from replay_core.records import Inline, TensorRef
@@ -309,6 +310,19 @@ def test_what_goes_through_a_gate_says_whose_part_is_missing(lost: int | None, t
     found = compared(tmp_path, step(gate, up, down, sum(each)), *(step(*one, made) for one in cut))
     told = {ranks for kind, ranks in (kinds(found) if found.first is not None else ()) if kind == "missing"}
     assert told == (set() if lost is None else {(lost,)})
+
+
+def test_gates_far_below_zero_and_parts_of_another_shape_are_no_trouble() -> None:
+    def held(name: str, *parts: Tensor) -> HeldByRanks:
+        return HeldByRanks((0, 1), tuple(as_ref(part).with_(name=name) for part in parts), 0)
+
+    gate = torch.tensor([-1e4, -800.0, -1.0, 0.0, 1.0, 800.0])
+    up = torch.full_like(gate, 2.0)
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        found = list(gated([held("mlp.gate_proj.output", gate, gate), held("mlp.up_proj.output", up, up)]))
+    made = torch.frombuffer(bytearray(there(found[0].parts[1].source).data), dtype=torch.float64)
+    torch.testing.assert_close(made, torch.nn.functional.silu(gate.double()) * 2, rtol=1e-12, atol=1e-300)
+    assert not list(gated([held("mlp.gate_proj.output", gate, gate), held("mlp.up_proj.output", up, up[:4])]))
 
 
 def test_own_means_are_told_by_a_gradient_where_the_losses_are_still_near(tmp_path: Path) -> None:

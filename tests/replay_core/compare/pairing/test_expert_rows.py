@@ -56,6 +56,14 @@ def test_tokens_that_went_to_other_experts_are_not_compared_where_no_router_is_r
     assert {row.name[-8:] for row in found.skipped} == {"2.output", "3.output"}
 
 
+def test_one_token_that_noise_sends_elsewhere_is_said_and_what_was_compared_agrees(tmp_path: Path) -> None:
+    found = _compared(tmp_path, (3, 3, 4, 2), (3, 3, 3, 3))
+    assert (found.first, found.agrees, found.skipped) == (None, True, [])
+    (note,) = [one for one in found.notes if "another expert" in one]
+    assert "layers.0.mlp: at least 1 of 12 rows went to another expert and none was lost" in note
+    assert not any("2.output" in row.name or "3.output" in row.name for row in found.tensors), "not compared"
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [((3, 4, 3, 2), (3, 4, 3, 2)), ((3, 4, 3, 2), (4, 4, 4, 4)), ((3, 4, 3, 2), (3, 3, 2, 2))],
