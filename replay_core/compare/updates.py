@@ -264,7 +264,7 @@ class _Directions:
         for what, sums in self._sums.items():
             lines = self._lines[what]
             each = self._count // lines
-            # Of so many sums the greatest is further off (Hoeffding: of signs by chance more than t is 2 exp(-t^2 / 2)).
+            # Of so many sums the greatest is further off (Hoeffding: signs by chance pass t with 2 exp(-t^2 / 2)).
             errors = _errors(each) if what == "all" else math.sqrt(_ERRORS**2 + 2 * math.log(lines))
             if each <= errors**2:
                 if of_lines:

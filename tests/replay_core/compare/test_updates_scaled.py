@@ -1,5 +1,5 @@
-"""What rounding leaves of a step is along nothing: a bfloat16 weight that is scaled, cut off instead of rounded, shifted
-or another replica's after its step is off along itself, its signs or a constant, as a whole or line by line.
+"""What rounding leaves of a step is along nothing: a bfloat16 weight that is scaled, cut off instead of rounded or
+shifted after its step is off along itself, its signs or a constant, as a whole or line by line.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from replay_core import pages
 from replay_core.compare import Comparison
 from replay_core.compare.judging import contributions
 from replay_core.compare.judging.row_parallel import gated
@@ -320,7 +321,7 @@ def test_gates_far_below_zero_and_parts_of_another_shape_are_no_trouble() -> Non
     up = torch.full_like(gate, 2.0)
     with np.errstate(over="raise", divide="raise", invalid="raise"):
         found = list(gated([held("mlp.gate_proj.output", gate, gate), held("mlp.up_proj.output", up, up)]))
-    made = torch.frombuffer(bytearray(there(found[0].parts[1].source).data), dtype=torch.float64)
+    made = torch.from_numpy(pages.array(found[0].parts[1]).copy())
     torch.testing.assert_close(made, torch.nn.functional.silu(gate.double()) * 2, rtol=1e-12, atol=1e-300)
     assert not list(gated([held("mlp.gate_proj.output", gate, gate), held("mlp.up_proj.output", up, up[:4])]))
 
