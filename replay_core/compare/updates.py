@@ -260,7 +260,7 @@ class _Directions:
                     sums[number, power] += np.bincount(places[what], values, sums.shape[-1])
 
     def are_chance(self, *, of_lines: bool) -> bool:
-        """of_lines: lines were seen to be off each by a factor or a constant, which those of few elements cannot deny."""
+        """of_lines: lines were seen to be off each by a factor or a constant; those of few elements cannot deny it."""
         for what, sums in self._sums.items():
             lines = self._lines[what]
             each = self._count // lines
