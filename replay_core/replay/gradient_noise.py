@@ -67,7 +67,7 @@ def _held(name: str, values: list[NDArray[Any]]) -> HeldGradient:
     true = values[0]
     rows, width = true.shape
     step = max(1, _AT_ONCE // width)
-    sums = [_Sums.of(*(one[at : at + step].astype(np.float64) for one in values)) for at in range(0, rows, step)]
+    sums = [_OfRows.of(*(one[at : at + step].astype(np.float64) for one in values)) for at in range(0, rows, step)]
     off_alone, off_own = (np.concatenate([getattr(one, name) for one in sums]) for name in ("off_alone", "off_own"))
     size = float(np.sqrt(sum(one.true2 for one in sums)))
     whole_alone, whole_own = float(np.linalg.norm(off_alone)), float(np.linalg.norm(off_own))
@@ -88,7 +88,7 @@ def _held(name: str, values: list[NDArray[Any]]) -> HeldGradient:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _OfRows:
     """Of some rows: how far each is off the truth, what of that is along it, and whether zeros are where they must."""
 
     off_alone: Floats
@@ -99,7 +99,7 @@ class _Sums:
     is_lost: bool
 
     @classmethod
-    def of(cls, true: Floats, alone: Floats, own: Floats) -> _Sums:
+    def of(cls, true: Floats, alone: Floats, own: Floats) -> _OfRows:
         zero_alone, zero_own = ~(true.any(1) | alone.any(1)), ~own.any(1)
         lost = zero_own & alone.any(1) if true.shape[1] >= NARROW_ROW else np.zeros_like(zero_own)
         alone, own = alone - true, own - true
