@@ -100,6 +100,8 @@ def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
 #: Share of tokens that a router sends elsewhere from one forward to the next, or a sampled pad id leaves unseen; of the
 #: rows that it is in; and by how much it moves these on average, nats, at the most.
 FEW_MOVED, FEW_ROWS, MILDLY = 0.01, 0.1, 1.0
+#: Other weights leave no more than a part of a rank's tokens where they were.
+WHOLE_RANK = 0.3
 
 
 @rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
@@ -110,7 +112,8 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
-    average in those that it is in). Later updates move the ratio on purpose; so does a later pass that is a step of its
+    average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
+    with other weights. Later updates move the ratio on purpose; so does a later pass that is a step of its
     own, whose samples and old log-probabilities an earlier step holds to the last bit. Skipped where a batch is
     recorded whole, without its mini-batches, and an eighth to a half of its samples agree while the others do not:
     those of the first.
@@ -186,13 +189,14 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     # What lies in one row of many is that sample's (an id that nobody attends to, an image), and not the forward's.
     rows = batch.flat.sample_N[both_N]
     off = np.unique(rows[apart > 0.2])
+    alone = _ranks_alone(batch, rows, apart, limit)
     few = clipped < FEW_MOVED or (
         len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
     )
     yield finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"
-        + (": the old log-probabilities are the engine's own" if of_engine else ""),
+        + (": the old log-probabilities are the engine's own" if of_engine else alone),
         place,
         evidence=[
             shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
@@ -203,10 +207,27 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
         "some asynchronous trainers run): the ratio holds the distance between engine and trainer, and the age of the "
         "weights"
         if of_engine
+        else "these ranks compute the policy with other weights than the old log-probabilities are of, and than the "
+        "other ranks: an update, a broadcast or a checkpoint does not reach them"
+        if alone
         else "old and new log-probabilities are computed differently: other micro-batch size or padding, dropout "
         "(train against eval), another attention or precision, or packing in one of them",
         next_step=batch.laid.replay_command(place, "--rows-per-forward 1"),
     )
+
+
+def _ranks_alone(batch: StepBatch, rows_N: Array, apart_N: Array, limit: float) -> str:
+    """Which ranks alone are off, where whole ranks agree: all samples of some, and none of the others."""
+    rank_of = {row: rank for (rank, _), rows in batch.laid.rows_by_micro().items() for row in rows}
+    off = {rank_of.get(row) for row in np.unique(rows_N[apart_N > limit])}
+    known = {rank_of.get(row) for row in np.unique(rows_N)}
+    if None in known or not off or off == known:
+        return ""
+    each = [float((apart_N[np.isin(rows_N, [row for row, one in rank_of.items() if one == rank])] > limit).mean())
+            for rank in off]  # fmt: skip
+    which = "rank" if len(off) == 1 else "ranks"
+    named = f": on {which} {', '.join(map(str, sorted(rank for rank in off if rank is not None)))} alone"
+    return f"{named}, and every other rank agrees" if min(each) > WHOLE_RANK else ""
 
 
 def _is_engines(batch: StepBatch, old: Column, both_N: Array) -> bool:

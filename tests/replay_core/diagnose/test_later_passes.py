@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from replay_core import workbench
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look, of, why_skipped
 from tests.replay_core.diagnose.bigram import EOS, Bigram
@@ -152,3 +154,22 @@ def test_samples_that_are_fresh_or_near_or_weighed_are_fine(
     tmp_path: Path, behind: int, lr: float, weighed: bool
 ) -> None:
     assert "D31" not in [one.id for one in causes(look(_asynchronous(tmp_path / "d", behind, lr=lr, weighed=weighed)))]
+
+
+@pytest.mark.parametrize(("stale", "words"), [((1,), "on rank 1 alone, and every other rank agrees"), ((0, 1, 2), "")])
+def test_a_rank_of_other_weights_is_named(stale: tuple[int, ...], words: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    with Recorder(tmp_path, flags={"dtype": "float32"}) as recorder:
+        for rank in range(3):
+            with recorder.step(1, rank=rank) as record:
+                ids_BS = torch.from_numpy(random.integers(3, 60, (4, 24)))
+                logp_BT = torch.from_numpy(-random.random((4, 23))).float()
+                off_BT = torch.from_numpy(random.normal(0, 0.3, (4, 23))).float() * (rank in stale)
+                record(
+                    "forward_data", micro=0, input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS),
+                    response_mask=(torch.arange(24) > 8).long().expand(4, 24), log_probs=logp_BT + off_BT,
+                    old_log_probs=logp_BT,
+                )  # fmt: skip
+    (found,) = workbench.diagnose(tmp_path, rules=["D14"])["findings"]
+    assert found["claim"].endswith(words or "before any update"), found["claim"]
+    assert ("does not reach them" in found["cause"]) is bool(words)
