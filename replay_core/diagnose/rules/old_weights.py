@@ -167,8 +167,8 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
     sure = up_to_date or found.is_growing or bool(told)
     return finding(
         "error" if sure else "warning",
-        "the engine's weights are not updated: it agrees with the trainer in the first step, and parts more and more "
-        "with the updates"
+        "the engine's weights are not updated, or not all of them: it agrees with the trainer in the first step, and "
+        "parts more and more with the updates"
         + (found.where if found.is_in_part else "")
         + (", although its weight version advances" if up_to_date else ""),
         worst.place,
@@ -182,8 +182,9 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
         "emptied after a weight update, or one replica (rank, adapter) of the engine that a weight sync never reaches"
         if found.is_in_part
         else "weights are never synchronised into the engine after its start (a sync that fails silently, a renamed "
-        "parameter, an adapter that is not delivered): it samples with the initial weights. Of an asynchronous run: "
-        "its samples get older with every step" + ("" if sure else ", until they are as old as it lets them be"),
+        "parameter, a part of the layers, an adapter that is not delivered): it samples with initial weights. Of an "
+        "asynchronous run: its samples get older with every step"
+        + ("" if sure else ", until they are as old as it lets them be"),
         next_step=worst.command,
         steps=[one.step for one in later if one.step is not None],
     )

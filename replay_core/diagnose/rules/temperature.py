@@ -98,12 +98,26 @@ def _tempered(batch: StepBatch, between: Gap) -> Iterator[Finding]:
             *([] if stated is None else [shown("temperature the dump states", stated)]),
             *figures_of(between),
         ],
-        cause=f"the rollout was sampled at about T = {gain:.2f} and the trainer's logits are not divided by it"
-        if gain < 1
-        else f"the trainer divides its logits by about T = {1 / gain:.2f} and the engine returns raw "
-        f"log-probabilities; or the rollout was sampled at T = {gain:.2f}",
+        cause=_why(gain, stated),
         next_step=batch.laid.mismatch_command(),
     )
+
+
+#: Of what a stated temperature would make of the difference.
+_AS_STATED = 0.1
+
+
+def _why(gain: float, stated: float | None) -> str:
+    """What makes a difference of so much, and what of it the stated temperature decides."""
+    raw = (
+        f"the trainer divides its logits by about T = {1 / gain:.2f} and the engine returns raw log-probabilities "
+        "(before the temperature)"
+    )
+    if stated and abs(stated - 1) > _AS_STATED and abs(gain * stated - 1) < _AS_STATED:
+        return f"{raw}; or the trainer divides them by the temperature of {stated:g} twice"
+    if gain < 1:
+        return f"the rollout was sampled at about T = {gain:.2f} and the trainer's logits are not divided by it"
+    return f"{raw}; or the rollout was sampled at T = {gain:.2f}"
 
 
 def _after_softmax(between: Gap, temperature: float, place: Where) -> Finding:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rules import temperature
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look
 from tests.replay_core.diagnose.bigram import EOS, Bigram, Rollout
@@ -120,3 +121,16 @@ def test_weights_that_were_converted_wrongly_lead_what_they_come_to(tmp_path: Pa
 def test_what_is_paid_and_agrees_is_no_other_model(tmp_path: Path) -> None:
     path = _trained(tmp_path / "d", lambda held: deepcopy(held[-1]), steps=4, paid=99, lr=0.0)
     assert [one for one in causes(look(path)) if one.id == "L38"] == []
+
+
+@pytest.mark.parametrize(
+    ("gain", "stated", "words"),
+    [
+        (0.6, 0.6, "sampled at about T = 0.60 and the trainer's logits are not divided"),
+        (0.67, 1.5, "the trainer divides its logits by about T = 1.49 and the engine returns raw"),
+        (1.43, 0.7, "or the trainer divides them by the temperature of 0.7 twice"),
+        (1.43, None, "or the rollout was sampled at T = 1.43"),
+    ],
+)
+def test_a_stated_temperature_decides_who_left_it_out(gain: float, stated: float | None, words: str) -> None:
+    assert words in temperature._why(gain, stated)
