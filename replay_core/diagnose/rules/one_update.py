@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import accumulate
 from statistics import median
 
 from replay_core.diagnose.finding import Evidence, Finding
@@ -33,8 +34,9 @@ def broken_by_one(log: RunLog) -> Iterator[Finding]:
     points = [point for point in norms.points if point.step is not None and not math.isnan(point.value)]
     if len(points) < BEFORE + AFTER + 1:
         raise Skip(f"needs grad_norm of {BEFORE + AFTER + 1} steps")
+    largest = list(accumulate((point.value for point in points), max))
     for at in range(BEFORE, len(points) - 1):
-        before = max(point.value for point in points[:at])
+        before = largest[at - 1]
         if not points[at].value > LEAPS * before > 0:
             continue
         told = _falls(log, given(points[at].step))
