@@ -73,7 +73,7 @@ def _scales(case: Case, records: list[Record]) -> list[float]:
     """What a micro-batch's loss may be divided by before its backward: nothing, what is stated, how many there are."""
     stated = stated_number(stated_by(case.run), "divisor", "gradient_accumulation_steps")
     of_update = Counter((one.key.step, one.key.rank, one.key.epoch, one.key.minibatch) for one in records)
-    return list(dict.fromkeys([1.0, *([1 / stated] if stated else []), 1 / max(of_update.values())]))
+    return list(dict.fromkeys([*([1 / stated] if stated else []), 1.0, 1 / max(of_update.values())]))
 
 
 def _coefficient_of_loss(case: Case) -> float | None:
@@ -94,7 +94,7 @@ def _of_loss(case: Case, name: str) -> float | None:
 
 def _solved(rows: list[_Row], scales: list[float], stated: float | None) -> tuple[float, float] | None:
     """(coefficient, what each loss is divided by) of loss = pg + coefficient x term, in every micro-batch. Where the
-    policy's part is next to nothing more than one divisor makes it: then the one that is nearest to what is stated.
+    policy's part is next to nothing more than one divisor makes it: then the one that makes what is stated.
     """
     loss, pg, term = (np.array([row[column] for row in rows]) for column in range(3))
     scale = float(np.abs(term).max())
@@ -104,9 +104,8 @@ def _solved(rows: list[_Row], scales: list[float], stated: float | None) -> tupl
         weight = float(rest @ term / (term @ term)) if np.abs(rest).max() > 1e-7 else 0.0
         if np.abs(rest - weight * term).max() <= LEFT * max(abs(weight), 1e-6) * scale + 1e-7:
             found.append((weight, 1 / share))
-    if not found:
-        return None
-    return min(found, key=lambda one: abs(abs(one[0]) - stated)) if stated else found[0]
+    stands = (one for one in found if stated and 1 / WEIGHED < abs(one[0]) / stated < WEIGHED)
+    return next(stands, found[0] if found else None)
 
 
 def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
@@ -256,7 +255,7 @@ def _entropy(case: Case, scales: list[float]) -> Iterator[Finding]:
         if not told:
             continue
         stated = _bonus(case)
-        weights.append(min(told, key=lambda one: abs(abs(one) - stated)) if stated else told[0])
+        weights.append(next((one for one in told if stated and 1 / WEIGHED < abs(one) / stated < WEIGHED), told[0]))
         steps += [] if batch.step is None else [batch.step]
         place = place or batch.laid.where("entropy", sample=0)
     weight = float(np.median(weights)) if weights else 0.0
