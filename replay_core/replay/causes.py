@@ -50,6 +50,7 @@ def cause_of(
     findings: Sequence[Mapping[str, str]] = (),
     *,
     epsilon: float = 0.0,
+    noise: float | None = None,
     not_finite: str | None = None,
     compiled: bool = False,
     failure: str | None = None,
@@ -61,6 +62,7 @@ def cause_of(
         rows: its samples against each row alone; limit: how far a worst token may be off.
         findings: what the inputs themselves show (`visibility.check`).
         epsilon: of the coarsest dtype involved.
+        noise: how far the worst token of a padded batch that agrees is off; asked where no truth was measured.
         not_finite: the model's own word that it computes NaN or infinities.
 
     Returns:
@@ -84,8 +86,10 @@ def cause_of(
     elif (kind == "positions" or evidence["shifted"]) and evidence["apart"] <= SHIFTED and _is_clean(evidence):
         found["is_noise"], kind = True, "rounding"
         because = f"positions are shifted, which moves a token by {evidence['apart']:.2g} of its norm at most"
-    if not found["is_noise"] and (truth := evidence["truth"].get("reference")):
-        found |= _off(rows, min(limit, _NOTICED * max(truth["worst"], epsilon)))
+    truth = evidence["truth"].get("reference")
+    measured = truth["worst"] if truth else noise
+    if not found["is_noise"] and measured is not None:
+        found |= _off(rows, min(limit, _NOTICED * max(measured, epsilon)))
     sentence = f"{_who(found)}: {KINDS[kind].said}: {because}"
     small = evidence["smallest"]
     if small and not found["is_noise"]:
@@ -183,12 +187,12 @@ def cause_of_gradients(found: Sequence[HeldGradient], finer: str) -> dict[str, A
     is_noise = all(one.is_rounding for one in found)
     kind = "rounding" if is_noise else "maths"
     others = f" and {len(found) - 1} more are" if len(found) > 1 else " is"
-    how = " no further from" if is_noise else ", behind a forward that is right, further from"
+    how = " about as far from" if is_noise else ", behind a forward that is right, further from"
     return {
         "kind": kind, "is_noise": is_noise, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
         "sentence": f"no sample's final state is off by itself: {KINDS[kind].said}: {worst.name}{others}{how} the "
-        f"gradient in {finer} than that of each row alone is (relative L2 {worst.cell:.2g} against "
-        f"{worst.reference:.2g})",
+        f"gradient in {finer} {'as' if is_noise else 'than'} that of each row alone is (relative L2 {worst.cell:.2g} "
+        f"against {worst.reference:.2g})",
     }  # fmt: skip
 
 

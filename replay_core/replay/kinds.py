@@ -65,7 +65,8 @@ KINDS = {
     "rounding": Kind(
         "rounding",
         "In float64 the two are one, and in its own dtype the cell is no further from that than each row alone is: "
-        "no fault, exit 0. Of gradients alone: they are no further from those in a finer dtype than each row alone's.",
+        "no fault, exit 0. Of gradients alone: they are about as far (1.5 times at most) from those in a "
+        "finer dtype as each row alone's.",
     ),
     "unknown": Kind("not known", "The model could not be asked; the sentence says why."),
 }  # fmt: skip

@@ -476,10 +476,19 @@ class Bench:
             limit_of(result.cell),
             result.cell.get("inputs") or [],
             epsilon=DTYPES[flags["dtype"]].eps or 0.0,
+            noise=self._noise(flags["dtype"]),
             not_finite=result.cell.get("not_finite"),
             compiled=flags["compile"] != "off",
             failure=failure,
         )
+
+    def _noise(self, dtype: str) -> float | None:
+        """How far the worst token of the padded batch is off that stands beside a cell of that dtype and agrees."""
+        for one in self.results:
+            if one.part == "control" and one.agreement and one.cell["flags"]["dtype"] == dtype:
+                worst = [float(row["worst_token"]["rel_l2"]) for row in one.segments or [] if row["worst_token"]]
+                return max(worst, default=None)
+        return None
 
     def _job(self, kind: str, plan: ReplayPlan, params: Mapping[str, Any], number: int | None = None) -> Any:
         """A question about a cell, with a log of its own; `number`: which cell what is known so far is said of."""

@@ -394,3 +394,5 @@ def test_who_is_off_is_told_by_the_noise_of_this_run_where_it_was_measured():
     told = cause_of({**evidence(leak), "truth": truth}, some, limit)
     assert (told["off"], told["exact"]) == ([1, 2], [0, 3])
     assert told["sentence"].startswith("samples 1..2 off: sees other samples")
+    part = cause_of(evidence(leak), some, limit, noise=0.005)
+    assert part["off"] == [1, 2], "of a large batch only a part was asked: the padded batch beside it tells"
