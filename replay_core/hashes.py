@@ -1,7 +1,8 @@
 """The digest of bytes: a kind, a colon, and 32 hex digits of their hash.
 
 Taken is `xxh3`, 128 bits of XXH3, at the memory's pace: nobody forges a run of their own. Dumps recorded before, and
-those of a trainer without that library, hold `sha256`, the first half of it, a tenth as fast.
+those of a trainer without that library, hold `sha256`, the first half of it, a tenth as fast. What lay on a device
+and was recorded by its digest alone has `fold`, which is XXH3 of what the device made of the bytes (fold.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def kind_of(digest: object) -> str | None:
     if not isinstance(digest, str):
         return None
     kind, colon, digits = digest.partition(":")
-    return kind if colon and kind in ("xxh3", "sha256") and len(digits) == _DIGITS else None
+    return kind if colon and kind in ("xxh3", "sha256", "fold") and len(digits) == _DIGITS else None
 
 
 def digest_of(pieces: Iterable[Any], kind: str | None = None) -> str:
@@ -46,6 +47,10 @@ def _new(kind: str) -> Any:
         import xxhash
 
         return xxhash.xxh3_128()
+    if kind == "fold":
+        from replay_core.fold import Folding
+
+        return Folding()
     import hashlib
 
     return hashlib.sha256()

@@ -7,18 +7,21 @@ device's own work waits, and the writer waits for the copy.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from replay_core.errors import RequestError
+from replay_core.fold import left_on_device
 from replay_core.hashes import digest_of
 from replay_core.kernel import moments_at
+from replay_core.recorder import on_device
 from replay_core.recorder.pinned import copy_aside
 
 #: Elements looked at together where statistics are counted. They stay in the cache, and below 32,768 torch starts no
@@ -28,14 +31,17 @@ _CHUNK = 24_576
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Noted:
-    """What the index says of a host tensor of which nothing else is kept: taken where it stood, nothing was copied."""
+    """What the index says of a tensor of which nothing else is kept: taken where it stood, nothing was copied.
+
+    Of a device's tensor the digest and the statistics arrive with `Snapshots.ready`.
+    """
 
     dtype: str
     shape: tuple[int, ...]
-    digest: str
-    stats: dict[str, Any] | None
+    digest: str = ""
+    stats: dict[str, Any] | None = None
 
 
 class Snapshots:
@@ -43,8 +49,8 @@ class Snapshots:
 
     Args:
         owned: copy host tensors too. False where the record is written before the trainer goes on.
-        told: of host tensors nothing is kept but their digests ("hash") or those and statistics ("stats"). To read a
-            tensor once costs the trainer no more than to copy it for a thread that would.
+        told: nothing is kept but digests ("hash") or those and statistics ("stats"). To read a host tensor once costs
+            the trainer no more than to copy it for a thread that would; a device reads its own.
     """
 
     def __init__(self, *, owned: bool, told: str | None = None) -> None:
@@ -138,6 +144,9 @@ class Snapshots:
         try:
             if self._told is not None and value.device.type == "cpu":
                 return _told(value, stats=self._told == "stats")
+            if self._told is not None and value.device.type == "cuda" and on_device.can_fold(torch, value.device):
+                with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                    return self._told_there(torch, value, stats=self._told == "stats")
             host = self._to_host(torch, value)
         except RuntimeError as error:
             first = str(error).splitlines()[0]
@@ -146,6 +155,23 @@ class Snapshots:
             ) from error
         self.nbytes += host.numel() * host.element_size()
         return host
+
+    def _told_there(self, torch: Any, value: Any, *, stats: bool) -> Noted:
+        dense = value.resolve_conj().resolve_neg().contiguous()
+        noted = Noted(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        left = left_on_device(torch, dense)
+        kind = "xxh3" if left.data_ptr() == dense.data_ptr() else "fold"
+        left_here = self._to_host(torch, left)
+        counted_here = self._to_host(torch, on_device.moments(torch, dense)) if stats else None
+
+        def arrive() -> None:
+            noted.digest = digest_of([raw(left_here)], "xxh3").replace("xxh3", kind)
+            if counted_here is not None:
+                noted.stats = _figures(counted_here.tolist(), value.numel())
+
+        # After the copies that it needs.
+        self._arrivals.append(arrive)
+        return noted
 
     def _to_host(self, torch: Any, value: Any) -> Any:
         if value.device.type == "cuda" and self._owned:
@@ -368,10 +394,15 @@ def _counted(tensor: Any) -> dict[str, Any] | None:
     found = moments_at(tensor.data_ptr(), tensor.numel(), str(tensor.dtype).removeprefix("torch."))
     if found is None:
         return None
+    return _figures(found, tensor.numel())
+
+
+def _figures(found: Sequence[float], count: int) -> dict[str, Any]:
+    """How many values are finite, NaN, inf, -inf, zero; least, greatest, mean, squares around it, squares: by name."""
     counts = dict(zip(("finite", "nan", "posinf", "neginf", "zero"), map(int, found), strict=False))
     number = counts.pop("finite")
     smallest, largest, mean, around, squares = found[5:]
-    figures = {"count": tensor.numel(), **counts}
+    figures = {"count": count, **counts}
     if not number:
         return {**figures, **dict.fromkeys(("min", "max", "mean", "std", "l2"))}
     return {

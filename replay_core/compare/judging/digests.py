@@ -40,7 +40,11 @@ def why_not(a: TensorRef, b: TensorRef) -> str | None:
     """Why a pair that both recorded a digest of is not `are_comparable`; None where that is not the reason."""
     if any(ref.is_readable or not is_digest(ref.digest) for ref in (a, b)) or shared_kind(a, b) is not None:
         return None
-    return "a and b recorded digests of two kinds, and no values: record both with one version of rldbg"
+    kinds = " and ".join(sorted({str(ref.digest).partition(":")[0] for ref in (a, b)}))
+    return (
+        f"a and b recorded digests of two kinds ({kinds}), and no values: record both with one version of rldbg, "
+        "and on one kind of device"
+    )
 
 
 def are_equal(a: TensorRef, b: TensorRef) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from replay_core import workbench
 from replay_core.errors import NothingComparableError
 from replay_core.export.outcome import exit_code
+from replay_core.hashes import digest_of
 from tests.builders import compare_paths, row_of, there, write_dump
 
 LEVELS = ("hash", "stats", "full")
@@ -121,25 +121,31 @@ def test_a_digest_of_another_making_is_not_taken_for_one(tmp_path: Path) -> None
             compare_paths(a, b)
 
 
-def as_recorded_before(dump: Path, values: dict[str, torch.Tensor]) -> None:
-    """Digests as versions before kept them."""
+def with_digests_of(kind: str, dump: Path, values: dict[str, torch.Tensor]) -> None:
+    """Digests as versions before kept them (sha256), or as a device takes them (fold)."""
     index = dump / "index_rank0.jsonl"
     line = json.loads(index.read_text())
     for field in line["fields"]:
         raw = values[field["name"]].contiguous().view(torch.uint8).numpy().tobytes()
-        field["digest"] = f"sha256:{hashlib.sha256(raw).hexdigest()[:32]}"
+        field["digest"] = digest_of([raw], kind)
     index.write_text(json.dumps(line) + "\n")
 
 
-def test_digests_of_two_kinds_say_nothing_of_each_other_and_either_is_held_against_values(tmp_path: Path) -> None:
-    values = {"x": torch.arange(6.0), "y": torch.ones(3)}
+@pytest.mark.parametrize("kind", ["sha256", "fold"])
+def test_digests_of_two_kinds_say_nothing_of_each_other_and_either_is_held_against_values(
+    kind: str, tmp_path: Path
+) -> None:
+    values = {"x": torch.arange(60_000.0), "y": torch.ones(3)}
     for name, level in (("before", "hash"), ("now", "hash"), ("whole", "full")):
         write_dump(tmp_path / name, {"modules": values}, level=level)
-    as_recorded_before(tmp_path / "before", values)
+    with_digests_of(kind, tmp_path / "before", values)
     compared = compare_paths(tmp_path / "before", tmp_path / "whole")
     assert [row_of(compared, name).verdict.value for name in "xy"] == ["SAME", "SAME"]
-    other = write_dump(tmp_path / "other", {"modules": {"x": torch.arange(6.0), "y": torch.zeros(3)}}, level="full")
-    assert row_of(compare_paths(tmp_path / "before", other), "y").verdict.value == "DIFF"
+    changed = values["x"].clone()
+    changed[54_321] += 1
+    other = write_dump(tmp_path / "other", {"modules": {"x": changed, "y": torch.zeros(3)}}, level="full")
+    compared = compare_paths(tmp_path / "before", other)
+    assert [row_of(compared, name).verdict.value for name in "xy"] == ["DIFF", "DIFF"]
     document = workbench.compare_dumps(tmp_path / "before", tmp_path / "before")
     assert document["counts"]["SAME"] == 2
     with pytest.raises(NothingComparableError, match="digests of two kinds"):

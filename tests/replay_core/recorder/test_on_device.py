@@ -1,0 +1,99 @@
+"""What is told of a tensor where it lies. Every device computes it by the same calls; here it is the host."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from replay_core.hashes import digest_of
+from replay_core.recorder import on_device
+from replay_core.recorder.values import Snapshots, describe, raw, statistics
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+VALUES = {
+    "bfloat16": torch.randn(300_001).bfloat16(),
+    "float16": torch.randn(7, 9).half(),
+    "float32 with what is no number": torch.tensor([math.nan, math.inf, -math.inf, -math.inf, 0.0, -0.0, 3.0, -1e30]),
+    "float64": torch.randn(1000, dtype=torch.float64) * 1e-200,
+    "nothing finite": torch.full((5,), math.nan),
+    "far from 0": torch.randn(10_000) + 1e6,
+    "int64": torch.randint(-(2**40), 2**40, (999,)),
+    "int32": torch.tensor([2**31 - 1, -(2**31), 16_777_217], dtype=torch.int32),
+    "bool": torch.rand(50) > 0.5,
+    "complex64": torch.randn(100, dtype=torch.complex64),
+    "float8": torch.randn(100).to(torch.float8_e4m3fn),
+    "empty": torch.empty(0),
+    "one number": torch.tensor(2.5),
+    "a view": torch.randn(40, 50).t()[3:],
+}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_digest_and_statistics_are_those_a_reader_takes_of_the_same_bytes(values: torch.Tensor) -> None:
+    snapshots = Snapshots(owned=False, told="stats")
+    noted = snapshots._told_there(torch, values, stats=True)
+    snapshots.ready()
+    dense = values.contiguous()
+    assert noted.digest == digest_of([raw(dense)], noted.digest.partition(":")[0])
+    expected = statistics(dense)
+    assert noted.stats is not None
+    assert noted.stats.keys() == expected.keys()
+    for name, figure in expected.items():
+        close = 1e-5 if name == "std" else 1e-9
+        assert noted.stats[name] == (figure if figure is None else pytest.approx(figure, rel=close)), name
+    field = describe("x", noted, 0, stats=True)
+    assert (field["dtype"], field["shape"]) == (str(values.dtype).removeprefix("torch."), list(values.shape))
+
+
+def test_statistics_of_chunks_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.cat([torch.randn(1000) * 3 + 5, torch.tensor([math.nan, math.inf]), torch.zeros(10)])
+    whole = on_device.moments(torch, values)
+    monkeypatch.setattr(on_device, "_CHUNK", 97)
+    assert torch.allclose(on_device.moments(torch, values), whole, rtol=1e-12)
+
+
+def test_what_is_told_is_of_the_values_before_the_trainer_changed_them() -> None:
+    snapshots = Snapshots(owned=True, told="hash")
+    for count in (10, 100_000):
+        values = torch.arange(count)
+        before = values.clone()
+        noted = snapshots._told_there(torch, values, stats=False)
+        values += 1
+        snapshots.ready()
+        assert noted.digest == digest_of([raw(before)], noted.digest.partition(":")[0])
+        assert noted.stats is None
+
+
+def test_a_device_that_folds_wrongly_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_device, "_folds", {})
+    assert on_device.can_fold(torch, torch.device("cpu"))
+    right = torch._int_mm
+    monkeypatch.setattr(on_device, "_folds", {})
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: right(a, b) + 1)
+    assert not on_device.can_fold(torch, torch.device("cpu"))
+    monkeypatch.setattr(on_device, "_folds", {})
+    monkeypatch.delattr(torch, "_int_mm")
+    assert not on_device.can_fold(torch, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_devices_digests_are_those_of_the_host_and_nobody_waits() -> None:
+    assert on_device.can_fold(torch, torch.device("cuda", 0))
+    for dtype in (torch.bfloat16, torch.float32):
+        values = torch.randn(1 << 22, device="cuda").to(dtype)
+        on_host = values.cpu()
+        snapshots = Snapshots(owned=True, told="stats")
+        snapshots.take(values, "warm")
+        snapshots.ready()
+        torch.cuda._sleep(1 << 31)  # a second or so
+        busy = torch.cuda.Event()
+        busy.record()
+        noted = snapshots.take(values * 1, "values")
+        assert not busy.query(), "the host waited for the device"
+        snapshots.ready()
+        assert noted.digest == digest_of([raw(on_host)], "fold")
+        assert noted.stats["l2"] == pytest.approx(statistics(on_host)["l2"], rel=1e-9)
