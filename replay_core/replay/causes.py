@@ -186,6 +186,13 @@ def cause_of_gradients(found: Sequence[HeldGradient], finer: str) -> dict[str, A
     worst = max(found, key=lambda one: one.cell / (one.reference or one.cell or 1.0))
     is_noise = all(one.is_rounding for one in found)
     kind = "rounding" if is_noise else "maths"
+    if worst.finer is not None and is_noise:
+        return {
+            "kind": kind, "is_noise": True, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
+            "sentence": f"no sample's final state is off by itself: {KINDS[kind].said}: {worst.name}, summed over "
+            f"tokens, is {worst.cell:.2g} off the gradient in {finer} (relative L2; that of each row alone "
+            f"{worst.reference:.2g}), and this cell in {finer} is not ({worst.finer:.2g})",
+        }  # fmt: skip
     others = f" and {len(found) - 1} more are" if len(found) > 1 else " is"
     how = " about as far from" if is_noise else ", behind a forward that is right, further from"
     return {

@@ -30,18 +30,25 @@ _MOST, _MOST_OF_FEW, _FEW = 1.5, 3.0, 256
 #: It may be the truth times a factor that is off by so much, by so many times what each row alone's is, or by so much
 #: of its distance: noise has no direction, and of many numbers next to nothing along any one.
 _FACTOR, _TIMES, _ALONG = 0.016, 3.0, 0.25
+#: What is summed over tokens in a half dtype and kept in one (torch's LayerNorm on CPUs sums a bias so) may be so far
+#: off, if no more of that than so much is left where the same cell computes in the finer dtype.
+_SUMMED, _LEFT = 0.125, 0.02
 #: Numbers that are held to the truth at once.
 _AT_ONCE = 1 << 22
 
 
 @dataclass(slots=True)
 class HeldGradient:
-    """How far the gradient `name` of each row alone and of a cell is from that in the finer dtype, relative L2."""
+    """How far the gradient `name` of each row alone and of a cell is from that in the finer dtype, relative L2; of a
+    sum over tokens that is further off also how far the cell in the finer dtype is.
+    """
 
     name: str
     reference: float
     cell: float
     is_rounding: bool
+    may_be_summed: bool = False
+    finer: float | None = None
 
 
 def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) -> list[HeldGradient]:
@@ -59,8 +66,21 @@ def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) ->
         if len(shapes) != 1 or None in shapes:
             found.append(HeldGradient(name, float("nan"), float("nan"), False))
             continue
-        found.append(_held(name, [_matrix(one[name]) for one in refs]))
+        held = _held(name, [_matrix(one[name]) for one in refs])
+        held.may_be_summed = not held.is_rounding and len(refs[0][name].shape) == 1 and held.cell <= _SUMMED
+        found.append(held)
     return found
+
+
+def of_sums(truth: Run, finer: Run, found: Iterable[HeldGradient]) -> None:
+    """Decide those that `may_be_summed` in a half dtype: by the same cell's gradients in the finer one."""
+    refs = [_gradients(run) for run in (truth, finer)]
+    for one in found:
+        if one.may_be_summed and one.name in refs[1]:
+            true, own = (_matrix(side[one.name]).astype(np.float64) for side in refs)
+            if true.shape == own.shape:
+                one.finer = float(np.linalg.norm(own - true) / np.linalg.norm(true))
+                one.is_rounding = one.finer <= _LEFT * one.cell
 
 
 def _held(name: str, values: list[NDArray[Any]]) -> HeldGradient:

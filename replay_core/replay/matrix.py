@@ -40,7 +40,7 @@ from replay_core.replay.causes import (
 from replay_core.replay.cell_log import LOGS, CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
-from replay_core.replay.gradient_noise import HeldGradient, of_gradients
+from replay_core.replay.gradient_noise import HeldGradient, of_gradients, of_sums
 from replay_core.replay.kept import Kept, identity_of
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
@@ -438,13 +438,18 @@ class Bench:
         is_half = coarsest(self.baseline.cell["flags"]["dtype"]) in ("float16", "bfloat16")
         if not is_half or any(row.verdict is not Verdict.DIFF for row in rows):
             return None  # no finer dtype is replayed than float32
-        truth = self.rounded(_FINER, backward=True)
+        truth = self.in_dtype(self.baseline, _FINER, backward=True)
         if truth.run is None or self.baseline.run is None or result.run is None:
             return None
         try:
-            return of_gradients(truth.run, self.baseline.run, result.run, [row.name for row in rows])
+            found = of_gradients(truth.run, self.baseline.run, result.run, [row.name for row in rows])
+            if all(one.is_rounding or one.may_be_summed for one in found) and any(one.may_be_summed for one in found):
+                finer = self.in_dtype(result, _FINER, backward=True)
+                if finer.run is not None:
+                    of_sums(truth.run, finer.run, found)
         except DumpError:
             return None  # what cannot be read is said where it is read
+        return found
 
     def _cause(self, result: CellResult, plan: ReplayPlan) -> dict[str, Any] | None:
         """Why it disagrees: asked of the model itself, in a job of its own."""
@@ -459,7 +464,7 @@ class Bench:
             "is_agreeing": result.agreement is True,
         }
         try:
-            number = next(n for n, one in enumerate([*self.results, result]) if one is result)
+            number = self._number_of(result)
             evidence = self._known_ahead(result) or self._job("why", plan, params, number)
         except JobCancelledError:
             raise
@@ -525,15 +530,20 @@ class Bench:
                 name, why = parting.start, "the digests differ"
         return {"cell": number, "equal": name is None, "first": name, "why": why, "tensors": tensors}
 
-    def rounded(self, dtype: str, *, backward: bool = False) -> CellResult:
-        """The baseline in another dtype: a run beside the answer, which says how far rounding takes it."""
-        number = self.results.index(self.baseline)
-        flags = replace(Flags.from_mapping(self.baseline.cell["flags"]), dtype=dtype)
+    def in_dtype(self, result: CellResult, dtype: str, *, backward: bool = False) -> CellResult:
+        """A cell, or the baseline, in another dtype: a run beside the answer, which says how far rounding takes it."""
+        number = self._number_of(result)
+        flags = replace(Flags.from_mapping(result.cell["flags"]), dtype=dtype)
         name = f"cell{number}_{dtype}_gradients" if backward else f"cell{number}_{dtype}"
         plan = self.plan.with_flags(flags, str(self.out / name))
-        self._tell(Progress(0, None, f"each row alone in {dtype}: how far rounding goes"))
+        what = "each row alone" if result is self.baseline else f"cell {number}"
+        self._tell(Progress(0, None, f"{what} in {dtype}: how far rounding goes"))
         plan = plan if backward else replace(plan, backward=False, micros=None)
         return self._once(replace(plan, capture="none", forward=None, optimizer=None))
+
+    def _number_of(self, result: CellResult) -> int:
+        """The cell's number, also of the one that is being explained before it is among the results."""
+        return next(number for number, one in enumerate([*self.results, result]) if one is result)
 
     def _once(self, plan: ReplayPlan) -> CellResult:
         """A cell that need not run again while nothing it depends on has changed."""

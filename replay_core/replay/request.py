@@ -164,7 +164,7 @@ class _Recording:
             f"recorded {held['field']} is up to {held['max_abs']:.3g} nats from each row alone, on average "
             f"{held['mean_abs']:.3g}: more than float32 rounds ({LOGPROB_NOISE_FP32:g})"
         )
-        rounded = bench.rounded(other)
+        rounded = bench.in_dtype(baseline, other)
         if rounded.run is None:
             why = rounded.cell["error"]["message"]
             return [f"{far}. Whether {other} explains it was not judged: it did not run ({why})"]

@@ -15,7 +15,7 @@ from replay_core.export.outcome import exit_code
 from replay_core.recorder import Recorder
 from replay_core.replay import attention
 from replay_core.replay.flags import Flags
-from replay_core.replay.gradient_noise import of_gradients
+from replay_core.replay.gradient_noise import HeldGradient, of_gradients, of_sums
 from tests.builders import Here
 
 NAME = "grad.layers.0.self_attn.q_proj.weight"
@@ -63,6 +63,28 @@ def test_a_wrong_gradient_is_no_rounding_however_much_noise_there_is(tmp_path: P
     true_RC[7] *= 1e-3
     lost_RC[7] = 0
     assert not held(tmp_path / "lost", alone_RC, lost_RC, true_RC)
+
+
+def summed(tmp_path: Path, true_C: torch.Tensor, own_C: torch.Tensor, finer_C: torch.Tensor) -> HeldGradient:
+    true, alone, own, finer = (
+        dumped(tmp_path / str(n), one) for n, one in enumerate((true_C, 1.01 * true_C, own_C, finer_C))
+    )
+    found = of_gradients(true, alone, own, [NAME])
+    of_sums(true, finer, found)
+    return found[0]
+
+
+def test_a_sum_over_tokens_that_is_right_in_the_finer_dtype_is_rounded(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    true_C, noise_C = (torch.randn(512, generator=random) for _ in range(2))
+    own_C, near_C = true_C + 0.07 * noise_C, true_C + 1e-5 * noise_C
+    rounded = summed(tmp_path / "rounded", true_C, own_C, near_C)
+    assert rounded.is_rounding
+    assert rounded.finer == pytest.approx(1e-5, rel=0.1)
+    assert not summed(tmp_path / "wrong", true_C, own_C, true_C + 0.01 * noise_C).is_rounding, "wrong in both dtypes"
+    assert not summed(tmp_path / "far", true_C, true_C + 0.3 * noise_C, near_C).is_rounding
+    matrix = [one.view(16, 32) for one in (true_C, own_C, near_C)]
+    assert not summed(tmp_path / "matrix", *matrix).is_rounding, "a matrix is multiplied, and its sums are float32"
 
 
 class _Wrong(torch.autograd.Function):
@@ -151,3 +173,70 @@ def test_a_backward_that_is_wrong_behind_a_right_forward_disagrees(
     assert cell["cause"]["kind"] == "maths"
     assert "behind a forward that is right, further from the gradient in float32" in cell["cause"]["sentence"]
     assert exit_code(doc) == 1
+
+
+def _coarse_sum(module: torch.nn.LayerNorm, scale: float) -> None:
+    """Let a norm sum its bias' gradient token by token in the dtype it computes in, times `scale`."""
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, normed: torch.Tensor, bias_C: torch.Tensor) -> torch.Tensor:
+            return normed.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            grads_NC = gradients[0].reshape(-1, gradients[0].shape[-1])
+            total_C = torch.zeros_like(grads_NC[0])
+            for grad_C in grads_NC:
+                total_C = total_C + grad_C
+            return gradients[0], total_C * scale
+
+    def forward(given: torch.Tensor) -> torch.Tensor:
+        bias_C = module.bias.detach()
+        normed = torch.nn.functional.layer_norm(given, module.normalized_shape, module.weight, bias_C, module.eps)
+        return Sum.apply(normed, module.bias)
+
+    module.forward = forward  # type: ignore[method-assign]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("scale", "code"), [(1.0, 0), (1.05, 1)])
+def test_a_bias_summed_token_by_token_in_a_half_is_rounding_unless_float32_is_off_too(
+    tmp_path: Path, scale: float, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128)
+    model = GPT2LMHeadModel(config).to(torch.bfloat16)
+    built = GPT2LMHeadModel.__init__
+
+    def init(self: Any, *args: Any, **named: Any) -> None:
+        built(self, *args, **named)
+        norm = self.transformer.h[1].ln_1
+        right = norm.forward
+        _coarse_sum(norm, scale)
+        coarse = norm.forward
+        # Each row alone computes as it should: only a batch is summed so.
+        norm.forward = lambda given: coarse(given) if given.shape[0] * given.shape[1] > 72 else right(given)
+
+    ids_BS, mask_BS = torch.randint(4, 255, (5, 72)), torch.ones(5, 72, dtype=torch.long)
+    mask_BS[0, :9] = 0
+    response_BS = mask_BS.clone()
+    response_BS[:, :36] = 0
+    with Recorder(tmp_path / "dump") as recorder:
+        recorder.checkpoint(0, model)
+        with recorder.step(0) as record:
+            advantages_BT = (torch.rand(5, 1) + 0.5).expand(5, 71) * response_BS[:, 1:]
+            record(
+                "forward_data", micro=0, input_ids=ids_BS, attention_mask=mask_BS, response_mask=response_BS,
+                advantages=advantages_BT, temperature=1.0,
+            )  # fmt: skip
+    monkeypatch.setattr(GPT2LMHeadModel, "__init__", init)
+    doc = _backward(tmp_path / "dump", tmp_path / "out", "dtype=bfloat16 packing=off")
+    cell = doc["cells"][-1]
+    assert exit_code(doc) == code, cell["cause"]["sentence"]
+    assert "grad.transformer.h.1.ln_1.bias" in cell["cause"]["sentence"]
+    if code == 0:
+        assert cell["cause"]["kind"] == "rounding"
+        assert "summed over tokens" in cell["cause"]["sentence"]
