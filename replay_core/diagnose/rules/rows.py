@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.kinship import odd_one, whose
 from replay_core.diagnose.rule import Skip, given, rule
@@ -215,3 +217,70 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
             "anew), or rows are drawn with replacement",
         )  # fmt: skip
         return
+
+
+@rule("D88", "part of the batch is never trained on", link="masks", scope="case", lasts=True,
+      source="every row of a batch is in one micro-batch of each of its epochs")  # fmt: skip
+def never_trained(case: Case) -> Iterator[Finding]:
+    """The rows that micro-batches of a step's update hold beside those of the batch, both recorded by one rank: a
+    warning where a quarter of the batch and more, with advantages other than 0 and tokens that count, is in none of
+    them, whoever was cut off, in each of 2 steps and more. Steps of several updates are left aside: a limit on the KL
+    may end an epoch.
+    """
+    found: list[tuple[StepBatch, int, int, int]] = []
+    looked = 0
+    for batch in case.batches():
+        told = _left_out(batch)
+        if told is None:
+            continue
+        looked += 1
+        if told[0] >= SHARE * told[1]:
+            found.append((batch, *told))
+    if looked < 2:
+        raise Skip("needs 2 steps of one update whose batch and micro-batches are recorded by one rank")
+    if len(found) < looked:
+        return
+    batch, never, rows, micros = found[0]
+    yield finding(
+        "warning",
+        f"a part of every batch is never trained on: {share(never, rows)} samples are in none of the {micros} "
+        "micro-batches of the step's update",
+        batch.laid.where("input_ids", sample=0),
+        evidence=[
+            shown("samples in no micro-batch, with advantages other than 0", never, "0"),
+            shown("steps that show it", share(len(found), looked), "none"),
+            *([shown("divisor that is stated", divisor, f"{micros} micro-batches")]
+              if (divisor := of_loss(batch.laid.flags, "divisor")) else []),
+        ],
+        cause="a micro-batch is dropped (a loop that ends one early, a last one that is short and left out, a part of "
+        "the batch that went to no rank), or was not recorded: what it would have taught is lost, and a loss that is "
+        "divided by all micro-batches is too small besides",
+        steps=[each.step for each, *_ in found if each.step is not None],
+    )  # fmt: skip
+
+
+def _left_out(batch: StepBatch) -> tuple[int, int, int] | None:
+    """(samples with an advantage in no micro-batch, samples of the batch, micro-batches) of a step of one update."""
+    sheets = [sheet for sheet, _ in batch.columns.sheets if sheet.has_tokens]
+    whole = next((one for one in sheets if all(part.held.record.key.micro is None for part in one.parts)), None)
+    held = next((one for one in sheets if all(part.held.record.key.micro is not None for part in one.parts)), None)
+    trained_N, advantages = batch.trained_N, batch.columns.of("advantages")
+    if batch.step is None or whole is None or held is None or whole is not batch.spine or trained_N is None:
+        return None
+    keys = [part.held.record.key for part in held.parts]
+    ranks = {part.held.record.key.rank for part in whole.parts}
+    if advantages is None or None in ranks or {key.rank for key in keys} != ranks or len(ranks) > 1:
+        return None
+    if len({(key.epoch, key.minibatch) for key in keys}) > 1 or len(held) > len(whole):
+        return None
+    had = Counter(marked(held, []))
+    taught_B = batch.flat.count(trained_N & advantages.said_N & (np.nan_to_num(advantages.values_N) != 0)) > 0
+    if batch.truncated_flag_B is not None:
+        taught_B &= ~batch.truncated_flag_B
+    never = 0
+    for sample, key in enumerate(marked(whole, [])):
+        if had[key]:
+            had[key] -= 1
+        else:
+            never += bool(taught_B[sample])
+    return (never, len(whole), len(keys)) if not any(had.values()) else None
