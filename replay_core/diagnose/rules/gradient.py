@@ -499,7 +499,8 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
                 shown("norm of the last steps", now_at, f"< {GROWN:g} x {begun:.3g}"),
                 shown("pairs compared", len(cosines)),
             ],
-            cause="backward adds to .grad, and nothing clears it: gradients of all earlier batches are carried along",
+            cause="backward adds to .grad, and nothing clears it: gradients of all earlier batches are carried along. "
+            "zero_grad() is missing, or clears those of other parameters: an optimizer that holds a copy of the model",
             next_step="call optimizer.zero_grad() before the first backward of every optimizer step",
         )
 

@@ -224,7 +224,7 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
 def never_trained(case: Case) -> Iterator[Finding]:
     """The rows that micro-batches of a step's update hold beside those of the batch, both recorded by one rank: a
     warning where a quarter of the batch and more, with advantages other than 0 and tokens that count, is in none of
-    them, whoever was cut off, in each of 2 steps and more. Steps of several updates are left aside: a limit on the KL
+    them, in each of 2 steps and more (not where it is those that were cut off). Steps of several updates are left aside: a limit on the KL
     may end an epoch.
     """
     found: list[tuple[StepBatch, int, int, int]] = []
@@ -275,12 +275,13 @@ def _left_out(batch: StepBatch) -> tuple[int, int, int] | None:
         return None
     had = Counter(marked(held, []))
     taught_B = batch.flat.count(trained_N & advantages.said_N & (np.nan_to_num(advantages.values_N) != 0)) > 0
-    if batch.truncated_flag_B is not None:
-        taught_B &= ~batch.truncated_flag_B
-    never = 0
+    never_B = np.zeros(len(batch), dtype=bool)
     for sample, key in enumerate(marked(whole, [])):
-        if had[key]:
-            had[key] -= 1
-        else:
-            never += bool(taught_B[sample])
-    return (never, len(whole), len(keys)) if not any(had.values()) else None
+        never_B[sample] = not had[key]
+        had[key] -= bool(had[key])
+    if any(had.values()):
+        return None
+    cut_B = batch.truncated_flag_B
+    if cut_B is not None and cut_B[never_B].all() and not cut_B[~never_B].any():
+        return 0, len(whole), len(keys)  # filtered out
+    return int((never_B & taught_B).sum()), len(whole), len(keys)
