@@ -455,6 +455,7 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
     """Recorded gradients (`Recorder.gradients`) of one step's last update beside those of the next's: a median cosine
     over 0.7 over 6 pairs and more, while their norm comes to 1.2 times what it was (medians of first and last third),
     and what one step changes of them is not taken back by the next (median cosine of two changes over -0.25): an error.
+    Not where steps have the samples of the step before.
     """
     found: dict[int | None, tuple[Record, list[TensorRef]]] = {}
     for record in case.records():
@@ -486,7 +487,7 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
         raise Skip(f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
     third = max(len(norms) // 3, 1)
     begun, now_at = median(norms[:third]), median(norms[-third:])
-    if median(cosines) > ALIKE and now_at > GROWN * begun and median(onward) > ONWARD:
+    if median(cosines) > ALIKE and now_at > GROWN * begun and median(onward) > ONWARD and not _is_one_batch(case):
         record, refs = next(iter(found.values()))
         key = record.key
         yield finding(
@@ -503,6 +504,13 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
             "zero_grad() is missing, or clears those of other parameters: an optimizer that holds a copy of the model",
             next_step="call optimizer.zero_grad() before the first backward of every optimizer step",
         )
+
+
+def _is_one_batch(case: Case) -> bool:
+    """Whether most steps have the samples of the step before: their gradients are alike without being added up."""
+    tokens = [None if batch.tokens_N is None else batch.tokens_N.tobytes() for batch in case.batches()]
+    same = sum(a == b for a, b in pairwise(tokens) if a is not None)
+    return len(tokens) > 1 and 2 * same >= len(tokens) - 1
 
 
 def _cosine(a: Array, b: Array) -> float:
