@@ -14,19 +14,20 @@ from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, listed, share, shown
 
-#: Share of a step's samples that an earlier step has before it is no replay of some; values by which one is known, and
-#: steps that repeat before it is no step taken once more after a crash.
+#: Share of a step's samples that an earlier step has before it is no replay of some; values by which one is known; and
+#: steps that repeat before it is no step taken once more after a crash, and that do not before it is no test on one
+#: batch.
 SHARE, FEWEST, STEPS = 0.9, 2, 2
 
 
 @rule("D75", "samples of an earlier step come again", link="tokens", scope="case", lasts=True,
-      explains=("D09", "D12", "D31", "D43", "D56"),
+      explains=("D09", "D12", "D31", "D43", "D56", "L17"),
       source="a rollout buffer, queue or file that is not advanced; old log-probabilities are of the policy that "
       "sampled (PPO)")  # fmt: skip
 def trained_on_again(case: Case) -> Iterator[Finding]:
     """Nine tenths and more of a step's samples have the tokens and, bit for bit, the engine's log-probabilities of an
     earlier step's, and other old log-probabilities: those were taken anew, as of a new batch. An error in 2 steps and
-    more, a warning in one; worth knowing in a run that states that its samples are older. Later passes over one rollout
+    more of a run that has 2 of new samples, else a warning; worth knowing in a run that states that its samples are older. Later passes over one rollout
     (TRL's num_iterations, mini-batches that count as steps) keep their old log-probabilities and are none.
     """
     seen: dict[bytes, tuple[int, bytes]] = {}
@@ -59,7 +60,7 @@ def trained_on_again(case: Case) -> Iterator[Finding]:
     steps = sorted({step for step, *_ in found})
     _, origin, again, known = found[0]
     yield finding(
-        "info" if off_policy else "error" if len(steps) >= STEPS else "warning",
+        "info" if off_policy else "error" if min(len(steps), looked - len(found)) >= STEPS else "warning",
         f"the rollouts of step {origin} are trained on again in step{'s' if len(steps) > 1 else ''} {listed(steps)}: "
         "nothing new is sampled",
         where,

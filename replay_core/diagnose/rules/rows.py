@@ -220,7 +220,7 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
         return
 
 
-@rule("D88", "part of the batch is never trained on", link="masks", scope="case", lasts=True,
+@rule("D88", "part of the batch is never trained on", link="masks", scope="case", lasts=True, explains=("D28",),
       source="every row of a batch is in one micro-batch of each of its epochs")  # fmt: skip
 def never_trained(case: Case) -> Iterator[Finding]:
     """The rows that micro-batches of a step's update hold beside those of the batch, both recorded by one rank: a

@@ -103,7 +103,7 @@ def _rewards(ids: Tensor, held: Tensor, filtered: bool) -> Tensor:
     """The share of tokens that go on counting, or whether there is one such token."""
     inside = held[:, PROMPT:]
     goes_on = ((ids[:, PROMPT:] == ids[:, PROMPT - 1 : -1] + 1) & (inside == 1)).sum(1)
-    return (goes_on > 0).float() if filtered else goes_on / inside.sum(1)
+    return (goes_on > 1).float() if filtered else goes_on / inside.sum(1)
 
 
 def _reduced(each: Tensor, mask: Tensor, mean: str, tokens: float) -> Tensor:
@@ -118,7 +118,7 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
     """The rollouts of every step, as the policy then is."""
     draw = torch.Generator().manual_seed(recipe.seed)
     kept: dict[str, Tensor] = {}
-    groups = recipe.groups * (3 if recipe.filtered else 1)
+    groups = recipe.groups * (8 if recipe.filtered else 1)
     for step in range(recipe.steps):
         if (recipe.fault == "reused" and step > 1) or (recipe.one_batch and step):
             yield kept
