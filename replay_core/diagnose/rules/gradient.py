@@ -63,8 +63,8 @@ def no_gradient(batch: StepBatch) -> Iterator[Finding]:
         cause="A's gradient is a product with B, and B's with A: where both were initialised to 0 neither ever moves. "
         "Gradients reach them, so nothing is detached or frozen; a scale (alpha) of 0 looks the same"
         if matrices
-        else "logits are detached, parameters are frozen, both matrices of an adapter (LoRA) begin at 0, the loss scale "
-        "overflowed, or the mask cuts the graph",
+        else "logits are detached, parameters are frozen, both matrices of an adapter (LoRA) begin at 0, the loss "
+        "scale overflowed, or the mask cuts the graph",
     )
 
 

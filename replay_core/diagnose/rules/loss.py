@@ -230,7 +230,9 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
         made = next(name for name in (*names, *sorted(agreed)) if name in agreed)
         meant = next(name for name in names if name.startswith(mode))
         value, one = max(each, key=lambda row: abs(row[1][meant] - row[0]))
-        alone = first.micros > 1 and made.endswith("over the micro-batch") and not meant.endswith("over the micro-batch")
+        alone = (
+            first.micros > 1 and made.endswith("over the micro-batch") and not meant.endswith("over the micro-batch")
+        )
         if abs(one[meant] - value) > MISSES:
             return finding(
                 "error",

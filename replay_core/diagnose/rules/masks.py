@@ -72,8 +72,8 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
                     shown("complete responses in the loss", 0, str(int(empty_B.sum())), source),
                     shown("cut-off responses in the loss", share(int(cut_B.sum()), int(cut_B.sum())), "none"),
                 ],
-                cause="the condition of the overlong filter (mask_truncated_completions) is negated, or is_truncated is "
-                "read as is_finished: what is trained on never ends",
+                cause="the condition of the overlong filter (mask_truncated_completions) is negated, or is_truncated "
+                "is read as is_finished: what is trained on never ends",
             )
             return
         on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())

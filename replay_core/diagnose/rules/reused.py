@@ -27,8 +27,9 @@ SHARE, FEWEST, STEPS = 0.9, 2, 2
 def trained_on_again(case: Case) -> Iterator[Finding]:
     """Nine tenths and more of a step's samples have the tokens and, bit for bit, the engine's log-probabilities of an
     earlier step's, and other old log-probabilities: those were taken anew, as of a new batch. An error in 2 steps and
-    more of a run that has 2 of new samples, else a warning; worth knowing in a run that states that its samples are older. Later passes over one rollout
-    (TRL's num_iterations, mini-batches that count as steps) keep their old log-probabilities and are none.
+    more of a run that has 2 of new samples, else a warning; worth knowing in a run that states that its samples are
+    older. Later passes over one rollout (TRL's num_iterations, mini-batches that count as steps) keep their old
+    log-probabilities and are none.
     """
     seen: dict[bytes, tuple[int, bytes]] = {}
     found: list[tuple[int, int, int, int]] = []
@@ -68,9 +69,10 @@ def trained_on_again(case: Case) -> Iterator[Finding]:
             shown("samples with an earlier one's tokens and engine's log-probabilities", share(again, known), "0"),
             shown("of them with other old log-probabilities than then", again),
         ],
-        cause="the rollout buffer is not refilled (a queue or file that is not advanced, a cache that is not cleared): "
-        "old log-probabilities are taken anew each time, so the ratio starts at 1 and does not correct for the weights "
-        "that sampled. What engine and trainer disagree by grows with the samples' age, and tells nothing of the engine",
+        cause="the rollout buffer is not refilled (a queue or file that is not advanced, a cache that is not "
+        "cleared): old log-probabilities are taken anew each time, so the ratio starts at 1 and does not correct for "
+        "the weights that sampled. What engine and trainer disagree by grows with the samples' age, and tells nothing "
+        "of the engine",
         steps=steps,
     )  # fmt: skip
 

@@ -89,7 +89,9 @@ def _same_checkpoints(case: Case) -> Finding | None:
     root = (case.run.path if case.run.path.is_dir() else case.run.path.parent).resolve()
     places = {step: Path(place) for step, place in sorted(case.run.models.items(), key=lambda one: one[0] or 0)
               if step is not None and Path(place).is_absolute() and Path(place).is_relative_to(root)}  # fmt: skip
-    steps = [step for step, place in places.items() if sum(file.stat().st_size for file in _weight_files(place)) <= MOST]
+    steps = [
+        step for step, place in places.items() if sum(file.stat().st_size for file in _weight_files(place)) <= MOST
+    ]
     norms = [
         float(np.abs(pages.array(ref)).max(initial=0.0))
         for record in case.records() if record.key.stage == "gradient" and record.key.step in steps[:-1]

@@ -1,5 +1,5 @@
-"""A trainer of its own: a small net of the last two tokens, trained by torch's autograd in micro-batches and recorded as
-the recorder's page says, its settings stated; one line of it wrong where a test says so.
+"""A trainer of its own: a small net of the last two tokens, trained by torch's autograd in micro-batches and recorded
+as the recorder's page says, its settings stated; one line of it wrong where a test says so.
 """
 
 from __future__ import annotations
