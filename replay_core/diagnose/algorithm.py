@@ -36,6 +36,12 @@ def stated_by(run: Run | None) -> dict[str, Any]:
     return {} if run is None else {**run.facts, "flags": run.flags or {}}
 
 
+def of_loss(flags: Mapping[str, Any], name: str) -> Any:
+    """A setting of the loss in the recorder's own words, `loss={"reduction": "token_sum"}`; None where none is stated."""
+    settings = flags.get("loss")
+    return settings.get(name) if isinstance(settings, Mapping) else None
+
+
 class Algorithm:
     """What a run states of its algorithm; an empty string or None where it states nothing.
 

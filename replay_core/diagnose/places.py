@@ -1,4 +1,4 @@
-"""The first tokens of every response by what stands before them: samples that share it share a place."""
+"""The first tokens of every response, or prompt, by what stands before them: samples that share it share a place."""
 
 from __future__ import annotations
 
@@ -21,3 +21,18 @@ def places_of(batch: StepBatch, followed: int) -> Iterator[tuple[int, int, int]]
             here = hash((before, int(tokens_N[at])))
             yield before, here, at
             before = here
+
+
+def prompt_places_of(batch: StepBatch, followed: int) -> Iterator[tuple[int, int]]:
+    """(key of a token and all before it, its index in the flat arrays), sample by sample, of the first `followed`
+    tokens of each prompt after its very first; nothing where no tokens or no responses are known.
+    """
+    tokens_N, response_N = batch.tokens_N, batch.response_N
+    if tokens_N is None or response_N is None:
+        return
+    for start, head in zip(batch.flat.starts_B, batch.flat.first(response_N), strict=True):
+        here = 0
+        for at in range(int(start), int(start + min(head, followed))):
+            here = hash((here, int(tokens_N[at])))
+            if at > start:
+                yield here, at

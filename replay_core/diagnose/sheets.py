@@ -210,7 +210,8 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
         if not shared:
             continue
         chosen = _matched(marked(spine, shared), marked(other, shared))
-        if chosen is not None and all(place is not None for place in chosen):
+        # Some of the spine's samples may be in no micro-batch: then all that are there are told.
+        if chosen is not None and (None not in chosen or len(chosen) - chosen.count(None) == len(other)):
             return chosen
     return _matched(marked(spine, []), marked(other, []))
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, stated_by
+from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, of_loss, stated_by
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where
 from replay_core.diagnose.rule import Skip, given, rule
@@ -87,9 +87,8 @@ def _coefficient_of_loss(case: Case) -> float | None:
 
 
 def _of_loss(case: Case, name: str) -> float | None:
-    """A number of the loss as the recorder's own settings name it: `loss={"kl": .1}`."""
-    settings = (case.run.flags or {}).get("loss")
-    return stated_number(settings, name) if isinstance(settings, dict) else None
+    value = of_loss(case.run.flags or {}, name)
+    return None if value is None else stated_number({name: value}, name)
 
 
 def _solved(rows: list[_Row], scales: list[float], stated: float | None) -> tuple[float, float] | None:

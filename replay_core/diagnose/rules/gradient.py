@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from statistics import median
@@ -21,6 +22,8 @@ from replay_core.diagnose.log_steps import StepTold, numbers, severity_of, steps
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, shown
+from replay_core.records import Record, TensorRef
+from replay_core.regexes import regex
 
 #: L02: how many medians a single norm may be before a batch's own tokens are no reason.
 TORN_OUT = 1000.0
@@ -30,11 +33,12 @@ EXPLODED = 5.0
 
 @rule("D23", "the gradient is 0 although advantages are not", link="gradient", scope="batch",
       needs=("advantages", "mask"),
-      explains=("L01",),
+      explains=("L01", "D46", "D55", "D57"),
       source="ms-swift#5890")  # fmt: skip
 def no_gradient(batch: StepBatch) -> Iterator[Finding]:
     """grad_norm exactly 0 while max |A| over counted tokens is above 0: an error. Equal and opposite advantages do not
-    cancel to an exact 0 on different tokens.
+    cancel to an exact 0 on different tokens. Where gradients of both matrices of an adapter (LoRA's A and B) are
+    recorded, and all of them are 0, each is the other's factor: both matrices are 0.
     """
     norms = batch.columns.scalars("grad_norm")
     if not norms:
@@ -45,16 +49,38 @@ def no_gradient(batch: StepBatch) -> Iterator[Finding]:
     if not heard.size or not heard.max() > 1e-6 or any(norm.value != 0 for norm in norms):
         return
     place = batch.laid.where_record(norms[0].record, norms[0].name)
+    matrices = _of_dead_adapter(batch)
     yield finding(
         "error",
-        "the gradient is exactly 0 although advantages are not",
+        "the gradient is exactly 0 although advantages are not"
+        + (", in both matrices of the adapter (LoRA): both begin at 0" if matrices else ""),
         place,
         evidence=[
             shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
             shown("largest |advantage| on counted tokens", float(heard.max()), None, advantages.source),
+            *([shown("recorded gradients of adapters that are 0", matrices)] if matrices else []),
         ],
-        cause="logits are detached, parameters are frozen, the loss scale overflowed, or the mask cuts the graph",
+        cause="A's gradient is a product with B, and B's with A: where both were initialised to 0 neither ever moves. "
+        "Gradients reach them, so nothing is detached or frozen; a scale (alpha) of 0 looks the same"
+        if matrices
+        else "logits are detached, parameters are frozen, both matrices of an adapter (LoRA) begin at 0, the loss "
+        "scale overflowed, or the mask cuts the graph",
     )
+
+
+#: The two matrices of an adapter as PEFT, diffusers and others call them.
+_DOWN = regex(r"lora_?(a|down)(?![a-z])", re.IGNORECASE)
+_UP = regex(r"lora_?(b|up)(?![a-z])", re.IGNORECASE)
+
+
+def _of_dead_adapter(batch: StepBatch) -> int:
+    """How many gradients of adapters are recorded, where both of their matrices are and all of them are 0; else 0."""
+    refs = [
+        ref for record in batch.columns.records if record.key.stage == "gradient" for ref in record.tensors()
+        if ref.is_readable and ref.shape and (_DOWN.search(ref.name) or _UP.search(ref.name))
+    ]  # fmt: skip
+    both = any(_DOWN.search(ref.name) for ref in refs) and any(_UP.search(ref.name) for ref in refs)
+    return len(refs) if both and not any(pages.array(ref).any() for ref in refs) else 0
 
 
 @rule("D23", "gradient 0 although advantages are not", link="gradient", scope="signals",
@@ -415,57 +441,82 @@ def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
         )
 
 
-#: Cosine of two recorded gradients in a row, and how much their norm must have grown. Batches of runs that learn, and
-#: epochs of one batch, stay within 0.2 (docs/evidence.md#diagnosis); one batch for ever comes near 1 and shrinks.
-ALIKE, GROWN, PAIRS = 0.7, 1.5, 6
+#: Cosine of two steps' recorded gradients in a row, and of the changes between three in a row; how much the norm must
+#: have grown; and pairs that tell. Batches of runs that learn stay within 0.6 (docs/evidence.md#diagnosis); one batch
+#: for ever comes near 1 and shrinks. Gradients that share a signal and have noise of their own, however small, change
+#: there and back, to a cosine of -0.5; what is added up goes on.
+ALIKE, ONWARD, GROWN, PAIRS = 0.7, -0.25, 1.2, 6
 
 
 @rule("D68", "gradients pile up", link="gradient", scope="case",
       explains=("L02", "L08", "L10", "D24", "D25", "L16"), lasts=True,
       source="torch.optim.Optimizer.zero_grad: backward adds to what is there")  # fmt: skip
 def never_zeroed(case: Case) -> Iterator[Finding]:
-    """Recorded gradients (`Recorder.gradients`) of one update beside those of the next: a median cosine over 0.7 over 6
-    pairs and more, while their norm comes to 1.5 times what it was (medians of first and last third): an error.
+    """Recorded gradients (`Recorder.gradients`) of one step's last update beside those of the next's: a median cosine
+    over 0.7 over 6 pairs and more, while their norm comes to 1.2 times what it was (medians of first and last third),
+    and what one step changes of them is not taken back by the next (median cosine of two changes over -0.25): an error.
+    Not where steps have the samples of the step before.
     """
-    cosines: list[float] = []
-    norms: list[float] = []
-    before: Array | None = None
-    where: Where | None = None
+    found: dict[int | None, tuple[Record, list[TensorRef]]] = {}
     for record in case.records():
         key = record.key
         if key.stage != "gradient" or key.rank or key.role == "critic" or stored_bytes(record.path) > LARGE:
             continue
         refs = sorted((ref for ref in record.tensors() if ref.is_readable and len(ref.shape) > 1), key=lambda r: r.name)
-        if not refs:
-            continue
+        if refs:
+            found[key.step] = record, refs
+    if len(found) <= PAIRS:
+        raise Skip(f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
+    cosines: list[float] = []
+    onward: list[float] = []
+    norms: list[float] = []
+    before: Array | None = None
+    moved: Array | None = None
+    for _, refs in found.values():
         now = np.concatenate([pages.array(ref).astype(np.float64).reshape(-1) for ref in refs])
-        size = float(np.linalg.norm(now))
-        if not size > 0 or not math.isfinite(size):
-            before = None
-            continue
+        norms.append(float(np.linalg.norm(now)))
+        if not norms[-1] > 0 or not math.isfinite(norms[-1]):
+            raise Skip("a step's gradients are 0, or not finite")
         if before is not None and before.shape == now.shape:
-            cosines.append(float(now @ before) / size / float(np.linalg.norm(before)))
-            where = where or Where(step=key.step, micro=key.micro, stage=key.stage, tensor=refs[0].name,
-                                   path=str(record.path))  # fmt: skip
+            cosines.append(_cosine(before, now))
+            if moved is not None:
+                onward.append(_cosine(moved, now - before))
+            moved = now - before
         before = now
-        norms.append(size)
     if len(cosines) < PAIRS:
-        raise Skip(f"needs the gradients of {PAIRS + 1} updates: rldbg record --gradients .")
+        raise Skip(f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
     third = max(len(norms) // 3, 1)
     begun, now_at = median(norms[:third]), median(norms[-third:])
-    if median(cosines) > ALIKE and now_at > GROWN * begun:
+    if median(cosines) > ALIKE and now_at > GROWN * begun and median(onward) > ONWARD and not _is_one_batch(case):
+        record, refs = next(iter(found.values()))
+        key = record.key
         yield finding(
             "error",
             "gradients pile up from update to update: they are never zeroed (zero_grad is not called)",
-            where,
+            Where(step=key.step, micro=key.micro, stage=key.stage, tensor=refs[0].name, path=str(record.path)),
             evidence=[
-                shown("median cosine of an update's gradient and the next one's", median(cosines), f"< {ALIKE}"),
-                shown("norm of the last updates", now_at, f"< {GROWN:g} x {begun:.3g}"),
+                shown("median cosine of a step's gradient and the next one's", median(cosines), f"< {ALIKE}"),
+                shown("median cosine of what two steps in a row change of it", median(onward), "about -0.5"),
+                shown("norm of the last steps", now_at, f"< {GROWN:g} x {begun:.3g}"),
                 shown("pairs compared", len(cosines)),
             ],
-            cause="backward adds to .grad, and nothing clears it: gradients of all earlier batches are carried along",
+            cause="backward adds to .grad, and nothing clears it: gradients of all earlier batches are carried along. "
+            "zero_grad() is missing, or clears those of other parameters: an optimizer that holds a copy of the model",
             next_step="call optimizer.zero_grad() before the first backward of every optimizer step",
         )
+
+
+def _is_one_batch(case: Case) -> bool:
+    """Whether most steps have the samples of the step before: their gradients are alike without being added up."""
+    tokens = [None if batch.tokens_N is None else batch.tokens_N.tobytes() for batch in case.batches()]
+    same = sum(a == b for a, b in pairwise(tokens) if a is not None)
+    return len(tokens) > 1 and 2 * same >= len(tokens) - 1
+
+
+def _cosine(a: Array, b: Array) -> float:
+    """0 where one of them is."""
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / size if size > 0 else 0.0
 
 
 #: Files of gradients that are larger are left to `rldbg compare`.

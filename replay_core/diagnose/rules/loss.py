@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
@@ -22,6 +23,7 @@ from replay_core.diagnose.finding import Evidence, Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.divided import undivided
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, look_at, shown
@@ -199,10 +201,15 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
-#: What is stated of a loss's aggregation, and how the reductions begin that it may mean.
+#: What is stated of a loss's aggregation, in verl's words or the recorder's, and how the reductions begin that it may
+#: mean.
 _MODES = {
     "token-mean": ("token-mean", "token-sum over "), "seq-mean-token-mean": ("seq-mean-token-mean",),
     "seq-mean-token-sum": ("seq-mean-token-sum",),
+}  # fmt: skip
+_MODES |= {
+    "token_mean": _MODES["token-mean"], "sequence_mean": _MODES["seq-mean-token-mean"],
+    "sequence_sum": _MODES["seq-mean-token-sum"], "token_sum": ("token-sum",),
 }  # fmt: skip
 #: By how much the stated reduction has to miss a logged loss, and what share of weights has to be off 1, and how far.
 MISSES, WEIGHED, OFF_ONE = 1e-4, 0.05, 0.05
@@ -214,6 +221,7 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
     stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+    stated = stated or str(of_loss(batch.laid.flags, "reduction"))
     each = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in parts]
     names = [name for name in each[0][1] if all(name in one for _, one in each)]
     # GSPO's loss is a mean of sequences' means, whatever is configured for others (verl).
@@ -222,6 +230,9 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
         made = next(name for name in (*names, *sorted(agreed)) if name in agreed)
         meant = next(name for name in names if name.startswith(mode))
         value, one = max(each, key=lambda row: abs(row[1][meant] - row[0]))
+        alone = (
+            first.micros > 1 and made.endswith("over the micro-batch") and not meant.endswith("over the micro-batch")
+        )
         if abs(one[meant] - value) > MISSES:
             return finding(
                 "error",
@@ -231,7 +242,11 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
                     shown(first.logged.name, value, f"{one[meant]:.6g}", first.logged.record.path.name),
                     shown("micro-batches that agree with what it is", len(parts)),
                 ],
-                cause="the aggregation that is configured does not reach the loss: another default stands in its "
+                cause=f"each micro-batch is divided by what it holds itself, and not by what all {first.micros} of the "
+                f"update hold: they add up to {first.micros} times the mean that is meant (unless they are divided "
+                "afterwards), and a token's weight hangs on the micro-batch it is in"
+                if alone
+                else "the aggregation that is configured does not reach the loss: another default stands in its "
                 "place, and responses of another length count for more or less than is meant",
                 next_step="rldbg diagnose --explain D28",
             )
@@ -375,9 +390,10 @@ def off_by(case: Case) -> Iterator[Finding]:
     A warning where each micro-batch's loss is the mean over its own tokens (or that over how many an update has) and
     one has 3 times the tokens of another of its update, in half of the steps and of their updates: tokens then do not
     weigh the same in one update. A warning where micro-batches of one update are means over their own tokens (or
-    samples), and the step logs their sum, not their mean, in 2 steps and more.
+    samples), and the step logs their sum, not their mean, in 2 steps and more; and where each is the mean that the run
+    states (its own settings, with the KL) and the divisor that is stated beside it is missing, in 4 and all of them.
     """
-    if (told := _not_divided(case) or _uneven_steps(case)) is not None:
+    if (told := undivided(case) or _not_divided(case) or _uneven_steps(case)) is not None:
         yield told
         return
     off: list[_Recomputed] = []

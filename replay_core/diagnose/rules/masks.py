@@ -31,7 +31,8 @@ LEFT_OUT = 0.5
       source="trl#3248, TTRL#33; docs/evidence.md#loss-of-zero")  # fmt: skip
 def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     """Tokens the mask keeps: none in the whole batch is an error, as is none in a micro-batch whose loss is NaN; none
-    in some samples is a warning (info where just those were cut off, which trainers filter on purpose): where
+    in some samples is a warning (info where just those were cut off, which trainers filter on purpose; an error where
+    just those were not, 2 and more of either): where
     advantages are recomputed and only fit with the rewards of those, that they still enter the baseline is said. A mask
     that ends before the middle of most responses, or counts more tokens than `response_length`, is a warning. Holes
     inside a response are normal (tool output).
@@ -61,6 +62,20 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
         cut_B = truncated(batch)
         # A trainer that masks them out of its attention too leaves no response to measure, only ids.
         cut_B = _unheard_B(batch) if cut_B is None else cut_B | _unheard_B(batch)
+        if min(empty_B.sum(), (~empty_B).sum()) >= 2 and (cut_B == ~empty_B).all():
+            yield finding(
+                "error",
+                "the filter of cut-off responses is turned around: it masks the complete ones and leaves those that "
+                f"were cut off in the loss, all {int(cut_B.sum())} of them",
+                place,
+                evidence=[
+                    shown("complete responses in the loss", 0, str(int(empty_B.sum())), source),
+                    shown("cut-off responses in the loss", share(int(cut_B.sum()), int(cut_B.sum())), "none"),
+                ],
+                cause="the condition of the overlong filter (mask_truncated_completions) is negated, or is_truncated "
+                "is read as is_finished: what is trained on never ends",
+            )
+            return
         on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
         with_them = None if on_purpose or _dropped(batch, empty_B) else made_with_all(batch, empty_B)
         if with_them is not None and not _is_pattern(empty_B):

@@ -19,7 +19,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.passes import keys_of
-from replay_core.diagnose.places import places_of
+from replay_core.diagnose.places import places_of, prompt_places_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, shown
 
@@ -85,6 +85,7 @@ def _memories(case: Case) -> dict[str, _Memory]:
         places = [(here, at) for _, here, at in places_of(batch, FOLLOWED)] if wanted else None
         if not places or batch.step is None:
             continue
+        prompts = list(prompt_places_of(batch, FOLLOWED))
         passed_N, now = _passed_again(batch, seen), batch.columns.of("policy_logprobs")
         for name, column in columns.items():
             if column is None:
@@ -95,6 +96,10 @@ def _memories(case: Case) -> dict[str, _Memory]:
                 told = now if again and now is not None and passed_N[at] else column
                 if told.said_N[at] and np.isfinite(told.values_N[at]):
                     here.setdefault(place, []).append(float(told.values_N[at]))
+            # Prompts begin alike (a template), and some trainers score them, too; others leave 0 there.
+            for place, at in prompts if name == "policy" else ():
+                if column.said_N[at] and np.isfinite(column.values_N[at]) and column.values_N[at] != 0:
+                    here.setdefault(place, []).append(float(column.values_N[at]))
             memory = found.setdefault(name, _Memory())
             memory.where = memory.where or batch.laid.where(column.name, sample=0)
             memory.take(batch.step, here)

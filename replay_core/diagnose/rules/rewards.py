@@ -7,6 +7,7 @@ from statistics import median_low
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import filters_groups
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding
@@ -76,7 +77,7 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
 
 @rule("D01", "no group has a spread of rewards", link="rewards", scope="batch",
       needs=("rewards|advantage", "group|advantage"), varies=True,
-      explains=("D02", "D03", "D04", "D23", "D28", "L01"),
+      explains=("D02", "D03", "D04", "D23", "D28", "D46", "D55", "D57", "L01"),
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
 def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.9 and more a warning, 0.5 info,
@@ -125,7 +126,7 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause=_NO_CHANCE
         if copies
-        else "the judge or reward function returns a constant, or the prompts are all solved or all failed"
+        else _filtered(batch, "the judge or reward function returns a constant, the prompts are all solved or failed")
         if everywhere
         else "prompts are too easy or too hard for this policy; they cost rollouts and give no gradient",
         next_step=look_at(place) + "   # then score two different responses by hand",
@@ -136,6 +137,16 @@ _NO_CHANCE = (
     "the engine samples without randomness: greedy decoding (temperature 0, do_sample off), or one seed for every "
     "sample of a prompt; a policy whose entropy has collapsed writes one text, too"
 )
+
+
+def _filtered(batch: StepBatch, others: str) -> str:
+    """Why no group of a step has a spread: a filter that keeps those without one leaves just that."""
+    turned = (
+        "(dynamic sampling) keeps those without a spread and throws the others away: its condition is turned around"
+    )
+    if filters_groups(batch.laid.algorithm):
+        return f"the filter of groups that is stated {turned}; or it gave up, and {others}"
+    return f"{others}, or a filter of groups {turned}"
 
 
 def _all_zero(batch: StepBatch) -> Iterator[Finding]:
@@ -193,7 +204,9 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause=_NO_CHANCE
         if copies
-        else "the reward depends on the prompt alone (or its parts cancel in the sum); a std over the batch hides it",
+        else _filtered(
+            batch, "the reward depends on the prompt alone (a std over the batch hides it), its parts cancel in the sum"
+        ),
         next_step=look_at(place) + "   # and watch frac_reward_zero_std, not reward_std",
     )
 
@@ -251,7 +264,8 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             cause="the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
-            else "the judge is constant, or every prompt is too easy or too hard; a loss that is not 0 is then KL "
+            else "the judge is constant, every prompt is too easy or too hard, or a filter of groups (dynamic "
+            "sampling) keeps those without a spread: its condition is turned around; a loss that is not 0 is then KL "
             "alone",
             next_step="look at the rewards of one group (log_completions=True) and at the reward function; "
             "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D01",

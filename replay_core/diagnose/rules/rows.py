@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.kinship import odd_one, whose
 from replay_core.diagnose.rule import Skip, given, rule
@@ -215,3 +218,78 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
             "anew), or rows are drawn with replacement",
         )  # fmt: skip
         return
+
+
+@rule("D88", "part of the batch is never trained on", link="masks", scope="case", lasts=True, explains=("D28",),
+      source="every row of a batch is in one micro-batch of each of its epochs")  # fmt: skip
+def never_trained(case: Case) -> Iterator[Finding]:
+    """The rows that micro-batches of a step's update hold beside those of the batch, both recorded by one rank: a
+    warning where a quarter of the batch and more is in none of them, in each of 2 steps and more, and over the run
+    about as many of these as of the others have advantages other than 0 and tokens that count (half as many and more):
+    a filter leaves out those without. Not where it is those that were cut off. Steps of several updates are left aside:
+    a limit on the KL may end an epoch.
+    """
+    told = [(batch, one) for batch in case.batches() if (one := _left_out(batch)) is not None]
+    if len(told) < 2:
+        raise Skip("needs 2 steps of one update whose batch and micro-batches are recorded by one rank")
+    never, taught, rows, all_taught = (sum(getattr(one, name) for _, one in told) for name in
+                                       ("never", "taught", "rows", "all_taught"))  # fmt: skip
+    if any(one.never < SHARE * one.rows for _, one in told) or 2 * taught * rows < never * all_taught or not taught:
+        return
+    batch, first = told[0]
+    divisor = of_loss(batch.laid.flags, "divisor")
+    yield finding(
+        "warning",
+        f"a part of every batch is never trained on: {share(first.never, first.rows)} samples are in none of the "
+        f"{first.micros} micro-batches of the step's update",
+        batch.laid.where("input_ids", sample=0),
+        evidence=[
+            shown("samples in no micro-batch, over all steps", share(never, rows), "0"),
+            shown("of them with an advantage other than 0", taught, "0"),
+            shown("steps compared, each with such samples", len(told)),
+            *([shown("divisor that is stated", divisor, f"{first.micros} micro-batches")] if divisor else []),
+        ],
+        cause="a micro-batch is dropped (a loop that ends one early, a last one that is short and left out, a part of "
+        "the batch that went to no rank), or was not recorded: what it would have taught is lost, and a loss that is "
+        "divided by all micro-batches is too small besides",
+        steps=[each.step for each, _ in told if each.step is not None],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """Samples of a step's batch, those in no micro-batch, and how many of either could teach something."""
+
+    rows: int
+    never: int
+    taught: int
+    all_taught: int
+    micros: int
+
+
+def _left_out(batch: StepBatch) -> _LeftOut | None:
+    """What the micro-batches of a step of one update leave out; None of other steps."""
+    sheets = [sheet for sheet, _ in batch.columns.sheets if sheet.has_tokens]
+    whole = next((one for one in sheets if all(part.held.record.key.micro is None for part in one.parts)), None)
+    held = next((one for one in sheets if all(part.held.record.key.micro is not None for part in one.parts)), None)
+    trained_N, advantages = batch.trained_N, batch.columns.of("advantages")
+    if batch.step is None or whole is not batch.spine or held is None or trained_N is None or advantages is None:
+        return None
+    keys = [part.held.record.key for part in held.parts]
+    ranks = {part.held.record.key.rank for part in whole.parts}
+    if None in ranks or {key.rank for key in keys} != ranks or len(ranks) > 1:
+        return None
+    if len({(key.epoch, key.minibatch) for key in keys}) > 1 or len(held) > len(whole):
+        return None
+    had = Counter(marked(held, []))
+    taught_B = batch.flat.count(trained_N & advantages.said_N & (np.nan_to_num(advantages.values_N) != 0)) > 0
+    never_B = np.zeros(len(batch), dtype=bool)
+    for sample, key in enumerate(marked(whole, [])):
+        never_B[sample] = not had[key]
+        had[key] -= bool(had[key])
+    if any(had.values()):
+        return None
+    cut_B = batch.truncated_flag_B
+    if cut_B is not None and cut_B[never_B].all() and not cut_B[~never_B].any():
+        never_B[:] = False  # filtered out
+    return _LeftOut(len(batch), int(never_B.sum()), int((never_B & taught_B).sum()), int(taught_B.sum()), len(keys))

@@ -12,6 +12,8 @@ from replay_core.diagnose.stating import finding, shown
 
 #: Steps before a leap, none of which rises: a warm-up does. And how many times all of them it is.
 BEFORE, LEAPT = 4, 5.0
+#: Of a rate that is one number before it, fewer steps and a larger leap tell.
+CONSTANT, FAR = 2, 10.0
 #: What is left of the rate where a warm-up begins again, and steps over which it then rises.
 LEFT, RISES = 1 / 3, 3
 #: What is left of it after a fall that no schedule has: those with stairs keep a tenth.
@@ -19,21 +21,23 @@ FALLEN = 1 / 50
 
 
 @rule("L22", "the learning rate leaps or starts again", link="optimizer", scope="signals", needs=("learning_rate",),
-      explains=("L02", "L08", "L09", "L10", "L16", "D20", "D24", "D25"), lasts=True,
+      explains=("L02", "L08", "L09", "L10", "L16", "D01", "D03", "D20", "D24", "D25", "D26"), lasts=True,
       source="torch.optim.lr_scheduler.LRScheduler.state_dict is part of a checkpoint")  # fmt: skip
 def leaps(log: RunLog) -> Iterator[Finding]:
-    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning. Or one that comes
-    to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
-    warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than
-    a fiftieth from one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning.
+    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one
+    over 10 times where 2 before it and more are one number. Or one that comes to less than a third from one step to the
+    next and rises in each of the next 3: a warm-up that begins again, a warning. Restarts of a cosine leap to what the
+    rate was before, and fall bit by bit. Or one that falls to less than a fiftieth from one step to the next and stays
+    there for 4 and more, where it was as large for 4 before: a warning.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
-    if len(values) < 2 * BEFORE or len(values) < len(series.points):
-        raise Skip(f"needs the learning rate of {2 * BEFORE} steps")
-    for at in range(BEFORE, len(values)):
+    if len(values) < 2 * CONSTANT or len(values) < len(series.points):
+        raise Skip(f"needs the learning rate of {2 * CONSTANT} steps")
+    for at in range(CONSTANT, len(values)):
         before = values[:at]
-        if values[at] > LEAPT * max(before) > 0 and before[-1] <= before[-BEFORE]:
+        rests = min(before) == max(before) and values[at] > FAR * max(before)
+        if values[at] > LEAPT * max(before) > 0 and (rests or (at >= BEFORE and before[-1] <= before[-BEFORE])):
             back = next((later for later in range(at + 1, len(values)) if values[later] <= max(before)), None)
             yield _told(
                 log, series.points[at], f"the learning rate leaps {values[at] / max(before):.3g} times at step "
@@ -42,6 +46,8 @@ def leaps(log: RunLog) -> Iterator[Finding]:
                 "parameter group's rate is logged",
             )  # fmt: skip
             return
+        if at < BEFORE or len(values) < 2 * BEFORE:
+            continue
         after = values[at : at + RISES + 1]
         if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(
             b > a for a, b in pairwise(after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,12 @@ def unmoved(case: Case) -> Iterator[Finding]:
     """Recorded weights (`Recorder.params`) of the first step beside those of the last: a warning where none changes, or
     where those that change are less than half of all numbers and are no adapters (LoRA and the like). A smaller part,
     of a twentieth and more, is worth knowing. So is none in the first 20 steps of a run that records a critic: the
-    policy may wait for it.
+    policy may wait for it. Where no weights are recorded, a warning where the checkpoints that the dump keeps of 3
+    steps and more are one, to the last bit, in runs whose gradients are not 0.
     """
+    if (stands := _same_checkpoints(case)) is not None:
+        yield stands
+        return
     records = [record for record in case.records() if record.key.stage == "param" and record.key.step is not None]
     steps = sorted({record.key.step for record in records if record.key.step is not None})
     if len(steps) < 2:
@@ -73,6 +78,51 @@ def unmoved(case: Case) -> Iterator[Finding]:
         next_step=look_at(place) + "   # and print the sizes of optimizer.param_groups",
         steps=steps,
     )
+
+
+#: Checkpoints of so many steps are one before it is no warm-up.
+STEPS = 3
+
+
+def _same_checkpoints(case: Case) -> Finding | None:
+    """Checkpoints beside the records (`Recorder.checkpoint`), first step beside last, that hold the same bytes."""
+    root = (case.run.path if case.run.path.is_dir() else case.run.path.parent).resolve()
+    places = {step: Path(place) for step, place in sorted(case.run.models.items(), key=lambda one: one[0] or 0)
+              if step is not None and Path(place).is_absolute() and Path(place).is_relative_to(root)}  # fmt: skip
+    steps = [
+        step for step, place in places.items() if sum(file.stat().st_size for file in _weight_files(place)) <= MOST
+    ]
+    norms = [
+        float(np.abs(pages.array(ref)).max(initial=0.0))
+        for record in case.records() if record.key.stage == "gradient" and record.key.step in steps[:-1]
+        for ref in record.tensors() if ref.is_readable and ref.numel == 1 and ref.name.endswith("grad_norm")
+    ]  # fmt: skip
+    if len(steps) < STEPS or len(steps) < len(places) or not norms or not min(norms) > 0:
+        return None
+    first, last = ([blake2b(file.read_bytes()).digest() for file in _weight_files(places[step])]
+                   for step in (steps[0], steps[-1]))  # fmt: skip
+    if not first or first != last:
+        return None
+    waits = steps[-1] < _WARM_UP and any(record.key.role == "critic" for record in case.records())
+    return finding(
+        "info" if waits else "warning",
+        f"the weights never change: checkpoints of {len(steps)} steps are one, to the last bit, although gradients are "
+        "not 0",
+        Where(step=steps[-1], path=str(places[steps[-1]])),
+        evidence=[
+            shown("bytes that differ", 0, "> 0", f"checkpoints of steps {steps[0]} and {steps[-1]}"),
+            shown("smallest gradient norm", min(norms)),
+        ],
+        cause=("the critic learns alone, in a warm-up that the policy waits for; or " if waits else "")
+        + "the optimizer holds other parameters than the model's (a copy, the weights before they were wrapped or "
+        "moved), is never stepped, or its learning rate is 0; or the same weights are saved again and again",
+        next_step="compare id(p) of optimizer.param_groups with those of model.parameters()",
+        steps=steps,
+    )  # fmt: skip
+
+
+def _weight_files(place: Path) -> list[Path]:
+    return [file for file in sorted(place.glob("*.safetensors")) if file.is_file()]
 
 
 def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:

@@ -1,0 +1,89 @@
+"""Faults of the update and of what it is given, in runs that are really trained; and the healthy ones beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.signals import Signals
+from replay_core.dumps import open_run
+from tests.replay_core.diagnose.updating import Recipe, run
+
+#: What these runs are held against.
+RULES = ("D01", "D03", "D07", "D23", "D28", "D49", "D55", "D57", "D68", "D75", "D88", "L22")
+
+
+def _told(folder: Path, recipe: Recipe, *rules: str) -> list[Finding]:
+    """What is found loud, first things first."""
+    kept = open_run(run(folder / "d", recipe))
+    found = diagnose(Case(kept, Signals.of(kept)), rules).findings
+    return [one for one in found if one.severity != "info"]
+
+
+FAULTS = [
+    (Recipe("undivided", micros=4, mean="token_mean"), "D28", "each loss is 4 times what the run states"),
+    (Recipe("undivided", micros=3, kl=0.1, lr=1e-2, epochs=2, pg=False), "D28", "each loss is 3 times"),
+    (Recipe("own-tokens", mean="token_sum", micros=4, size=8), "D28", "and the run states token_sum"),
+    (Recipe("never-zeroed"), "D68", "gradients pile up"),
+    (Recipe("never-zeroed", adam=False, lr=0.05), "D68", "gradients pile up"),
+    (Recipe("never-zeroed", max_norm=1.0, epochs=2), "D68", "gradients pile up"),
+    (Recipe("other-parameters", checkpoints=True), "D57", "checkpoints of 7 steps are one"),
+    (Recipe("other-parameters"), "D55", "the policy never changes"),
+    (Recipe("lora-dead", lora=True), "D23", "both begin at 0"),
+    (Recipe("micro-dropped", micros=3), "D88", "8 of 24 samples are in none of the 2 micro-batches"),
+    (Recipe("reused", lr=2e-2), "D75", "the rollouts of step 1 are trained on again in steps 2, 3, 4, 5, 6"),
+    (Recipe("overlong-turned", overlong=True, size=8), "D07", "cut-off responses is turned around"),
+    (Recipe("rate-leaps"), "L22", "leaps 40 times at step 2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rule", "words"), FAULTS, ids=[f"{one.fault}-{number}" for number, (one, *_) in enumerate(FAULTS)]
+)
+def test_the_first_finding_is_the_line_that_is_wrong(recipe: Recipe, rule: str, words: str, tmp_path: Path) -> None:
+    first = _told(tmp_path, recipe)[0]
+    assert first.id == rule
+    assert words in first.claim
+
+
+HEALTHY = {
+    "micro-batches and a KL": Recipe(micros=4, kl=0.05),
+    "the same without pg_loss": Recipe(kl=0.05, epochs=2, pg=False, lr=1e-2),
+    "tokens weigh alike": Recipe(mean="token_mean", micros=4),
+    "a sum over the step's tokens": Recipe(mean="token_sum", epochs=2),
+    "epochs of one batch": Recipe(epochs=4, lr=1e-2),
+    "gradients of large batches": Recipe(size=32, groups=16, lr=1e-2),
+    "plain steps": Recipe(adam=False, lr=0.5),
+    "an adapter": Recipe(lora=True),
+    "cut-off responses left out": Recipe(overlong=True, size=8),
+    "groups without a spread left out": Recipe(filtered=True),
+    "checkpoints": Recipe(checkpoints=True),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_wrong_with(name: str, tmp_path: Path) -> None:
+    assert _told(tmp_path, replace(HEALTHY[name], seed=3), *RULES) == []
+
+
+def test_a_run_that_states_older_samples_may_use_them_again(tmp_path: Path) -> None:
+    assert _told(tmp_path, Recipe("reused", off_policy=True), "D75") == []
+
+
+@pytest.mark.parametrize("rate", [1e-2, 0.1], ids=str)
+def test_gradients_of_one_batch_are_alike_and_pile_up_nowhere(rate: float, tmp_path: Path) -> None:
+    found = _told(tmp_path, Recipe(one_batch=True, steps=10, lr=rate), "D68", "D75")
+    # A test on one batch has no other samples at all.
+    assert [(one.id, one.severity) for one in found] == [("D75", "warning")]
+
+
+def test_a_filter_that_is_stated_and_turned_round_is_the_first_cause_of_equal_rewards(tmp_path: Path) -> None:
+    kept = open_run(run(tmp_path / "d", Recipe("filter-turned", filtered=True)))
+    (found,) = (one for one in diagnose(Case(kept), ["D01"]).findings if one.severity == "error")
+    assert found.steps == tuple(range(7))
+    assert found.cause.startswith("the filter of groups that is stated (dynamic sampling) keeps")
