@@ -15,6 +15,7 @@ from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE, LIMITS, gap
 from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.mismatch_causes import other_tokens
 from replay_core.diagnose.parting import AGREES, ENOUGH, parting
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.staleness import versions
@@ -59,7 +60,7 @@ def _step_gaps(case: Case) -> Iterator[_StepGap]:
             continue
         if between.is_shifted or between.after_softmax is not None or between.is_tempered or between.is_truncated:
             continue
-        if between.leak:
+        if between.leak or other_tokens(batch, between) is not None:
             continue
         place = batch.laid.where("rollout_logprobs", at=worst_of(between))
         command = batch.laid.mismatch_command()
