@@ -24,6 +24,8 @@ from replay_core.diagnose.stating import finding, share, shown
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
+#: Steps after such a jump that tell whether it grows, and what the first of them may be exceeded by where it does not.
+RESTS, STILL = 3, 1.25
 #: Share of the rows that one sample with a tensor of its own does not come to.
 FEW_ROWS = 0.1
 #: And while versions stand: what was there before they stood has another cause.
@@ -78,7 +80,8 @@ def _step_gaps(case: Case) -> Iterator[_StepGap]:
 def stale(case: Case) -> Iterator[Finding]:
     """Two signs, over all steps. mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03, up to the last
     step: what was sampled agrees with the reference, the initial weights, and not with the policy. Or a mismatch of 5
-    times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error.
+    times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error. Where
+    the jump is all of it (3 steps and more, none 1.25 times the first), the weights that arrive are changed, not old.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
@@ -132,19 +135,30 @@ def stale(case: Case) -> Iterator[Finding]:
     for number in range(2, len(every)):
         before, now = float(np.median([one.mean for one in every[:number]])), every[number]
         floor = max(DISAGREE, JUMP * before)
+        later = [one.mean for one in every[number:]]
+        # Every update that is missed adds to what weights are apart.
+        rests = len(later) >= RESTS and max(later) <= STILL * later[0]
         several = all(float((later.by_sample_B > DISAGREE).mean()) > FEW_ROWS for later in every[number:])
         if now.step is not None and several and all(later.mean >= floor for later in every[number:]):
             yield finding(
                 "error",
-                f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
-                f"{now.mean:.3g} nats per token after {before:.3g}",
+                (
+                    f"the engine's weights are no longer the trainer's from step {now.step} on, and not old ones: they "
+                    f"part by {now.mean:.3g} nats per token after {before:.3g}, and by no more with later updates"
+                    if rests
+                    else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
+                    f"{now.mean:.3g} nats per token after {before:.3g}"
+                ),
                 now.place,
                 evidence=[
                     shown(f"mean |d| at step {now.step}", now.mean, f"< {floor:.3g}"),
                     shown("median of the steps before", before),
                     shown("mean |d| at the last step", every[-1].mean),
                 ],
-                cause="from here on the engine samples with weights that are not updated, or not all of them: a sync "
+                cause="every sync delivers weights that are rounded or changed on the way: quantised (fewer bits, "
+                "coarser scales), of another precision, or a tensor in another layout"
+                if rests
+                else "from here on the engine samples with weights that are not updated, or not all of them: a sync "
                 "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
                 next_step=now.command,
                 steps=[one.step for one in every[number:] if one.step is not None],
