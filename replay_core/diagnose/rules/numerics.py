@@ -20,7 +20,7 @@ from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signal_names import MACHINE, ORDER
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.stating import finding, share, shown
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
 from replay_core.records import Record, TensorRef
@@ -41,6 +41,24 @@ class _Bad:
     inf: int
     counts: bool
     """Whether any of them is on a token that counts, or is not about tokens at all."""
+    holders: tuple[int, int] | None = None
+    """Samples that hold them, of how many; None of what is not about tokens."""
+
+    @property
+    def cause(self) -> str:
+        phase = meaning(canonical(self.name)).phase
+        if phase == Phase.ROLLOUT_LOGPROBS and not self.nan:
+            return (
+                "the engine gives a sampled token probability 0: its logits were filtered (top-k, top-p, a grammar, "
+                "banned words) by others than the token was drawn from. Weights that are not finite make NaN"
+            )
+        if phase in _OF_A_FORWARD and self.nan and self.holders is not None and 2 * self.holders[0] < self.holders[1]:
+            return (
+                f"only in {share(*self.holders)} samples, so that it is not the weights, which make all of them NaN: a "
+                "row with nothing to attend to (an empty or inverted attention mask), inputs of its own that are not "
+                "finite (images, an adapter), or a buffer that was not filled"
+            )
+        return _CAUSES.get(phase, "an overflow, a division by zero, or a row with nothing to attend to")
 
 
 @rule("D21", "numbers that are not finite", link="dump", scope="case",
@@ -105,13 +123,17 @@ def _first(counting: list[_Bad]) -> Finding:
         evidence=[
             shown("NaN", first.nan, "0", first.where.path),
             shown("infinite", first.inf, "0"),
+            *([] if first.holders is None else [shown("samples that hold them", share(*first.holders), "none")]),
             *([shown("not finite after it", ", ".join(later[:6]))] if later else []),
         ],
-        cause=_CAUSES.get(phase, "an overflow, a division by zero, or a row with nothing to attend to"),
+        cause=first.cause,
         steps=() if first.where.step is None else (first.where.step,),
     )
     return replace(stated, link=_LINKS.get(phase, stated.link))
 
+
+#: Log-probabilities that one forward over a sample makes.
+_OF_A_FORWARD = (Phase.OLD_LOGPROBS, Phase.REF_LOGPROBS, Phase.LOGPROBS)
 
 _CAUSES = {
     Phase.REWARDS: "the reward function returned it: a failed parse, a division by an empty length",
@@ -147,7 +169,9 @@ def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
                 shown_N = counted_N if counted_N.any() else bad_N
                 place = batch.laid.where(name, at=int(np.flatnonzero(shown_N)[0]))
                 nan = int(np.isnan(column.values_N[shown_N]).sum())
-                yield _Bad((step, known.phase, 0), name, place, nan, int(shown_N.sum()) - nan, bool(counted_N.any()))
+                holders = int((batch.flat.count(shown_N) > 0).sum())
+                yield _Bad((step, known.phase, 0), name, place, nan, int(shown_N.sum()) - nan, bool(counted_N.any()),
+                           (holders, len(batch)))  # fmt: skip
 
 
 def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> list[_Bad]:
