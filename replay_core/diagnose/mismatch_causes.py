@@ -79,12 +79,12 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
         return given_
     if (gathered := _gathered_elsewhere(batch, between)) is not None:
         return gathered
-    if (other := other_tokens(batch, between)) is not None:
+    if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
             "a part of the samples is off, their tokens are not the sampled ones",
             "text was encoded again into other tokens than were sampled (re-tokenised): the trainer finds some tokens "
             "of these samples improbable, and hardly any more probable, while other samples agree",
-            [*told, other],
+            [*told, retold],
             is_of_a_forward=True,
         )
     early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
