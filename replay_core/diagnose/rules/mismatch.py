@@ -100,9 +100,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     ]
     if beside is not None:
         every = [_of_neighbours(one, *beside) for one in every]
-    elif not any(of_a_forward for *_, of_a_forward in found) and _is_one_update(
-        means, *_OF_AN_UPDATE["logprob_diff"]
-    ):
+    elif not any(of_a_forward for *_, of_a_forward in found) and _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
         # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
         every = [replace(one, severity="info", claim=_uncaused(one) + _LATE, cause=_LATE_CAUSE) for one in every]
     elif grows:
