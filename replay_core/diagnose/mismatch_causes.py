@@ -44,9 +44,12 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
             is_of_a_forward=True,
         )
     if (random := _at_random(batch)) is not None:
+        # Rows of their own see no neighbours, and what kernels change is next to nothing.
+        alone = batch.laid.flags.get("packing") is False and between.mean > BADLY
         return MismatchCause(
-            "two forwards of the trainer by the same weights disagree as much",
-            "dropout is left on in the trainer's forward (train mode), or it is not deterministic in another way",
+            "two forwards of the trainer by the same weights disagree as much" + (": dropout is on" if alone else ""),
+            "dropout is left on in the trainer's forward (train mode)"
+            + ("" if alone else ", or it is not deterministic in another way"),
             random,
             is_of_a_forward=True,
         )

@@ -83,7 +83,8 @@ def disagree(case: Case) -> Iterator[Finding]:
             told, cause = one
             # The weights of a dump that begins late may be old.
             may_be_old = not case.begins and between.mean <= OLDEST
-            found.append((replace(told, steps=steps), may_be_old, cause.is_of_a_forward))
+            of_a_forward = cause.is_of_a_forward and (may_be_old or between.mean > BADLY)
+            found.append((replace(told, steps=steps), may_be_old, of_a_forward))
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     # What the first step of a run has none of is of the weights alone: those of an update or more before (D12).

@@ -72,9 +72,11 @@ def not_finite(case: Case) -> Iterator[Finding]:
     for "none" do not count.
     """
     bad: list[_Bad] = []
+    steps: list[int] = []
     placed: set[tuple[str, str]] = set()
     for batch in case.batches():
         bad += _in_batch(batch, placed)
+        steps += [] if batch.step is None else [batch.step]
     looked = bool(placed)
     for number, record in enumerate(case.records()):
         looked = looked or _has_numbers(record)
@@ -84,7 +86,7 @@ def not_finite(case: Case) -> Iterator[Finding]:
         raise Skip("there is no floating number in it")
     counting = sorted((one for one in bad if one.counts), key=lambda one: one.order)
     if counting:
-        yield _first(counting)
+        yield _first(counting, steps)
     elif bad:
         first = min(bad, key=lambda one: one.order)
         of_reward = first.name.startswith("reward")
@@ -109,14 +111,16 @@ _LINKS = {
 }  # fmt: skip
 
 
-def _first(counting: list[_Bad]) -> Finding:
+def _first(counting: list[_Bad], steps: list[int]) -> Finding:
     first = counting[0]
+    skipped = _skipped(counting, steps)
     phase = meaning(canonical(first.name)).phase
     what = "NaN" if first.nan and not first.inf else "infinite" if first.inf and not first.nan else "NaN and infinite"
     later = list(dict.fromkeys(one.name for one in counting[1:] if one.name != first.name))
     stated = finding(
         "error",
         f"{first.name} is the first tensor that is not finite ({what}), at step {first.where.step}"
+        + (f", and the weights stay finite: no update since is made, in {skipped} steps" if skipped else "")
         if first.where.step is not None
         else f"{first.name} is the first tensor that is not finite ({what})",
         first.where,
@@ -126,7 +130,12 @@ def _first(counting: list[_Bad]) -> Finding:
             *([] if first.holders is None else [shown("samples that hold them", share(*first.holders), "none")]),
             *([shown("not finite after it", ", ".join(later[:6]))] if later else []),
         ],
-        cause=first.cause,
+        cause=first.cause
+        + (
+            ". Updates with such gradients are skipped (by a loss scaler, or a check of the norm): nothing is learnt"
+            if skipped
+            else ""
+        ),
         steps=() if first.where.step is None else (first.where.step,),
     )
     return replace(stated, link=_LINKS.get(phase, stated.link))
@@ -134,6 +143,18 @@ def _first(counting: list[_Bad]) -> Finding:
 
 #: Log-probabilities that one forward over a sample makes.
 _OF_A_FORWARD = (Phase.OLD_LOGPROBS, Phase.REF_LOGPROBS, Phase.LOGPROBS)
+
+def _skipped(counting: list[_Bad], steps: list[int]) -> int:
+    """In how many steps, the last ones, gradients alone are not finite, and what their updates would have made is: an
+    update by such a gradient leaves NaN in the weights, and in all that comes of them. 0 where it is fewer than two.
+    """
+    of_gradients = (Phase.GRADIENTS, Phase.GRAD_NORM, Phase.UNKNOWN, Phase.METRICS)
+    if any(meaning(canonical(one.name)).phase not in of_gradients for one in counting):
+        return 0
+    bad = {one.where.step for one in counting if one.where.step is not None}
+    later = [step for step in steps if bad and step >= min(bad)]
+    return len(set(later)) if len(set(later)) >= 2 and set(later) == bad else 0
+
 
 _CAUSES = {
     Phase.REWARDS: "the reward function returned it: a failed parse, a division by an empty length",

@@ -19,6 +19,7 @@ from replay_core.diagnose.mismatch_causes import other_tokens
 from replay_core.diagnose.parting import AGREES, ENOUGH, parting
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.staleness import versions
+from replay_core.diagnose.rules.weights import ADAPTER
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
 
@@ -101,7 +102,7 @@ def stale(case: Case) -> Iterator[Finding]:
     if not every:
         raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     if (grown := _never_updated(every)) is not None:
-        yield grown
+        yield _of_an_adapter(grown) if _trains_an_adapter(case) else grown
         return
     known = [one.version for one in every if one.version is not None]
     if len(set(known)) > 1:
@@ -164,6 +165,32 @@ def stale(case: Case) -> Iterator[Finding]:
                 steps=[one.step for one in every[number:] if one.step is not None],
             )
             return
+
+
+def _trains_an_adapter(case: Case) -> bool:
+    """Whether all gradients that are recorded are an adapter's."""
+    names = {
+        ref.name
+        for record in case.records()
+        if record.key.stage == "gradient"
+        for ref in record.tensors()
+        if ref.name.startswith("grad.")
+    }
+    return bool(names) and all(map(ADAPTER.search, names))
+
+
+def _of_an_adapter(one: Finding) -> Finding:
+    """The finding of a run that trains nothing else: what the engine lacks is the adapter."""
+    return replace(
+        one,
+        claim=one.claim.replace(
+            "the engine's weights are not updated, or not all of them", "the adapter (LoRA) never reaches the engine"
+        ),
+        cause="the engine samples with the base model: the adapter is not merged, not loaded (another path or name), or "
+        "its request does not name it. " + one.cause[one.cause.find("Of an asynchronous") :]
+        if "Of an asynchronous" in one.cause
+        else one.cause,
+    )
 
 
 def _never_updated(every: list[_StepGap]) -> Finding | None:

@@ -131,9 +131,13 @@ def _why(gain: float, stated: float | None, drawn: bool | None) -> tuple[str, st
             f"{raw}. Let it return processed ones (vLLM: logprobs_mode)",
         )
     if is_as_stated:
+        # How far apart the two are is told, and not how cold: sampling at 1 beside T looks like T beside T twice.
         twice = f"the trainer divides by the temperature of {stated:g} twice"
         if drawn is False:
-            return f", and tokens were sampled at the rollout's: {twice}", twice
+            return (
+                ", and tokens were sampled at the rollout's",
+                f"{twice}, or the engine samples without it (at 1)",
+            )
         return "", f"{raw}; or {twice}"
     if drawn is False and gain > 1:
         return "", f"the rollout was sampled at about T = {gain:.2f} times the trainer's temperature"
