@@ -58,6 +58,8 @@ LIMITS = {
 OLDEST = 0.5
 #: Fewer tokens say nothing.
 FEWEST = 8
+#: Nats per token that a rollout may give more before it has to rise and fall with the trainer.
+UNRELATED = 1.0
 #: Log-probabilities below which a token has company.
 UNSURE = -0.3
 
@@ -288,6 +290,8 @@ class Gap:
             and -float(self.d.mean()) > 0.005
             and -self._mean_of_sampled > 0.005
             and self._never_less
+            # What is left of a distribution keeps the order of its tokens; those of another place have none.
+            and (-float(self.d.mean()) < UNRELATED or self.correlation > 0.5)
             # A token that is left alone has probability 1 on one side and nearly 1 on the other.
             and float((self.d[np.abs(self.d) > 1e-3] < 0).mean()) > 0.9
         )

@@ -44,9 +44,12 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
             is_of_a_forward=True,
         )
     if (random := _at_random(batch)) is not None:
+        # Rows of their own see no neighbours, and what kernels change is next to nothing.
+        alone = batch.laid.flags.get("packing") is False and between.mean > BADLY
         return MismatchCause(
-            "two forwards of the trainer by the same weights disagree as much",
-            "dropout is left on in the trainer's forward (train mode), or it is not deterministic in another way",
+            "two forwards of the trainer by the same weights disagree as much" + (": dropout is on" if alone else ""),
+            "dropout is left on in the trainer's forward (train mode)"
+            + ("" if alone else ", or it is not deterministic in another way"),
             random,
             is_of_a_forward=True,
         )
@@ -77,6 +80,16 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     d_N[between.both_N] = np.abs(between.d)
     if (given_ := _given(batch, between, d_N)) is not None:
         return given_
+    if (gathered := _gathered_elsewhere(batch, between)) is not None:
+        return gathered
+    if (retold := other_tokens(batch, between)) is not None:
+        return MismatchCause(
+            "a part of the samples is off, their tokens are not the sampled ones",
+            "text was encoded again into other tokens than were sampled (re-tokenised): the trainer finds some tokens "
+            "of these samples improbable, and hardly any more probable, while other samples agree",
+            [*told, retold],
+            is_of_a_forward=True,
+        )
     early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
     late_N = between.both_N & ~early_N
     if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:
@@ -98,13 +111,6 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     if by_length is not None:
         return by_length
     if often < 0.5 and len(batch) >= 4:
-        if (unlikely := _unlikely(batch, between)) is not None:
-            return MismatchCause(
-                "few samples are off, their tokens are not the sampled ones",
-                "text was encoded again into other tokens than were sampled (re-tokenised), or these samples' rows are "
-                "another's: the trainer finds their tokens improbable, and hardly any more probable",
-                [*told, unlikely],
-            )
         return MismatchCause(
             "few samples are off",
             "few samples are off and the others agree: their weights' version, adapter or inputs (images, tools) "
@@ -216,14 +222,59 @@ def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:
 SAME_FORWARD = 1e-2
 
 
-def _unlikely(batch: StepBatch, between: Gap) -> Evidence | None:
+#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then rise and
+#: fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
+ELSEWHERE, LESS, UNLIKE, FITS, OFF = 1.0, 0.97, 0.3, 0.4, 0.3
+
+
+def _gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
+    """A trainer whose entropies are those of the engine's places, and whose log-probabilities are of other tokens. One
+    that has another prompt, or other weights, gives some of the sampled tokens more and gets the format right.
+    """
+    entropy = batch.columns.of("entropy")
+    if entropy is None or between.mean < ELSEWHERE or between.one_sided < LESS or between.correlation > UNLIKE:
+        return None
+    known_N = between.both_N & entropy.said_N & np.isfinite(entropy.values_N)
+    own, engine = entropy.values_N[known_N], -between.rollout.values_N[known_N]
+    if own.size < 4 * FEWEST or not (own.std() > 0 and engine.std() > 0):
+        return None
+    fits = float(np.corrcoef(own, engine)[0, 1])
+    if fits < FITS or abs(float(own.mean()) - float(engine.mean())) > OFF * float(engine.mean()):
+        return None
+    return MismatchCause(
+        "its entropies fit the tokens that were sampled, its log-probabilities do not: they are of other tokens",
+        "the forward is right and the gather is not: labels are not shifted by one against the logits, or shifted "
+        "twice. Take logits[:, :-1] beside labels[:, 1:]",
+        [
+            shown("mean entropy of the trainer's", float(own.mean())),
+            shown("mean -log p of the engine's", float(engine.mean()), "about the same"),
+            shown("correlation of the two", fits),
+            shown("tokens that the trainer gives less", between.one_sided, "about 0.5"),
+        ],
+        is_of_a_forward=True,
+    )
+
+
+#: The part of the samples that has to agree, and how near they are to what the others are apart.
+SPARED, AGREE = 0.2, 0.1
+
+
+def other_tokens(batch: StepBatch, between: Gap) -> Evidence | None:
     """Of the tokens that are far apart in the samples that are off, the share that the trainer finds less probable than
-    the engine did, where that is nearly all: other weights find some of them more probable.
+    the engine did, where that is nearly all, and a part of the samples agrees: other weights find some of them more
+    probable, and spare no sample. None where it is not so.
     """
     d_N = np.zeros(between.both_N.size)
     d_N[between.both_N] = between.d
-    off_N = np.repeat(np.nan_to_num(between.by_sample_B) > DISAGREE, batch.flat.lengths_B) & (np.abs(d_N) > 0.5)
-    less = float((d_N[off_N] < 0).mean()) if off_N.sum() >= FEWEST else 0.0
+    off_B = np.nan_to_num(between.by_sample_B) > DISAGREE
+    off_N = np.repeat(off_B, batch.flat.lengths_B) & between.both_N
+    far_N = off_N & (np.abs(d_N) > 0.5)
+    fine_B = ~off_B & np.isfinite(between.by_sample_B)
+    if len(batch) < 4 or far_N.sum() < FEWEST or fine_B.mean() < SPARED:
+        return None
+    if np.median(between.by_sample_B[fine_B]) > AGREE * np.median(between.by_sample_B[off_B]):
+        return None
+    less = float((d_N[far_N] < 0).mean())
     return shown("tokens far apart that the trainer finds less probable", less, "about 0.5") if less > 0.85 else None
 
 

@@ -3,6 +3,7 @@
 trainer_state.json   {"log_history": [{"loss": …, "step": 1}, …]}     transformers, TRL
 log_history.json, metrics*.json                                       the list alone, or one flat mapping
 logging.jsonl, metrics*.jsonl                                         a flat mapping per line
+any other .jsonl      {"step": 1, "train/loss": …, …} per line: a step, and a loss, a rate or a norm of the gradient
 progress.csv, metrics*.csv                                            a head with a step, and rows of numbers
 EXPERIMENT.jsonl     {"step": 1, "data": {…}} per line                  verl's file logger
                      {"step": 1, "actor": {"pg_loss": …}, …} per line   EasyR1's: rooms in rooms, read as actor/pg_loss
@@ -43,6 +44,8 @@ _TABLE_STEPS = ("step", "Step", "global_step", "iteration", "training_iteration"
 _TABLE_BYTES = 64 << 20
 #: What no row of samples holds: a file of such rows is one of metrics, whatever it is called.
 _TRAINED = regex(r"(?:^|[/_.])(?:loss|grad_norm|learning_rate|lr)$")
+#: Records of one step or rank each, which another dialect reads.
+_OF_A_RECORD = regex(r"/(?:step|rank|index)_?[^/]*\d[^/]*\.jsonl$")
 _STEP_IN_NAME = regex(r"step[_=-]?(\d+)")
 #: ms-swift writes the step beside the last one: "9/547".
 SWIFT_STEP = "global_step/max_steps"
@@ -67,7 +70,9 @@ def _files(path: Path) -> Iterator[Path]:
                 if row is None or not _is_flat(row):
                     continue
                 known = _LINES.search(text) or row is not first
-                if known or (path.is_file() and any(map(_TRAINED.search, row))):
+                # Whatever a log of one's own is called (wandb.jsonl): one number per step of what only training has.
+                own = any(map(_TRAINED.search, row)) and not _OF_A_RECORD.search(text)
+                if known or (own and (path.is_file() or not row.keys().isdisjoint(STEP_FIELDS))):
                     yield folder.file(file)
             elif _WHOLE.search(text) and _history(folder.file(file), None):
                 yield folder.file(file)

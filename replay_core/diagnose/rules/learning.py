@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stated import stated_number
@@ -409,6 +411,79 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
         next_step="score two different responses by hand; rldbg record -- YOUR COMMAND keeps them",
         steps=series.steps(),
     )
+
+
+#: Steps of samples before and after, and how many different rewards each of those before has to hold; and how far mean
+#: length and mean log-probability of a policy that goes on as before may be from what they were.
+STEPS_OF_SAMPLES, DIFFERENT, AS_BEFORE = 2, 4, 1.5
+
+
+@rule("L17", "the reward is one number", link="rewards", scope="case",
+      explains=("D01", "D02", "D03", "D23", "D74", "L01", "L08", "L18"),
+      source="a judge that is down and scored 0")  # fmt: skip
+def one_reward_from_here_on(case: Case) -> Iterator[Finding]:
+    """From some step to the last (2 and more) all samples of a step have one and the same reward, less than the best
+    before, while each step before (2 and more) holds 4 different ones and more: an error where the policy goes on as
+    before, in mean length and mean log-probability of its responses (to 1.5 times). One that has fallen apart may lose
+    all of its reward; a judge that is asked rightly does not give a policy that goes on one number.
+    """
+    told: list[_Rewarded] = []
+    for batch in case.batches():
+        said = batch.columns.of("rollout_logprobs") or batch.trainer
+        rewards_B, response_N = batch.reward_B, batch.response_N
+        if batch.step is None or rewards_B is None or said is None or response_N is None:
+            continue
+        heard_N = response_N & said.said_N & np.isfinite(said.values_N)
+        if np.isfinite(rewards_B).all() and heard_N.any():
+            place = batch.laid.where(batch.columns.reward_name, sample=0)
+            length, surprise = float(batch.flat.count(response_N).mean()), -float(said.values_N[heard_N].mean())
+            told.append(_Rewarded(batch.step, place, np.unique(rewards_B), len(batch), length, surprise))
+    at = len(told)
+    while at and told[at - 1].rewards.size == 1 and told[at - 1].rewards[0] == told[-1].rewards[0]:
+        at -= 1
+    if min(at, len(told) - at) < STEPS_OF_SAMPLES:
+        raise Skip(f"needs rewards and log-probabilities of {2 * STEPS_OF_SAMPLES} steps, the last of one reward")
+    before, after = told[:at], told[at:]
+    first, fewest = after[0], min(one.rewards.size for one in before)
+    constant, best = float(first.rewards[0]), max(float(one.rewards[-1]) for one in before)
+    as_before = all(
+        _near([one.length for one in before], later.length) and _near([one.surprise for one in before], later.surprise)
+        for later in after
+    )
+    if fewest < DIFFERENT or constant >= best or not as_before:
+        return
+    yield finding(
+        "error",
+        f"the judge is constant from step {first.step} on: it gives all {first.samples} responses of each step the "
+        f"reward {constant:g}, after {fewest} different ones and more in every step before",
+        first.place,
+        evidence=[
+            shown("different rewards of a step from there on", 1, f">= {fewest}"),
+            shown("largest reward before", best),
+            shown("mean length before and after", f"{before[-1].length:.3g}, {first.length:.3g}", "about the same"),
+            shown("mean -log p before and after", f"{before[-1].surprise:.3g}, {first.surprise:.3g}", "about the same"),
+        ],
+        cause="the judge died: a server that is down, a time-out or an exception that is scored as one number; the "
+        "policy writes what it wrote before",
+        next_step="call the judge by hand on one response of a step before",
+        steps=[one.step for one in after],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewarded:
+    """A step's samples: the different rewards among them, rising, their mean length and mean -log p."""
+
+    step: int
+    place: Where
+    rewards: Array
+    samples: int
+    length: float
+    surprise: float
+
+
+def _near(before: list[float], now: float) -> bool:
+    return min(before) / AS_BEFORE <= now <= max(before) * AS_BEFORE
 
 
 def _dies(series: Series) -> Iterator[Finding]:

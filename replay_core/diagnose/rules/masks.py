@@ -629,6 +629,9 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them, or
     (of rows whose padding nothing tells) alone between the mask and a run of another id. No finding where all these
     masks end with one and the same id: that is the end, and what follows is the chat template's (a newline).
+
+    And where the engine says of responses (16 and more) that they stopped by themselves, and no id ends half of them:
+    what they stopped at is not there.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
@@ -654,8 +657,42 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     if (told := _end_before_padding(batch, trained_N)) is not None:
         yield _untrained(batch, *told[:2], batch.laid.where(name, at=told[2]))
         return
+    if response_N is not None and (stripped := _stopped_at_nothing(batch, response_N)) is not None:
+        yield stripped
+        return
     if eos is None:
         raise Skip("no end token can be told: no response ends before the longest does, and nothing says which stopped")
+
+
+#: Responses that the engine says stopped, before their last tokens tell whether the end is one of them.
+STOPPED = 16
+
+
+def _stopped_at_nothing(batch: StepBatch, response_N: Array) -> Finding | None:
+    """Responses that stopped by themselves (`finish_reason`), and end in whatever token came last."""
+    words = batch.columns.texts("finish_reason")
+    if words is None or batch.spine.parts[0].packs is not None:
+        return None
+    stopped_B = np.array([word in ("stop", "eos") for word in words]) & (batch.flat.count(response_N) > 0)
+    if stopped_B.sum() < STOPPED or any(after not in (None, batch.pad_id) for after in _after_B(batch)):
+        return None
+    last_B = batch.flat.starts_B + _last(batch, response_N)
+    ids, counts = np.unique(given(batch.tokens_N)[last_B[stopped_B]], return_counts=True)
+    if 2 * counts.max() >= stopped_B.sum():
+        return None
+    return finding(
+        "error",
+        f"the end token (EOS) is stripped from the responses: {share(int(stopped_B.sum()), len(batch))} stopped by "
+        f"themselves, and they end in {ids.size} different tokens: the policy never learns to stop",
+        batch.laid.where("input_ids", at=int(last_B[np.flatnonzero(stopped_B)[0]])),
+        evidence=[
+            shown("responses whose finish_reason is stop", int(stopped_B.sum())),
+            shown("tokens that they end in", ids.size, "one or two", f"token ids of {batch.name}"),
+            shown("share of the commonest", float(counts.max() / stopped_B.sum()), ">= 0.5"),
+        ],
+        cause="the engine, or what decodes and encodes its text again, leaves the end token out of the token ids "
+        "(skip_special_tokens, a stop token that is not included): append it, with its log-probability",
+    )
 
 
 #: Rows whose mask ends before one id and padding.

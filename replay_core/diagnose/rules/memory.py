@@ -90,6 +90,8 @@ def out_of_memory(log: RunLog) -> Iterator[Finding]:
     Asked for more than is free while more than that lies reserved but unallocated is fragmentation. Frames that
     handle logits or log-probabilities, with a large piece asked for, are the whole-vocabulary logits: T * V * 4 B in
     fp32, and two to three times that with its gradient. Otherwise the frames name attention, optimizer or engine.
+    Where memory only grew up to there (L04), and responses did not, it is a leak that has used it up, whatever asked
+    for the last of it.
     """
     told = log.events("oom", "oom_host")
     one = told[0]
@@ -102,6 +104,11 @@ def out_of_memory(log: RunLog) -> Iterator[Finding]:
         next_step = "fewer workers or less offloading; watch the resident memory per step"
     else:
         evidence, cause, next_step = _on_device(one.text, tried, line)
+    leak = _grown(log)
+    if leak is not None and not _is_longer(log):
+        series, begun, now = leak
+        size += f": it grew step by step from {begun:.4g} to {now:.4g} before ({series.name}), a leak"
+        cause, next_step = _KEPT, _SNAPSHOT
     yield finding(
         "error",
         f"out of {'host' if on_host else 'GPU'} memory{size}",
@@ -172,26 +179,46 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
     A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
     must go on in the last half.
     """
-    every = [*log.all("memory_gb"), *log.all("phase_memory_mb")]
-    long = [one for one in every if len(one.finite) >= 2 * trends.MIN_STEPS]
-    if not long:
+    if not _long(log):
         raise Skip(f"needs the memory of {2 * trends.MIN_STEPS} steps or more")
-    # Of the GPU's memory and the host's the one that grows most.
-    series = max(long, key=_growth)
-    values = series.finite
-    third = len(values) // 3
-    begun, now = trends.level(values[:third], third), trends.level(values, third)
-    if begun > 0 and now > GROWTH * begun and trends.rises(values[len(values) // 2 :]) and trends.rises(values):
+    if (leak := _grown(log)) is not None:
+        series, begun, now = leak
         yield finding(
             "warning",
             f"memory grows from {begun:.4g} to {now:.4g} and goes on: {series.name}, a leak",
             series.last.where(series.name),
             evidence=[shown(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source)],
-            cause="something is kept from step to step: tensors with their graph in a list of metrics, a cache, "
-            "longer responses",
-            next_step="look whether the response length grows, too; torch.cuda.memory._dump_snapshot() of two steps",
+            cause=_KEPT + (", longer responses" if _is_longer(log) else ""),
+            next_step=_SNAPSHOT,
             steps=steps_of(series.points[-3:]),
         )
+
+
+_KEPT = "something is kept from step to step: tensors with their graph in a list of metrics, a cache"
+_SNAPSHOT = "look what is kept: torch.cuda.memory._dump_snapshot() of two steps, side by side"
+
+
+def _long(log: RunLog) -> list[Series]:
+    every = [*log.all("memory_gb"), *log.all("phase_memory_mb")]
+    return [one for one in every if len(one.finite) >= 2 * trends.MIN_STEPS]
+
+
+def _grown(log: RunLog) -> tuple[Series, float, float] | None:
+    """Of the GPU's memory and the host's the one that grows most, and from what to what; None where none only grows."""
+    series = max(_long(log), key=_growth, default=None)
+    if series is None:
+        return None
+    values = series.finite
+    third = len(values) // 3
+    begun, now = trends.level(values[:third], third), trends.level(values, third)
+    rises = trends.rises(values[len(values) // 2 :]) and trends.rises(values)
+    return (series, begun, now) if begun > 0 and now > GROWTH * begun and rises else None
+
+
+def _is_longer(log: RunLog) -> bool:
+    """Whether responses get longer all along, as memory then does of itself."""
+    length = log.get("response_length")
+    return length is not None and trends.rises(length.finite)
 
 
 def _growth(series: Series) -> float:

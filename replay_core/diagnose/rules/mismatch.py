@@ -64,7 +64,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     first step has none, is a warning: whether they are as old on purpose is D12's. So is half a nat and less of a dump
     that begins after the second step, unless the differences show that one forward is wrong.
     """
-    found: list[tuple[Finding, bool]] = []
+    found: list[tuple[Finding, bool, bool]] = []
     means: list[float] = []
     whys: list[str] = []
     growth, misplaced = Growth(), Misplaced()
@@ -76,26 +76,32 @@ def disagree(case: Case) -> Iterator[Finding]:
             continue
         means.append(between.mean)
         growth.take(batch, between)
-        misplaced.take(batch, between)
+        if between.mean > DISAGREE:
+            misplaced.take(batch, between)
         steps = () if batch.step is None else (batch.step,)
         if (one := _disagreement(batch, between)) is not None:
             told, cause = one
-            # A dump that begins late says of its weights what the cause does: unless it is of one forward, they may
-            # be old.
-            may_be_old = not case.begins and not cause.is_of_a_forward and between.mean <= OLDEST
-            found.append((replace(told, steps=steps), may_be_old))
+            # The weights of a dump that begins late may be old.
+            may_be_old = not case.begins and between.mean <= OLDEST
+            of_a_forward = cause.is_of_a_forward and (may_be_old or between.mean > BADLY)
+            found.append((replace(told, steps=steps), may_be_old, of_a_forward))
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     # What the first step of a run has none of is of the weights alone: those of an update or more before (D12).
     fresh = len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:])))
-    beside = misplaced.told() if any(one.severity != "info" for one, _ in found) else None
-    grows = growth.is_told and any(one.claim.endswith(_PER_TOKEN) for one, _ in found)
-    # What the run's tokens or its padding tell is of one forward, too.
+    beside = misplaced.told() if any(one.severity != "info" for one, *_ in found) else None
+    grows = growth.is_told and any(one.claim.endswith(_PER_TOKEN) for one, *_ in found)
+    # What the run's tokens or its padding tell is of one forward, too: no weights make it.
     sure = beside is not None or grows
-    every = [*merged(_milder(one) if fresh or (may_be_old and not sure) else one for one, may_be_old in found)]
+    every = [
+        *merged(
+            _milder(one) if (fresh or may_be_old) and not (sure or of_a_forward) else one
+            for one, may_be_old, of_a_forward in found
+        )
+    ]
     if beside is not None:
         every = [_of_neighbours(one, *beside) for one in every]
-    elif _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
+    elif not any(of_a_forward for *_, of_a_forward in found) and _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
         # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
         every = [replace(one, severity="info", claim=_uncaused(one) + _LATE, cause=_LATE_CAUSE) for one in every]
     elif grows:

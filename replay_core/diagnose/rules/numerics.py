@@ -20,7 +20,7 @@ from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signal_names import MACHINE, ORDER
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.stating import finding, share, shown
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
 from replay_core.records import Record, TensorRef
@@ -41,6 +41,24 @@ class _Bad:
     inf: int
     counts: bool
     """Whether any of them is on a token that counts, or is not about tokens at all."""
+    holders: tuple[int, int] | None = None
+    """Samples that hold them, of how many; None of what is not about tokens."""
+
+    @property
+    def cause(self) -> str:
+        phase = meaning(canonical(self.name)).phase
+        if phase == Phase.ROLLOUT_LOGPROBS and not self.nan:
+            return (
+                "the engine gives a sampled token probability 0: its logits were filtered (top-k, top-p, a grammar, "
+                "banned words) by others than the token was drawn from. Weights that are not finite make NaN"
+            )
+        if phase in _OF_A_FORWARD and self.nan and self.holders is not None and 2 * self.holders[0] < self.holders[1]:
+            return (
+                f"only in {share(*self.holders)} samples, so that it is not the weights, which make all of them NaN: a "
+                "row with nothing to attend to (an empty or inverted attention mask), inputs of its own that are not "
+                "finite (images, an adapter), or a buffer that was not filled"
+            )
+        return _CAUSES.get(phase, "an overflow, a division by zero, or a row with nothing to attend to")
 
 
 @rule("D21", "numbers that are not finite", link="dump", scope="case",
@@ -54,9 +72,11 @@ def not_finite(case: Case) -> Iterator[Finding]:
     for "none" do not count.
     """
     bad: list[_Bad] = []
+    steps: list[int] = []
     placed: set[tuple[str, str]] = set()
     for batch in case.batches():
         bad += _in_batch(batch, placed)
+        steps += [] if batch.step is None else [batch.step]
     looked = bool(placed)
     for number, record in enumerate(case.records()):
         looked = looked or _has_numbers(record)
@@ -66,7 +86,7 @@ def not_finite(case: Case) -> Iterator[Finding]:
         raise Skip("there is no floating number in it")
     counting = sorted((one for one in bad if one.counts), key=lambda one: one.order)
     if counting:
-        yield _first(counting)
+        yield _first(counting, steps)
     elif bad:
         first = min(bad, key=lambda one: one.order)
         of_reward = first.name.startswith("reward")
@@ -91,26 +111,49 @@ _LINKS = {
 }  # fmt: skip
 
 
-def _first(counting: list[_Bad]) -> Finding:
+def _first(counting: list[_Bad], steps: list[int]) -> Finding:
     first = counting[0]
+    skipped = _skipped(counting, steps)
     phase = meaning(canonical(first.name)).phase
     what = "NaN" if first.nan and not first.inf else "infinite" if first.inf and not first.nan else "NaN and infinite"
     later = list(dict.fromkeys(one.name for one in counting[1:] if one.name != first.name))
     stated = finding(
         "error",
         f"{first.name} is the first tensor that is not finite ({what}), at step {first.where.step}"
+        + (f", and the weights stay finite: no update since is made, in {skipped} steps" if skipped else "")
         if first.where.step is not None
         else f"{first.name} is the first tensor that is not finite ({what})",
         first.where,
         evidence=[
             shown("NaN", first.nan, "0", first.where.path),
             shown("infinite", first.inf, "0"),
+            *([] if first.holders is None else [shown("samples that hold them", share(*first.holders), "none")]),
             *([shown("not finite after it", ", ".join(later[:6]))] if later else []),
         ],
-        cause=_CAUSES.get(phase, "an overflow, a division by zero, or a row with nothing to attend to"),
+        cause=first.cause
+        + (
+            ". Updates with such gradients are skipped (by a loss scaler, or a check of the norm): nothing is learnt"
+            if skipped
+            else ""
+        ),
         steps=() if first.where.step is None else (first.where.step,),
     )
     return replace(stated, link=_LINKS.get(phase, stated.link))
+
+
+#: Log-probabilities that one forward over a sample makes.
+_OF_A_FORWARD = (Phase.OLD_LOGPROBS, Phase.REF_LOGPROBS, Phase.LOGPROBS)
+
+def _skipped(counting: list[_Bad], steps: list[int]) -> int:
+    """In how many steps, the last ones, gradients alone are not finite, and what their updates would have made is: an
+    update by such a gradient leaves NaN in the weights, and in all that comes of them. 0 where it is fewer than two.
+    """
+    of_gradients = (Phase.GRADIENTS, Phase.GRAD_NORM, Phase.UNKNOWN, Phase.METRICS)
+    if any(meaning(canonical(one.name)).phase not in of_gradients for one in counting):
+        return 0
+    bad = {one.where.step for one in counting if one.where.step is not None}
+    later = [step for step in steps if bad and step >= min(bad)]
+    return len(set(later)) if len(set(later)) >= 2 and set(later) == bad else 0
 
 
 _CAUSES = {
@@ -147,7 +190,9 @@ def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
                 shown_N = counted_N if counted_N.any() else bad_N
                 place = batch.laid.where(name, at=int(np.flatnonzero(shown_N)[0]))
                 nan = int(np.isnan(column.values_N[shown_N]).sum())
-                yield _Bad((step, known.phase, 0), name, place, nan, int(shown_N.sum()) - nan, bool(counted_N.any()))
+                holders = int((batch.flat.count(shown_N) > 0).sum())
+                yield _Bad((step, known.phase, 0), name, place, nan, int(shown_N.sum()) - nan, bool(counted_N.any()),
+                           (holders, len(batch)))  # fmt: skip
 
 
 def _in_record(record: Record, number: int, placed: set[tuple[str, str]]) -> list[_Bad]:

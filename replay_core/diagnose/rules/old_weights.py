@@ -15,14 +15,18 @@ from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE, LIMITS, gap
 from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.mismatch_causes import other_tokens
 from replay_core.diagnose.parting import AGREES, ENOUGH, parting
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.staleness import versions
+from replay_core.diagnose.rules.weights import ADAPTER
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, share, shown
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
+#: Steps after such a jump that tell whether it grows, and what the first of them may be exceeded by where it does not.
+RESTS, STILL = 3, 1.25
 #: Share of the rows that one sample with a tensor of its own does not come to.
 FEW_ROWS = 0.1
 #: And while versions stand: what was there before they stood has another cause.
@@ -59,7 +63,7 @@ def _step_gaps(case: Case) -> Iterator[_StepGap]:
             continue
         if between.is_shifted or between.after_softmax is not None or between.is_tempered or between.is_truncated:
             continue
-        if between.leak:
+        if between.leak or other_tokens(batch, between) is not None:
             continue
         place = batch.laid.where("rollout_logprobs", at=worst_of(between))
         command = batch.laid.mismatch_command()
@@ -77,7 +81,8 @@ def _step_gaps(case: Case) -> Iterator[_StepGap]:
 def stale(case: Case) -> Iterator[Finding]:
     """Two signs, over all steps. mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03, up to the last
     step: what was sampled agrees with the reference, the initial weights, and not with the policy. Or a mismatch of 5
-    times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error.
+    times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error. Where
+    the jump is all of it (3 steps and more, none 1.25 times the first), the weights that arrive are changed, not old.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
@@ -97,7 +102,7 @@ def stale(case: Case) -> Iterator[Finding]:
     if not every:
         raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     if (grown := _never_updated(every)) is not None:
-        yield grown
+        yield _of_an_adapter(grown) if _trains_an_adapter(case) else grown
         return
     known = [one.version for one in every if one.version is not None]
     if len(set(known)) > 1:
@@ -131,24 +136,61 @@ def stale(case: Case) -> Iterator[Finding]:
     for number in range(2, len(every)):
         before, now = float(np.median([one.mean for one in every[:number]])), every[number]
         floor = max(DISAGREE, JUMP * before)
+        later = [one.mean for one in every[number:]]
+        # Every update that is missed adds to what weights are apart.
+        rests = len(later) >= RESTS and max(later) <= STILL * later[0]
         several = all(float((later.by_sample_B > DISAGREE).mean()) > FEW_ROWS for later in every[number:])
         if now.step is not None and several and all(later.mean >= floor for later in every[number:]):
             yield finding(
                 "error",
-                f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
-                f"{now.mean:.3g} nats per token after {before:.3g}",
+                (
+                    f"the engine's weights are no longer the trainer's from step {now.step} on, and not old ones: they "
+                    f"part by {now.mean:.3g} nats per token after {before:.3g}, and by no more with later updates"
+                    if rests
+                    else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
+                    f"{now.mean:.3g} nats per token after {before:.3g}"
+                ),
                 now.place,
                 evidence=[
                     shown(f"mean |d| at step {now.step}", now.mean, f"< {floor:.3g}"),
                     shown("median of the steps before", before),
                     shown("mean |d| at the last step", every[-1].mean),
                 ],
-                cause="from here on the engine samples with weights that are not updated, or not all of them: a sync "
+                cause="every sync delivers weights that are rounded or changed on the way: quantised (fewer bits, "
+                "coarser scales), of another precision, or a tensor in another layout"
+                if rests
+                else "from here on the engine samples with weights that are not updated, or not all of them: a sync "
                 "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
                 next_step=now.command,
                 steps=[one.step for one in every[number:] if one.step is not None],
             )
             return
+
+
+def _trains_an_adapter(case: Case) -> bool:
+    """Whether all gradients that are recorded are an adapter's."""
+    names = {
+        ref.name
+        for record in case.records()
+        if record.key.stage == "gradient"
+        for ref in record.tensors()
+        if ref.name.startswith("grad.")
+    }
+    return bool(names) and all(map(ADAPTER.search, names))
+
+
+def _of_an_adapter(one: Finding) -> Finding:
+    """The finding of a run that trains nothing else: what the engine lacks is the adapter."""
+    return replace(
+        one,
+        claim=one.claim.replace(
+            "the engine's weights are not updated, or not all of them", "the adapter (LoRA) never reaches the engine"
+        ),
+        cause="the engine samples with the base model: the adapter is not merged, not loaded (another path or name), or "
+        "its request does not name it. " + one.cause[one.cause.find("Of an asynchronous") :]
+        if "Of an asynchronous" in one.cause
+        else one.cause,
+    )
 
 
 def _never_updated(every: list[_StepGap]) -> Finding | None:

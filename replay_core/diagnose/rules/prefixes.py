@@ -213,9 +213,10 @@ def _answers(batch: StepBatch) -> list[Any] | None:
 def same_answers(case: Case) -> Iterator[Finding]:
     """Responses of one prompt whose tokens (or texts) are all equal, in the same step (12 pairs and more over the run):
     the variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
-    rewards do not follow what was answered. A judge that is a model wavers by less.
+    rewards do not follow what was answered. A judge that is a model wavers by less. Steps before the first such pair
+    that differs are left out: the mistake may begin later.
     """
-    within, count = 0.0, 0
+    within, count, agreed = 0.0, 0, 0
     squares: list[float] = []
     where: Where | None = None
     steps: list[int] = []
@@ -227,22 +228,24 @@ def same_answers(case: Case) -> Iterator[Finding]:
         for sample, answer in enumerate(answers):
             same.setdefault(answer, []).append(sample)
         told = [each for each in same.values() if len(each) > 1]
-        differ = False
+        differ = any(np.ptp(rewards_B[each]) > 1e-6 for each in told)
+        if not (differ or squares):
+            agreed += sum(len(each) - 1 for each in told)
+            continue
         for each in told:
             values = rewards_B[each]
             within += float(((values - values.mean()) ** 2).sum()) * 2
             count += len(each) - 1
             if np.ptp(values) > 1e-6:
-                differ = True
                 where = where or batch.laid.where("reward", sample=each[int(np.abs(values - values.mean()).argmax())])
         if told:
             squares.append(float(rewards_B.var()))
         if differ and batch.step is not None:
             steps.append(batch.step)
-    if count < PAIRS or not squares or not np.mean(squares) > 1e-9:
+    if count + agreed < PAIRS or (squares and not np.mean(squares) > 1e-9):
         raise Skip(f"needs {PAIRS} pairs of equal answers to one prompt")
-    share = within / (2 * count) / float(np.mean(squares))
-    if share >= SHARED:
+    share = within / (2 * count) / float(np.mean(squares)) if squares else 0.0
+    if count >= PAIRS and share >= SHARED:
         yield finding(
             "warning",
             "equal answers to one prompt get different rewards: rewards belong to other samples",
@@ -252,8 +255,9 @@ def same_answers(case: Case) -> Iterator[Finding]:
                     "variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"
                 ),
                 shown("pairs of equal answers", count),
+                shown("pairs in the steps before, which agree", agreed),
             ],
-            cause="rewards come back in another order than the samples (order of completion, a pool of workers), or "
-            "the judge is random",
+            cause="rewards come back in another order than the samples (order of completion, a pool of workers)"
+            + ("" if agreed >= PAIRS // 2 else ", or the judge is random"),
             steps=steps,
         )

@@ -10,6 +10,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.finding import Finding
@@ -106,6 +108,16 @@ BEYOND = 30.0
 FEWEST = 5
 
 
+def _are_rewards(log: RunLog) -> bool:
+    """Whether each sample's advantage is its reward, in all steps that record both; False where none does."""
+    same = [
+        bool(np.allclose(advantage_B, rewards_B, rtol=1e-4, atol=1e-6))
+        for batch in log.samples()
+        if (rewards_B := batch.reward_B) is not None and (advantage_B := batch.advantage_B) is not None
+    ]
+    return bool(same) and all(same)
+
+
 @rule("D73", "advantages keep to one side, or to a bound", link="advantages", scope="signals",
       needs=("advantage_max|advantage_std",), explains=("L08",),
       source="an advantage is centred: r less the mean of others")  # fmt: skip
@@ -164,7 +176,7 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
         raise Skip("REINFORCE is stated, which needs no baseline: advantages have the sign of the rewards (D04)")
     if lowest >= 0:
         tops = [agree(*row) for _, row in together(top, log.get("reward_max"))]
-        raw = is_raw or (len(tops) >= FEWEST and all(tops))
+        raw = is_raw or (len(tops) >= FEWEST and all(tops)) or _are_rewards(log)
         cut = all(low == 0 for _, low in rows) and not raw
         never = "no advantage is ever negative: "
         if raw or not cut:

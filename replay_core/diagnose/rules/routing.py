@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import BADLY
 from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.stating import finding, shown
 from replay_core.records import Record, TensorRef
 
@@ -24,6 +28,10 @@ ROUTING = (
 )
 #: Share of tokens that may differ (Megatron-LM#4168: 10 % of routers, 94 % of tokens is the bug).
 DIFFER = 0.05
+#: Share of routers (token and layer) that noise does not move.
+MOST = 0.5
+#: What an order of the experts has to explain, and of how many tokens.
+NEARLY, FEWEST = 0.9, 32
 
 
 def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
@@ -40,8 +48,10 @@ def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
 def routing(batch: StepBatch) -> Iterator[Finding]:
     """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage
-    were not gathered); between two records of the same shape, more than 5 % of tokens with another set of experts
-    is a warning. Skipped without recorded routing.
+    were not gathered); between two records of the same samples, more than 5 % of tokens with another set of experts
+    is a warning. An error where one order of the experts explains nine of ten tokens of the first layer, or more than
+    half of all routers chose otherwise and engine and trainer are .1 nats and more apart. Skipped without recorded
+    routing.
     """
     recorded = _routing(batch)
     if not recorded:
@@ -63,49 +73,98 @@ def routing(batch: StepBatch) -> Iterator[Finding]:
                 cause="routing of another pipeline stage or rank was not gathered before it was recorded",
             )
             return
-    yield from _compared(batch, recorded)
+    yield from _compared(batch)
 
 
-def _compared(batch: StepBatch, recorded: list[tuple[Record, TensorRef]]) -> Iterator[Finding]:
-    for number, (record, ref) in enumerate(recorded):
-        for other, theirs in recorded[number + 1 :]:
-            if ref.shape != theirs.shape or ref is theirs or not _of_the_same(record, other):
-                continue
-            different = _differ(np.asarray(pages.array(ref)), np.asarray(pages.array(theirs)))
-            if different <= DIFFER:
-                continue
-            place = batch.laid.where_record(other, theirs.name)
-            yield finding(
-                "warning",
-                f"{different:.0%} of tokens are routed to other experts in {theirs.name} than in {ref.name}",
-                place,
-                evidence=[
-                    shown(
-                        "share of tokens routed differently",
-                        different,
-                        "<= 0.05",
-                        f"{record.path.name}, {other.path.name}",
-                    )
-                ],
-                cause="the trainer routes live where the engine routed otherwise: replay the recorded routing (R3)",
-                next_step=batch.laid.mismatch_command()
-                if batch.has("rollout_logprobs") and batch.trainer is not None
-                else None,
-            )
-            return
+def _compared(batch: StepBatch) -> Iterator[Finding]:
+    known = [
+        (sheet, name, told)
+        for sheet, places in batch.columns.sheets
+        for name in sorted(sheet.names())
+        if name.rpartition(".")[2] in ROUTING and (told := _by_token(batch, sheet, places, name)) is not None
+    ]
+    for (sheet, name, mine_NLk), (other, theirs, theirs_NLk) in combinations(known, 2):
+        if mine_NLk.shape != theirs_NLk.shape:
+            continue
+        both_N = (mine_NLk >= 0).all(axis=(1, 2)) & (theirs_NLk >= 0).all(axis=(1, 2))
+        if batch.response_N is not None and (both_N & batch.response_N).any():
+            both_N &= batch.response_N
+        if not both_N.any():
+            continue
+        mine_KLk, theirs_KLk = np.sort(mine_NLk[both_N], axis=-1), np.sort(theirs_NLk[both_N], axis=-1)
+        other_KL = (mine_KLk != theirs_KLk).any(axis=-1)
+        different = float(other_KL.any(axis=1).mean())
+        if different <= DIFFER:
+            continue
+        moved = _renumbered(mine_KLk[:, 0], theirs_KLk[:, 0])
+        apart = distance(batch)
+        wrong = moved is not None or (float(other_KL.mean()) > MOST and apart is not None and apart > BADLY)
+        yield finding(
+            "error" if wrong else "warning",
+            f"{different:.0%} of tokens are routed to other experts in {theirs} of {other.name} than in {name} of "
+            f"{sheet.name}" + ("" if moved is None else f": experts stand in another order ({moved})"),
+            batch.laid.where(theirs),
+            evidence=[
+                shown("share of tokens routed differently", different, "<= 0.05"),
+                shown("share of routers that route differently", float(other_KL.mean())),
+                shown("tokens compared", int(both_N.sum())),
+                *([] if apart is None else [shown("mean |trainer - rollout|", apart)]),
+            ],
+            cause="the router's rows, or the experts, are loaded in another order on one side: a token goes to other "
+            "experts' weights"
+            if moved is not None
+            else "the trainer routes live where the engine routed otherwise: replay the recorded routing (R3)",
+            next_step=batch.laid.mismatch_command()
+            if batch.has("rollout_logprobs") and batch.trainer is not None
+            else None,
+        )
+        return
 
 
-def _of_the_same(record: Record, other: Record) -> bool:
-    """Whether two records are of the same samples: another micro-batch's tokens go where they go."""
-    a, b = record.key, other.key
-    return all(
-        getattr(a, part) == getattr(b, part) or (part == "rank" and None in (a.rank, b.rank))
-        for part in ("rank", "micro", "minibatch")
-    )
+def _by_token(batch: StepBatch, sheet: Sheet, places: list[int | None], name: str) -> Array | None:
+    """The experts [N, layers, k] of the batch's tokens, -1 where the sheet names none; None where it is not laid out by
+    tokens.
+    """
+    refs = sheet.refs(name) or []
+    if not refs or any(len(ref.shape) < 3 or ref.rows is not None or ref.is_text for ref in refs):
+        return None
+    each = [(part.place(ref, by_shape=True), np.asarray(pages.array(ref)))
+            for part, ref in zip(sheet.parts, refs, strict=True)]  # fmt: skip
+    if any(placed is None or not placed.by_token or placed.heads != 1 for placed, _ in each):
+        return None
+    parts = []
+    for part, (placed, experts) in zip(sheet.parts, each, strict=True):
+        assert placed is not None
+        own_NLk = np.full((int(part.lengths.sum()), *experts.shape[-2:]), -1, dtype=np.int64)
+        own_NLk[part.flat(placed.tokens)] = experts.reshape(-1, *experts.shape[-2:])[placed.rows]
+        parts.append(own_NLk)
+    found_NLk = np.full((int(batch.flat.lengths_B.sum()), *parts[0].shape[1:]), -1, dtype=np.int64)
+    if any(part.shape[1:] != found_NLk.shape[1:] for part in parts):
+        return None
+    for sample, place in enumerate(places):
+        if place is not None:
+            number, row = sheet.index[place]
+            part = sheet.parts[number]
+            size = min(int(part.lengths[row]), int(batch.flat.lengths_B[sample]))
+            own, here = int(part.starts[row]), batch.flat.starts_B[sample]
+            found_NLk[here : here + size] = parts[number][own : own + size]
+    return found_NLk
 
 
-def _differ(a: Array, b: Array) -> float:
-    """Share of tokens with another set of experts in any layer."""
-    mine, theirs = np.sort(a, axis=-1), np.sort(b, axis=-1)
-    same = (mine == theirs).reshape(-1, int(np.prod(a.shape[-2:]))).all(axis=1)
-    return float((~same).mean())
+def _renumbered(mine_Kk: Array, theirs_Kk: Array) -> str | None:
+    """How one side numbers the first layer's experts, where it is an order of its own that explains nearly all; None
+    where it is not so. (Of later layers what goes in differs already.)
+    """
+    if len(mine_Kk) < FEWEST:
+        return None
+    count = int(max(mine_Kk.max(), theirs_Kk.max())) + 1
+    together = np.zeros((count, count), dtype=np.int64)
+    for one_K in mine_Kk.T:
+        for two_K in theirs_Kk.T:
+            np.add.at(together, (one_K, two_K), 1)
+    seen = np.flatnonzero(together.sum(axis=1))
+    to = together.argmax(axis=1)
+    if len(set(to[seen].tolist())) < seen.size or (to[seen] == seen).all():
+        return None
+    same = float((np.sort(to[mine_Kk], axis=-1) == theirs_Kk).all(axis=-1).mean())
+    return ", ".join(f"{one} for {to[one]}" for one in seen[to[seen] != seen][:4].tolist()) if same > NEARLY else None

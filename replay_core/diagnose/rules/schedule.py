@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from replay_core.diagnose.finding import Finding
@@ -24,11 +26,12 @@ FALLEN = 1 / 50
       explains=("L02", "L08", "L09", "L10", "L16", "D01", "D03", "D20", "D24", "D25", "D26"), lasts=True,
       source="torch.optim.lr_scheduler.LRScheduler.state_dict is part of a checkpoint")  # fmt: skip
 def leaps(log: RunLog) -> Iterator[Finding]:
-    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one
-    over 10 times where 2 before it and more are one number. Or one that comes to less than a third from one step to the
-    next and rises in each of the next 3: a warm-up that begins again, a warning. Restarts of a cosine leap to what the
-    rate was before, and fall bit by bit. Or one that falls to less than a fiftieth from one step to the next and stays
-    there for 4 and more, where it was as large for 4 before: a warning.
+    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one over
+    10 times where 2 before it and more are one number; an error where the KL to the reference comes to 5 times all
+    before in the 3 steps that follow. Or one that comes
+    to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
+    warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than
+    a fiftieth from one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -39,12 +42,13 @@ def leaps(log: RunLog) -> Iterator[Finding]:
         rests = min(before) == max(before) and values[at] > FAR * max(before)
         if values[at] > LEAPT * max(before) > 0 and (rests or (at >= BEFORE and before[-1] <= before[-BEFORE])):
             back = next((later for later in range(at + 1, len(values)) if values[later] <= max(before)), None)
-            yield _told(
+            told = _told(
                 log, series.points[at], f"the learning rate leaps {values[at] / max(before):.3g} times at step "
                 f"{series.points[at].step}, to {values[at]:.3g}" + (", and comes back" if back else ""),
                 "the schedule has a step that is wrong, a checkpoint was resumed with other settings, or a second "
                 "parameter group's rate is logged",
             )  # fmt: skip
+            yield _worse(told, log, series.points[at].step)
             return
         if at < BEFORE or len(values) < 2 * BEFORE:
             continue
@@ -69,6 +73,20 @@ def leaps(log: RunLog) -> Iterator[Finding]:
                 "resumed with other settings",
             )  # fmt: skip
             return
+
+
+def _worse(told: Finding, log: RunLog, step: int | None) -> Finding:
+    """An error where the policy leaves its reference at once."""
+    kl = log.get("kl")
+    if kl is None or step is None:
+        return told
+    points = [point for point in kl.points if point.step is not None and math.isfinite(point.value)]
+    before = [point.value for point in points if (point.step or 0) < step]
+    after = [point.value for point in points if step <= (point.step or 0) <= step + 3]
+    if len(before) < BEFORE or not after or max(after) <= LEAPT * max(before):
+        return told
+    claim = f"{told.claim}, and {kl.name} goes from {before[-1]:.3g} to {max(after):.3g}: it breaks the policy"
+    return replace(told, severity="error", claim=claim)
 
 
 def _told(log: RunLog, point: Point, claim: str, cause: str) -> Finding:

@@ -15,6 +15,7 @@ from replay_core.diagnose.parting import AGREES
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.softmax import stated_temperature
 from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.surprise import Surprise
 
 
 @rule("D10", "rollout and trainer use another temperature", link="rollout_logprobs", scope="case",
@@ -35,6 +36,10 @@ def tempered(case: Case) -> Iterator[Finding]:
     the origin (5 % of the difference left, 16 tokens and more); beside a trainer at the temperature that the dump
     states, the two differ by -log sum p^(1/T), within what one other token or all of a vocabulary would leave.
 
+    Which side has the temperature that tokens were drawn at is told where entropies are recorded: the trainer's, where
+    its mean -log p is its mean entropy (to .15 of what the other temperature would make of it); the rollout's, where it
+    is off by a quarter of that, and 3 standard errors.
+
     A warning where the dump begins after the second step, no tokens of one place tell and the two are half a nat and
     less apart: older samples look so, too.
 
@@ -44,6 +49,8 @@ def tempered(case: Case) -> Iterator[Finding]:
     found: list[Finding] = []
     means: list[float] = []
     whys: list[str] = []
+    told: list[tuple[StepBatch, Gap, bool]] = []
+    surprise = Surprise()
     for batch in case.batches():
         try:
             between = compared(batch)
@@ -60,28 +67,29 @@ def tempered(case: Case) -> Iterator[Finding]:
             or between.after_softmax is not None
             or between.contexts.temperature is not None
         )
-        found += [
-            replace(
-                one, steps=() if batch.step is None else (batch.step,), severity=one.severity if sure else "warning"
-            )
-            for one in _tempered(batch, between)
-        ]
+        if between.after_softmax is not None or between.is_tempered:
+            told.append((batch, between, sure))
+        if between.is_tempered:
+            surprise.take(between)
+    for batch, between, sure in told:
+        one = _tempered(batch, between, surprise)
+        steps = () if batch.step is None else (batch.step,)
+        found.append(replace(one, steps=steps, severity=one.severity if sure else "warning"))
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     yield from (weighed(one, len(means), varies=False) for one in merged(found))
 
 
-def _tempered(batch: StepBatch, between: Gap) -> Iterator[Finding]:
+def _tempered(batch: StepBatch, between: Gap, surprise: Surprise) -> Finding:
     place = batch.laid.where("rollout_logprobs", at=worst_of(between))
     if between.after_softmax is not None:
-        yield _after_softmax(between, between.after_softmax, place)
-        return
-    if not between.is_tempered:
-        return
+        return _after_softmax(between, between.after_softmax, place)
     stated, gain = stated_temperature(batch), given(between.gain)
-    yield finding(
+    drawn = surprise.is_drawn(gain)
+    why, cause = _why(gain, stated, drawn)
+    return finding(
         "error",
-        f"rollout and trainer are at different temperatures: {gain:.2f} explains their difference",
+        f"rollout and trainer are at different temperatures: {gain:.2f} explains their difference{why}",
         place,
         evidence=[
             shown("temperature that explains it", gain, "0.9 to 1.1"),
@@ -96,9 +104,10 @@ def _tempered(batch: StepBatch, between: Gap) -> Iterator[Finding]:
             ),
             shown("correlation", between.correlation),
             *([] if stated is None else [shown("temperature the dump states", stated)]),
+            *([] if drawn is None else [shown("mean -log p - entropy of the trainer's", surprise.mean, "0")]),
             *figures_of(between),
         ],
-        cause=_why(gain, stated),
+        cause=cause,
         next_step=batch.laid.mismatch_command(),
     )
 
@@ -107,17 +116,34 @@ def _tempered(batch: StepBatch, between: Gap) -> Iterator[Finding]:
 _AS_STATED = 0.1
 
 
-def _why(gain: float, stated: float | None) -> str:
-    """What makes a difference of so much, and what of it the stated temperature decides."""
+def _why(gain: float, stated: float | None, drawn: bool | None) -> tuple[str, str]:
+    """What makes a difference of so much, for the claim and as a cause: what of it the stated temperature decides, and
+    whether tokens were `drawn` at the trainer's temperature (None: it is not told).
+    """
     raw = (
         f"the trainer divides its logits by about T = {1 / gain:.2f} and the engine returns raw log-probabilities "
         "(before the temperature)"
     )
-    if stated and abs(stated - 1) > _AS_STATED and abs(gain * stated - 1) < _AS_STATED:
-        return f"{raw}; or the trainer divides them by the temperature of {stated:g} twice"
+    is_as_stated = bool(stated and abs(stated - 1) > _AS_STATED and abs(gain * stated - 1) < _AS_STATED)
+    if drawn:
+        return (
+            ", and tokens were sampled at the trainer's: the engine reports raw log-probabilities",
+            f"{raw}. Let it return processed ones (vLLM: logprobs_mode)",
+        )
+    if is_as_stated:
+        # How far apart the two are is told, and not how cold: sampling at 1 beside T looks like T beside T twice.
+        twice = f"the trainer divides by the temperature of {stated:g} twice"
+        if drawn is False:
+            return (
+                ", and tokens were sampled at the rollout's",
+                f"{twice}, or the engine samples without it (at 1)",
+            )
+        return "", f"{raw}; or {twice}"
+    if drawn is False and gain > 1:
+        return "", f"the rollout was sampled at about T = {gain:.2f} times the trainer's temperature"
     if gain < 1:
-        return f"the rollout was sampled at about T = {gain:.2f} and the trainer's logits are not divided by it"
-    return f"{raw}; or the rollout was sampled at T = {gain:.2f}"
+        return "", f"the rollout was sampled at about T = {gain:.2f} and the trainer's logits are not divided by it"
+    return "", f"{raw}; or the rollout was sampled at T = {gain:.2f}"
 
 
 def _after_softmax(between: Gap, temperature: float, place: Where) -> Finding:

@@ -129,6 +129,13 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
             "a part of the prompt, or what every answer is made to begin with (a forced <think>, a role's header), is "
             "in the loss mask: the engine was given these tokens",
         )
+    sampled_B = np.repeat(batch.flat.first(counted_N & ~alien_N), batch.flat.lengths_B)
+    if (batch.flat.position_N[at_N] > sampled_B[at_N]).all() and (sampled_B[at_N] >= 0).all():
+        return (
+            ": they stand inside of responses, between sampled ones",
+            "tool output (what an environment wrote between the policy's turns) is left in the loss mask: the engine "
+            "was given these tokens",
+        )
     return "", "tool output or a part of the prompt is left in the loss mask: the engine was given these tokens"
 
 

@@ -22,7 +22,7 @@ from replay_core.records import Record
 from replay_core.regexes import regex
 
 #: Weights that are trained alone on purpose.
-_ADAPTER = regex(r"lora|adapter|ia3|prompt_encoder|prefix|soft_prompt|bitfit|dora", re.IGNORECASE)
+ADAPTER = regex(r"lora|adapter|ia3|prompt_encoder|prefix|soft_prompt|bitfit|dora", re.IGNORECASE)
 #: Bytes of one step's weights that are read; larger ones are for `rldbg compare`.
 MOST = 1 << 28
 
@@ -57,7 +57,7 @@ def unmoved(case: Case) -> Iterator[Finding]:
     total = sum(before[name][1] for name in shared)
     standing = sum(before[name][1] for name in still)
     moving = sorted(shared - set(still))
-    if 20 * standing < total or not still or (moving and all(_ADAPTER.search(name) for name in moving)):
+    if 20 * standing < total or not still or (moving and all(ADAPTER.search(name) for name in moving)):
         return
     many = 2 * standing > total
     warms = not moving and steps[-1] < _WARM_UP and any(record.key.role == "critic" for record in case.records())
