@@ -38,7 +38,7 @@ EXPLODED = 5.0
 def no_gradient(batch: StepBatch) -> Iterator[Finding]:
     """grad_norm exactly 0 while max |A| over counted tokens is above 0: an error. Equal and opposite advantages do not
     cancel to an exact 0 on different tokens. Where gradients of both matrices of an adapter (LoRA's A and B) are
-    recorded, and all of them are 0, each is the other's factor: both matrices are 0.
+    recorded, and all of them are 0, either is it: B begins at 0 and has a gradient from the first step on.
     """
     norms = batch.columns.scalars("grad_norm")
     if not norms:
@@ -53,15 +53,16 @@ def no_gradient(batch: StepBatch) -> Iterator[Finding]:
     yield finding(
         "error",
         "the gradient is exactly 0 although advantages are not"
-        + (", in both matrices of the adapter (LoRA): both begin at 0" if matrices else ""),
+        + (", in both matrices of the adapter (LoRA): no gradient reaches it" if matrices else ""),
         place,
         evidence=[
             shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
             shown("largest |advantage| on counted tokens", float(heard.max()), None, advantages.source),
             *([shown("recorded gradients of adapters that are 0", matrices)] if matrices else []),
         ],
-        cause="A's gradient is a product with B, and B's with A: where both were initialised to 0 neither ever moves. "
-        "Gradients reach them, so nothing is detached or frozen; a scale (alpha) of 0 looks the same"
+        cause="both matrices were initialised to 0 (A's gradient is a product with B, and B's with A), the scale "
+        "(alpha) is 0, or the loss is cut off before them: times 0, detached, or inputs that require no gradient under "
+        "gradient checkpointing"
         if matrices
         else "logits are detached, parameters are frozen, both matrices of an adapter (LoRA) begin at 0, the loss "
         "scale overflowed, or the mask cuts the graph",

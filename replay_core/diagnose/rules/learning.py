@@ -219,15 +219,39 @@ def _clipped(raw: float, left: float, series: Series, source: str) -> Finding:
     )
 
 
+def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Finding:
+    return finding(
+        "warning",
+        f"gradients are clipped before they are unscaled: their norm of {raw:.3g} is {raw / scale:.2g} times the loss "
+        f"scale, and is clipped to {left:.3g}",
+        series.points[0].where(series.name),
+        evidence=[shown("norm before clipping", raw), shown("over the loss scale", raw / scale), shown("after", left)],
+        cause=f"scaler.unscale_(optimizer) is missing before clip_grad_norm_: {left / scale:.2g} is left of the norm "
+        "once the step unscales it",
+        next_step="call scaler.unscale_(optimizer) before clip_grad_norm_, and look at grad_norm",
+        steps=series.steps(),
+    )
+
+
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="case",
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
 def clips_at_nothing(case: Case) -> Iterator[Finding]:
-    """The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning."""
+    """The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning. Where
+    a loss scale is stated (fp16) and the norm over it is below the norm to clip at, to which it was clipped all the
+    same, what was clipped was not unscaled before.
+    """
     limit = stated_number(
         case.run.facts, "max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad"
     )
     log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
     norms = log.get("grad_norm") if log is not None else None
+    left = log.get("grad_norm_clipped") if log is not None else None
+    scale = stated_number({**(case.run.flags or {}), **case.run.facts}, "loss_scale", "init_scale", "initial_scale")
+    if norms is not None and left is not None and scale and len(norms.finite) >= 3 and len(left.finite) >= 3:
+        raw, clipped = median(norms.finite), median(left.finite)
+        if scale > 1 and clipped < LEAVES * raw and 0 < raw / scale < clipped:
+            yield _still_scaled(raw, clipped, scale, norms)
+            return
     if limit is None or log is None or norms is None or len(norms.finite) < 3 or log.has("grad_norm_clipped"):
         raise Skip("needs the noted norm to clip at, and gradient norms of 3 steps")
     if 0 < limit < LEAVES * median(norms.finite):

@@ -248,6 +248,15 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         )  # fmt: skip
         return
     stated = batch.laid.algorithm.weight_cap
+    if stated is not None and cap > stated * (1 + 1e-3) and floor >= stated * (1 - 1e-3):
+        yield finding(
+            "error",
+            f"importance weights are cut off from below: none is below {floor:.4g}, their stated cap",
+            batch.laid.where("is_weights", sample=0),
+            evidence=[shown("least weight", floor, f"<= {stated:g}", weights.source), shown("largest weight", cap)],
+            cause="the cap is applied as a floor: max, or clamp(min=), where min, or clamp(max=), is meant",
+        )
+        return
     if stated is not None and (over_N := weights.said_N & (weights.values_N > stated * (1 + 1e-3))).any():
         heard_N = weights.said_N & np.isfinite(weights.values_N)
         yield finding(

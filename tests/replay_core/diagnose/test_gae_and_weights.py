@@ -7,8 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from tests.replay_core.diagnose.batches import healthy, masks, noise, of, seen, set_advantages, set_rewards
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.signals import Signals
+from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
+from tests.replay_core.diagnose.batches import healthy, look, masks, noise, of, seen, set_advantages, set_rewards
 
 Fields = dict[str, Any]
 
@@ -126,6 +132,44 @@ def power(times: float) -> Fields:
 )  # fmt: skip
 def test_importance_weights_are_held_against_trainer_over_rollout(times: float, words: str, tmp_path: Path) -> None:
     found = of(seen(tmp_path, power(times), "D59"), "D59")
+    assert (found is not None) == bool(words)
+    assert found is None or words in found.claim
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"), [({"min": 1.1}, "cut off from below"), ({}, "not cut off"), ({"max": 1.1}, "")],
+    ids=["a floor", "no cap", "a cap"],
+)  # fmt: skip
+def test_weights_are_held_against_the_stated_cap(bounds: dict[str, float], words: str, tmp_path: Path) -> None:
+    fields = power(1)
+    apart_BT = fields["old_log_probs"] - fields["rollout_log_probs"]
+    weights_BT = np.exp(apart_BT).clip(bounds.get("min"), bounds.get("max"))
+    tensors = {name: torch.from_numpy(one) for name, one in fields.items() if isinstance(one, np.ndarray)}
+    tensors["rollout_is_weights"] = torch.from_numpy(weights_BT.astype(np.float32))
+    with Recorder(tmp_path / "run", flags={"tis_cap": 1.1}) as recorder, recorder.step(0) as record:
+        record("forward_data", micro=0, **tensors)
+    found = of(look(tmp_path / "run", "D59"), "D59")
+    assert (found is not None) == bool(words)
+    assert found is None or words in found.claim
+
+
+@pytest.mark.parametrize(
+    ("scale", "raw", "clipped", "words"),
+    [(1024, 600.0, 1.0, "before they are unscaled"), (1024, 2000.0, 1.0, "leaves 1 of"), (None, 600.0, 1.0, "leaves"),
+     (1024, 0.6, 0.6, ""), (1024, 8.0, 1.0, "")],
+    ids=["still scaled", "large all the same", "no scale", "small", "clipped"],
+)  # fmt: skip
+def test_a_scaled_norm_that_is_clipped_is_told_from_a_small_limit(
+    scale: int | None, raw: float, clipped: float, words: str, tmp_path: Path
+) -> None:
+    flags = {"max_grad_norm": 1.0} | ({} if scale is None else {"loss_scale": scale})
+    with Recorder(tmp_path / "run", flags=flags) as recorder:
+        for step in range(4):
+            with recorder.step(step) as record:
+                record("training_metrics", metrics={"grad_norm": raw * (1 + 0.1 * step)})
+                record("optimizer", micro=0, clipped_grad_norm=clipped)
+    run = open_run(tmp_path / "run")
+    found = of(diagnose(Case(run, Signals.of(run)), ["L15"]), "L15")
     assert (found is not None) == bool(words)
     assert found is None or words in found.claim
 

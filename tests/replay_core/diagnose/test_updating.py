@@ -34,7 +34,7 @@ FAULTS = [
     (Recipe("never-zeroed", max_norm=1.0, epochs=2), "D68", "gradients pile up"),
     (Recipe("other-parameters", checkpoints=True), "D57", "checkpoints of 7 steps are one"),
     (Recipe("other-parameters"), "D55", "the policy never changes"),
-    (Recipe("lora-dead", lora=True), "D23", "both begin at 0"),
+    (Recipe("lora-dead", lora=True), "D23", "no gradient reaches it"),
     (Recipe("micro-dropped", micros=3), "D88", "8 of 24 samples are in none of the 2 micro-batches"),
     (Recipe("reused", lr=2e-2), "D75", "the rollouts of step 1 are trained on again in steps 2, 3, 4, 5, 6"),
     (Recipe("overlong-turned", overlong=True, size=8), "D07", "cut-off responses is turned around"),
