@@ -219,7 +219,8 @@ class Observer:
             name = tensor.partition(".inputs")[0].rpartition(".")[0]
         name = name.partition("[")[0]
         module = self.cell.model.backbone.get_submodule(name) if name else self.cell.model.backbone
-        return TensorPlace(tensor, name or "the model", kind_of(name, module), order)
+        kind = "position" if _is_table(self.cell.model.backbone, module) else kind_of(name, module)
+        return TensorPlace(tensor, name or "the model", kind, order)
 
     def sights(
         self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True, thorough: bool = False,
@@ -636,6 +637,16 @@ def _is_rotation(of: Observer, place: TensorPlace) -> bool:
     name = place.module
     module = of.cell.model.backbone.get_submodule(name) if name != "the model" else None
     return not isinstance(module, torch.nn.Embedding)
+
+
+def _is_table(backbone: torch.nn.Module, module: torch.nn.Module) -> bool:
+    """Whether a module looks up positions, whatever it is called: an embedding of something else than tokens."""
+    tokens = getattr(backbone, "get_input_embeddings", lambda: None)()
+    return (
+        isinstance(module, torch.nn.Embedding)
+        and isinstance(tokens, torch.nn.Embedding)
+        and module.num_embeddings != tokens.num_embeddings
+    )
 
 
 def kind_of(name: str, module: torch.nn.Module) -> str:
