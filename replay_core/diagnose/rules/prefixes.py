@@ -96,12 +96,16 @@ def _memories(case: Case) -> dict[str, _Memory]:
                 told = now if again and now is not None and passed_N[at] else column
                 if told.said_N[at] and np.isfinite(told.values_N[at]):
                     here.setdefault(place, []).append(float(told.values_N[at]))
-            # Prompts begin alike (a template), and some trainers score them, too; others leave 0 there.
-            for place, at in prompts if name == "policy" else ():
-                if column.said_N[at] and np.isfinite(column.values_N[at]) and column.values_N[at] != 0:
-                    here.setdefault(place, []).append(float(column.values_N[at]))
             memory = found.setdefault(name, _Memory())
             memory.where = memory.where or batch.laid.where(column.name, sample=0)
+            memory.take(batch.step, here)
+        # Prompts begin alike (a template), and some trainers score them, too; others leave 0 there.
+        policy, here = batch.trainer, {}
+        for place, at in prompts if policy is not None else ():
+            if policy is not None and policy.said_N[at] and np.isfinite(policy.values_N[at]) and policy.values_N[at]:
+                here.setdefault(place, []).append(float(policy.values_N[at]))
+        if policy is not None and here:
+            memory = found.setdefault("policy on prompts", _Memory(where=batch.laid.where(policy.name, sample=0)))
             memory.take(batch.step, here)
     return found
 
@@ -154,8 +158,11 @@ def standing(case: Case) -> Iterator[Finding]:
             "train mode; some recipes reset it on purpose (TR-DPO, ProRL)",
             steps=sorted(ref.apart),
         )
-    for name, memory, what in (("policy", policy, "log-probability"), ("critic", critic, "value")):
+    asked = memories.get("policy on prompts")
+    for name, memory, what in (("policy", policy or asked, "log-probability"), ("critic", critic, "value")):
         if memory is None or memory.largest > SAME or not _spread(memory):
+            continue
+        if name == "policy" and asked is not None and asked.largest > SAME:
             continue
         sampled = memories.get("engine")
         if name == "policy" and sampled is not None and sampled.typical > sampled.floor:
