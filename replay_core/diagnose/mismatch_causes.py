@@ -80,7 +80,7 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     d_N[between.both_N] = np.abs(between.d)
     if (given_ := _given(batch, between, d_N)) is not None:
         return given_
-    if (gathered := _gathered_elsewhere(batch, between)) is not None:
+    if (gathered := gathered_elsewhere(batch, between)) is not None:
         return gathered
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
@@ -222,12 +222,12 @@ def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:
 SAME_FORWARD = 1e-2
 
 
-#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then rise and
-#: fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
+#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then rise
+#: and fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
 ELSEWHERE, LESS, UNLIKE, FITS, OFF = 1.0, 0.97, 0.3, 0.4, 0.3
 
 
-def _gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
+def gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
     """A trainer whose entropies are those of the engine's places, and whose log-probabilities are of other tokens. One
     that has another prompt, or other weights, gives some of the sampled tokens more and gets the format right.
     """

@@ -24,9 +24,9 @@ FALLEN = 1 / 50
       explains=("L02", "L08", "L09", "L10", "L16", "D20", "D24", "D25"), lasts=True,
       source="torch.optim.lr_scheduler.LRScheduler.state_dict is part of a checkpoint")  # fmt: skip
 def leaps(log: RunLog) -> Iterator[Finding]:
-    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and an error where
-    the KL to the reference comes to 5 times all before in the 3 steps that follow. Or one that comes
-    to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
+    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and an error
+    where the KL to the reference comes to 5 times all before in the 3 steps that follow. Or one that comes to less than
+    a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
     warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than
     a fiftieth from one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning.
     """
