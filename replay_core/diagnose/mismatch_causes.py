@@ -26,6 +26,8 @@ class MismatchCause(NamedTuple):
     figures: list[Evidence]
     is_of_a_forward: bool = False
     """Whether it is sure whichever weights the two sides hold: of a mask, positions, labels, or two forwards of one."""
+    is_of_tokens: bool = False
+    """Whether the tokens themselves tell it, so that it is none of old weights where it begins in a later step, too."""
 
 
 #: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
@@ -89,6 +91,7 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
             "of these samples improbable, and hardly any more probable, while other samples agree",
             [*told, retold],
             is_of_a_forward=True,
+            is_of_tokens=True,
         )
     early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
     late_N = between.both_N & ~early_N
@@ -252,6 +255,7 @@ def gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
             shown("tokens that the trainer gives less", between.one_sided, "about 0.5"),
         ],
         is_of_a_forward=True,
+        is_of_tokens=True,
     )
 
 
