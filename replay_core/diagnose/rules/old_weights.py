@@ -13,7 +13,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import TOLD_APART, worst_of
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, LIMITS, gap
+from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
 from replay_core.diagnose.misplaced import Misplaced
@@ -146,8 +146,8 @@ def stale(case: Case) -> Iterator[Finding]:
             steps=[one.step for one in bad if one.step is not None],
         )
         return
-    if jump is not None:
-        yield _left_behind(every, jump)
+    if jump is not None and (told := _left_behind(every, jump)) is not None:
+        yield told
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,15 @@ def _jump(every: list[_StepGap]) -> _Jump | None:
     return None
 
 
-def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding:
-    """From a step on the engine has other weights than the trainer: old ones, or ones that are changed on the way."""
+def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding | None:
+    """From a step on the engine has other weights than the trainer: old ones, or ones that are changed on the way. None
+    where it is more at once than either comes to, and rests there: other tokens or prompts are D09's.
+    """
     now, later = every[jump.number], [one.mean for one in every[jump.number :]]
     # Every update that is missed adds to what weights are apart.
     rests = len(later) >= RESTS and float(np.median(later[1:])) <= STILL * later[0]
+    if rests and later[0] > OLDEST:
+        return None
     return finding(
         "error",
         (
