@@ -407,6 +407,8 @@ APART = 5.0
 LEAKS, LEAKS_BY_GUESS = 1e-3, 0.02
 #: One clean sample is chance among fewer than this.
 FEWEST_ALONE = 6
+#: Where more of the samples than this agree, hardly any row that was filled up holds two.
+MOST_ALONE = 0.8
 #: Fewer first samples of inferred packs than this have to hold that many tokens that count, or they agree by luck.
 FEWEST_SPARED, FEWEST_CLEAN = 5, 12
 #: A clean sample's mean |d| stays below this however noisy the precision.
@@ -467,7 +469,8 @@ def _starts(batch: StepBatch, order: Array, values_B: Array) -> list[tuple[Array
         found.append((np.arange(total) == 0, "all samples in one (inferred)"))
     clean_B = values_B < CLEAN
     lengths_B = batch.flat.lengths_B[order]
-    if clean_B[0] and clean_B.sum() >= 2 and not clean_B.all() and _is_filling(clean_B, lengths_B):
+    filled = clean_B[0] and clean_B.sum() >= 2 and clean_B.mean() <= MOST_ALONE
+    if filled and _is_filling(clean_B, lengths_B):
         found.append((clean_B, "rows filled up to one length (inferred)"))
     return found
 

@@ -26,6 +26,8 @@ class MismatchCause(NamedTuple):
     figures: list[Evidence]
     is_of_a_forward: bool = False
     """Whether it is sure whichever weights the two sides hold: of a mask, positions, labels, or two forwards of one."""
+    is_of_tokens: bool = False
+    """Whether the tokens themselves tell it, so that it is none of old weights where it begins in a later step, too."""
 
 
 #: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
@@ -80,7 +82,7 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     d_N[between.both_N] = np.abs(between.d)
     if (given_ := _given(batch, between, d_N)) is not None:
         return given_
-    if (gathered := _gathered_elsewhere(batch, between)) is not None:
+    if (gathered := gathered_elsewhere(batch, between)) is not None:
         return gathered
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
@@ -89,6 +91,7 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
             "of these samples improbable, and hardly any more probable, while other samples agree",
             [*told, retold],
             is_of_a_forward=True,
+            is_of_tokens=True,
         )
     early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
     late_N = between.both_N & ~early_N
@@ -222,12 +225,12 @@ def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:
 SAME_FORWARD = 1e-2
 
 
-#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then rise and
-#: fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
+#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then rise
+#: and fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
 ELSEWHERE, LESS, UNLIKE, FITS, OFF = 1.0, 0.97, 0.3, 0.4, 0.3
 
 
-def _gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
+def gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
     """A trainer whose entropies are those of the engine's places, and whose log-probabilities are of other tokens. One
     that has another prompt, or other weights, gives some of the sampled tokens more and gets the format right.
     """
@@ -252,6 +255,7 @@ def _gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
             shown("tokens that the trainer gives less", between.one_sided, "about 0.5"),
         ],
         is_of_a_forward=True,
+        is_of_tokens=True,
     )
 
 

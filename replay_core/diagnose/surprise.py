@@ -1,7 +1,7 @@
 """Whether tokens were drawn from the distribution whose log-probabilities and entropies are recorded beside them.
 
-Of tokens drawn from q the mean of -log q is the mean entropy of q. Of tokens drawn from p, which goes as q^s, it is less
-by about (s - 1) times the variance of log q: log q is more of what is drawn the colder p is.
+Of tokens drawn from q the mean of -log q is the mean entropy of q. Of tokens drawn from p, which goes as q^s, it is
+less by about (s - 1) times the variance of log q: log q is more of what is drawn the colder p is.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def disagree(case: Case) -> Iterator[Finding]:
             told, cause = one
             # The weights of a dump that begins late may be old.
             may_be_old = not case.begins and between.mean <= OLDEST
-            of_a_forward = cause.is_of_a_forward and (may_be_old or between.mean > BADLY)
+            of_a_forward = cause.is_of_tokens or (may_be_old and cause.is_of_a_forward)
             found.append((replace(told, steps=steps), may_be_old, of_a_forward))
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))

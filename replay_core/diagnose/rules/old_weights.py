@@ -13,9 +13,10 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import TOLD_APART, worst_of
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, LIMITS, gap
+from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, gap
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.mismatch_causes import other_tokens
+from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
+from replay_core.diagnose.misplaced import Misplaced
 from replay_core.diagnose.parting import AGREES, ENOUGH, parting
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.staleness import versions
@@ -25,8 +26,11 @@ from replay_core.diagnose.stating import finding, share, shown
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
-#: Steps after such a jump that tell whether it grows, and what the first of them may be exceeded by where it does not.
-RESTS, STILL = 3, 1.25
+#: Steps after such a jump that tell whether it grows, and how many times the first of them the others come to where
+#: it does not.
+RESTS, STILL = 3, 1.5
+#: What of the first step's mismatch is noise before a jump: old weights grow from the first update on.
+UNMOVED = 2.0
 #: Share of the rows that one sample with a tensor of its own does not come to.
 FEW_ROWS = 0.1
 #: And while versions stand: what was there before they stood has another cause.
@@ -52,8 +56,10 @@ class _StepGap:
     prompt_B: Array | None
 
 
-def _step_gaps(case: Case) -> Iterator[_StepGap]:
-    """Steps whose mismatch has no cause that shows in one step, and does not stand beside importance weights."""
+def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
+    """Steps whose mismatch has no cause that shows in one step, and does not stand beside importance weights. What
+    their tokens tell of a gather is taken down.
+    """
     for batch in case.batches():
         if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")) or batch.has("is_weights"):
             continue
@@ -63,8 +69,10 @@ def _step_gaps(case: Case) -> Iterator[_StepGap]:
             continue
         if between.is_shifted or between.after_softmax is not None or between.is_tempered or between.is_truncated:
             continue
-        if between.leak or other_tokens(batch, between) is not None:
+        if between.leak or other_tokens(batch, between) is not None or gathered_elsewhere(batch, between) is not None:
             continue
+        if between.mean > DISAGREE:
+            misplaced.take(batch, between)
         place = batch.laid.where("rollout_logprobs", at=worst_of(between))
         command = batch.laid.mismatch_command()
         known = versions(batch)
@@ -82,7 +90,8 @@ def stale(case: Case) -> Iterator[Finding]:
     """Two signs, over all steps. mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03, up to the last
     step: what was sampled agrees with the reference, the initial weights, and not with the policy. Or a mismatch of 5
     times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error. Where
-    the jump is all of it (3 steps and more, none 1.25 times the first), the weights that arrive are changed, not old.
+    the jump is all of it (3 steps and more, the others 1.5 times the first), weights that arrive are
+    changed, and not old.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
@@ -98,10 +107,14 @@ def stale(case: Case) -> Iterator[Finding]:
     Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
     the trainer's own forward that differs (D09).
     """
-    every = list(_step_gaps(case))
+    misplaced = Misplaced()
+    every = list(_step_gaps(case, misplaced))
+    if misplaced.told() is not None:
+        raise Skip("the trainer gathers other tokens than were sampled (D09)")
     if not every:
         raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
-    if (grown := _never_updated(every)) is not None:
+    jump = _jump(every)
+    if (jump is None or not jump.is_clean) and (grown := _never_updated(every)) is not None:
         yield _of_an_adapter(grown) if _trains_an_adapter(case) else grown
         return
     known = [one.version for one in every if one.version is not None]
@@ -133,38 +146,63 @@ def stale(case: Case) -> Iterator[Finding]:
             steps=[one.step for one in bad if one.step is not None],
         )
         return
+    if jump is not None and (told := _left_behind(every, jump)) is not None:
+        yield told
+
+
+@dataclass(frozen=True, slots=True)
+class _Jump:
+    """The mismatch leaps at a step of the run, and stays: its `number`, the median before, whether it had not moved."""
+
+    number: int
+    before: float
+    is_clean: bool
+
+
+def _jump(every: list[_StepGap]) -> _Jump | None:
     for number in range(2, len(every)):
-        before, now = float(np.median([one.mean for one in every[:number]])), every[number]
+        means = [one.mean for one in every[:number]]
+        before = float(np.median(means))
         floor = max(DISAGREE, JUMP * before)
-        later = [one.mean for one in every[number:]]
-        # Every update that is missed adds to what weights are apart.
-        rests = len(later) >= RESTS and max(later) <= STILL * later[0]
         several = all(float((later.by_sample_B > DISAGREE).mean()) > FEW_ROWS for later in every[number:])
-        if now.step is not None and several and all(later.mean >= floor for later in every[number:]):
-            yield finding(
-                "error",
-                (
-                    f"the engine's weights are no longer the trainer's from step {now.step} on, and not old ones: they "
-                    f"part by {now.mean:.3g} nats per token after {before:.3g}, and by no more with later updates"
-                    if rests
-                    else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
-                    f"{now.mean:.3g} nats per token after {before:.3g}"
-                ),
-                now.place,
-                evidence=[
-                    shown(f"mean |d| at step {now.step}", now.mean, f"< {floor:.3g}"),
-                    shown("median of the steps before", before),
-                    shown("mean |d| at the last step", every[-1].mean),
-                ],
-                cause="every sync delivers weights that are rounded or changed on the way: quantised (fewer bits, "
-                "coarser scales), of another precision, or a tensor in another layout"
-                if rests
-                else "from here on the engine samples with weights that are not updated, or not all of them: a sync "
-                "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
-                next_step=now.command,
-                steps=[one.step for one in every[number:] if one.step is not None],
-            )
-            return
+        if every[number].step is not None and several and all(later.mean >= floor for later in every[number:]):
+            fine = [float((later.by_sample_B < DISAGREE / 3).mean()) > FEW_ROWS for later in every[number:]]
+            return _Jump(number, before, max(means) <= UNMOVED * means[0] and not all(fine))
+    return None
+
+
+def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding | None:
+    """From a step on the engine has other weights than the trainer: old ones, or ones that are changed on the way. None
+    where it is more at once than either comes to, and rests there: other tokens or prompts are D09's.
+    """
+    now, later = every[jump.number], [one.mean for one in every[jump.number :]]
+    # Every update that is missed adds to what weights are apart.
+    rests = len(later) >= RESTS and float(np.median(later[1:])) <= STILL * later[0]
+    if rests and later[0] > OLDEST:
+        return None
+    return finding(
+        "error",
+        (
+            f"the engine's weights are no longer the trainer's from step {now.step} on, and not old ones: they "
+            f"part by {now.mean:.3g} nats per token after {jump.before:.3g}, and by no more with later updates"
+            if rests
+            else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
+            f"{now.mean:.3g} nats per token after {jump.before:.3g}"
+        ),
+        now.place,
+        evidence=[
+            shown(f"mean |d| at step {now.step}", now.mean, f"< {max(DISAGREE, JUMP * jump.before):.3g}"),
+            shown("median of the steps before", jump.before),
+            shown("mean |d| at the last step", every[-1].mean),
+        ],
+        cause="every sync delivers weights that are rounded or changed on the way: quantised (fewer bits, "
+        "coarser scales), of another precision, or a tensor in another layout"
+        if rests
+        else "from here on the engine samples with weights that are not updated, or not all of them: a sync "
+        "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
+        next_step=now.command,
+        steps=[one.step for one in every[jump.number :] if one.step is not None],
+    )
 
 
 def _trains_an_adapter(case: Case) -> bool:
@@ -181,15 +219,14 @@ def _trains_an_adapter(case: Case) -> bool:
 
 def _of_an_adapter(one: Finding) -> Finding:
     """The finding of a run that trains nothing else: what the engine lacks is the adapter."""
+    of_async = one.cause.partition(". Of an")[2]
     return replace(
         one,
         claim=one.claim.replace(
             "the engine's weights are not updated, or not all of them", "the adapter (LoRA) never reaches the engine"
         ),
-        cause="the engine samples with the base model: the adapter is not merged, not loaded (another path or name), or "
-        "its request does not name it. " + one.cause[one.cause.find("Of an asynchronous") :]
-        if "Of an asynchronous" in one.cause
-        else one.cause,
+        cause="the engine samples with the base model: the adapter is not merged, not loaded (another path or name), "
+        "or its request does not name it" + (". Of an" + of_async if of_async else ""),
     )
 
 

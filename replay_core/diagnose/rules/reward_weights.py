@@ -29,12 +29,12 @@ class _Summed:
 
 
 @rule("D104", "reward functions are summed with other weights", link="rewards", scope="case", lasts=True,
-      source="TRL's reward_weights; a format reward that stands in the sum and in the function that makes it")  # fmt: skip
+      source="TRL's reward_weights; a format reward that stands in the sum twice")  # fmt: skip
 def weights(case: Case) -> Iterator[Finding]:
     """A sample's reward as the weighted sum of its recorded reward functions, solved for in every step that tells (the
-    functions independent, at least 4 samples more than functions, all rewards met to 1e-4 of the largest). Other weights
-    than the run states are an error. Weights that change once, from one step to the next, and were one and the same in
-    2 steps and more on either side, are a warning: a schedule changes them bit by bit, and most runs never do.
+    functions independent, at least 4 samples more than functions, all rewards met to 1e-4 of the largest). Other
+    weights than the run states are an error. Weights that change once, from one step to the next, and were one and the
+    same in 2 steps and more on either side, are a warning: a schedule changes them bit by bit, and most runs never do.
     """
     told = [one for batch in case.batches() if (one := _solved(batch)) is not None]
     if not told:

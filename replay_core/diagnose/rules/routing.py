@@ -43,8 +43,8 @@ def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
     ]
 
 
-@rule("D30", "experts are routed differently", link="logprobs", scope="batch",
-      explains=("D09", "D14"),
+@rule("D30", "experts are routed differently", link="rollout_logprobs", scope="batch",
+      explains=("D09", "D12", "D14"),
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
 def routing(batch: StepBatch) -> Iterator[Finding]:
     """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage

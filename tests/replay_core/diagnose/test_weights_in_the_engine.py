@@ -124,13 +124,18 @@ def test_what_is_paid_and_agrees_is_no_other_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "stated", "words"),
+    ("gain", "stated", "drawn", "words"),
     [
-        (0.6, 0.6, "sampled at about T = 0.60 and the trainer's logits are not divided"),
-        (0.67, 1.5, "the trainer divides its logits by about T = 1.49 and the engine returns raw"),
-        (1.43, 0.7, "or the trainer divides them by the temperature of 0.7 twice"),
-        (1.43, None, "or the rollout was sampled at T = 1.43"),
+        (0.6, 0.6, None, "sampled at about T = 0.60 and the trainer's logits are not divided"),
+        (0.67, 1.5, None, "the trainer divides its logits by about T = 1.49 and the engine returns raw"),
+        (1.43, 0.7, None, "or the trainer divides by the temperature of 0.7 twice"),
+        (1.43, None, None, "or the rollout was sampled at T = 1.43"),
+        (0.67, 1.5, True, "the engine returns raw"),
+        (1.43, 0.7, False, "twice, or the engine samples without it"),
+        (1.43, None, False, "sampled at about T = 1.43 times the trainer's"),
     ],
 )
-def test_a_stated_temperature_decides_who_left_it_out(gain: float, stated: float | None, words: str) -> None:
-    assert words in temperature._why(gain, stated)
+def test_a_stated_temperature_decides_who_left_it_out(
+    gain: float, stated: float | None, drawn: bool | None, words: str
+) -> None:
+    assert words in temperature._why(gain, stated, drawn)[1]
