@@ -101,10 +101,23 @@ def attention_of_the_row_before(patient):
         zoo.changed_output(one, lambda _given, put: put + put.roll(1, 0) if len(put) > 1 else put)
 
 
+def a_table_of_places_that_counts_on_over_the_pack(patient):
+    """An embedding that nothing but its use says is one of positions."""
+    model = patient.model.base_model
+    tokens = model.get_input_embeddings()
+    model.slots = torch.nn.Embedding(512, tokens.embedding_dim, dtype=tokens.weight.dtype)
+    changed = lambda ids, put: put + model.slots(torch.arange(ids.shape[1]).expand(ids.shape)).to(put.dtype)  # noqa: E731
+    zoo.changed_output(tokens, changed)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "flags", "called"),
-    [(last_keys_dropped, "packing=on", "own_keys"), (attention_of_the_row_before, "packing=off", "other_samples")],
+    [
+        (last_keys_dropped, "packing=on", "own_keys"),
+        (attention_of_the_row_before, "packing=off", "other_samples"),
+        (a_table_of_places_that_counts_on_over_the_pack, "packing=on", "positions"),
+    ],
 )
 def test_what_a_larger_pack_or_the_first_layer_shows_names_the_fault(folder, plant, flags, called):
     doc = zoo.replayed(folder, "left", f"{flags} dtype=float32 attention=sdpa", "llama", 0.1, False, plant)
