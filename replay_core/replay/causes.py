@@ -473,13 +473,13 @@ def _moves_only_what_follows(sight: Mapping[str, Any], last: int) -> bool:
 
 
 def _are_rows_moved_both_ways(evidence: Evidence) -> bool:
-    """Whether rows of a batch, which see each other nowhere, move those before them and those after. Where each moves
-    one other of three and more they are in another order: what takes all there is together moves all.
+    """Whether rows of a batch, which see each other nowhere, move those before them and those after. Where behind
+    all modules each moves one other of three and more, rows are in another order: what takes all together moves all.
     """
     others = [one for one in evidence["visibility"] if one["what"] == "other" and one["by"] == "cell"]
     ways = {moved["sample"] < one["sample"] for one in others for moved in one["moved"]}
     is_left_out = _leaves_somebody_out(evidence) or _is_handed_on(evidence)
-    if len(others) > 2 and all(len(one["moved"]) == 1 for one in others):
+    if len(others) > 2 and all(len(one["moved"]) == 1 and one["first"] is None for one in others):
         return False
     return not evidence["packed"] and len(ways) == 2 and not is_left_out
 

@@ -69,7 +69,7 @@ def test_rows_that_attention_mixes_both_ways_depend_on_the_batch():
     both_ways = [moves(0, 1, 2, where="mixer"), moves(1, 0, 2, where="mixer")]
     assert kind(*both_ways, packed=False) == "batch", "rows see each other nowhere"
     assert kind(*both_ways) == "other_samples", "a pack without its masks"
-    turned = [moves(0, 1, where="mixer"), moves(1, 2, where="mixer"), moves(2, 0, where="mixer")]
+    turned = [{**moves(n, (n + 1) % 3), "first": None} for n in range(3)]
     assert kind(*turned, packed=False) == "other_samples", "each row is another's"
     assert kind(moves(0, 1, where="mixer"), moves(1, 2, where="mixer"), packed=False) == "other_samples"
 
