@@ -54,6 +54,8 @@ _AROUND_0 = "the clip range lies around 0, not around 1: nearly every token is c
 _ABOVE_ALONE = "the ratio is clipped above alone, and not below"
 _BELOW_ALONE = "the ratio is clipped below alone, and not above"
 _SWAPPED = "the two clip ranges are swapped: the lower stands above, the higher below"
+_WEIGHT_SQUARED = "the importance weight stands in it twice (squared)"
+_UNCAPPED = "the weight of a log-probability (CISPO) is the bare ratio, and never cut off"
 _OF_ENGINE = "the ratio is taken to the rollout's log-probabilities, not to the old ones that are recorded"
 _CAUSES = {
     _SIZE: "an absolute value is taken: what is worse than the others is pushed up, too",
@@ -77,6 +79,9 @@ _CAUSES = {
     _SWAPPED: "clip_low and clip_high are handed over in the wrong order",
     _OF_ENGINE: "the engine's numbers are handed over as the old policy's: rounding between engine and trainer is "
     "taken for a step of the policy",
+    _WEIGHT_SQUARED: "the correction is multiplied in at two places: into the advantage and into the loss, or in both "
+    "of two helpers",
+    _UNCAPPED: "the clamp of the weight is missing, or its result is not used: one token may outweigh all others",
     _UPSIDE_DOWN: "exp(old - new) stands for exp(new - old)",
     _SMALLER: "min stands for max: of a loss (a negated objective) the larger one is the pessimistic one, and clipping "
     "is on the wrong side",
@@ -88,7 +93,7 @@ _CAUSES = {
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
     _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED, _OF_ENGINE,
-    _SMALLER,
+    _SMALLER, _WEIGHT_SQUARED, _UNCAPPED,
 }  # fmt: skip
 
 
@@ -119,6 +124,8 @@ class Surrogate:
             **dict.fromkeys((_UP, _REWARD), algorithm.estimator in ("", "reinforce")),
             # One side alone is clipped by some; the engine's own numbers are a bypass of the trainer's forward.
             **dict.fromkeys((_ABOVE_ALONE, _BELOW_ALONE, _ALWAYS), algorithm.clip_range is None),
+            # The plain gradient of samples of an older policy is weighted by the whole ratio.
+            _UNCAPPED: not (algorithm.is_of_weights and algorithm.clip_range is not None),
             _OF_ENGINE: algorithm.is_on("bypass_mode") is not False,
         }
         return "info" if meant.get(self.mistake) else "error"
@@ -184,6 +191,13 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
                 yield Surrogate(-w * plain_N, (low, high), _SIGN)
             yield Surrogate(w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), _SUMMED)
         yield Surrogate(w * a_N * r_N, None, _SIGN)
+    if weights is not None:
+        for low, high in ranges:
+            twice_N = every_w[0] ** 2 * policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
+            yield Surrogate(twice_N, (low, high), _WEIGHT_SQUARED)
+    if logp_N is not None and float(np.abs(r_N - 1).max(initial=0.0)) > 1e-3:
+        for w in every_w:
+            yield Surrogate(-w * r_N * a_N * logp_N, None, _UNCAPPED)
     yield from _of_other_advantages(batch, a_N, r_N, ranges[:1])
     yield from _of_other_ratios(batch, a_N, r_N, known_N, ranges)
 

@@ -84,7 +84,10 @@ def _token_loss(batch: StepBatch, a_N: Array) -> Array | None:
     try:
         ratio_N, known_N, _ = ratios(batch)
     except Skip:
-        return None
+        # Where nothing is kept of an older policy a batch has one update: its ratio is 1 (TRL records none then).
+        if batch.has("old_logprobs") or batch.has("is_ratio"):
+            return None
+        ratio_N, known_N = np.ones(len(a_N)), np.ones(len(a_N), dtype=bool)
     low, high = algorithm.clip_range or (0.2, 0.2)
     made_N = policy_loss.clipped(np.where(known_N, ratio_N, 1.0), a_N, clip_low=low, clip_high=high)
     if weight := of_loss(batch.laid.flags, "kl"):
