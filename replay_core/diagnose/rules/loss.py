@@ -24,6 +24,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.divided import undivided
+from replay_core.diagnose.rules.kl_summed import summed_kl
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, look_at, shown
@@ -392,8 +393,11 @@ def off_by(case: Case) -> Iterator[Finding]:
     weigh the same in one update. A warning where micro-batches of one update are means over their own tokens (or
     samples), and the step logs their sum, not their mean, in 2 steps and more; and where each is the mean that the run
     states (its own settings, with the KL) and the divisor that is stated beside it is missing, in 4 and all of them.
+
+    An error, too, where the logged KL loss of all micro-batches (4 and more) is a sum over tokens and no mean of them,
+    and the recorder's settings of the loss state a mean; a warning where an aggregation of the loss is stated.
     """
-    if (told := undivided(case) or _not_divided(case) or _uneven_steps(case)) is not None:
+    if (told := summed_kl(case) or undivided(case) or _not_divided(case) or _uneven_steps(case)) is not None:
         yield told
         return
     off: list[_Recomputed] = []
