@@ -167,6 +167,12 @@ class Algorithm:
         return told is True or "distill" in " ".join(self._names)
 
     @property
+    def takes_engine_as_old(self) -> bool | None:
+        """Whether the engine's log-probabilities stand for the old ones (verl's bypass mode, slime); None: not said."""
+        told = [self.is_on("bypass_mode"), self.is_on("use_rollout_logprobs")]
+        return True if True in told else False if False in told else None
+
+    @property
     def is_off_policy(self) -> bool:
         """Whether samples are of older weights on purpose: an asynchronous run, or importance weights of the engine."""
         lag = self.number(

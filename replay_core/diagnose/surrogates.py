@@ -126,8 +126,11 @@ class Surrogate:
             **dict.fromkeys((_ABOVE_ALONE, _BELOW_ALONE, _ALWAYS), algorithm.clip_range is None),
             # The plain gradient of samples of an older policy is weighted by the whole ratio.
             _UNCAPPED: not (algorithm.is_of_weights and algorithm.clip_range is not None),
-            _OF_ENGINE: algorithm.is_on("bypass_mode") is not False,
+            # With weights of an older engine it is what corrects for them.
+            _OF_ENGINE: algorithm.takes_engine_as_old is True or algorithm.is_off_policy,
         }
+        if self.mistake == _OF_ENGINE and algorithm.takes_engine_as_old is None and not meant[_OF_ENGINE]:
+            return "warning"
         return "info" if meant.get(self.mistake) else "error"
 
     @property
