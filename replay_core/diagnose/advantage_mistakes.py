@@ -153,11 +153,13 @@ def _from_held(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     for whose, part_B in held_together(batch):
         for what, score_B in (("r", reward_B), ("r - group mean", advantages.group_centred(reward_B, group_B))):
             made = [advantages.group_normalised(score_B, part_B, unbiased=unbiased) for unbiased in (True, False)]
-            for unbiased in (True, False) if tokens_B is not None and tokens_B.min() > 0 else ():
+            for unbiased in (True, False):
                 whitened_B = np.zeros(len(score_B))
-                for part in np.unique(part_B):
+                for part in np.unique(part_B) if tokens_B is not None else ():
                     inside = part_B == part
-                    whitened_B[inside] = advantages.whitened(score_B[inside], tokens_B[inside], unbiased=unbiased)
+                    whitened_B[inside] = advantages.whitened(
+                        score_B[inside], given(tokens_B)[inside], unbiased=unbiased
+                    )
                 made.append(whitened_B)
             if matching(unlike.heard_B, zeroed(((what, one_B) for one_B in made), unlike.kept_B), unlike.close):
                 yield Guess(

@@ -350,14 +350,11 @@ def parts_of_groups(group_B: Array) -> Iterator[tuple[str, Array]]:
 def held_together(batch: StepBatch) -> Iterator[tuple[str, Array]]:
     """The rows of each rank, and of each micro-batch, where there are several."""
     by_micro = batch.laid.rows_by_micro()
-    ranks = sorted({rank for rank, _ in by_micro if rank is not None})
-    for what, key_of in (
-        ("each rank's", lambda rank, micro: ranks.index(rank) if rank in ranks else -1),
-        ("each micro-batch's", lambda rank, micro: list(by_micro).index((rank, micro))),
-    ):
-        part_B = np.full(len(batch), -1, dtype=np.int64)
-        for (rank, micro), rows in by_micro.items():
-            part_B[rows] = key_of(rank, micro)
+    ranks = sorted({-1 if rank is None else rank for rank, _ in by_micro})
+    by_rank_B, by_micro_B = np.full(len(batch), -1, dtype=np.int64), np.full(len(batch), -1, dtype=np.int64)
+    for number, ((rank, _), rows) in enumerate(by_micro.items()):
+        by_rank_B[rows], by_micro_B[rows] = ranks.index(-1 if rank is None else rank), number
+    for what, part_B in (("each rank's", by_rank_B), ("each micro-batch's", by_micro_B)):
         if (part_B >= 0).all() and np.unique(part_B).size > 1 and np.bincount(part_B).min() >= FEWEST_HELD:
             yield what, part_B
 
