@@ -84,8 +84,8 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if weight is not None:
         raise Skip(f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do")
     every = [
-        *_from_held(batch, unlike), *_from_padding(batch, unlike), *_from_equal(batch, unlike), *_from_lines(batch, unlike),
-        *_from_values(batch, unlike),
+        *_from_held(batch, unlike), *_from_padding(batch, unlike), *_from_equal(batch, unlike),
+        *_from_lines(batch, unlike), *_from_values(batch, unlike),
         *_from_groupings(batch, unlike), *_from_order(batch, unlike), *_from_parts(batch, unlike),
     ]  # fmt: skip
     # That a line is none of those known says less than what makes it.

@@ -155,7 +155,8 @@ class Laid:
                     key = sheet.parts[sheet.index[place][0]].held.record.key
                     found.setdefault((key.rank, key.micro), []).append(sample)
             best = found if len(found) > len(best) else best
-        return best or {(part.held.record.key.rank, None): list(range(len(self._flat))) for part in self._flat.spine.parts}
+        every = list(range(len(self._flat)))
+        return best or {(part.held.record.key.rank, None): every for part in self._flat.spine.parts}
 
     @property
     def widths(self) -> dict[str, int]:
