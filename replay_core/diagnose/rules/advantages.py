@@ -262,8 +262,8 @@ def _taught_of_equal(
             shown("advantages of one such group apart by", apart, "0"),
             shown("groups of equal rewards", len(equal)), shown("all groups", len(groups)),
         ],
-        cause="what rounding (or a jitter that is not recorded) leaves of equal rewards is divided by its own std, with "
-        "no epsilon or one far smaller than it: noise is taught at full size",
+        cause="what rounding (or a jitter that is not recorded) leaves of equal rewards is divided by its own std, "
+        "with no epsilon or one far smaller than it: noise is taught at full size",
     )  # fmt: skip
 
 

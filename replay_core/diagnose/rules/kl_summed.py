@@ -63,8 +63,8 @@ def summed_kl(case: Case) -> Finding | None:
             shown("kl_loss", value, f"{mean:.6g}, the mean over tokens"), shown("estimator that makes it", name),
             shown("micro-batches that agree", told),
         ],
-        cause="the KL term is not reduced as the policy's loss is: its division by the tokens is missing, and it weighs "
-        f"{value / mean:.3g} times what its coefficient says, more the longer the responses are",
+        cause="the KL term is not reduced as the policy's loss is: its division by the tokens is missing, and it "
+        f"weighs {value / mean:.3g} times what its coefficient says, more the longer the responses are",
         steps=sorted({each.step for each, *_ in whole[0] if each.step is not None}),
     )  # fmt: skip
 

@@ -378,8 +378,8 @@ _SUMMED = "it is the sum over samples of token means, not their mean"
 _LONGEST = "divides by its samples times the longest response of the micro-batch, which is another in each"
 _CAUSES = {
     _SUMMED: "a division by the samples is missing",
-    _LONGEST: "the length that sums are divided by is read off the micro-batch, and is no constant: a token weighs more "
-    "where the longest response is shorter",
+    _LONGEST: "the length that sums are divided by is read off the micro-batch, and is no constant: a token weighs "
+    "more where the longest response is shorter",
 }
 _PADDED = "a mean over the padded batch divides a sum over the mask"
 

@@ -488,8 +488,8 @@ def _taken_late(batch: StepBatch, policy: Column) -> Finding | None:
             shown("least of it in a later one", min(far[1:]), f"< {max(APART, PARTED * far[0]):.3g}"),
             shown("mini-batches", len(minis)),
         ],
-        cause="they are recomputed (or taken as log_probs.detach()) inside the loop over mini-batches, after updates of "
-        "the same batch; they must be taken once, before the first",
+        cause="they are recomputed (or taken as log_probs.detach()) inside the loop over mini-batches, after updates "
+        "of the same batch; they must be taken once, before the first",
     )  # fmt: skip
 
 

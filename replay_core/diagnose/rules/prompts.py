@@ -303,8 +303,8 @@ def _drawn_twice(
             shown("log of the chance of it, by the responses' probabilities", chance, None, said.source),
             shown("samples of the first such group", listed(members)),
         ],
-        cause="the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds each "
-        f"sample {times} times: a group is {times} times smaller than it looks",
+        cause="the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds "
+        f"each sample {times} times: a group is {times} times smaller than it looks",
     )  # fmt: skip
 
 

@@ -198,7 +198,8 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
             f"{largest:.3g}) in all {micros - 1} that follow",
             place,
             evidence=[
-                shown("micro-batches of the update", micros), shown("share of tokens off by more than 0.2", clipped, "0"),
+                shown("micro-batches of the update", micros),
+                shown("share of tokens off by more than 0.2", clipped, "0"),
                 shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             ],
             cause="the optimizer steps after every micro-batch, and not once they are all accumulated: each is an "

@@ -189,8 +189,8 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
     )
 
 
-#: How many times as far from the engine as the others the ranks are that left it; by how much gradient norms differ that
-#: were reduced separately; and steps that tell.
+#: How many times as far from the engine as the others the ranks are that left it; by how much gradient norms differ
+#: that were reduced separately; and steps that tell.
 TIMES, NORMS, RUN = 10.0, 0.01, 4
 
 
@@ -224,7 +224,9 @@ def _by_scores(case: Case) -> Iterator[Finding]:
     if len(by_step) < RUN or max(by_step[0][1].values()) > DISAGREE:
         raise Skip("needs engine and trainer of two ranks in 4 steps, and ranks that agree in the first")
     later = by_step[len(by_step) // 2 :]
-    apart = [rank for rank in later[-1][1] if all(each.get(rank, 0.0) > TIMES * min(each.values()) for _, each in later)]
+    apart = [
+        rank for rank in later[-1][1] if all(each.get(rank, 0.0) > TIMES * min(each.values()) for _, each in later)
+    ]
     if not apart or any(min(each.values()) > DISAGREE or max(each.values()) < DISAGREE for _, each in later):
         return
     batch, last = later[-1]
