@@ -177,7 +177,7 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
                     cause=cause,
                 )  # fmt: skip
                 return
-            if (equal := _taught_of_equal(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)) is not None:
+            if (equal := _taught_of_equal(batch, kept_B, candidate_B, name)) is not None:
                 yield equal
                 return
             if noisy := list(_noise_taught(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)):
@@ -237,13 +237,13 @@ NO_SPREAD, TAUGHT = 1e-4, 0.1
 ALIKE, MOST_OF = 0.9, 0.8
 
 
-def _taught_of_equal(
-    batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Array, name: str
-) -> Finding | None:
+def _taught_of_equal(batch: StepBatch, kept_B: Array, reward_B: Array, name: str) -> Finding | None:
     """Groups whose recorded rewards are one number and whose advantages are not 0, where a known variant makes those
     of the groups that have a spread.
     """
+    group_B, heard_B = given(batch.group_B), np.where(kept_B, given(batch.advantage_B), 0.0)
     groups = np.unique(group_B)
+    # Of all samples, also those that are not trained on.
     equal = [group for group in groups if not np.ptp(reward_B[group_B == group]) > 0]
     sizes = [float(np.abs(heard_B[group_B == group]).max()) for group in equal]
     bad = [group for group, size in zip(equal, sizes, strict=True) if size > TAUGHT]
@@ -256,7 +256,7 @@ def _taught_of_equal(
         "error" if apart > TAUGHT else "warning",
         f"groups of equal rewards have advantages, up to {max(sizes):.3g}, in {share(len(bad), len(equal))} such "
         f"groups: they should be 0; the others are {name}",
-        batch.laid.where("advantages", sample=int(np.flatnonzero(given(batch.group_B) == bad[0])[0])),
+        batch.laid.where("advantages", sample=int(np.flatnonzero(group_B == bad[0])[0])),
         evidence=[
             shown("largest |advantage| of a group of equal rewards", max(sizes), f"< {TAUGHT:g}"),
             shown("advantages of one such group apart by", apart, "0"),

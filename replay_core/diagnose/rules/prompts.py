@@ -23,6 +23,7 @@ from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
 from replay_core.regexes import regex
@@ -265,9 +266,15 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
-#: The logarithm of a chance that no run has; and the stages that hold what was sampled, once.
+#: The logarithm of a chance that no run has.
 CHANCE = -20.0
-_ROLLOUTS = ("trajectory", "batch_inputs")
+
+
+def _is_sampled(sheet: Sheet) -> bool:
+    """Whether a sheet holds what was sampled, once: the rollouts, or the whole input of each rank's update."""
+    keys = [part.held.record.key for part in sheet.parts]
+    whole = len({key.rank for key in keys}) == len(keys)
+    return all(key.stage == "trajectory" or (key.stage == "batch_inputs" and whole) for key in keys)
 
 
 def _drawn_twice(
@@ -275,9 +282,7 @@ def _drawn_twice(
 ) -> Iterator[Finding]:
     """Groups in which every response stands k times: what ranks draw with one seed."""
     # A trainer's rows may be those of several epochs: what was sampled must stand as often.
-    sampled = [sheet for sheet, _ in batch.columns.sheets
-               if all(part.held.record.key.stage in _ROLLOUTS for part in sheet.parts)]  # fmt: skip
-    if not any(len(sheet) == len(batch) for sheet in sampled):
+    if not any(_is_sampled(sheet) and len(sheet) == len(batch) for sheet, _ in batch.columns.sheets):
         return
     sums_B = batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))
     doubled, chance = [], 0.0
