@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from replay_core.recorder import Recorder
-from tests.replay_core.diagnose.updating import DIGITS, PROMPT, VOCABULARY, Net, rewarded, sampled, scores
+from tests.replay_core.diagnose.updating import DIGITS, END, PROMPT, VOCABULARY, Net, rewarded, sampled, scores
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Shared:
     kl: float = 0.0
     tis: bool = False
     binary: bool = False
+    overlong: bool = False
     lr: float = 5e-3
     limit: int = 8
     seed: int = 0
@@ -106,6 +107,8 @@ def run(folder: Path, recipe: Shared) -> Path:
         B = len(ids)
         mask = held.clone()
         mask[:, :P] = 0
+        if recipe.overlong:
+            mask = mask * (ids[:, P:] == END).any(1).long()[:, None]
         m = mask[:, 1:].float()
         said = torch.cat([torch.zeros(B, P - 1), told], 1)
         a = per[:, None] * m

@@ -61,6 +61,7 @@ HEALTHY = {
     "binary rewards": Shared(binary=True),
     "an engine of other kernels": Shared(epochs=2, micros=3, lr=2e-2, noise=0.02),
     "longer answers": Shared(kind="dr_grpo", micros=3, limit=24),
+    "cut-off responses left out": Shared(binary=True, overlong=True),
     "pairs": Shared(size=2, groups=12),
     "nothing is stated": Shared(stated=False, minis=2, lr=2e-2),
 }
