@@ -251,6 +251,14 @@ def _of_other_ratios(
     batch: StepBatch, a_N: Array, r_N: Array, known_N: Array, ranges: tuple[tuple[float, float], ...]
 ) -> Iterator[Surrogate]:
     """What stands for the ratio or the pessimistic one of two losses."""
+    policy, rollout = batch.columns.of("policy_logprobs"), batch.columns.of("rollout_logprobs")
+    old = batch.columns.of("old_logprobs")
+    if policy is not None and rollout is not None and old is not None and not batch.has("is_weights"):
+        both_N = known_N & rollout.said_N & np.isfinite(rollout.values_N)
+        other_N = np.where(both_N, np.exp(np.clip(policy.values_N - rollout.values_N, -20, 20)), 1.0)
+        if float(np.abs(other_N - r_N).max(initial=0.0)) > 1e-2:
+            low, high = ranges[0]
+            yield Surrogate(policy_loss.clipped(other_N, a_N, clip_low=low, clip_high=high), (low, high), _OF_ENGINE)
     if not float(np.abs(r_N - 1).max(initial=0.0)) > 1e-3:
         return
     yield Surrogate(-a_N * np.log(np.maximum(r_N, 1e-30)), None, _LOG)
@@ -263,14 +271,6 @@ def _of_other_ratios(
         if low != high:
             swapped_N = policy_loss.clipped(r_N, a_N, clip_low=high, clip_high=low)
             yield Surrogate(swapped_N, (high, low), _SWAPPED)
-    policy, rollout = batch.columns.of("policy_logprobs"), batch.columns.of("rollout_logprobs")
-    old = batch.columns.of("old_logprobs")
-    if policy is not None and rollout is not None and old is not None and not batch.has("is_weights"):
-        both_N = known_N & rollout.said_N & np.isfinite(rollout.values_N)
-        other_N = np.where(both_N, np.exp(np.clip(policy.values_N - rollout.values_N, -20, 20)), 1.0)
-        if float(np.abs(other_N - r_N).max(initial=0.0)) > 1e-2:
-            low, high = ranges[0]
-            yield Surrogate(policy_loss.clipped(other_N, a_N, clip_low=low, clip_high=high), (low, high), _OF_ENGINE)
 
 
 @dataclass(frozen=True, slots=True)
