@@ -339,11 +339,13 @@ def parts_of_groups(group_B: Array) -> Iterator[tuple[str, Array]]:
     for parts in range(2, size // 2 + 1):
         if size % parts == 0:
             each = size // parts
-            yield f"each group's {size} rows in parts of {each} that follow each other", (
-                group_B * parts + place_B // each
+            yield (
+                f"each group's {size} rows in parts of {each} that follow each other",
+                (group_B * parts + place_B // each),
             )
-            yield f"each group's {size} rows in {parts} parts, one row to each in turn", group_B * parts + (
-                place_B % parts
+            yield (
+                f"each group's {size} rows in {parts} parts, one row to each in turn",
+                group_B * parts + (place_B % parts),
             )
 
 
