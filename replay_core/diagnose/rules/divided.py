@@ -32,6 +32,7 @@ def undivided(case: Case) -> Finding | None:
         return None
     first: tuple[StepBatch, Scalar] | None = None
     told = 0
+    steps: dict[int, None] = {}
     for batch in case.batches():
         for scalar, made in _made(batch, mean):
             if abs(made) < LEAST:
@@ -39,6 +40,7 @@ def undivided(case: Case) -> Finding | None:
             if abs(scalar.value - made) > CLOSE * abs(made):
                 return None
             told, first = told + 1, first or (batch, scalar)
+            steps |= {} if batch.step is None else {batch.step: None}
     if first is None or told < FEWEST:
         return None
     batch, scalar = first
@@ -54,6 +56,7 @@ def undivided(case: Case) -> Finding | None:
         ],
         cause=f"the division by the accumulated micro-batches is missing: the gradient is {divisor:g} times too large "
         "(clipping and Adam hide it). Where the loss is recorded before it is divided, the gradient is right",
+        steps=list(steps),
     )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ def value_loss_made(case: Case) -> Iterator[Finding]:
         ],
         cause="the mean is taken over every column of the padded rows (no mask): padding, whose error is small, "
         "dilutes the loss",
+        steps=sorted({one.record.key.step for one in below if one.record.key.step is not None}),
     )  # fmt: skip
 
 
