@@ -126,8 +126,10 @@ class Surrogate:
             **dict.fromkeys((_ABOVE_ALONE, _BELOW_ALONE, _ALWAYS), algorithm.clip_range is None),
             # The plain gradient of samples of an older policy is weighted by the whole ratio.
             _UNCAPPED: not (algorithm.is_of_weights and algorithm.clip_range is not None),
-            # With weights of an older engine it is what corrects for them.
-            _OF_ENGINE: algorithm.takes_engine_as_old is True or algorithm.is_off_policy,
+            # With weights of an older engine it is what corrects for them; of a run that states nothing, anything is.
+            _OF_ENGINE: algorithm.takes_engine_as_old is True
+            or algorithm.is_off_policy
+            or (algorithm.takes_engine_as_old is None and not algorithm.estimator),
         }
         if self.mistake == _OF_ENGINE and algorithm.takes_engine_as_old is None and not meant[_OF_ENGINE]:
             return "warning"

@@ -40,7 +40,8 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
     where fewer than 3 micro-batches are logged). An error where no right way fits and one mistake
     fits, in half of such batches and more; worth knowing where some algorithm makes it so, and no estimator or range
     that is stated forbids it (positive advantages alone, a ratio of a whole response, or of one bound, or to the engine
-    where that or older samples are stated; a warning where other old log-probabilities are recorded and it is not).
+    where that, older samples or nothing is stated; a warning where other old log-probabilities are recorded and an
+    estimator is stated).
     """
     looked, fine = 0, 0
     wrong: Counter[str] = Counter()
