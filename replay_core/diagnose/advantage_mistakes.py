@@ -14,6 +14,7 @@ from replay_core.diagnose.advantage_variants import (
     are_raw,
     group_std_B,
     groupings_of,
+    held_together,
     known_variants,
     matching,
     orders,
@@ -83,8 +84,8 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if weight is not None:
         raise Skip(f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do")
     every = [
-        *_from_padding(batch, unlike), *_from_equal(batch, unlike), *_from_lines(batch, unlike),
-        *_from_values(batch, unlike),
+        *_from_held(batch, unlike), *_from_padding(batch, unlike), *_from_equal(batch, unlike),
+        *_from_lines(batch, unlike), *_from_values(batch, unlike),
         *_from_groupings(batch, unlike), *_from_order(batch, unlike), *_from_parts(batch, unlike),
     ]  # fmt: skip
     # That a line is none of those known says less than what makes it.
@@ -139,6 +140,34 @@ def _from_padding(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                     f"positions of the padded responses, not over the {tokens_B.sum():.0f} tokens of the mask",
                     "the mask is not handed to the whitening: zeros of padding draw the mean to 0, and advantages keep "
                     "one",
+                )  # fmt: skip
+                return
+
+
+def _from_held(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Mean and std of the rows that one rank, or one micro-batch, holds: over these samples, or over their tokens."""
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
+    if np.unique(np.round(unlike.heard_B, 6)).size < MOVED_VALUES:
+        return
+    tokens_B = None if batch.trained_N is None else batch.flat.count(batch.trained_N).astype(np.float64)
+    for whose, part_B in held_together(batch):
+        for what, score_B in (("r", reward_B), ("r - group mean", advantages.group_centred(reward_B, group_B))):
+            made = [advantages.group_normalised(score_B, part_B, unbiased=unbiased) for unbiased in (True, False)]
+            for unbiased in (True, False):
+                whitened_B = np.zeros(len(score_B))
+                for part in np.unique(part_B) if tokens_B is not None else ():
+                    inside = part_B == part
+                    whitened_B[inside] = advantages.whitened(
+                        score_B[inside], given(tokens_B)[inside], unbiased=unbiased
+                    )
+                made.append(whitened_B)
+            if matching(unlike.heard_B, zeroed(((what, one_B) for one_B in made), unlike.kept_B), unlike.close):
+                yield Guess(
+                    "error" if batch.laid.algorithm.estimator else "warning", f"held: {whose}",
+                    f"advantages are normalised over {whose} own rows: mean and std of {what} are not those of the "
+                    "whole batch",
+                    "the statistics are not reduced over all ranks (or are taken inside the loop over micro-batches): "
+                    "one reward has another advantage on another rank, and fewer samples make its mean and std noisier",
                 )  # fmt: skip
                 return
 

@@ -327,9 +327,48 @@ def orders(samples: int, groups: int) -> Iterator[tuple[str, Array]]:
         yield f"moved back by {by}", np.roll(each, -by)
 
 
+def parts_of_groups(group_B: Array) -> Iterator[tuple[str, Array]]:
+    """Each group in parts of equal size, of rows that follow each other, or of every other one."""
+    sizes = np.unique(np.bincount(group_B))
+    if sizes.size > 1:
+        return
+    size = int(sizes[0])
+    place_B = np.zeros(len(group_B), dtype=np.int64)
+    for group in np.unique(group_B):
+        place_B[group_B == group] = np.arange(size)
+    for parts in range(2, size // 2 + 1):
+        if size % parts == 0:
+            each = size // parts
+            yield (
+                f"each group's {size} rows in parts of {each} that follow each other",
+                (group_B * parts + place_B // each),
+            )
+            yield (
+                f"each group's {size} rows in {parts} parts, one row to each in turn",
+                group_B * parts + (place_B % parts),
+            )
+
+
+def held_together(batch: StepBatch) -> Iterator[tuple[str, Array]]:
+    """The rows of each rank, and of each micro-batch, where there are several."""
+    by_micro = batch.laid.rows_by_micro()
+    ranks = sorted({-1 if rank is None else rank for rank, _ in by_micro})
+    by_rank_B, by_micro_B = np.full(len(batch), -1, dtype=np.int64), np.full(len(batch), -1, dtype=np.int64)
+    for number, ((rank, _), rows) in enumerate(by_micro.items()):
+        by_rank_B[rows], by_micro_B[rows] = ranks.index(-1 if rank is None else rank), number
+    for what, part_B in (("each rank's", by_rank_B), ("each micro-batch's", by_micro_B)):
+        if (part_B >= 0).all() and np.unique(part_B).size > 1 and np.bincount(part_B).min() >= FEWEST_HELD:
+            yield what, part_B
+
+
+#: Rows of a rank or a micro-batch before their own mean and std are no chance.
+FEWEST_HELD = 4
+
+
 def groupings_of(batch: StepBatch) -> Iterator[tuple[str, Array]]:
     """Other ways the same samples may have been put into groups."""
     group_B = given(batch.group_B)
+    yield from parts_of_groups(group_B)
     total, groups = len(group_B), int(group_B.max()) + 1
     if batch.prompt_B is not None:
         yield "equal prompts as groups", batch.prompt_B

@@ -142,17 +142,21 @@ class Laid:
         return np.array(first, dtype=bool)
 
     def rows_by_micro(self) -> dict[tuple[int | None, int | None], list[int]]:
-        """The samples of every (rank, micro) that a sheet names."""
-        found: dict[tuple[int | None, int | None], list[int]] = {}
+        """The samples of every (rank, micro): of the sheet that names most of them. (TRL numbers its generations, too,
+        and one of them is several micro-batches of the forward.)
+        """
+        best: dict[tuple[int | None, int | None], list[int]] = {}
         for sheet, places in self._columns.sheets:
             if all(part.held.record.key.micro is None for part in sheet.parts):
                 continue
+            found: dict[tuple[int | None, int | None], list[int]] = {}
             for sample, place in enumerate(places):
                 if place is not None:
                     key = sheet.parts[sheet.index[place][0]].held.record.key
                     found.setdefault((key.rank, key.micro), []).append(sample)
-            return found
-        return {(part.held.record.key.rank, None): list(range(len(self._flat))) for part in self._flat.spine.parts}
+            best = found if len(found) > len(best) else best
+        every = list(range(len(self._flat)))
+        return best or {(part.held.record.key.rank, None): every for part in self._flat.spine.parts}
 
     @property
     def widths(self) -> dict[str, int]:

@@ -54,6 +54,8 @@ _AROUND_0 = "the clip range lies around 0, not around 1: nearly every token is c
 _ABOVE_ALONE = "the ratio is clipped above alone, and not below"
 _BELOW_ALONE = "the ratio is clipped below alone, and not above"
 _SWAPPED = "the two clip ranges are swapped: the lower stands above, the higher below"
+_WEIGHT_SQUARED = "the importance weight stands in it twice (squared)"
+_UNCAPPED = "the weight of a log-probability (CISPO) is the bare ratio, and never cut off"
 _OF_ENGINE = "the ratio is taken to the rollout's log-probabilities, not to the old ones that are recorded"
 _CAUSES = {
     _SIZE: "an absolute value is taken: what is worse than the others is pushed up, too",
@@ -77,6 +79,9 @@ _CAUSES = {
     _SWAPPED: "clip_low and clip_high are handed over in the wrong order",
     _OF_ENGINE: "the engine's numbers are handed over as the old policy's: rounding between engine and trainer is "
     "taken for a step of the policy",
+    _WEIGHT_SQUARED: "the correction is multiplied in at two places: into the advantage and into the loss, or in both "
+    "of two helpers",
+    _UNCAPPED: "the clamp of the weight is missing, or its result is not used: one token may outweigh all others",
     _UPSIDE_DOWN: "exp(old - new) stands for exp(new - old)",
     _SMALLER: "min stands for max: of a loss (a negated objective) the larger one is the pessimistic one, and clipping "
     "is on the wrong side",
@@ -88,7 +93,7 @@ _CAUSES = {
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
     _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED, _OF_ENGINE,
-    _SMALLER,
+    _SMALLER, _WEIGHT_SQUARED, _UNCAPPED,
 }  # fmt: skip
 
 
@@ -119,8 +124,15 @@ class Surrogate:
             **dict.fromkeys((_UP, _REWARD), algorithm.estimator in ("", "reinforce")),
             # One side alone is clipped by some; the engine's own numbers are a bypass of the trainer's forward.
             **dict.fromkeys((_ABOVE_ALONE, _BELOW_ALONE, _ALWAYS), algorithm.clip_range is None),
-            _OF_ENGINE: algorithm.is_on("bypass_mode") is not False,
+            # The plain gradient of samples of an older policy is weighted by the whole ratio.
+            _UNCAPPED: not (algorithm.is_of_weights and algorithm.clip_range is not None),
+            # With weights of an older engine it is what corrects for them; of a run that states nothing, anything is.
+            _OF_ENGINE: algorithm.takes_engine_as_old is True
+            or algorithm.is_off_policy
+            or (algorithm.takes_engine_as_old is None and not algorithm.estimator),
         }
+        if self.mistake == _OF_ENGINE and algorithm.takes_engine_as_old is None and not meant[_OF_ENGINE]:
+            return "warning"
         return "info" if meant.get(self.mistake) else "error"
 
     @property
@@ -184,6 +196,13 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
                 yield Surrogate(-w * plain_N, (low, high), _SIGN)
             yield Surrogate(w * policy_loss.clipped(sum_N, a_N, clip_low=low, clip_high=high), (low, high), _SUMMED)
         yield Surrogate(w * a_N * r_N, None, _SIGN)
+    if weights is not None:
+        for low, high in ranges:
+            twice_N = every_w[0] ** 2 * policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
+            yield Surrogate(twice_N, (low, high), _WEIGHT_SQUARED)
+    if logp_N is not None and float(np.abs(r_N - 1).max(initial=0.0)) > 1e-3:
+        for w in every_w:
+            yield Surrogate(-w * r_N * a_N * logp_N, None, _UNCAPPED)
     yield from _of_other_advantages(batch, a_N, r_N, ranges[:1])
     yield from _of_other_ratios(batch, a_N, r_N, known_N, ranges)
 
@@ -234,6 +253,14 @@ def _of_other_ratios(
     batch: StepBatch, a_N: Array, r_N: Array, known_N: Array, ranges: tuple[tuple[float, float], ...]
 ) -> Iterator[Surrogate]:
     """What stands for the ratio or the pessimistic one of two losses."""
+    policy, rollout = batch.columns.of("policy_logprobs"), batch.columns.of("rollout_logprobs")
+    old = batch.columns.of("old_logprobs")
+    if policy is not None and rollout is not None and old is not None and not batch.has("is_weights"):
+        both_N = known_N & rollout.said_N & np.isfinite(rollout.values_N)
+        other_N = np.where(both_N, np.exp(np.clip(policy.values_N - rollout.values_N, -20, 20)), 1.0)
+        if float(np.abs(other_N - r_N).max(initial=0.0)) > 1e-2:
+            low, high = ranges[0]
+            yield Surrogate(policy_loss.clipped(other_N, a_N, clip_low=low, clip_high=high), (low, high), _OF_ENGINE)
     if not float(np.abs(r_N - 1).max(initial=0.0)) > 1e-3:
         return
     yield Surrogate(-a_N * np.log(np.maximum(r_N, 1e-30)), None, _LOG)
@@ -246,14 +273,6 @@ def _of_other_ratios(
         if low != high:
             swapped_N = policy_loss.clipped(r_N, a_N, clip_low=high, clip_high=low)
             yield Surrogate(swapped_N, (high, low), _SWAPPED)
-    policy, rollout = batch.columns.of("policy_logprobs"), batch.columns.of("rollout_logprobs")
-    old = batch.columns.of("old_logprobs")
-    if policy is not None and rollout is not None and old is not None and not batch.has("is_weights"):
-        both_N = known_N & rollout.said_N & np.isfinite(rollout.values_N)
-        other_N = np.where(both_N, np.exp(np.clip(policy.values_N - rollout.values_N, -20, 20)), 1.0)
-        if float(np.abs(other_N - r_N).max(initial=0.0)) > 1e-2:
-            low, high = ranges[0]
-            yield Surrogate(policy_loss.clipped(other_N, a_N, clip_low=low, clip_high=high), (low, high), _OF_ENGINE)
 
 
 @dataclass(frozen=True, slots=True)

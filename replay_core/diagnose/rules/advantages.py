@@ -83,7 +83,7 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             "the leave-one-out baseline includes the sample itself: advantages are (n - 1) / n of RLOO's",
             "the mean is taken over the whole group, own reward included, and not over the others",
         )
-    if stated == "grpo" and batch.laid.algorithm.is_on_of_group and "/ (batch std" in name:
+    if stated in ("grpo", "dr_grpo", "") and batch.laid.algorithm.is_on_of_group and "/ (batch std" in name:
         return (
             f"advantages are divided by the std of the whole batch, and the run states the group's: {name}",
             "the std is taken over the wrong axis: groups of small and of large spread no longer count alike",
@@ -110,7 +110,8 @@ def advantages_recomputed(batch: StepBatch) -> Iterator[Finding]:
     Where one does, it is named (info). Where none does in any step, all steps together are held against what a mistake
     makes of them (the other D04).
     Where a known variant agrees, but groups whose rewards differ by less than 1e-4 of what the batch's do,
-    have advantages over 0.1: a warning, noise is taught (not where most rewards of the batch differ).
+    have advantages over 0.1: a warning, noise is taught (not where most rewards of the batch differ); an error where
+    the rewards are equal and the advantages of a group are not.
     Skipped where advantages change from token to token (GAE), and where all groups are of one (D05). Where every
     sample stands equally often, a batch was trained on for several epochs: each counts once.
     """
@@ -176,6 +177,9 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
                     cause=cause,
                 )  # fmt: skip
                 return
+            if (equal := _taught_of_equal(batch, kept_B, candidate_B, name)) is not None:
+                yield equal
+                return
             if noisy := list(_noise_taught(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)):
                 yield from noisy
                 return
@@ -231,6 +235,36 @@ NO_SPREAD, TAUGHT = 1e-4, 0.1
 #: How well what is left and the advantages that it was made into go together (it is rounded once more where it is
 #: stored), and in how many of the groups that have any.
 ALIKE, MOST_OF = 0.9, 0.8
+
+
+def _taught_of_equal(batch: StepBatch, kept_B: Array, reward_B: Array, name: str) -> Finding | None:
+    """Groups whose recorded rewards are one number and whose advantages are not 0, where a known variant makes those
+    of the groups that have a spread.
+    """
+    group_B, heard_B = given(batch.group_B), np.where(kept_B, given(batch.advantage_B), 0.0)
+    groups = np.unique(group_B)
+    # Of all samples, also those that are not trained on.
+    equal = [group for group in groups if not np.ptp(reward_B[group_B == group]) > 0]
+    sizes = [float(np.abs(heard_B[group_B == group]).max()) for group in equal]
+    bad = [group for group, size in zip(equal, sizes, strict=True) if size > TAUGHT]
+    if not bad or len(equal) == len(groups) or batch.laid.algorithm.estimator not in OF_GROUPS | {""}:
+        return None
+    if not name.startswith(("(r - group mean) / (group std", "(r - mean of the group's others) / (their std")):
+        return None
+    apart = max(float(np.ptp(heard_B[group_B == group])) for group in bad)
+    return finding(
+        "error" if apart > TAUGHT else "warning",
+        f"groups of equal rewards have advantages, up to {max(sizes):.3g}, in {share(len(bad), len(equal))} such "
+        f"groups: they should be 0; the others are {name}",
+        batch.laid.where("advantages", sample=int(np.flatnonzero(group_B == bad[0])[0])),
+        evidence=[
+            shown("largest |advantage| of a group of equal rewards", max(sizes), f"< {TAUGHT:g}"),
+            shown("advantages of one such group apart by", apart, "0"),
+            shown("groups of equal rewards", len(equal)), shown("all groups", len(groups)),
+        ],
+        cause="what rounding (or a jitter that is not recorded) leaves of equal rewards is divided by its own std, "
+        "with no epsilon or one far smaller than it: noise is taught at full size",
+    )  # fmt: skip
 
 
 def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Array, name: str) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ def undivided(case: Case) -> Finding | None:
         return None
     first: tuple[StepBatch, Scalar] | None = None
     told = 0
+    steps: dict[int, None] = {}
     for batch in case.batches():
         for scalar, made in _made(batch, mean):
             if abs(made) < LEAST:
@@ -39,6 +40,7 @@ def undivided(case: Case) -> Finding | None:
             if abs(scalar.value - made) > CLOSE * abs(made):
                 return None
             told, first = told + 1, first or (batch, scalar)
+            steps |= {} if batch.step is None else {batch.step: None}
     if first is None or told < FEWEST:
         return None
     batch, scalar = first
@@ -54,6 +56,7 @@ def undivided(case: Case) -> Finding | None:
         ],
         cause=f"the division by the accumulated micro-batches is missing: the gradient is {divisor:g} times too large "
         "(clipping and Adam hide it). Where the loss is recorded before it is divided, the gradient is right",
+        steps=list(steps),
     )  # fmt: skip
 
 
@@ -84,7 +87,10 @@ def _token_loss(batch: StepBatch, a_N: Array) -> Array | None:
     try:
         ratio_N, known_N, _ = ratios(batch)
     except Skip:
-        return None
+        # Where nothing is kept of an older policy a batch has one update: its ratio is 1 (TRL records none then).
+        if batch.has("old_logprobs") or batch.has("is_ratio"):
+            return None
+        ratio_N, known_N = np.ones(len(a_N)), np.ones(len(a_N), dtype=bool)
     low, high = algorithm.clip_range or (0.2, 0.2)
     made_N = policy_loss.clipped(np.where(known_N, ratio_N, 1.0), a_N, clip_low=low, clip_high=high)
     if weight := of_loss(batch.laid.flags, "kl"):

@@ -24,6 +24,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.divided import undivided
+from replay_core.diagnose.rules.kl_summed import summed_kl
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, look_at, shown
@@ -374,7 +375,12 @@ class _Recomputed:
 #: Factors that a world size or an accumulation makes.
 _FACTORS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 _SUMMED = "it is the sum over samples of token means, not their mean"
-_CAUSES = {_SUMMED: "a division by the samples is missing"}
+_LONGEST = "divides by its samples times the longest response of the micro-batch, which is another in each"
+_CAUSES = {
+    _SUMMED: "a division by the samples is missing",
+    _LONGEST: "the length that sums are divided by is read off the micro-batch, and is no constant: a token weighs "
+    "more where the longest response is shorter",
+}
 _PADDED = "a mean over the padded batch divides a sum over the mask"
 
 
@@ -384,7 +390,8 @@ _PADDED = "a mean over the padded batch divides a sum over the mask"
 def off_by(case: Case) -> Iterator[Finding]:
     """Over all steps whose logged loss is no known reduction: what makes every micro-batch's loss of its tokens. An
     error where a denominator counts token slots of the rows (of the response, or of prompt and response), and is no
-    constant while the rows change their width; where samples are summed; or where one factor is all that is off one
+    constant while the rows change their width; where it is the longest response of each micro-batch; where samples are
+    summed; or where one factor is all that is off one
     reduction (a world size, an accumulation, a sign).
 
     A warning where each micro-batch's loss is the mean over its own tokens (or that over how many an update has) and
@@ -392,8 +399,11 @@ def off_by(case: Case) -> Iterator[Finding]:
     weigh the same in one update. A warning where micro-batches of one update are means over their own tokens (or
     samples), and the step logs their sum, not their mean, in 2 steps and more; and where each is the mean that the run
     states (its own settings, with the KL) and the divisor that is stated beside it is missing, in 4 and all of them.
+
+    An error, too, where the logged KL loss of all micro-batches (4 and more) is a sum over tokens and no mean of them,
+    and the recorder's settings of the loss state a mean; a warning where an aggregation of the loss is stated.
     """
-    if (told := undivided(case) or _not_divided(case) or _uneven_steps(case)) is not None:
+    if (told := summed_kl(case) or undivided(case) or _not_divided(case) or _uneven_steps(case)) is not None:
         yield told
         return
     off: list[_Recomputed] = []
@@ -532,12 +542,15 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                 f"divides by every token slot of {what}, padding included": total / max(len(part.values_BT) * width, 1)
                 for what, width in part.widths.items()
             }
+            longest = len(part.values_BT) * max(int(part.mask_BT.sum(1).max(initial=0)), 1)
+            shared = f"{_LONGEST}, and by the {part.micros} micro-batches"
             record, name = part.logged.record, part.logged.name
             found.append(
                 _Recomputed(
                     batch.step, batch.laid.where_record(record, name), record.path.name, part.logged.value,
                     dict(reductions_of(part, tokens, len(batch), {})),
-                    {**slots, _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind, part.micros,
+                    {**slots, _LONGEST: total / longest, shared: total / longest / max(part.micros, 1),
+                     _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind, part.micros,
                     total / part.logged.value / max(len(part.values_BT), 1)
                     if part.update_samples > len(part.values_BT) > 0 else 0.0,
                 )
@@ -576,6 +589,11 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         same = len({part.step for part in off}) > 1 and len({tuple(part.widths.values()) for part in off}) == 1
         # Rows that are always padded to the limit: the same number as Dr. GRPO's constant.
         if what == "the response" and (first.kind == "constant" or (same and not first.kind)):
+            continue
+        if name.startswith(_LONGEST):
+            # Of one longest response in all of them it is a constant.
+            if len({round(part.reductions["token-sum"] / part.mistakes[name], 3) for part in off}) > 1:
+                yield name, _CAUSES[_LONGEST], said
             continue
         yield name if what else f"does not divide by what it sums: {name}", _CAUSES.get(name, _PADDED), said
     width = round(first.slots)

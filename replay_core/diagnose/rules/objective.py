@@ -39,7 +39,9 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
     returns or values in its place. A way fits if one factor makes it all logged losses of a batch (2e-4; the factor 1
     where fewer than 3 micro-batches are logged). An error where no right way fits and one mistake
     fits, in half of such batches and more; worth knowing where some algorithm makes it so, and no estimator or range
-    that is stated forbids it (positive advantages alone, a ratio to the engine, of a whole response, or of one bound).
+    that is stated forbids it (positive advantages alone, a ratio of a whole response, or of one bound, or to the engine
+    where that, older samples or nothing is stated; a warning where other old log-probabilities are recorded and an
+    estimator is stated).
     """
     looked, fine = 0, 0
     wrong: Counter[str] = Counter()
@@ -82,7 +84,7 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
     severity = causes[mistake].severity(first.laid.algorithm)
     yield finding(
         severity,
-        f"the policy loss is made {'otherwise' if severity == 'info' else 'wrongly'}: {mistake}",
+        f"the policy loss is made {'wrongly' if severity == 'error' else 'otherwise'}: {mistake}",
         first.laid.where("advantages", sample=0),
         link=causes[mistake].link,
         evidence=[
@@ -384,11 +386,12 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
     An error where they are the current policy's own (to 1e-6) on tokens whose recorded ones differ by 1e-3 and more:
     the ratio is then always 1. An error where they are the reference's on every token, and the policy's before any
     update are further off than bf16 (.02 on half of the tokens), after the run's first steps. An error where they are
-    another sample's of the batch, for most samples that differ.
+    another sample's of the batch, for most samples that differ. An error where they are the policy's own in every
+    mini-batch, and those of each later one are four times as far from the engine's as those of the first (and .02).
     """
     given_each = list(batch.columns.every("old_logprobs"))
     policy = given(batch.columns.of("policy_logprobs"))
-    again = _taken_again(batch, policy) or _of_the_reference(batch, policy)
+    again = _taken_again(batch, policy) or _taken_late(batch, policy) or _of_the_reference(batch, policy)
     if again is not None:
         yield again
         return
@@ -464,6 +467,39 @@ def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
                   shown("of these, the policy's own", own, "0")],
         cause="they are recomputed (or taken as log_probs.detach()) inside the loop over epochs and mini-batches; they "
         "must be taken once, before the first update",
+    )  # fmt: skip
+
+
+#: How many times as far from the engine the old log-probabilities of a later mini-batch are, and how far, nats.
+PARTED, APART = 4.0, 0.02
+
+
+def _taken_late(batch: StepBatch, policy: Column) -> Finding | None:
+    """Old log-probabilities that are the policy's own in later mini-batches, which by then has left what sampled."""
+    old, rollout = given(batch.columns.of("old_logprobs")), batch.columns.of("rollout_logprobs")
+    keys = batch.laid.keys_of("policy_logprobs")
+    if rollout is None or any(key is None or key.minibatch is None for key in keys):
+        return None
+    mini_N = np.repeat([-1 if key is None else key.minibatch or 0 for key in keys], batch.flat.lengths_B)
+    both_N = batch.pair(policy, old) & rollout.said_N & np.isfinite(rollout.values_N)
+    minis = np.unique(mini_N[both_N])
+    if len(minis) < 2 or np.abs(policy.values_N - old.values_N)[both_N].max() > SAME:
+        return None
+    far = [float(np.abs(old.values_N - rollout.values_N)[both_N & (mini_N == mini)].mean()) for mini in minis]
+    if min(far[1:]) < max(APART, PARTED * far[0]):
+        return None
+    return finding(
+        "error",
+        "old log-probabilities are refreshed before every mini-batch: they are the current policy's own, so the ratio "
+        "is always 1 and clipping never acts",
+        batch.laid.where("old_logprobs", at=int(np.flatnonzero(both_N & (mini_N == minis[1]))[0])),
+        evidence=[
+            shown("mean |old - rollout| in the first mini-batch", far[0], None, f"{old.source} and {rollout.source}"),
+            shown("least of it in a later one", min(far[1:]), f"< {max(APART, PARTED * far[0]):.3g}"),
+            shown("mini-batches", len(minis)),
+        ],
+        cause="they are recomputed (or taken as log_probs.detach()) inside the loop over mini-batches, after updates "
+        "of the same batch; they must be taken once, before the first",
     )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import pairwise
@@ -15,11 +17,13 @@ from replay_core.diagnose.advantage_variants import in_groups, matching, toleran
 from replay_core.diagnose.answers import answers_of, members_of
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, listed, share, shown
 from replay_core.regexes import regex
@@ -229,6 +233,9 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     """Groups of two and more responses that are token for token the same, in 9 of 10 groups (4 and more), while
     responses differ between groups and are improbable (mean log-probability of a response below -1): an error. A policy
     that is sure of its answer writes it again and again.
+
+    An error, too, where every response of 9 of 10 groups (4 and more, not of one response) stands in it twice or more,
+    each equally often, and the chance of that is under e^-20 by the responses' own probabilities.
     """
     # The epochs of a batch are one drawing; without them, equal samples were drawn that often.
     if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
@@ -238,7 +245,10 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     texts = given(answers_of(batch))
     several = [members for members in members_of(batch) if len(members) > 1]
     same = [members for members in several if len({texts[sample] for sample in members}) == 1]
-    if len(several) < GROUPS or len(same) < 0.9 * len(several) or len(set(texts)) < 2:
+    if len(several) < GROUPS or len(set(texts)) < 2:
+        return
+    if len(same) < 0.9 * len(several):
+        yield from _drawn_twice(batch, several, texts, said, response_N)
         return
     mean = float(np.mean(batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))))
     if not mean < IMPROBABLE:
@@ -256,6 +266,58 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     )
 
 
+#: The logarithm of a chance that no run has.
+CHANCE = -20.0
+
+
+def _is_sampled(sheet: Sheet) -> bool:
+    """Whether a sheet holds what was sampled, once: the rollouts, or the whole input of each rank's update."""
+    keys = [part.held.record.key for part in sheet.parts]
+    whole = len({key.rank for key in keys}) == len(keys)
+    return all(key.stage == "trajectory" or (key.stage == "batch_inputs" and whole) for key in keys)
+
+
+def _drawn_twice(
+    batch: StepBatch, several: list[list[int]], texts: list[bytes], said: Column, response_N: Array
+) -> Iterator[Finding]:
+    """Groups in which every response stands k times: what ranks draw with one seed."""
+    # A trainer's rows may be those of several epochs: what was sampled must stand as often.
+    if not any(_is_sampled(sheet) and len(sheet) == len(batch) for sheet, _ in batch.columns.sheets):
+        return
+    sums_B = batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))
+    doubled, chance = [], 0.0
+    for members in several:
+        each = Counter(texts[sample] for sample in members)
+        times = math.gcd(*each.values())
+        if times < 2 or len(each) < 2:
+            continue
+        doubled.append((times, members))
+        of_text = {texts[sample]: float(sums_B[sample]) for sample in members}
+        # Each of the others draws this text with its probability.
+        chance += sum(min(0.0, math.log(len(members)) + logp) for logp in of_text.values())
+    if len(doubled) < max(GROUPS, 0.9 * len(several)) or chance > CHANCE:
+        return
+    of_rank: dict[int | None, list[bytes]] = {}
+    for sample, key in enumerate(batch.laid.keys_of("input_ids")):
+        of_rank.setdefault(None if key is None else key.rank, []).append(texts[sample])
+    if len(of_rank) > 1 and len({tuple(sorted(held)) for held in of_rank.values()}) == 1:
+        return  # ranks that hold the same samples are D65's: those of a tensor-parallel group do on purpose
+    times, members = doubled[0]
+    yield finding(
+        "error",
+        f"every response of a group stands in it {times} times, in {share(len(doubled), len(several))} groups: "
+        f"{times} engines draw the same samples",
+        batch.laid.where("input_ids", sample=members[0]),
+        evidence=[
+            shown("groups in which each response stands several times", share(len(doubled), len(several)), "none"),
+            shown("log of the chance of it, by the responses' probabilities", chance, None, said.source),
+            shown("samples of the first such group", listed(members)),
+        ],
+        cause="the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds "
+        f"each sample {times} times: a group is {times} times smaller than it looks",
+    )  # fmt: skip
+
+
 @rule("D75", "samples stand in a batch twice", link="tokens", scope="batch",
       needs=("group", "tokens", "response", "rollout_logprobs"), lasts=True,
       source="a batch that is repeated to fill it up; a gather of what every rank already has")  # fmt: skip
@@ -263,10 +325,16 @@ def stands_twice(batch: StepBatch) -> Iterator[Finding]:
     """Samples that have the tokens and, bit for bit, the rollout log-probabilities of one of another group: a quarter
     of the batch and more, of responses whose mean log-probability is below -1, is a warning. An engine's numbers of two
     drawings of one text agree but for their batch; the epochs of a batch are one.
+
+    A warning, too, where the last rows of the batch are its first ones, in order, bit for bit, count tokens, and leave
+    groups of one size without them.
     """
     if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
         batch = batch.once
     group_B, said = given(batch.group_B), given(batch.columns.of("rollout_logprobs"))
+    if (filled := _filled_up(batch, group_B, said)) is not None:
+        yield filled
+        return
     keys: dict[bytes, set[int]] = {}
     each = []
     for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
@@ -296,6 +364,37 @@ def stands_twice(batch: StepBatch) -> Iterator[Finding]:
                         said.source), shown("different samples", len(keys), str(len(batch)))],
         cause="the batch was filled up by repeating it, ranks drew the same prompts with the same seed, or a gather "
         "duplicated what they had: the batch is smaller than it looks",
+    )  # fmt: skip
+
+
+def _filled_up(batch: StepBatch, group_B: Array, said: Column) -> Finding | None:
+    """Rows at the end that are those at the beginning: what pads a batch to a size that ranks divide."""
+    trained_N = batch.trained_N
+    if trained_N is None:
+        return None
+    spans = [slice(int(at), int(at + size)) for at, size in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)]
+    said_N, tokens_N = np.where(said.said_N, said.values_N, 0.0), given(batch.tokens_N)
+    rows = [tokens_N[span].tobytes() + said_N[span].tobytes() + b"%d" % group_B[n] for n, span in enumerate(spans)]
+    # As many as stand at the end again: the row that the last one is tells how many.
+    more = rows.index(rows[-1]) + 1
+    if 2 * more > len(rows) or rows[:more] != rows[-more:]:
+        return None
+    sizes, before = (np.unique(np.bincount(each)[np.unique(each)]) for each in (group_B, group_B[:-more]))
+    heard_N = said.said_N & given(batch.response_N) & trained_N
+    counted_B, sums_B = batch.flat.count(heard_N), batch.flat.sum(np.where(heard_N, said_N, 0.0))
+    if before.size > 1 or sizes.size < 2 or not counted_B[-more:].all() or not sums_B[-more:].mean() < IMPROBABLE:
+        return None
+    return finding(
+        "warning",
+        f"the last {more} samples of the batch are its first {more}, and count: rows that fill it up are trained on",
+        batch.laid.where("input_ids", sample=len(rows) - more),
+        evidence=[
+            shown("rows at the end that are those at the beginning", more, "0", said.source),
+            shown("tokens of them that count", int(counted_B[-more:].sum()), "0"),
+            shown("samples of a group without them", int(before[0])),
+        ],
+        cause="the batch was padded with copies to a size that ranks or micro-batches divide, and they were neither "
+        "taken out nor masked: these samples count twice",
     )  # fmt: skip
 
 

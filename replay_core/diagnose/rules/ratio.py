@@ -113,7 +113,8 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
     average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
-    with other weights. Later updates move the ratio on purpose; so does a later pass that is a step of its
+    with other weights; where it is all micro-batches (3 and more) but the first of the update, the optimizer steps
+    between them (an error). Later updates move the ratio on purpose; so does a later pass that is a step of its
     own, whose samples and old log-probabilities an earlier step holds to the last bit. Skipped where a batch is
     recorded whole, without its mini-batches, and an eighth to a half of its samples agree while the others do not:
     those of the first.
@@ -190,6 +191,22 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     rows = batch.flat.sample_N[both_N]
     off = np.unique(rows[apart > 0.2])
     alone = _ranks_alone(batch, rows, apart, limit)
+    if (micros := _moved_between(batch, rows, apart, limit)) and not of_engine:
+        yield finding(
+            "error",
+            f"the weights change within an update: the ratio is 1 in its first micro-batch and off 1 (by up to "
+            f"{largest:.3g}) in all {micros - 1} that follow",
+            place,
+            evidence=[
+                shown("micro-batches of the update", micros),
+                shown("share of tokens off by more than 0.2", clipped, "0"),
+                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
+            ],
+            cause="the optimizer steps after every micro-batch, and not once they are all accumulated: each is an "
+            "update of its own, of a smaller batch than is meant",
+            next_step="call optimizer.step() and zero_grad() once for all micro-batches of a mini-batch",
+        )  # fmt: skip
+        return
     few = clipped < FEW_MOVED or (
         len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
     )
@@ -214,6 +231,22 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
         "(train against eval), another attention or precision, or packing in one of them",
         next_step=batch.laid.replay_command(place, "--rows-per-forward 1"),
     )
+
+
+def _moved_between(batch: StepBatch, rows_N: Array, apart_N: Array, limit: float) -> int:
+    """How many micro-batches a rank's update has, where on every rank the first agrees and each later one is off as a
+    whole; 0 where that is not so, or there are fewer than 3.
+    """
+    by_rank: dict[int | None, list[tuple[int, float]]] = {}
+    for (rank, micro), samples in batch.laid.rows_by_micro().items():
+        inside = np.isin(rows_N, samples)
+        if micro is not None and inside.any():
+            by_rank.setdefault(rank, []).append((micro, float((apart_N[inside] > limit).mean())))
+    for each in by_rank.values():
+        each.sort()
+        if len(each) < 3 or each[0][1] > 0 or min(share for _, share in each[1:]) <= WHOLE_RANK:
+            return 0
+    return max(map(len, by_rank.values()), default=0)
 
 
 def _ranks_alone(batch: StepBatch, rows_N: Array, apart_N: Array, limit: float) -> str:

@@ -27,29 +27,20 @@ def value_loss_made(case: Case) -> Iterator[Finding]:
     """The logged loss of a critic's micro-batch beside means of (V - R)^2 of its values and returns: over the tokens of
     the mask, response by response, halved or not. Clipping only makes a loss larger. An error where every loss of 4
     micro-batches and more is below all of these (by 2 %) and none is below the sum divided by every slot of the rows.
+    Not where one factor makes a mean of a third of them, as a coefficient does, or micro-batches that share it.
     """
-    below, above, looked = 0, 0, 0
-    worst: tuple[float, float, float, Record] | None = None
-    for record in case.records():
-        parts = _valued(record)
-        if parts is None:
-            continue
-        logged, error_BT, mask_BT = parts
-        looked += 1
-        kept = np.where(mask_BT != 0, error_BT, 0.0)
-        total, tokens = float(kept.sum()), float((mask_BT != 0).sum())
-        least = 0.5 * min(total / max(tokens, 1.0), float(np.mean(kept.sum(1) / np.maximum(mask_BT.sum(1), 1e-9))))
-        floor = 0.5 * total / mask_BT.size
-        if logged < 0.98 * least:
-            below += 1
-            above += logged >= 0.999 * floor
-            if worst is None or logged / least < worst[0] / worst[1]:
-                worst = logged, least, floor, record
-    if looked < 4:
+    every = [one for record in case.records() if (one := _valued(record)) is not None]
+    every = every or [one for batch in case.batches() for one in _of_batch(batch)]
+    if len(every) < 4:
         raise Skip("needs values, returns, mask and loss of a critic's micro-batches")
-    if below < 0.9 * looked or above < below or worst is None:
+    below = [one for one in every if one.logged < 0.98 * one.least]
+    if len(below) < 0.9 * len(every) or sum(one.logged >= 0.999 * one.floor for one in below) < len(below):
         return
-    logged, least, floor, record = worst
+    if any(_is_shared(every, which) for which in range(len(every[0].means))):
+        return
+    looked = len(every)
+    worst = min(below, key=lambda one: one.logged / one.least)
+    logged, least, floor, record = worst.logged, worst.least, worst.floor, worst.record
     yield finding(
         "error",
         "the critic's loss is averaged over padding too: it is smaller than the mean over the tokens that count",
@@ -59,10 +50,11 @@ def value_loss_made(case: Case) -> Iterator[Finding]:
             shown("logged", logged, f">= {least:.6g}", record.path.name),
             shown("half the mean over tokens that count", least),
             shown("half the sum over every slot", floor),
-            shown("micro-batches below it", share(below, looked)),
+            shown("micro-batches below it", share(len(below), looked)),
         ],
         cause="the mean is taken over every column of the padded rows (no mask): padding, whose error is small, "
         "dilutes the loss",
+        steps=sorted({one.record.key.step for one in below if one.record.key.step is not None}),
     )  # fmt: skip
 
 
@@ -132,6 +124,9 @@ class ValueRows:
     sample: Array
     epoch: int | None
     minibatch: int | None
+    slots: int
+    """Of its rows as they are stored, padding and prompts included; 0 where they are packed."""
+    record: Record
 
 
 def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array]]:
@@ -159,25 +154,29 @@ def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
             found = None if record is None else _of_micro(record)
             if found is None or record is None:
                 continue
-            loss, *refs = found
-            new, due = (part.values(ref) for ref in refs)
+            loss, values, targets = found
+            new, due = part.values(values), None if targets is None else part.values(targets)
             samples = [sample_of.get((number, row)) for row in range(len(part))]
-            if new is None or due is None or None in samples:
+            if new is None or (due is None and targets is not None) or None in samples:
                 continue
+            slots = values.numel if len(values.shape) == 2 else 0
             each: list[Array] = []
             for row, sample in enumerate(samples):
                 here = slice(int(part.starts[row]), int(part.starts[row] + part.lengths[row]))
                 there = slice(int(batch.flat.starts_B[sample]), int(batch.flat.starts_B[sample] + part.lengths[row]))
                 kept = batch.trained_N[there]
-                here_K = [new.values_N[here][kept], old.values_N[there][kept], due.values_N[here][kept]]
+                # Returns that an update is not given are those of the batch.
+                due_T = returns.values_N[there] if due is None else due.values_N[here]
+                here_K = [new.values_N[here][kept], old.values_N[there][kept], due_T[kept]]
                 each.append(np.stack([*here_K, np.full(int(kept.sum()), float(row))]))
             rows = np.concatenate(each, axis=1)
             if rows.shape[1] and np.isfinite(rows).all():
-                yield ValueRows(loss, rows[0], rows[1], rows[2], rows[3], record.key.epoch, record.key.minibatch)
+                key = record.key
+                yield ValueRows(loss, rows[0], rows[1], rows[2], rows[3], key.epoch, key.minibatch, slots, record)
 
 
-def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef] | None:
-    """The loss, values and returns that a critic's micro-batch recorded; None where one of them is missing."""
+def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef | None] | None:
+    """The loss, values and (None where it has none of its own) returns that a critic's micro-batch recorded."""
     found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
     loss = next((found[name] for name in ("loss", "value_loss", "vf_loss", "critic_loss") if name in found), None)
     # What the critic gave in this update stands beside what it gave before, where both are recorded.
@@ -185,13 +184,53 @@ def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef] | None:
     if values is not None and values.canonical != "values":
         values = replace(values, canonical="values")  # about the same tokens
     returns = found.get("returns")
-    if loss is None or values is None or returns is None or loss.numel != 1:
+    if loss is None or values is None or loss.numel != 1:
         return None
     return float(pages.array(loss).reshape(-1)[0]), values, returns
 
 
-def _valued(record: Record) -> tuple[float, Array, Array] | None:
-    """(logged loss, squared error [B, T], mask [B, T]) of a critic's micro-batch."""
+@dataclass(frozen=True, slots=True)
+class _Averaged:
+    """A critic's logged loss, the smallest mean of its squared errors over tokens that count, halved, and their sum
+    over every slot of its rows, halved. `means`: over tokens, and response by response; each halved, and whole.
+    """
+
+    logged: float
+    means: tuple[float, ...]
+    floor: float
+    record: Record
+
+    @property
+    def least(self) -> float:
+        return min(self.means)
+
+
+def _averaged(logged: float, errors_B: Array, tokens_B: Array, slots: int, record: Record) -> _Averaged:
+    """Of the summed squared errors and the tokens of each row."""
+    total = float(errors_B.sum())
+    each = total / max(float(tokens_B.sum()), 1.0), float(np.mean(errors_B / np.maximum(tokens_B, 1e-9)))
+    return _Averaged(logged, (0.5 * each[0], 0.5 * each[1], *each), 0.5 * total / slots, record)
+
+
+def _is_shared(every: list[_Averaged], which: int) -> bool:
+    """Whether one factor makes a mean of them, as a coefficient does, and micro-batches that share it: in a third of
+    them, and what is clipped is larger in the others.
+    """
+    parts = np.array([one.means[which] / one.logged for one in every if one.logged > 0])
+    return bool(parts.size) and 3 * int((parts >= (1 - 1e-3) * parts.max()).sum()) >= parts.size
+
+
+def _of_batch(batch: StepBatch) -> Iterator[_Averaged]:
+    """A critic's micro-batches whose mask (and returns) stand beside their samples."""
+    for one in value_rows(batch):
+        rows = one.sample.astype(np.int64)
+        errors_B, tokens_B = np.bincount(rows, weights=(one.new - one.due) ** 2), np.bincount(rows).astype(np.float64)
+        if one.slots > tokens_B.sum():
+            yield _averaged(one.loss, errors_B, tokens_B, one.slots, one.record)
+
+
+def _valued(record: Record) -> _Averaged | None:
+    """The losses of a critic's micro-batch that holds its mask itself."""
     if record.key.stage in ("training_metrics", "param", "gradient") or record.key.role != "critic":
         return None
     found = {ref.canonical or ref.name: ref for ref in record.tensors() if not ref.is_text and ref.is_readable}
@@ -203,7 +242,8 @@ def _valued(record: Record) -> tuple[float, Array, Array] | None:
     if len({tuple(one.shape) for one in (mask, values, returns)}) != 1 or len(mask.shape) != 2:
         return None
     v, r, m = (pages.array(one).astype(np.float64) for one in (values, returns, mask))
-    return float(pages.array(loss).reshape(-1)[0]), (v - r) ** 2, m
+    errors_B = np.where(m != 0, (v - r) ** 2, 0.0).sum(1)
+    return _averaged(float(pages.array(loss).reshape(-1)[0]), errors_B, (m != 0).sum(1).astype(float), m.size, record)
 
 
 @rule("D84", "the critic's loss is negative", link="loss", scope="case",

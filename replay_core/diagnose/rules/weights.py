@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.budget import stored_bytes
 from replay_core.diagnose.algorithm import stated_by
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, listed, look_at, share, shown
@@ -139,6 +141,11 @@ def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:
 def ranks_apart(case: Case) -> Iterator[Finding]:
     """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error.
     Those that differ from the first step on are shards, and are not held against each other.
+
+    Where no weights are recorded: an error where, of 4 steps and more, engine and trainer agree in the first (.03 nats)
+    on every rank, and in the later half on some ranks alone, while the others are ten times as far off as these, and
+    the ranks' gradient norms of one update differ (1 %) in every step. Of an engine's replica that is left behind the
+    rows part as well, and the norms of reduced gradients are one.
     """
     by_step: dict[int, dict[int, list[Record]]] = {}
     for record in case.records():
@@ -147,7 +154,8 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
             by_step.setdefault(key.step, {}).setdefault(key.rank, []).append(record)
     steps = sorted(step for step, ranks in by_step.items() if len(ranks) > 1)
     if len(steps) < 2:
-        raise Skip("needs the weights of two ranks in two steps: rldbg record --params .")
+        yield from _by_scores(case)
+        return
     looked = (steps[0], steps[-1])
     paths = {one.path for step in looked for some in by_step[step].values() for one in some}
     if sum(map(stored_bytes, paths)) > 4 * MOST:
@@ -179,6 +187,63 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
         cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own",
         steps=steps,
     )
+
+
+#: How many times as far from the engine as the others the ranks are that left it; by how much gradient norms differ
+#: that were reduced separately; and steps that tell.
+TIMES, NORMS, RUN = 10.0, 0.01, 4
+
+
+def _by_scores(case: Case) -> Iterator[Finding]:
+    """Ranks whose rows part from the engine that the others still agree with, and whose gradients are their own."""
+    norms: dict[tuple[int | None, int | None, int | None], dict[int, list[float]]] = {}
+    for record in case.records():
+        key = record.key
+        if key.stage != "gradient" or key.rank is None:
+            continue
+        found = [float(pages.array(ref).reshape(-1)[0]) for ref in record.tensors()
+                 if ref.is_readable and ref.numel == 1 and ref.name.endswith("grad_norm")]  # fmt: skip
+        norms.setdefault((key.step, key.epoch, key.minibatch), {}).setdefault(key.rank, []).extend(found)
+    shared = [each for each in norms.values() if len(each) > 1 and all(each.values())]
+    own = [each for each in shared if np.ptp([one[-1] for one in each.values()]) > NORMS * max(
+        one[-1] for one in each.values())]  # fmt: skip
+    if len(shared) < RUN or len(own) < len(shared):
+        raise Skip("needs the weights of two ranks in two steps: rldbg record --params .")
+    by_step: list[tuple[StepBatch, dict[int, float]]] = []
+    for batch in case.batches():
+        rollout, trainer = batch.columns.of("rollout_logprobs"), batch.trainer
+        if rollout is None or trainer is None or batch.step is None:
+            continue
+        both_N = batch.pair(rollout, trainer)
+        far_B = batch.flat.mean(np.where(both_N, np.abs(trainer.values_N - rollout.values_N), 0.0), both_N)
+        rows: dict[int, list[int]] = {}
+        for (rank, _), samples in batch.laid.rows_by_micro().items():
+            rows.setdefault(-1 if rank is None else rank, []).extend(samples)
+        if len(rows) > 1:
+            by_step.append((batch, {rank: float(np.nanmean(far_B[samples])) for rank, samples in rows.items()}))
+    if len(by_step) < RUN or max(by_step[0][1].values()) > DISAGREE:
+        raise Skip("needs engine and trainer of two ranks in 4 steps, and ranks that agree in the first")
+    later = by_step[len(by_step) // 2 :]
+    apart = [
+        rank for rank in later[-1][1] if all(each.get(rank, 0.0) > TIMES * min(each.values()) for _, each in later)
+    ]
+    if not apart or any(min(each.values()) > DISAGREE or max(each.values()) < DISAGREE for _, each in later):
+        return
+    batch, last = later[-1]
+    yield finding(
+        "error",
+        f"the ranks train models of their own: the rows of rank{'s' * (len(apart) > 1)} {listed(apart)} part from the "
+        "engine more and more, the others' agree with it, and each rank has another gradient norm",
+        Where(step=batch.step, rank=apart[0], stage="gradient", path=str(batch.laid.path)),
+        evidence=[
+            *(shown(f"mean |trainer - rollout| of rank {rank} in the last step", value, f"< {DISAGREE:g}")
+              for rank, value in sorted(last.items())),
+            shown("updates whose gradient norm is another on each rank", share(len(own), len(shared)), "none"),
+        ],
+        cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own, "
+        "and the engine gets that of one of them",
+        steps=[each.step for each, _ in by_step if each.step is not None],
+    )  # fmt: skip
 
 
 @rule("D67", "updates are lost in half-precision weights", link="optimizer", scope="case",

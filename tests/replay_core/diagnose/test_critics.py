@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look, of
@@ -84,3 +85,33 @@ def test_values_that_follow_returns_in_another_unit(tmp_path: Path, times: float
     assert (told is not None) == found
     if told is not None:
         assert f"{times / 1.04:.1f}"[:3] in told.claim or "times their returns" in told.claim
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [("every slot", True), ("the mask", False), ("shared", False), ("a coefficient", False)]
+)
+def test_a_critics_loss_over_padding_is_told_by_the_mask_beside_its_samples(
+    how: str, told: bool, tmp_path: Path
+) -> None:
+    recorder, draw = Recorder(tmp_path / "d"), np.random.default_rng(1)
+    for step in range(3):
+        ids_BS = draw.integers(10, 30, (8, 12))
+        held_BS = (np.arange(12) < draw.integers(6, 13, (8, 1))).astype(np.int64)
+        mask_BS = held_BS * (np.arange(12) >= 3)
+        old_BT, due_BT = draw.normal(0, 1, (8, 11)), draw.normal(0.5, 1, (8, 11))
+        with recorder.step(step) as record:
+            common = {"input_ids": ids_BS, "attention_mask": held_BS, "response_mask": mask_BS}
+            record("trajectory", {name: torch.tensor(each) for name, each in common.items()})
+            record("values", role="critic", values=torch.tensor(old_BT).float(), returns=torch.tensor(due_BT).float())
+            for micro in range(2):
+                rows = slice(4 * micro, 4 * micro + 4)
+                new_BT, m_BT = old_BT[rows] + 0.05 * draw.normal(0, 1, (4, 11)), mask_BS[rows, 1:]
+                squares_BT = (new_BT - due_BT[rows]) ** 2
+                inside = float((squares_BT * m_BT).sum() / m_BT.sum())
+                loss = {"every slot": float((squares_BT * m_BT).mean()), "the mask": inside, "shared": inside / 2,
+                        "a coefficient": 0.3 * inside}[how] / 2  # fmt: skip
+                key: dict[str, Any] = {"micro": micro, "epoch": 0, "minibatch": 0}
+                record("forward_data", {name: torch.tensor(each[rows]) for name, each in common.items()}, **key)
+                record("loss", role="critic", values=torch.tensor(new_BT).float(), loss=torch.tensor(loss), **key)
+    recorder.close()
+    assert (of(look(tmp_path / "d", "D62"), "D62") is not None) == told

@@ -140,6 +140,17 @@ def test_what_some_algorithm_makes_is_wrong_where_another_is_stated(mistake: str
     assert surrogates.Surrogate(np.zeros(1), mistake=surrogates._SIGN).severity(Algorithm({})) == "error"
 
 
+@pytest.mark.parametrize(("more", "severity"), [
+    ({}, "warning"), ({"use_rollout_logprobs": True}, "info"), ({"bypass_mode": True}, "info"),
+    ({"max_staleness": 2}, "info"),
+])  # fmt: skip
+def test_a_ratio_to_the_engine_is_worth_a_look_where_an_algorithm_is_stated_and_it_is_not(
+    more: dict[str, Any], severity: str
+) -> None:
+    one = surrogates.Surrogate(np.zeros(1), mistake=surrogates._OF_ENGINE)
+    assert one.severity(Algorithm({"adv_estimator": "grpo", **more})) == severity
+
+
 @pytest.mark.parametrize(("stated", "severity"), [({}, "info"), ({"adv_estimator": "rloo"}, "error")])
 def test_rewards_for_advantages_need_no_baseline_where_none_is_stated(
     stated: dict[str, Any], severity: str, tmp_path: Path

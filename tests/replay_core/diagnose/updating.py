@@ -82,7 +82,7 @@ def scores(net: Net, ids: Tensor) -> Tensor:
     return every.gather(-1, ids[:, 1:, None])[..., 0]
 
 
-def _sampled(net: Net, prompts: Tensor, limit: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def sampled(net: Net, prompts: Tensor, limit: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids [B, P + R], which are there [B, P + R], and the engine's log-probabilities [B, R]: in bfloat16."""
     engine = copy.deepcopy(net).to(torch.bfloat16)
     ids, held = prompts, torch.ones_like(prompts)
@@ -99,7 +99,7 @@ def _sampled(net: Net, prompts: Tensor, limit: int, draw: torch.Generator) -> tu
     return ids, held, torch.stack(said, 1)
 
 
-def _rewards(ids: Tensor, held: Tensor, filtered: bool) -> Tensor:
+def rewarded(ids: Tensor, held: Tensor, filtered: bool) -> Tensor:
     """The share of tokens that go on counting, or whether there is one such token."""
     inside = held[:, PROMPT:]
     goes_on = ((ids[:, PROMPT:] == ids[:, PROMPT - 1 : -1] + 1) & (inside == 1)).sum(1)
@@ -126,8 +126,8 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
         heads = torch.randint(DIGITS, VOCABULARY, (groups, PROMPT), generator=draw)
         heads[:, :2] = torch.tensor([2, 3])  # a template
         prompts = heads.repeat_interleave(recipe.size, 0)
-        ids, held, said = _sampled(net, prompts, recipe.limit, draw)
-        rewards = _rewards(ids, held, recipe.filtered)
+        ids, held, said = sampled(net, prompts, recipe.limit, draw)
+        rewards = rewarded(ids, held, recipe.filtered)
         keep = torch.arange(groups)
         if recipe.filtered:
             apart = rewards.view(groups, -1).std(1) > 1e-6
