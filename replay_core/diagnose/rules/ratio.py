@@ -106,14 +106,14 @@ WHOLE_RANK = 0.3
 
 @rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
       needs=("policy_logprobs", "old_logprobs"),
-      explains=("D24",),
+      explains=("D24", "L16"),
       source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
 def on_policy(batch: StepBatch) -> Iterator[Finding]:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
     average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
-    with other weights. Later updates move the ratio on purpose; so does a later pass that is a step of its
+    with other weights. Where the first sample of every pack agrees and no later one does, samples see each other. Later updates move the ratio on purpose; so does a later pass that is a step of its
     own, whose samples and old log-probabilities an earlier step holds to the last bit. Skipped where a batch is
     recorded whole, without its mini-batches, and an eighth to a half of its samples agree while the others do not:
     those of the first.
@@ -184,6 +184,24 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
                 shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             ],
             cause="one of the two forwards divides its logits by the sampling temperature and the other does not",
+        )
+        return
+    if not of_engine and (leak := as_engine.leak) is not None:
+        clean_B, how = leak
+        yield finding(
+            "error",
+            f"the ratio is off 1 by up to {largest:.3g} before any update, in every sample but the first of each pack: "
+            "attention crosses samples",
+            place,
+            evidence=[
+                shown("mean |policy - old| of the first samples", float(np.nanmean(as_engine.by_sample_B[clean_B]))),
+                shown("mean |policy - old| of the later ones", float(np.nanmean(as_engine.by_sample_B[~clean_B])), "0"),
+                shown("packs", how),
+            ],
+            cause="the update packs samples without a block-diagonal mask (no cu_seqlens, a mask of ones), or position "
+            "ids do not begin again with each of them: a sample sees those before it in its pack, and the forward of "
+            "the old log-probabilities did not",
+            next_step=batch.laid.replay_command(place, "--packing"),
         )
         return
     # What lies in one row of many is that sample's (an id that nobody attends to, an image), and not the forward's.
