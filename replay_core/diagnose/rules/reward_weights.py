@@ -122,9 +122,7 @@ ROWS, VALUES = 6, 3
 _WHOLE = (("cut off", np.trunc), ("rounded", np.rint), ("rounded down", np.floor))
 
 
-def _made_otherwise(
-    case: Case, told: list[_Summed], others: list[tuple[StepBatch, Array, Array]]
-) -> Finding | None:
+def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatch, Array, Array]]) -> Finding | None:
     """Steps whose rewards are another row's sum, or the sum as a whole number; None where none are."""
     found: list[tuple[StepBatch, str, str, str]] = []
     for batch, parts_BF, rewards_B in others:
