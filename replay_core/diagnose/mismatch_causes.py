@@ -82,6 +82,8 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
         return given_
     if (gathered := _gathered_elsewhere(batch, between)) is not None:
         return gathered
+    if (penalty := _of_repetition(batch, between)) is not None:
+        return penalty
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
             "a part of the samples is off, their tokens are not the sampled ones",
@@ -90,8 +92,6 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
             [*told, retold],
             is_of_a_forward=True,
         )
-    if (penalty := _of_repetition(batch, between)) is not None:
-        return penalty
     early_N = between.both_N & (batch.flat.position_N < np.repeat(head_B + 3, batch.flat.lengths_B))
     late_N = between.both_N & ~early_N
     if early_N.sum() >= FEWEST and late_N.sum() >= FEWEST:

@@ -145,7 +145,7 @@ def _of_rows(batch: StepBatch, name: str, by: int, off: Array, source: str) -> F
     return finding(
         "error",
         f"{noun} of the update belong{'' if name == 'advantages' else 's'} to other samples: in "
-        f"{share(off.size, len(batch))} rows {'they are' if name == 'advantages' else 'it is'} that of the row "
+        f"{share(off.size, len(batch))} rows {'they are those' if name == 'advantages' else 'it is that'} of the row "
         f"{away}{whole}",
         batch.laid.where(name, sample=0),
         evidence=[

@@ -328,8 +328,13 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     outside = float((np.abs(weights - 1) > 0.2).mean())
     largest = float(weights.max())
     extreme = float(((weights > LARGEST) | (weights < 1 / LARGEST)).mean())
-    squares = float((weights * weights).sum())
-    effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
+    # CISPO weighs by the ratio as its bound leaves it: one token far past it weighs no more than another.
+    algorithm = batch.laid.algorithm
+    weighs = algorithm.is_of_weights or algorithm.kind == "cispo"
+    most = 1 + algorithm.clip_range[1] if weighs and algorithm.clip_range is not None else math.inf
+    used = np.minimum(weights, most)
+    squares = float((used * used).sum())
+    effective = float(used.sum()) ** 2 / (used.size * squares) if squares > 0 else 0.0
     # What a share of so few tokens is off by: those of one response move together.
     noise = 3 * math.sqrt(outside * (1 - outside) / weights.size)
     few = 3 * math.sqrt(extreme * (1 - extreme) / weights.size)
