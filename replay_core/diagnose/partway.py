@@ -10,7 +10,7 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, Gap
+from replay_core.diagnose.gap import DISAGREE, UNSURE, Gap
 
 #: Tokens of a place over the run before it tells, places on either side, and how much further apart each place before
 #: is than each behind.
@@ -21,7 +21,7 @@ WIDTH = 8192
 
 @dataclass(slots=True)
 class Partway:
-    """Sums of |d| by place in the response, and how many tokens they are of."""
+    """Sums of |d| of tokens that are not sure, by place in the response, and how many they are of."""
 
     sums: Array = field(default_factory=lambda: np.zeros(0))
     counts: Array = field(default_factory=lambda: np.zeros(0))
@@ -30,7 +30,8 @@ class Partway:
         inside_N = batch.response_N if batch.response_N is not None else between.both_N
         place_N = batch.flat.position_N - np.repeat(batch.flat.first(inside_N), batch.flat.lengths_B)
         place, size = place_N[between.both_N], np.abs(between.d)
-        known = (place >= 0) & (place < WIDTH)
+        # A token that either policy is sure of agrees under all weights.
+        known = (place >= 0) & (place < WIDTH) & (between.trainer.values_N[between.both_N] < UNSURE)
         width = max(len(self.sums), int(place[known].max(initial=-1)) + 1)
         self.sums = np.pad(self.sums, (0, width - len(self.sums)))
         self.counts = np.pad(self.counts, (0, width - len(self.counts)))

@@ -91,6 +91,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     # What the first step of a run has none of is of the weights alone: those of an update or more before (D12).
+    begins_so = case.begins and len(means) >= 4 and all(one.severity == "info" for one, *_ in found)
     fresh = len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:])))
     beside = misplaced.told() if any(one.severity != "info" for one, *_ in found) else None
     grows = growth.is_told and any(one.claim.endswith(_PER_TOKEN) for one, *_ in found)
@@ -111,6 +112,8 @@ def disagree(case: Case) -> Iterator[Finding]:
         every = [replace(one, severity="info", claim=_uncaused(one) + _LATE, cause=_LATE_CAUSE) for one in every]
     elif grows:
         every = [_of_growth(one, growth) if one.claim.endswith(_PER_TOKEN) else one for one in every]
+    elif begins_so and min(means) > DISAGREE and max(means) < 2 * min(means):
+        every = [_of_precision(one) if one.claim.endswith(_PER_TOKEN) else one for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
 
 
@@ -146,6 +149,17 @@ def _of_swap(one: Finding, at: int, before: float, after: float) -> Finding:
         "token (truncated, TIS) set the first part right; else wait with the update for requests in flight, or abort "
         "them",
     )  # fmt: skip
+
+
+def _of_precision(one: Finding) -> Finding:
+    """The finding of a run that has as much of it in every step, before the first update, too."""
+    return replace(
+        one,
+        claim=f"{one.claim}, and as much from the first step on, before any update: not old weights, a coarser engine",
+        cause="the engine's precision: its weights are quantised (fp8, int8, int4), or it computes in another one; a "
+        "bf16 mixture of experts comes to as much, a dense model in bf16 to a tenth of it. Not a shift, a temperature, "
+        "top-p, a packing leak: their discriminators do not show",
+    )
 
 
 def _of_growth(one: Finding, growth: Growth) -> Finding:

@@ -13,7 +13,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import TOLD_APART, worst_of
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, LIMITS, gap
+from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import other_tokens
 from replay_core.diagnose.parting import AGREES, ENOUGH, parting
@@ -92,7 +92,7 @@ def stale(case: Case) -> Iterator[Finding]:
     are older lie before the trainer's. An error.
 
     Versions that follow the steps, and a first step or more without any of it (.01 nats) before 3 and more, up to the
-    last, that are all past .1 and 10 times that: samples are not of the weights that their version names. An error.
+    last, that are all past .1 and 10 times that (half a nat at the most): samples are not of the weights that their version names. An error.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
@@ -339,6 +339,8 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
     if len(late) < RESTS or min(one.mean for one in late) < least:
         return None
     worst = max(late, key=lambda one: one.mean)
+    if worst.mean > OLDEST:
+        return None  # no age makes as much of a policy that learns
     return finding(
         "error",
         f"samples are not of the weights that their version names: they agree with the trainer's in the first {fresh} "
