@@ -257,8 +257,8 @@ def _of_repetition(batch: StepBatch, between: Gap) -> MismatchCause | None:
     )
 
 
-#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then rise and
-#: fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
+#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then
+#: rise and fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
 ELSEWHERE, LESS, UNLIKE, FITS, OFF = 1.0, 0.97, 0.3, 0.4, 0.3
 
 

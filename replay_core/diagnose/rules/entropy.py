@@ -34,12 +34,12 @@ IN_PACE = 0.9
       explains=("D01", "D20", "L08", "L09", "L10"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
-    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning (or
-    .7 nats and half as much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and
-    falling, too; an error where the reward falls while it comes to three times its beginning, or where it rises by .3
-    nats and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
-    twentieth of its spread): a bonus that outweighs the reward, as is one over .05 that is stated. Info where the reward rises meanwhile and a twelfth is
-    left, or rises step by step with it (rank correlation below -.9).
+    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning (or .7 nats and half as
+    much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and falling, too; an error
+    where the reward falls while it comes to three times its beginning, or where it rises by .3 nats and more, no reward
+    does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a
+    bonus that outweighs the reward, as is one over .05 that is stated. Info where the reward rises meanwhile and a
+    twelfth is left, or rises step by step with it (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.

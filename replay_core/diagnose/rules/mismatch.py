@@ -63,8 +63,8 @@ def disagree(case: Case) -> Iterator[Finding]:
     Info, too, over the steps of a run whose first has none of it, and where it does not grow any more: it is what
     weights some updates old make, as every asynchronous run has it (half a nat at the most). More of it, where the
     first step has none, is a warning: whether they are as old on purpose is D12's. So is what lies on the first k
-    tokens of responses alone, each of these places (2 and more) 3 times as far apart as each behind them. So is half a nat and less of a dump
-    that begins after the second step, unless the differences show that one forward is wrong.
+    tokens of responses alone, each of these places (2 and more) 3 times as far apart as each behind them. So is half a
+    nat and less of a dump that begins after the second step, unless the differences show that one forward is wrong.
     """
     found: list[tuple[Finding, bool, bool]] = []
     means: list[float] = []
@@ -335,8 +335,8 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         ),
         past[0].where(series.name),
         evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
-        cause="the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: they "
-        "are never less, and up to -log(top_p) more. Take raw log-probabilities, or sample with top_p 1 and no top_k"
+        cause="the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
+        "they are never less, and up to -log(top_p) more. Take raw log-probabilities, or sample with top_p 1, no top_k"
         if cut
         else _LATE_CAUSE
         if late

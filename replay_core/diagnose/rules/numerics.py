@@ -144,7 +144,6 @@ def _first(counting: list[_Bad], steps: list[int]) -> Finding:
 #: Log-probabilities that one forward over a sample makes.
 _OF_A_FORWARD = (Phase.OLD_LOGPROBS, Phase.REF_LOGPROBS, Phase.LOGPROBS)
 
-
 def _skipped(counting: list[_Bad], steps: list[int]) -> int:
     """In how many steps, the last ones, gradients alone are not finite, and what their updates would have made is: an
     update by such a gradient leaves NaN in the weights, and in all that comes of them. 0 where it is fewer than two.

@@ -92,7 +92,8 @@ def stale(case: Case) -> Iterator[Finding]:
     are older lie before the trainer's. An error.
 
     Versions that follow the steps, and a first step or more without any of it (.01 nats) before 3 and more, up to the
-    last, that are all past .1 and 10 times that (half a nat at the most): samples are not of the weights that their version names. An error.
+    last, that are all past .1 and 10 times that (half a nat at the most): samples are not of the weights that their
+    version names. An error.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
@@ -228,8 +229,8 @@ def _of_an_adapter(one: Finding) -> Finding:
         claim=one.claim.replace(
             "the engine's weights are not updated, or not all of them", "the adapter (LoRA) never reaches the engine"
         ),
-        cause="the engine samples with the base model: the adapter is not merged, not loaded (another path or name), or "
-        "its request does not name it. " + one.cause[one.cause.find("Of an asynchronous") :]
+        cause="the engine samples with the base model: the adapter is not merged, not loaded (another path or name), "
+        "or its request does not name it. " + one.cause[one.cause.find("Of an asynchronous") :]
         if "Of an asynchronous" in one.cause
         else one.cause,
     )

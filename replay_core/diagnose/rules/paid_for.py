@@ -49,7 +49,8 @@ CHANCE = 1e-4
 
 
 @rule("L32", "responses that are cut have one high reward", link="rewards", scope="case", lasts=True,
-      explains=("D20", "L08"), source="a judge that cannot parse an unfinished answer and falls back to its default")  # fmt: skip
+      explains=("D20", "L08"),
+      source="a judge that cannot parse an unfinished answer and falls back to its default")  # fmt: skip
 def pays_for_cut(case: Case) -> Iterator[Finding]:
     """The reward of responses that were cut off at the limit, 8 and more in 3 steps and more to the last: one and the
     same in all of them, no less than what half of the finished ones have, and one that so many finished ones would not

@@ -113,10 +113,10 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
     average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
-    with other weights. Where the first sample of every pack agrees and no later one does, samples see each other. Later updates move the ratio on purpose; so does a later pass that is a step of its
-    own, whose samples and old log-probabilities an earlier step holds to the last bit. Skipped where a batch is
-    recorded whole, without its mini-batches, and an eighth to a half of its samples agree while the others do not:
-    those of the first.
+    with other weights. Where the first sample of every pack agrees and no later one does, samples see each other. Later
+    updates move the ratio on purpose; so does a later pass that is a step of its own, whose samples and old
+    log-probabilities an earlier step holds to the last bit. Skipped where a batch is recorded whole, without its
+    mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.
 
     A recorded ratio that is log pi - log pi_old itself, on every token, is an error in any update.
     """

@@ -29,13 +29,14 @@ class _Summed:
     place: Where
 
 
-@rule("D104", "reward functions are summed with other weights", link="rewards", scope="case", lasts=True,
-      source="TRL's reward_weights; a format reward that stands in the sum and in the function that makes it")  # fmt: skip
+@rule("D104", "rewards are not the sum of their functions", link="rewards", scope="case", lasts=True,
+      explains=("D04", "D85", "D100", "L08"),
+      source="TRL's reward_weights; a format reward that stands in the sum and in the function of it")  # fmt: skip
 def weights(case: Case) -> Iterator[Finding]:
     """A sample's reward as the weighted sum of its recorded reward functions, solved for in every step that tells (the
-    functions independent, at least 4 samples more than functions, all rewards met to 1e-4 of the largest). Other weights
-    than the run states are an error. Weights that change once, from one step to the next, and were one and the same in
-    2 steps and more on either side, are a warning: a schedule changes them bit by bit, and most runs never do.
+    functions independent, at least 4 samples more than functions, all rewards met to 1e-4 of the largest). Other
+    weights than the run states are an error. Weights that change once, from one step to the next, and were one and the
+    same in 2 steps and more on either side, are a warning: a schedule changes them bit by bit, and most runs never do.
 
     Where a step's rewards are no such sum: an error if they are that of another row, as many rows away in all, or that
     sum made a whole number (cut off, rounded) where other steps have the sum itself; a warning where none has. The
@@ -147,7 +148,7 @@ def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatc
         if how is not None:
             found.append((batch, "error" if same else "warning", f"rewards are whole numbers, and the sums of their "
                           f"functions are not: each is its sum, {how}", "the rewards' tensor has an integer dtype, or "
-                          "they are cast (int(), .long()) on the way: what an answer earns in part is lost"))  # fmt: skip
+                          "they are cast (int(), .long()): what an answer earns in part is lost"))  # fmt: skip
     if not found:
         return None
     batch, severity, claim, cause = found[0]

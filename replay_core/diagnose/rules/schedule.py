@@ -26,8 +26,8 @@ FALLEN = 1 / 50
       explains=("L02", "L08", "L09", "L10", "L16", "D01", "D03", "D20", "D24", "D25", "D26"), lasts=True,
       source="torch.optim.lr_scheduler.LRScheduler.state_dict is part of a checkpoint")  # fmt: skip
 def leaps(log: RunLog) -> Iterator[Finding]:
-    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one over
-    10 times where 2 before it and more are one number; an error where the KL to the reference comes to 5 times all
+    """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one
+    over 10 times where 2 before it and more are one number; an error where the KL to the reference comes to 5 times all
     before in the 3 steps that follow. Or one that comes
     to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
     warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than
@@ -80,8 +80,8 @@ def leaps(log: RunLog) -> Iterator[Finding]:
             return
 
 
-#: A rate that breaks policies: a hundred times that of adapters. What is left of the reward soon, and ever after, of how
-#: many steps.
+#: A rate that breaks policies: a hundred times that of adapters. What is left of the reward soon, and ever after, of
+#: how many steps.
 FAR_TOO_LARGE, SOON, EVER, STEPS = 0.01, 0.6, 0.8, 8
 
 

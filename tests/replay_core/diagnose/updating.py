@@ -286,7 +286,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
                     key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": 0}
                     with torch.no_grad():
                         record(
-                            "forward_data", input_ids=ids[rows], attention_mask=held[rows], response_mask=torch.cat([mask[rows, :1], own.long()], 1),
+                            "forward_data", input_ids=ids[rows], attention_mask=held[rows],
+                            response_mask=torch.cat([mask[rows, :1], own.long()], 1),
                             log_probs=now.detach(), old_log_probs=old[rows], ref_log_probs=behind[rows], advantages=a,
                             rollout_log_probs=said[rows], **key,
                         )  # fmt: skip
