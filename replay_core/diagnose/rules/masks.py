@@ -660,8 +660,8 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     if (told := _end_before_padding(batch, trained_N)) is not None:
         yield _untrained(batch, *told[:2], batch.laid.where(name, at=told[2]))
         return
-    if (told := _padded_with_end(batch, trained_N)) is not None:
-        yield told
+    if (padded := _padded_with_end(batch, trained_N)) is not None:
+        yield padded
         return
     if response_N is not None and (stripped := _stopped_at_nothing(batch, response_N)) is not None:
         yield stripped
@@ -714,8 +714,10 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
     for sheet, _ in batch.columns.sheets:
         for part in sheet.parts:
             ref = part.held.find("old_logprobs", "policy_logprobs")
-            # About next tokens: rows of a width of their own would have to say where they begin.
-            if ref is None or part.ids_BS is None or part.layout is None or ref.shape != (len(part), part.width - 1):
+            if ref is None or part.ids_BS is None or part.layout is None or part.width is None:
+                continue
+            # About next tokens: rows of another width would have to say where they begin.
+            if ref.shape != (len(part), part.width - 1):
                 continue
             scores_BT = pages.array(ref)
             for row, held in enumerate(part.layout.sample_BS >= 0):
