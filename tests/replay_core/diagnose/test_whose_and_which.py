@@ -15,7 +15,7 @@ from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
 from tests.replay_core.diagnose.updating import Recipe, run
 
-RULES = ("D09", "D12", "D14", "D16", "D17", "D19", "D35", "D81", "D104", "L32")
+RULES = ("D09", "D12", "D14", "D16", "D17", "D19", "D35", "D55", "D81", "D104", "L32")
 
 
 def _told(folder: Path, recipe: Recipe, *rules: str) -> list[Finding]:
@@ -42,6 +42,7 @@ FAULTS = [
     (Recipe("engine-ahead", lr=5e-3, lora=True, seed=6), "D12", "the adapter (LoRA) is applied twice"),
     (Recipe("two-late", lr=6e-2, versions=True, groups=8), "D12", "not of the weights that their version names"),
     (Recipe("swapped", lr=6e-2, groups=12, limit=8), "D09", "on the first 3 tokens of responses"),
+    (Recipe("refreshed", kl=0.05, lr=1e-2), "D55", "the reference is the policy of the step before"),
     (Recipe("cast", parts=True, schooled=True), "D104", "each is its sum, cut off, from step 1 on"),
     (Recipe("rolled", parts=True), "D104", "the row 1 row before, from step 2 on"),
     (Recipe("cut-paid", parts=True, size=10, groups=6), "L32", "responses that are cut off have one reward, 1"),

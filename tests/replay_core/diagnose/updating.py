@@ -197,7 +197,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
     net = Net(recipe.seed, recipe.lora, fault == "lora-dead", recipe.memory)
     if recipe.schooled:
         _school(net, recipe.seed, recipe.ends)
-    ref = copy.deepcopy(net)
+    ref = before = copy.deepcopy(net)
     trained = [each for each in net.parameters() if each.requires_grad]
     held_by = [copy.deepcopy(each) for each in trained] if fault == "other-parameters" else trained
     optimizer: Any = (torch.optim.Adam if recipe.adam else torch.optim.SGD)(held_by, lr=recipe.lr)
@@ -215,6 +215,9 @@ def run(folder: Path, recipe: Recipe) -> Path:
     for step, batch in enumerate(_batches(recipe, net)):
         if recipe.checkpoints:
             recorder.checkpoint(step, net)
+        if fault == "refreshed" and step:
+            ref = before
+        before = copy.deepcopy(net)
         ids, held, rewards = batch["ids"], batch["held"], batch["rewards"]
         B = len(ids)
         said = torch.cat([torch.zeros(B, P - 1), batch["said"]], 1)
