@@ -92,8 +92,8 @@ def stale(case: Case) -> Iterator[Finding]:
     are older lie before the trainer's. An error.
 
     Versions that follow the steps, and a first step or more without any of it (.01 nats) before 3 and more, up to the
-    last, that are all past .1 and 10 times that (half a nat at the most): samples are not of the weights that their
-    version names. An error.
+    last, that are all past .03 and 10 times that, and half of them twice as far (half a nat at the most): samples are
+    not of the weights that their version names. An error.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
@@ -336,8 +336,8 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
         return None
     fresh = next((at for at, one in enumerate(every) if one.mean > AGREES), len(every))
     late = every[fresh:]
-    least = max(LIMITS["logprob_diff"].error, 10 * max((one.mean for one in every[:fresh]), default=math.inf))
-    if len(late) < RESTS or min(one.mean for one in late) < least:
+    least = max(DISAGREE, 10 * max((one.mean for one in every[:fresh]), default=math.inf))
+    if len(late) < RESTS or min(one.mean for one in late) < least or np.median([one.mean for one in late]) < 2 * least:
         return None
     worst = max(late, key=lambda one: one.mean)
     if worst.mean > OLDEST:

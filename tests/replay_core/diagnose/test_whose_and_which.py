@@ -40,7 +40,11 @@ FAULTS = [
     (Recipe("penalty", groups=8, limit=12, kl=0.01, seed=1), "D09", "a repetition penalty"),
     (Recipe("engine-ahead", lr=5e-3, kl=0.01), "D12", "times as far from the reference"),
     (Recipe("engine-ahead", lr=5e-3, lora=True, seed=6), "D12", "the adapter (LoRA) is applied twice"),
-    (Recipe("two-late", lr=6e-2, versions=True, groups=8), "D12", "not of the weights that their version names"),
+    (
+        Recipe("two-late", lr=2e-2, versions=True, schooled=True, micros=1, size=10, groups=8),
+        "D12",
+        "not of the weights that their version names",
+    ),
     (Recipe("swapped", lr=6e-2, groups=12, limit=8), "D09", "on the first 3 tokens of responses"),
     (Recipe("refreshed", kl=0.05, lr=1e-2), "D55", "the reference is the policy of the step before"),
     (Recipe("cast", parts=True, schooled=True), "D104", "each is its sum, cut off, from step 1 on"),
