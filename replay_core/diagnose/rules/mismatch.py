@@ -155,10 +155,11 @@ def _of_precision(one: Finding) -> Finding:
     """The finding of a run that has as much of it in every step, before the first update, too."""
     return replace(
         one,
-        claim=f"{one.claim}, and as much from the first step on, before any update: not old weights, a coarser engine",
-        cause="the engine's precision: its weights are quantised (fp8, int8, int4), or it computes in another one; a "
-        "bf16 mixture of experts comes to as much, a dense model in bf16 to a tenth of it. Not a shift, a temperature, "
-        "top-p, a packing leak: their discriminators do not show",
+        claim=f"{one.claim}, and as much from the first step on, before any update: no old weights, but the engine's "
+        "precision, or what it makes of its logits",
+        cause="the engine's precision: its weights are quantised (fp8, int8, int4), or it computes in another one (a "
+        "bf16 mixture of experts comes to as much, a dense model in bf16 to a tenth of it); or a mild penalty on its "
+        "logits. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
     )
 
 

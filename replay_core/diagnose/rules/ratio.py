@@ -319,8 +319,8 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
 def exploding(batch: StepBatch) -> Iterator[Finding]:
     """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1,
-    10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3, over
-    tokens that count. Four epochs of a batch reach 0.36 in a run that learns.
+    10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3 (of CISPO's weights as
+    bounded), over tokens that count. Four epochs of a batch reach 0.36 in a run that learns.
     """
     ratio_N, known_N, source = ratios(batch)
     weights = ratio_N[known_N]
