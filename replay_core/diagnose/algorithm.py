@@ -37,7 +37,7 @@ def stated_by(run: Run | None) -> dict[str, Any]:
 
 
 def of_loss(flags: Mapping[str, Any], name: str) -> Any:
-    """A setting of the loss in the recorder's own words, `loss={"reduction": "token_sum"}`; else None."""
+    """A setting of the loss in the recorder's own words, `loss={"reduction": "token_sum"}`; None where none is."""
     settings = flags.get("loss")
     return settings.get(name) if isinstance(settings, Mapping) else None
 
@@ -130,7 +130,8 @@ class Algorithm:
     @property
     def is_on_of_group(self) -> bool:
         """Whether it is the std of a sample's own group that advantages are divided by, as the run states it."""
-        return self.is_on("norm_adv_by_std_in_grpo") is True or self.is_on("grpo_std_normalization") is True
+        named = self.word("scale_rewards") == "group"  # TRL's other word is `batch`
+        return named or self.is_on("norm_adv_by_std_in_grpo") is True or self.is_on("grpo_std_normalization") is True
 
     @property
     def averaged(self) -> str:
@@ -165,6 +166,12 @@ class Algorithm:
         """Whether a teacher's log-probabilities make the advantages."""
         told = stated(self._facts, "distill", "on_policy_distillation", "use_teacher", "opd")
         return told is True or "distill" in " ".join(self._names)
+
+    @property
+    def takes_engine_as_old(self) -> bool | None:
+        """Whether the engine's log-probabilities stand for the old ones (verl's bypass mode, slime); None: not said."""
+        told = [self.is_on("bypass_mode"), self.is_on("use_rollout_logprobs")]
+        return True if True in told else False if False in told else None
 
     @property
     def is_off_policy(self) -> bool:

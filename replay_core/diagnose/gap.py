@@ -60,6 +60,8 @@ OLDEST = 0.5
 FEWEST = 8
 #: Nats per token that a rollout may give more before it has to rise and fall with the trainer.
 UNRELATED = 1.0
+#: Mean nats per token that a policy has moved by before its direction tells, and how well two have to lie on a line.
+MOVED, ON_A_LINE = 0.01, 0.85
 #: Log-probabilities below which a token has company.
 UNSURE = -0.3
 
@@ -238,6 +240,22 @@ class Gap:
         if known_N.sum() < FEWEST:
             return None
         return float(np.abs(self.rollout.values_N[known_N] - ref.values_N[known_N]).mean())
+
+    @cached_property
+    def ahead(self) -> float | None:
+        """Least squares slope of rollout - trainer on trainer - ref: 0 of the trainer's own weights, -1 of the
+        reference's, below 0 of older ones. None without a reference, where the policy has not moved from it (.01 nats),
+        or the two do not lie on one line (correlation .85).
+        """
+        ref = self.batch.columns.of("ref_logprobs")
+        if ref is None:
+            return None
+        known_N = self.both_N & ref.said_N & np.isfinite(ref.values_N)
+        x = self.trainer.values_N[known_N] - ref.values_N[known_N]
+        y = self.rollout.values_N[known_N] - self.trainer.values_N[known_N]
+        if x.size < 4 * FEWEST or float(np.abs(x).mean()) < MOVED or not y.std() > 0 or not x.std() > 0:
+            return None
+        return float((x * y).sum() / (x * x).sum()) if abs(np.corrcoef(x, y)[0, 1]) >= ON_A_LINE else None
 
     @cached_property
     def by_padding(self) -> tuple[float, float] | None:

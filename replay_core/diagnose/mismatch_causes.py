@@ -84,6 +84,8 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
         return given_
     if (gathered := gathered_elsewhere(batch, between)) is not None:
         return gathered
+    if (penalty := _of_repetition(batch, between)) is not None:
+        return penalty
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
             "a part of the samples is off, their tokens are not the sampled ones",
@@ -225,8 +227,41 @@ def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:
 SAME_FORWARD = 1e-2
 
 
-#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then rise
-#: and fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
+#: Differences that are no rounding, nats; and the share of tokens of either kind that lie on their side.
+BEYOND_ROUNDING, SIDED = 0.03, 0.85
+
+
+def _of_repetition(batch: StepBatch, between: Gap) -> MismatchCause | None:
+    """An engine that gives tokens which stood in the context before less than the trainer does, and all others more."""
+    tokens_N = batch.tokens_N
+    if tokens_N is None or between.mean <= DISAGREE:
+        return None
+    again_N = np.zeros(tokens_N.size, dtype=bool)
+    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
+        again_N[start + 1 : start + length] = True
+        again_N[start + np.unique(tokens_N[start : start + length], return_index=True)[1]] = False
+    far = np.abs(between.d) > BEYOND_ROUNDING
+    again, new = between.d[far & again_N[between.both_N]], between.d[far & ~again_N[between.both_N]]
+    if min(again.size, new.size) < FEWEST:
+        return None
+    less, more = float((again > 0).mean()), float((new < 0).mean())
+    if min(less, more) < SIDED or float(again.mean()) < DISAGREE:
+        return None
+    return MismatchCause(
+        "the engine gives tokens that stood in the context before less, and all others more: a repetition penalty",
+        "the engine samples with a repetition, presence or frequency penalty (often of the model's generation_config) "
+        "that the trainer's log-probabilities know nothing of: set it to 1 (0), or take log-probabilities before it",
+        [
+            shown("tokens that stood before and that it gives less", less, "about 0.5"),
+            shown("tokens that did not and that it gives more", more, "about 0.5"),
+            shown("mean trainer - rollout of the former", float(again.mean())),
+            shown("mean trainer - rollout of the latter", float(new.mean())),
+        ],
+    )
+
+
+#: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then
+#: rise and fall with the engine's; and how much the entropies do, whose mean is off by this share at the most.
 ELSEWHERE, LESS, UNLIKE, FITS, OFF = 1.0, 0.97, 0.3, 0.4, 0.3
 
 

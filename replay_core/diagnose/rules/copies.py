@@ -8,12 +8,14 @@ from itertools import combinations
 
 import numpy as np
 
+from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.sheets import Sheet
+from replay_core.diagnose.stating import finding, share, shown
 from replay_core.dtypes import EPS, coarsest
 from replay_core.naming import MEANINGS
 
@@ -55,12 +57,19 @@ def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
     return bool((np.abs(x - y) <= limit * np.maximum(np.abs(x), np.abs(y)) + 1e-12).all())
 
 
-@rule("D35", "a tensor recorded twice is not the same twice", link="dump", scope="batch",
+@rule("D35", "a tensor recorded twice is not the same twice", link="dump", scope="batch", lasts=True,
+      explains=("D04", "D07", "D14", "D18", "D19", "D28", "D50", "D81"),
       source="slime and verl determinism guides")  # fmt: skip
 def not_the_same(batch: StepBatch) -> Iterator[Finding]:
     """Copies of rollout, old and reference log-probabilities, advantages, values and returns within one step, on the
-    same tokens: any difference on a token that counts beyond a cast is a warning.
+    same tokens: any difference on a token that counts beyond a cast is a warning. An error where advantages or masks
+    that the update's micro-batches hold differ from the batch's in 6 rows and more, and are those of the row the same
+    number of rows on in all of these.
     """
+    others = _of_other_rows(batch)
+    if others is not None:
+        yield others
+        return
     for a, b in _pairs(batch):
         both_N, apart_N = _apart(batch, a, b)
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
@@ -82,6 +91,70 @@ def not_the_same(batch: StepBatch) -> Iterator[Finding]:
             cause="it was computed twice (dropout, atomics, another micro-batch), or changed between the two records",
         )
         return
+
+
+#: Rows that are another's, of 3 values and more, before a number of rows between them is no chance.
+ROWS, VALUES = 6, 3
+
+
+def _of_other_rows(batch: StepBatch) -> Finding | None:
+    """Advantages or masks of the update that are those of other rows of the batch, all as many rows away."""
+    for sheet, places in batch.columns.sheets:
+        parts = sheet.parts
+        if any(part.held.record.key.micro is None for part in parts) or None in places:
+            continue
+        # In the update's order, which is not the batch's where it was shuffled.
+        order = np.argsort(np.array(places), kind="stable")
+        for name in ("advantages", "response_mask", "loss_mask"):
+            whole = next((one for one, at in batch.columns.sheets if one is not sheet and one.refs(name)
+                          and at == list(range(len(batch)))), None)  # fmt: skip
+            due, had = (None if each is None else _row_figures(each, name) for each in (whole, sheet))
+            if due is None or had is None or len(due) != len(had) or len(order) != len(had):
+                continue
+            due, had = due[order], had[np.array(places)[order]]
+            off = np.flatnonzero(~np.isclose(due, had, atol=1e-6))
+            if off.size < ROWS or np.unique(np.round(had[off], 6)).size < VALUES:
+                continue
+            for by in sorted(range(-(len(due) // 2), len(due) // 2 + 1), key=abs):
+                if by and np.allclose(had[off], due[(off + by) % len(due)], atol=1e-6):
+                    return _of_rows(batch, name, by, off, parts[0].held.record.path.name)
+    return None
+
+
+def _row_figures(sheet: Sheet, name: str) -> Array | None:
+    """A number of each row [B] of a sheet: how many entries of a mask are set, or the largest advantage by size; None
+    of tensors that are no rows.
+    """
+    found = []
+    for part, ref in zip(sheet.parts, sheet.refs(name) or (), strict=False):
+        if ref.rows is not None or not ref.shape or ref.shape[0] != len(part):
+            return None
+        rows_BX = np.nan_to_num(pages.array(ref).astype(np.float64)).reshape(len(part), -1)
+        if "mask" in name:
+            found.append((rows_BX != 0).sum(1).astype(np.float64))
+        else:
+            found.append(rows_BX[np.arange(len(part)), np.abs(rows_BX).argmax(1)])
+    return np.concatenate(found) if len(found) == len(sheet.parts) else None
+
+
+def _of_rows(batch: StepBatch, name: str, by: int, off: Array, source: str) -> Finding:
+    sizes = sorted({len(rows) for rows in batch.laid.rows_by_micro().values()})
+    away = f"{abs(by)} row{'s' * (abs(by) > 1)} {'after' if by > 0 else 'before'}"
+    whole = " (a micro-batch away)" if sizes == [abs(by)] and abs(by) > 1 else ""
+    noun = "advantages" if name == "advantages" else "the mask"
+    return finding(
+        "error",
+        f"{noun} of the update belong{'' if name == 'advantages' else 's'} to other samples: in "
+        f"{share(off.size, len(batch))} rows {'they are those' if name == 'advantages' else 'it is that'} of the row "
+        f"{away}{whole}",
+        batch.laid.where(name, sample=0),
+        evidence=[
+            shown("rows that differ between batch and update", int(off.size), "0", source),
+            shown(f"of them those of the row {away}", int(off.size)),
+        ],
+        cause="a micro-batch or mini-batch takes its tokens from one place and this tensor from another: an index that "
+        "counts within the mini-batch where it has to count in the batch, or that is one ahead",
+    )
 
 
 @rule("D38", "two copies differ in padding only", link="dump", scope="batch",

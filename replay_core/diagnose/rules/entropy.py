@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import entropy_bonus
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
@@ -33,12 +34,12 @@ IN_PACE = 0.9
       explains=("D01", "D20", "L08", "L09", "L10"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
-    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning (or
-    .7 nats and half as much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and
-    falling, too; an error where the reward falls while it comes to three times its beginning, or where it rises by .3
-    nats and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
-    twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile and a twelfth is
-    left, or rises step by step with it (rank correlation below -.9).
+    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning (or .7 nats and half as
+    much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and falling, too; an error
+    where the reward falls while it comes to three times its beginning, or where it rises by .3 nats and more, no reward
+    does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a
+    bonus that outweighs the reward, as is one over .05 that is stated. Info where the reward rises meanwhile and a
+    twelfth is left, or rises step by step with it (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -94,10 +95,18 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
     if not (begun > 0 and now > limit and trends.rises(series.finite)):
         return
     onset = begun + ONSET * (now - begun)
+    stated = entropy_bonus(log.algorithm)
+    large = stated is not None and stated > STRONG
     yield finding(
         "error" if (lost and now > APART * begun) or bonus is not None else "warning",
         f"the policy's entropy has grown from {begun:.3g} to {now:.3g} nats per token"
-        + ("" if bonus is None else f": the loss is the entropy bonus, {bonus:.3g} times it"),
+        + (
+            f": the loss is the entropy bonus, {bonus:.3g} times it"
+            if bonus is not None
+            else f": the entropy bonus is far too large, {stated:g} times it is in the loss"
+            if large
+            else ""
+        ),
         series.first(over=onset),
         evidence=[
             series.shown(now, f"< {limit:.3g}"),
@@ -109,7 +118,7 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
         ],
         cause="the entropy bonus is far too large: it outweighs the reward, and the policy becomes uniform, which "
         "ends no answer and earns nothing"
-        if bonus is not None
+        if bonus is not None or large
         else "entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
         next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning rate",
         steps=series.steps(over=onset),

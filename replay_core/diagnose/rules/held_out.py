@@ -22,7 +22,8 @@ LOST = 0.15
 def overfits(log: RunLog) -> Iterator[Finding]:
     """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
     .15 of its first level (medians of 3), while the reward of training rises: a warning. An error where it is lost: a
-    result of .3 and more at first that falls to a quarter of it and never comes back, over 4 evaluations and more.
+    result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
+    and more.
     """
     reward = given(log.get("reward"))
     if (lost := _lost(log, reward)) is not None:
@@ -58,16 +59,19 @@ HAD, LEFT = 0.3, 0.25
 
 
 def _lost(log: RunLog, reward: Series) -> Finding | None:
-    """A held-out result that is lost within 4 evaluations and more, each no higher than the one before, while the
-    reward of training comes to more than it was.
+    """A held-out result that is lost within 4 evaluations and more, in more than one step, each no higher than the one
+    before until it is, while the reward of training comes to more than it was.
     """
     paid = reward.finite
     if len(paid) < trends.MIN_STEPS or median(paid[-4:]) < paid[0] + 0.2 * abs(paid[0]) or not trends.rises(paid):
         return None
     for series in log.all("held_out"):
         values = series.finite
-        falls = all(b <= a for a, b in pairwise(values))
-        if len(values) < 4 or not falls or values[0] < HAD or max(values[2:]) > LEFT * values[0]:
+        if len(values) < 4 or values[0] < HAD:
+            continue
+        # How it wavers where nothing is left says nothing; lost at once, it may be the validation that broke.
+        down = values if values[1] <= LEFT * values[0] else values[:3]
+        if any(b > a for a, b in pairwise(down)) or max(values[2:]) > LEFT * values[0]:
             continue
         return finding(
             "error",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -631,7 +632,9 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     masks end with one and the same id: that is the end, and what follows is the chat template's (a newline).
 
     And where the engine says of responses (16 and more) that they stopped by themselves, and no id ends half of them:
-    what they stopped at is not there.
+    what they stopped at is not there. Or where the trainer itself says that the pad id is what ends them: it gives it
+    the slot after the last token with a probability over 1/2 in half of the rows that have one (8 and more), and no
+    token that counts has that id.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
@@ -656,6 +659,9 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
         return
     if (told := _end_before_padding(batch, trained_N)) is not None:
         yield _untrained(batch, *told[:2], batch.laid.where(name, at=told[2]))
+        return
+    if (padded := _padded_with_end(batch, trained_N)) is not None:
+        yield padded
         return
     if response_N is not None and (stripped := _stopped_at_nothing(batch, response_N)) is not None:
         yield stripped
@@ -692,6 +698,52 @@ def _stopped_at_nothing(batch: StepBatch, response_N: Array) -> Finding | None:
         ],
         cause="the engine, or what decodes and encodes its text again, leaves the end token out of the token ids "
         "(skip_special_tokens, a stop token that is not included): append it, with its log-probability",
+    )
+
+
+#: Rows with padding after their last token, and the log-probability of a pad that is what the policy ends with.
+PADDED, EXPECTED = 8, math.log(0.5)
+
+
+def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
+    """A pad id that the policy expects after the last token of its responses, and that counts nowhere."""
+    pad = batch.pad_id
+    if pad is None or batch.tokens_N is None or (batch.tokens_N[trained_N] == pad).any():
+        return None
+    said: list[float] = []
+    for sheet, _ in batch.columns.sheets:
+        for part in sheet.parts:
+            ref = part.held.find("old_logprobs", "policy_logprobs")
+            if ref is None or part.ids_BS is None or part.layout is None or part.width is None:
+                continue
+            # About next tokens: rows of another width would have to say where they begin.
+            if ref.shape != (len(part), part.width - 1):
+                continue
+            scores_BT = pages.array(ref)
+            for row, held in enumerate(part.layout.sample_BS >= 0):
+                after = int(np.flatnonzero(held)[-1]) + 1 if held.any() else len(held)
+                if after < len(held) and part.ids_BS[row, after] == pad:
+                    said.append(float(scores_BT[row, after - 1]))
+        if said:
+            break
+    # What is filled with 0 says nothing.
+    expected = [each for each in said if EXPECTED < each < 0]
+    if len(said) < PADDED or 2 * len(expected) < len(said):
+        return None
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    return finding(
+        "error",
+        f"the end token (EOS) is the pad token, {pad}, and is masked out as padding in every response: it is in the "
+        "loss of none, and the policy never learns to stop",
+        batch.laid.where(name, sample=0),
+        evidence=[
+            shown(f"rows that {pad} follows", len(said)),
+            shown("of them it has a probability over 1/2, by the trainer", len(expected), "none of padding"),
+            shown("its mean log-probability there", float(np.mean(said))),
+            shown(f"tokens {pad} in the loss", 0, "one in each of these rows", name),
+        ],
+        cause="pad_token_id is eos_token_id, and masks are made of the ids (ids != pad): the end of the response goes "
+        "with its padding. Make them of the lengths, or pad with another id",
     )
 
 

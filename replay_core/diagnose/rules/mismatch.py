@@ -23,6 +23,7 @@ from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, c
 from replay_core.diagnose.misplaced import Misplaced
 from replay_core.diagnose.padded import Growth
 from replay_core.diagnose.parting import AGREES, comes_to_rest
+from replay_core.diagnose.partway import Partway
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
@@ -61,13 +62,14 @@ def disagree(case: Case) -> Iterator[Finding]:
 
     Info, too, over the steps of a run whose first has none of it, and where it does not grow any more: it is what
     weights some updates old make, as every asynchronous run has it (half a nat at the most). More of it, where the
-    first step has none, is a warning: whether they are as old on purpose is D12's. So is half a nat and less of a dump
-    that begins after the second step, unless the differences show that one forward is wrong.
+    first step has none, is a warning: whether they are as old on purpose is D12's. So is what lies on the first k
+    tokens of responses alone, each of these places (2 and more) 3 times as far apart as each behind them. So is half a
+    nat and less of a dump that begins after the second step, unless the differences show that one forward is wrong.
     """
     found: list[tuple[Finding, bool, bool]] = []
     means: list[float] = []
     whys: list[str] = []
-    growth, misplaced = Growth(), Misplaced()
+    growth, misplaced, partway = Growth(), Misplaced(), Partway()
     for batch in case.batches():
         try:
             between = compared(batch)
@@ -78,6 +80,7 @@ def disagree(case: Case) -> Iterator[Finding]:
         growth.take(batch, between)
         if between.mean > DISAGREE:
             misplaced.take(batch, between)
+            partway.take(batch, between)
         steps = () if batch.step is None else (batch.step,)
         if (one := _disagreement(batch, between)) is not None:
             told, cause = one
@@ -88,6 +91,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     # What the first step of a run has none of is of the weights alone: those of an update or more before (D12).
+    begins_so = case.begins and len(means) >= 4 and all(one.severity == "info" for one, *_ in found)
     fresh = len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:])))
     beside = misplaced.told() if any(one.severity != "info" for one, *_ in found) else None
     grows = growth.is_told and any(one.claim.endswith(_PER_TOKEN) for one, *_ in found)
@@ -101,11 +105,15 @@ def disagree(case: Case) -> Iterator[Finding]:
     ]
     if beside is not None:
         every = [_of_neighbours(one, *beside) for one in every]
+    elif fresh and (swapped := partway.told()) is not None:
+        every = [_of_swap(_milder(one), *swapped) for one in every]
     elif not any(of_a_forward for *_, of_a_forward in found) and _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
         # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
         every = [replace(one, severity="info", claim=_uncaused(one) + _LATE, cause=_LATE_CAUSE) for one in every]
     elif grows:
         every = [_of_growth(one, growth) if one.claim.endswith(_PER_TOKEN) else one for one in every]
+    elif begins_so and min(means) > DISAGREE and max(means) < 2 * min(means):
+        every = [_of_precision(one) if one.claim.endswith(_PER_TOKEN) else one for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
 
 
@@ -126,6 +134,33 @@ def _of_neighbours(one: Finding, words: str, cause: str, figures: list[Evidence]
     """The finding, with the cause that tokens tell whose neighbour is the same one."""
     return replace(one, claim=f"{_uncaused(one)}: {words}", evidence=(*one.evidence[:2], *figures, *one.evidence[2:]),
                    cause=cause)  # fmt: skip
+
+
+def _of_swap(one: Finding, at: int, before: float, after: float) -> Finding:
+    """The finding, with the place in a response at which the engine's weights became the trainer's."""
+    return replace(
+        one,
+        claim=f"{_uncaused(one)} after the first step, which has none: on the first {at} tokens of responses, and on "
+        "none behind them: weights change while responses are sampled",
+        evidence=(*one.evidence[:2], shown(f"mean |d| of the first {at} tokens", before, "as behind them"),
+                  shown("mean |d| behind them", after), *one.evidence[2:]),
+        cause="the engine gets new weights in the middle of generation (in-flight updates, partial rollouts that go "
+        "on): a response begins under old weights and ends under the newest. Where it is meant, importance weights by "
+        "token (truncated, TIS) set the first part right; else wait with the update for requests in flight, or abort "
+        "them",
+    )  # fmt: skip
+
+
+def _of_precision(one: Finding) -> Finding:
+    """The finding of a run that has as much of it in every step, before the first update, too."""
+    return replace(
+        one,
+        claim=f"{one.claim}, and as much from the first step on, before any update: no old weights, but the engine's "
+        "precision, or what it makes of its logits",
+        cause="the engine's precision: its weights are quantised (fp8, int8, int4), or it computes in another one (a "
+        "bf16 mixture of experts comes to as much, a dense model in bf16 to a tenth of it); or a mild penalty on its "
+        "logits. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
+    )
 
 
 def _of_growth(one: Finding, growth: Growth) -> Finding:
@@ -288,13 +323,23 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     late = series.signal in _OF_AN_UPDATE and _is_one_update(series.finite, *_OF_AN_UPDATE[series.signal])
     usual = late or (now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z)
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
+    cut = not late and _is_of_truncation(log)
     yield finding(
         "info" if usual else "error" if limit.is_past(now, limit.error) else "warning",
         f"engine and trainer disagree: {series.name} is {now:.3g}"
-        + (_LATE if late else _steady(series, limit) or _grown(series, limit)),
+        + (
+            ": the engine's log-probabilities are renormalised over what top-p or top-k leaves (D11)"
+            if cut
+            else _LATE
+            if late
+            else _steady(series, limit) or _grown(series, limit)
+        ),
         past[0].where(series.name),
         evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
-        cause=_LATE_CAUSE
+        cause="the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
+        "they are never less, and up to -log(top_p) more. Take raw log-probabilities, or sample with top_p 1, no top_k"
+        if cut
+        else _LATE_CAUSE
         if late
         else "so far apart from the first step on that both hardly speak of the same tokens: log-probabilities that "
         "are shifted by one token, tokens that were re-tokenised or belong to other samples, tokens in the loss mask "
@@ -310,6 +355,16 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         next_step=TOLD_APART,
         steps=steps_of(past),
     )
+
+
+def _is_of_truncation(log: RunLog) -> bool:
+    """Whether the recorded samples say that it is what top-p or top-k leaves (D11)."""
+    for batch in log.samples():
+        try:
+            return compared(batch).is_truncated
+        except Skip:
+            continue
+    return False
 
 
 def _steady(series: Series, limit: Limit) -> str:

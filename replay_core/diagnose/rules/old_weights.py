@@ -54,6 +54,9 @@ class _StepGap:
     command: str
     by_sample_B: Array
     prompt_B: Array | None
+    ahead: float | None = None
+    """How far the rollout lies beyond the trainer on the way from the reference, in shares of that way; None where the
+    policy has hardly moved, or the rollout lies elsewhere."""
 
 
 def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
@@ -79,7 +82,7 @@ def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         yield _StepGap(
             batch.step, between.mean, between.from_reference, between.is_stale, version, place, command,
-            between.by_sample_B, batch.prompt_B,
+            between.by_sample_B, batch.prompt_B, between.ahead,
         )  # fmt: skip
 
 
@@ -92,6 +95,14 @@ def stale(case: Case) -> Iterator[Finding]:
     times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error. Where
     the jump is all of it (3 steps and more, the others 1.5 times the first), weights that arrive are
     changed, and not old.
+
+    Or the rollout lies on the way from the reference through the trainer, and beyond it: by half of that way to twice
+    in each of 3 steps and more, and in four of five whose policy has moved by .01 nats (correlation .85). Weights that
+    are older lie before the trainer's. An error.
+
+    Versions that follow the steps, and a first step or more without any of it (.01 nats) before 3 and more, up to the
+    last, that are all past .03 and 10 times that, and half of them twice as far (half a nat at the most): samples are
+    not of the weights that their version names. An error.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
@@ -113,6 +124,9 @@ def stale(case: Case) -> Iterator[Finding]:
         raise Skip("the trainer gathers other tokens than were sampled (D09)")
     if not every:
         raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
+    if (twice := _applied_twice(every)) is not None:
+        yield replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
+        return
     jump = _jump(every)
     if (jump is None or not jump.is_clean) and (grown := _never_updated(every)) is not None:
         yield _of_an_adapter(grown) if _trains_an_adapter(case) else grown
@@ -202,6 +216,35 @@ def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding | None:
         "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
         next_step=now.command,
         steps=[one.step for one in every[jump.number :] if one.step is not None],
+    )
+
+
+#: Steps that show an engine ahead of its trainer, the share of those that can, and by how much of the way.
+AHEAD_STEPS, AHEAD_SHARE, AHEAD = 3, 0.8, (0.5, 2.0)
+OF_ADAPTER = ": the adapter (LoRA) is applied twice, or with another scale"
+
+
+def _applied_twice(every: list[_StepGap]) -> Finding | None:
+    """An engine whose weights are further from the reference than the trainer's, the same way, in all steps."""
+    moved = [one for one in every if one.ahead is not None]
+    beyond = [one for one in moved if one.ahead is not None and AHEAD[0] <= one.ahead <= AHEAD[1]]
+    if len(beyond) < AHEAD_STEPS or len(beyond) < AHEAD_SHARE * len(moved):
+        return None
+    worst = max(beyond, key=lambda one: one.mean)
+    by = 1 + float(np.median([one.ahead for one in beyond if one.ahead is not None]))
+    return finding(
+        "error",
+        f"the engine goes {by:.3g} times as far from the reference as the trainer's policy, the same way",
+        worst.place,
+        evidence=[
+            shown("rollout - trainer over trainer - ref, median", by - 1, "0"),
+            shown("steps that show it", share(len(beyond), len(moved))),
+            shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+        ],
+        cause="what the trainer learnt is applied twice in the engine: a LoRA adapter is merged into the weights and "
+        "loaded once more, its scale (alpha / r) is another, or a delta is added to weights that hold it already",
+        next_step=worst.command,
+        steps=[one.step for one in beyond if one.step is not None],
     )
 
 
@@ -317,7 +360,42 @@ def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
             steps=[one.step for one in last if one.step is not None],
         )
         return
+    if (other := _of_other_versions(every)) is not None:
+        yield other
+        return
     raise Skip("weight versions advance: the engine gets new weights, however late")
+
+
+def _of_other_versions(every: list[_StepGap]) -> Finding | None:
+    """Samples that name the newest weights in every step, and agree with the trainer's in the first steps alone."""
+    told = [(one.step, one.version) for one in every if one.step is not None and one.version is not None]
+    if len(told) < len(every) or len({step - version for step, version in told}) > 1:
+        return None
+    fresh = next((at for at, one in enumerate(every) if one.mean > AGREES), len(every))
+    late = every[fresh:]
+    least = max(DISAGREE, 10 * max((one.mean for one in every[:fresh]), default=math.inf))
+    if len(late) < RESTS or min(one.mean for one in late) < least or np.median([one.mean for one in late]) < 2 * least:
+        return None
+    worst = max(late, key=lambda one: one.mean)
+    if worst.mean > OLDEST:
+        return None  # no age makes as much of a policy that learns
+    return finding(
+        "error",
+        f"samples are not of the weights that their version names: they agree with the trainer's in the first {fresh} "
+        f"step{'s' * (fresh > 1)}, and are {worst.mean:.3g} nats per token apart later, as {fresh} "
+        f"update{'s' * (fresh > 1)} old or more",
+        worst.place,
+        evidence=[
+            shown(
+                "mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12]), "as at first"
+            ),
+            shown("weight version less step, in every step", float(told[0][1] - told[0][0])),
+        ],
+        cause="the version is stamped when samples are trained on, or counts the trainer's steps, while the engine "
+        "samples with weights some updates older (a queue, a sync that lags): nothing corrects for their age",
+        next_step=worst.command,
+        steps=[one.step for one in late if one.step is not None],
+    )
 
 
 @rule("D13", "engine and trainer drift apart without an update", link="rollout_logprobs", scope="signals",

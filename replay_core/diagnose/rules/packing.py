@@ -14,6 +14,8 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.stating import finding, shown
 
+#: Samples that begin where the one before them ends, which as many left pads do not do by chance.
+RUN_ON = 3
 _LONGEST = ("max_seqlen", "max_seqlen_q", "max_length_q", "max_seq_len")
 
 
@@ -91,7 +93,7 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
     steps_N = np.diff(column.values_N, prepend=np.nan)
     inside_N = (batch.flat.position_N > 0) & column.said_N
     counted = bool((steps_N[inside_N] == 1).all())
-    if counted and batch.spine.parts[0].packs is None:
+    if counted and batch.spine.parts[0].packs is None and not _run_on(batch, first_B):
         yield finding(
             # Of rotary embeddings a distance alone counts: it is an error where the two sides show it.
             "error" if disagrees(batch) and not _is_of_older_weights(batch) else "warning",
@@ -123,6 +125,18 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="positions run on through the pack, or begin again inside a sample: attention then mixes samples",
     )
+
+
+def _run_on(batch: StepBatch, first_B: Array) -> bool:
+    """Whether samples begin at 0, or where the sample before them in some order ends, and the most there: rows that are
+    recorded apart, and were one pack when their positions were made.
+    """
+    for order in batch.laid.orders:
+        first, ends = first_B[order], (first_B + batch.flat.lengths_B)[order]
+        later = first[1:] != 0
+        if later.sum() >= RUN_ON and 2 * later.sum() >= later.size and (first[1:] == ends[:-1])[later].all():
+            return True
+    return False
 
 
 def _is_of_older_weights(batch: StepBatch) -> bool:

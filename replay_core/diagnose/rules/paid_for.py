@@ -6,10 +6,16 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
+
 from replay_core.diagnose import trends
+from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.figures import together
+from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
@@ -34,6 +40,58 @@ def _by_changes(a: Series, b: Series) -> float | None:
         return None
     xy = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
     return float(xy / math.sqrt(xx * yy))
+
+
+#: Responses that were cut and have one reward, before it is no chance, and the steps they are of.
+CUT, OVER = 8, 3
+#: How often chance may come to as much.
+CHANCE = 1e-4
+
+
+@rule("L32", "responses that are cut have one high reward", link="rewards", scope="case", lasts=True,
+      explains=("D20", "L08"),
+      source="a judge that cannot parse an unfinished answer and falls back to its default")  # fmt: skip
+def pays_for_cut(case: Case) -> Iterator[Finding]:
+    """The reward of responses that were cut off at the limit, 8 and more in 3 steps and more to the last: one and the
+    same in all of them, no less than what half of the finished ones have, and one that so many finished ones would not
+    all have by chance (1e-4). A warning: an answer nobody finished is right by default.
+    """
+    steps: list[tuple[StepBatch, Array, Array]] = []
+    for batch in case.batches():
+        cut_B, reward_B = truncated(batch), batch.reward_B
+        if batch.step is None or cut_B is None or reward_B is None or not np.isfinite(reward_B).all():
+            continue
+        if cut_B.any() and not cut_B.all():
+            steps.append((batch, cut_B, reward_B))
+    # From some step on: what was so before may be right.
+    last = steps[-1][2][steps[-1][1]][0] if steps else 0.0
+    since = len(steps)
+    while since and np.allclose(steps[since - 1][2][steps[since - 1][1]], last, atol=1e-6):
+        since -= 1
+    told = steps[since:]
+    cut = sum(int(cut_B.sum()) for _, cut_B, _ in told)
+    if len(told) < OVER or cut < CUT:
+        raise Skip(f"needs {CUT} responses that were cut, with one reward, over {OVER} steps")
+    ended = np.concatenate([reward_B[~cut_B] for _, cut_B, reward_B in told])
+    as_much = float((np.abs(ended - last) <= 1e-6).mean())
+    if last < np.median(ended) - 1e-6 or as_much**cut > CHANCE or np.unique(np.round(ended, 6)).size < 2:
+        return
+    batch, cut_B, _ = told[0]
+    yield finding(
+        "warning",
+        f"responses that are cut off have one reward, {last:.4g}, as finished ones that are right: all {cut} of them, "
+        f"from step {batch.step} on",
+        batch.laid.where(batch.columns.reward_name, sample=int(cut_B.argmax())),
+        evidence=[
+            shown("responses that were cut", cut), shown("their reward", float(last)),
+            shown("median reward of finished ones", float(np.median(ended))),
+            shown("finished ones with just this reward", as_much, "as many"),
+        ],
+        cause="the judge gives what it cannot parse (an answer that was cut) its default or its highest score: nothing "
+        "keeps responses from growing to the limit",
+        next_step="score a cut response by hand; pay nothing for it, or leave it out of the loss",
+        steps=[each.step for each, *_ in told if each.step is not None],
+    )  # fmt: skip
 
 
 @rule("L32", "the reward pays for something else than answers", link="trend", scope="signals",

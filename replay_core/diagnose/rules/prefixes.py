@@ -136,7 +136,13 @@ def standing(case: Case) -> Iterator[Finding]:
     for a policy whose critic changes over fewer than 20 steps (a warm-up of the critic); of samples that are passed
     over again in a later step, it is the policy's own forward that counts, where it is recorded. An error for a policy
     whose engine's numbers change by more than noise: what is recorded of the policy is stale.
+
+    Fewer places (6 and more, over 3 steps, prompts' among them) tell a reference that is the policy of the step before:
+    what it says is ten times as near to that as to what it said then. A warning.
     """
+    if (refreshed := _policy_before(case)) is not None:
+        yield refreshed
+        return
     memories = {name: memory for name, memory in _memories(case).items() if memory.known}
     if not memories:
         raise Skip("no prompt and first token of a response come again in another step")
@@ -195,6 +201,55 @@ def standing(case: Case) -> Iterator[Finding]:
             "parameters than the model that is run, a loss that is detached; or updates too small for its precision",
             steps=sorted(memory.apart),
         )
+
+
+#: Places and steps that tell a reference made of the policy before, and how much nearer it is to that.
+AFTER, AFTER_STEPS, NEARER, MOVED = 6, 3, 0.1, 1e-3
+
+
+def _policy_before(case: Case) -> Finding | None:
+    """A reference that in every step says what the policy said in the step before, and not what it said itself."""
+    before: dict[int, tuple[float, float]] = {}
+    moved: list[float] = []
+    left: list[float] = []
+    steps: list[int] = []
+    where: Where | None = None
+    for batch in case.batches():
+        ref, policy = batch.columns.of("ref_logprobs"), batch.trainer
+        if ref is None or policy is None or batch.step is None:
+            continue
+        here: dict[int, tuple[float, float]] = {}
+        places = [(place, at) for _, place, at in places_of(batch, FOLLOWED)] + list(prompt_places_of(batch, FOLLOWED))
+        for place, at in places:
+            said = float(ref.values_N[at]), float(policy.values_N[at])
+            if np.isfinite(said).all() and all(said):
+                here.setdefault(place, said)
+        shared = [place for place in here if place in before]
+        changed = [place for place in shared if abs(here[place][0] - before[place][0]) > SAME]
+        if changed:
+            moved += [abs(here[place][0] - before[place][0]) for place in shared]
+            left += [abs(here[place][0] - before[place][1]) for place in shared]
+            steps.append(batch.step)
+            where = where or batch.laid.where(ref.name, sample=0)
+        before = here
+    if len(moved) < AFTER or len(steps) < AFTER_STEPS:
+        return None
+    if np.mean(left) > NEARER * np.mean(moved) or np.mean(moved) < MOVED:
+        return None
+    return finding(
+        "warning",
+        "the reference is the policy of the step before: it is refreshed in every step, and the KL to it measures one "
+        "update, however far the policy goes",
+        where,
+        evidence=[
+            shown("mean |reference - policy of the step before|, nats", float(np.mean(left))),
+            shown("mean |reference - reference of the step before|", float(np.mean(moved)), "0"),
+            shown("places that come again", len(moved)),
+        ],
+        cause="the reference's weights are synchronised with the policy's in every step (shared weights, a sync of all "
+        "models): nothing holds the policy near its first weights; some recipes reset it now and then (TR-DPO, ProRL)",
+        steps=steps,
+    )
 
 
 def _spread(memory: _Memory) -> bool:

@@ -106,7 +106,7 @@ WHOLE_RANK = 0.3
 
 @rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
       needs=("policy_logprobs", "old_logprobs"),
-      explains=("D24",),
+      explains=("D24", "L16"),
       source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
 def on_policy(batch: StepBatch) -> Iterator[Finding]:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
@@ -114,10 +114,10 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
     average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
     with other weights; where it is all micro-batches (3 and more) but the first of the update, the optimizer steps
-    between them (an error). Later updates move the ratio on purpose; so does a later pass that is a step of its
-    own, whose samples and old log-probabilities an earlier step holds to the last bit. Skipped where a batch is
-    recorded whole, without its mini-batches, and an eighth to a half of its samples agree while the others do not:
-    those of the first.
+    between them (an error). Where the first sample of every pack agrees and no later one does, samples see each other.
+    Later updates move the ratio on purpose; so does a later pass that is a step of its own, whose samples and old
+    log-probabilities an earlier step holds to the last bit. Skipped where a batch is recorded whole, without its
+    mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.
 
     A recorded ratio that is log pi - log pi_old itself, on every token, is an error in any update.
     """
@@ -185,6 +185,24 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
                 shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             ],
             cause="one of the two forwards divides its logits by the sampling temperature and the other does not",
+        )
+        return
+    if not of_engine and (leak := as_engine.leak) is not None:
+        clean_B, how = leak
+        yield finding(
+            "error",
+            f"the ratio is off 1 by up to {largest:.3g} before any update, in every sample but the first of each pack: "
+            "attention crosses samples",
+            place,
+            evidence=[
+                shown("mean |policy - old| of the first samples", float(np.nanmean(as_engine.by_sample_B[clean_B]))),
+                shown("mean |policy - old| of the later ones", float(np.nanmean(as_engine.by_sample_B[~clean_B])), "0"),
+                shown("packs", how),
+            ],
+            cause="the update packs samples without a block-diagonal mask (no cu_seqlens, a mask of ones), or position "
+            "ids do not begin again with each of them: a sample sees those before it in its pack, and the forward of "
+            "the old log-probabilities did not",
+            next_step=batch.laid.replay_command(place, "--packing"),
         )
         return
     # What lies in one row of many is that sample's (an id that nobody attends to, an image), and not the forward's.
@@ -334,8 +352,8 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
 def exploding(batch: StepBatch) -> Iterator[Finding]:
     """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1,
-    10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3, over
-    tokens that count. Four epochs of a batch reach 0.36 in a run that learns.
+    10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3 (of CISPO's weights as
+    bounded), over tokens that count. Four epochs of a batch reach 0.36 in a run that learns.
     """
     ratio_N, known_N, source = ratios(batch)
     weights = ratio_N[known_N]
@@ -343,8 +361,13 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     outside = float((np.abs(weights - 1) > 0.2).mean())
     largest = float(weights.max())
     extreme = float(((weights > LARGEST) | (weights < 1 / LARGEST)).mean())
-    squares = float((weights * weights).sum())
-    effective = float(weights.sum()) ** 2 / (weights.size * squares) if squares > 0 else 0.0
+    # CISPO weighs by the ratio as its bound leaves it: one token far past it weighs no more than another.
+    algorithm = batch.laid.algorithm
+    weighs = algorithm.is_of_weights or algorithm.kind == "cispo"
+    most = 1 + algorithm.clip_range[1] if weighs and algorithm.clip_range is not None else math.inf
+    used = np.minimum(weights, most)
+    squares = float((used * used).sum())
+    effective = float(used.sum()) ** 2 / (used.size * squares) if squares > 0 else 0.0
     # What a share of so few tokens is off by: those of one response move together.
     noise = 3 * math.sqrt(outside * (1 - outside) / weights.size)
     few = 3 * math.sqrt(extreme * (1 - extreme) / weights.size)

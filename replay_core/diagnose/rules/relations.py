@@ -44,7 +44,9 @@ def _back_at(series: Series) -> int | None:
         for at in range(2 * SIDE, len(values) - 2):
             level = median(values[at - SIDE : at])
             falls = min(values[at - SIDE : at]) > 0 and max(values[0], values[at]) < NOTHING * level
-            if falls and level > LEVEL and max(values[at + 1 : at + 3]) < 0.5 * level:
+            # Of exactly 0 there is one reason, and the first update may already take it far.
+            soon = values[at + 1 : at + (2 if values[at] == 0 else 3)]
+            if falls and level > LEVEL and max(soon) < 0.5 * level:
                 return at
     begun = median(values[:SIDE])
     noise = median(abs(b - a) for a, b in pairwise(values))
@@ -52,7 +54,8 @@ def _back_at(series: Series) -> int | None:
     for at in range(2 * SIDE, len(values) - SIDE + 1):
         before, after = median(values[at - SIDE : at]), median(values[at : at + SIDE])
         way, left = before - begun, after - begun
-        if abs(way) <= max(FAR * noise, 1e-9) or abs(left) > NEAR * abs(way):
+        # Nearer its beginning, or past it: the way that it came is gone.
+        if abs(way) <= max(FAR * noise, 1e-9) or not -1 <= left / way <= NEAR:
             continue
         step = (values[at - 1] - values[at]) * math.copysign(1, way)
         if step > 0 and (best is None or step > best[0]):
@@ -65,7 +68,8 @@ def _back_at(series: Series) -> int | None:
       source="a checkpoint that is resumed from the first weights; a save that holds no weights")  # fmt: skip
 def falls_back(log: RunLog) -> Iterator[Finding]:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
-    where they were in the first steps (within .35 of the way they had come), and stay there for 4: a warning. Without
+    where they were in the first steps (within .35 of the way they had come, or as far past it at the most), and stay
+    there for 4: a warning. Without
     a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it began. Each has to have come
     further than three times what a step changes. New prompts take the reward back, and not the KL; a new reference the
     KL, and not the reward.

@@ -1,4 +1,4 @@
-"""With which weights several reward functions are summed: solved for, step by step."""
+"""How a reward is made of its functions: with which weights they are summed, and what becomes of the sum."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stating import finding, shown
+from replay_core.regexes import regex
 
 #: What a sum of float32 is off, beside the largest reward; and how far apart two weights are that are not one.
 EXACT, OTHER = 1e-4, 0.01
@@ -28,15 +29,28 @@ class _Summed:
     place: Where
 
 
-@rule("D104", "reward functions are summed with other weights", link="rewards", scope="case", lasts=True,
-      source="TRL's reward_weights; a format reward that stands in the sum twice")  # fmt: skip
+@rule("D104", "rewards are not the sum of their functions", link="rewards", scope="case", lasts=True,
+      explains=("D04", "D85", "D100", "L08"),
+      source="TRL's reward_weights; a format reward that stands in the sum and in the function of it")  # fmt: skip
 def weights(case: Case) -> Iterator[Finding]:
     """A sample's reward as the weighted sum of its recorded reward functions, solved for in every step that tells (the
     functions independent, at least 4 samples more than functions, all rewards met to 1e-4 of the largest). Other
     weights than the run states are an error. Weights that change once, from one step to the next, and were one and the
     same in 2 steps and more on either side, are a warning: a schedule changes them bit by bit, and most runs never do.
+
+    Where a step's rewards are no such sum: an error if they are that of another row, as many rows away in all, or that
+    sum made a whole number (cut off, rounded) where other steps have the sum itself; a warning where none has. The
+    sum is made with the weights of the run's other steps, else with those that are stated, else with 1 each.
     """
-    told = [one for batch in case.batches() if (one := _solved(batch)) is not None]
+    told, others = [], []
+    for batch in case.batches():
+        if (one := _solved(batch)) is not None:
+            told.append(one)
+        elif (left := _parts(batch)) is not None:
+            others.append((batch, *left))
+    if (made := _made_otherwise(case, told, others)) is not None:
+        yield made
+        return
     if not told:
         raise Skip("no step tells with which weights several reward functions are summed")
     stated = _stated(case, told[0])
@@ -51,20 +65,43 @@ def weights(case: Case) -> Iterator[Finding]:
         yield _said(told[at], "warning", told[0].weights_F, "it was {:.3g} before", told[at:])
 
 
+#: Names of a reward's parts beside `rewards`, as trainers of one's own have them.
+_PART = regex(r"^(?:reward|score)s?[_/]\w+$")
+
+
+def _names(batch: StepBatch) -> list[str]:
+    """The reward's functions, in the order in which they are recorded."""
+    known = set(batch.columns.reward_functions)
+    sheet = next((sheet for sheet, _ in batch.columns.sheets if sheet.refs("reward")), batch.spine)
+    written = [ref.canonical or ref.name for ref in sheet.parts[0].held.fields()]
+    if known:
+        return [name for name in written if name in known] if known <= set(written) else sorted(known)
+    return [name for name in written if _PART.search(name) and batch.columns.per_sample(name) is not None]
+
+
+def _parts(batch: StepBatch) -> tuple[Array, Array] | None:
+    """What each function gave [B, F], and the rewards [B], of a step that has both for every sample."""
+    each = [batch.columns.per_sample(name) for name in _names(batch)]
+    rewards_B = batch.columns.per_sample("reward")
+    if batch.step is None or rewards_B is None or not each or any(one is None for one in each):
+        return None
+    parts_BF = np.stack([one for one in each if one is not None], axis=1)
+    return (parts_BF, rewards_B) if np.isfinite(parts_BF).all() and np.isfinite(rewards_B).all() else None
+
+
 def _solved(batch: StepBatch) -> _Summed | None:
     """The weights of a step; None where they are not told."""
-    functions_FB, rewards_B = batch.columns.reward_functions_FB, batch.columns.per_sample("reward")
-    if batch.step is None or functions_FB is None or rewards_B is None or len(functions_FB) < 2:
+    known = _parts(batch)
+    if batch.step is None or known is None or known[0].shape[1] < 2:
         return None
-    known_B = np.isfinite(functions_FB).all(axis=0) & np.isfinite(rewards_B)
-    parts_BF, rewards_B = functions_FB[:, known_B].T, rewards_B[known_B]
+    parts_BF, rewards_B = known
     count = parts_BF.shape[1]
     if len(rewards_B) < count + SPARE or np.linalg.matrix_rank(parts_BF, tol=1e-3) < count:
         return None
     weights_F = np.linalg.lstsq(parts_BF, rewards_B, rcond=None)[0]
     if float(np.abs(parts_BF @ weights_F - rewards_B).max()) > EXACT * max(float(np.abs(rewards_B).max()), 1e-6):
         return None
-    names = tuple(name.partition(".")[2] for name in batch.columns.reward_functions)
+    names = tuple(name.partition(".")[2] or name for name in _names(batch))
     return _Summed(batch.step, weights_F, names, batch.laid.where("reward", sample=0))
 
 
@@ -74,9 +111,57 @@ def _stated(case: Case, one: _Summed) -> Array | None:
     said = batch.laid.algorithm.value("reward_weights")
     if isinstance(said, dict) and set(said) == set(one.names):
         return np.array([float(said[name]) for name in one.names])
-    if isinstance(said, list) and len(said) == len(one.names) and len(set(said)) == 1:
+    # TRL's mixin records the functions in the order in which their weights are stated; others in any.
+    in_order = all(name.startswith("rewards_per_func.") for name in _names(batch))
+    if isinstance(said, list) and len(said) == len(one.names) and (len(set(said)) == 1 or in_order):
         return np.array(said, dtype=np.float64)
     return None
+
+
+#: Rows that are not the sum of their own parts, and different sums, before a number of rows between them is no chance.
+ROWS, VALUES = 6, 3
+_WHOLE = (("cut off", np.trunc), ("rounded", np.rint), ("rounded down", np.floor))
+
+
+def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatch, Array, Array]]) -> Finding | None:
+    """Steps whose rewards are another row's sum, or the sum as a whole number; None where none are."""
+    found: list[tuple[StepBatch, str, str, str]] = []
+    for batch, parts_BF, rewards_B in others:
+        names = tuple(name.partition(".")[2] or name for name in _names(batch))
+        same = [one for one in told if one.names == names]
+        stated = None if same else _stated(case, _Summed(0, rewards_B, names, batch.laid.where("reward", sample=0)))
+        weights_F = same[0].weights_F if same else np.ones(len(names)) if stated is None else stated
+        sums_B = parts_BF @ weights_F
+        close = EXACT * max(float(np.abs(sums_B).max()), 1e-6)
+        off_B = np.abs(sums_B - rewards_B) > close
+        if off_B.sum() < ROWS or np.unique(np.round(sums_B, 6)).size < VALUES:
+            continue
+        by = next((by for by in sorted(range(1 - len(off_B), len(off_B)), key=abs)
+                   if by and (np.abs(np.roll(sums_B, by) - rewards_B) <= close).all()), None)  # fmt: skip
+        if by is not None:
+            away = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
+            found.append((batch, "error", f"rewards belong to other samples: each is the sum of the functions of the "
+                          f"row {away}", "rewards come back in another order than the samples, or were rolled or "
+                          "taken at an index that is off: a row is paid for its neighbour's answer"))  # fmt: skip
+            continue
+        how = next((how for how, made in _WHOLE if (np.abs(made(sums_B + close) - rewards_B) <= close).all()), None)
+        if how is not None:
+            found.append((batch, "error" if same else "warning", f"rewards are whole numbers, and the sums of their "
+                          f"functions are not: each is its sum, {how}", "the rewards' tensor has an integer dtype, or "
+                          "they are cast (int(), .long()): what an answer earns in part is lost"))  # fmt: skip
+    if not found:
+        return None
+    batch, severity, claim, cause = found[0]
+    every = [each for each in found if each[2] == claim]
+    return finding(
+        "error" if severity == "error" else "warning",
+        f"{claim}, from step {batch.step} on",
+        batch.laid.where("reward", sample=0),
+        evidence=[shown("functions that are summed", ", ".join(_names(batch))), shown("steps made so", len(every)),
+                  shown("steps whose rewards are the sums themselves", len(told))],
+        cause=cause,
+        steps=[one.step for one, *_ in every if one.step is not None],
+    )  # fmt: skip
 
 
 def _differ(mine_F: Array, others_F: Array) -> bool:
@@ -88,6 +173,7 @@ def _differ(mine_F: Array, others_F: Array) -> bool:
 def _said(one: _Summed, severity: str, right_F: Array, whose: str, every: list[_Summed]) -> Finding:
     off = [at for at in range(len(right_F)) if _differ(one.weights_F[at : at + 1], right_F[at : at + 1])]
     name, now, right = one.names[off[0]], float(one.weights_F[off[0]]), float(right_F[off[0]])
+    swapped = bool(off) and not _differ(np.sort(one.weights_F), np.sort(right_F))
     twice = len(off) == 1 and abs(now - 2 * right) <= OTHER * abs(right)
     return finding(
         "error" if severity == "error" else "warning",
@@ -105,6 +191,8 @@ def _said(one: _Summed, severity: str, right_F: Array, whose: str, every: list[_
         cause="the function stands in the sum twice: once by itself, and once more in another that adds it or in a "
         "list that was extended again"
         if twice
+        else "the weights stand in another order than the reward functions: each function has another's weight"
+        if swapped
         else "the weights of the reward functions were changed, or stand in another order than the functions",
         steps=[each.step for each in every],
     )

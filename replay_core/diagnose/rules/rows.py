@@ -12,6 +12,7 @@ from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import odd_one, whose
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.sheets import marked
@@ -94,6 +95,8 @@ def all_zero(batch: StepBatch) -> Iterator[Finding]:
 def ends_early(batch: StepBatch) -> Iterator[Finding]:
     """Tokens the engine sampled after the last that counts, in 4 samples and more and a quarter of all: an error where
     each of these samples counts its first k tokens and no sample counts more than k. (Turns of an agent end anywhere.)
+    A warning where masks without a hole end at one and the same token (or before it) in all of these samples, which
+    counts nowhere else, and what was sampled behind it differs: 3 texts and more, of 2 tokens on average.
     """
     rollout, trained_N = given(batch.columns.of("rollout_logprobs")), given(batch.trained_N)
     sampled_N = rollout.said_N & (np.nan_to_num(rollout.values_N) != 0)
@@ -107,6 +110,8 @@ def ends_early(batch: StepBatch) -> Iterator[Finding]:
     ends = np.unique(counts_B[cut_B])
     whole_N = trained_N & sampled_N
     if ends.size > 1 or counts_B.max() > ends[0] or (batch.flat.count(whole_N) != counts_B).any():
+        if (marked_off := _at_a_mark(batch, sampled_N, cut_B)) is not None:
+            yield marked_off
         return
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
     yield finding(
@@ -120,6 +125,58 @@ def ends_early(batch: StepBatch) -> Iterator[Finding]:
         ],
         cause="the mask covers only the first part (half) of the responses: it is cut to a length of its own, to the "
         "shortest, or to the prompt's",
+    )
+
+
+#: Different texts behind a mark, which a template's tail does not make.
+TAILS = 3
+
+
+def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | None:
+    """Masks of one run of tokens each, which end at one and the same token, or before it, wherever there is one, while
+    what was sampled right behind it differs from sample to sample.
+    """
+    tokens_N, trained_N = batch.tokens_N, given(batch.trained_N)
+    if tokens_N is None:
+        return None
+    last, after, tails, inside = set(), set(), set(), []
+    left = 0
+    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
+        counted = start + np.flatnonzero(trained_N[start : start + length])
+        if counted.size and counted[-1] - counted[0] + 1 != counted.size:
+            return None
+        if not cut_B[sample]:
+            inside.append(tokens_N[counted])
+            continue
+        end, tail = int(counted[-1]), slice(int(counted[-1]) + 1, start + length)
+        # What is not sampled is another's turn.
+        if not sampled_N[tail].all() or not sampled_N[counted].all():
+            return None
+        inside.append(tokens_N[counted[:-1]])
+        last.add(int(tokens_N[end]))
+        after.add(int(tokens_N[end + 1]))
+        tails.add(tokens_N[tail].tobytes())
+        left += length - (end + 1 - start)
+    cut = int(cut_B.sum())
+    mark = next((each for each in (last, after) if len(each) == 1), None)
+    if mark is None or len(tails) < TAILS or left < 2 * cut:
+        return None
+    token = next(iter(mark))
+    if any((each == token).any() for each in inside):
+        return None
+    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    return finding(
+        "warning",
+        f"the mask ends at the token {token} in every response that holds it: what the policy sampled behind it (an "
+        f"answer after its mark) never counts, in {share(cut, len(batch))} samples",
+        batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
+        evidence=[
+            shown("samples whose mask ends at it", cut, None, name),
+            shown("different texts behind it", len(tails)),
+            shown("sampled tokens that do not count", left, "0"),
+        ],
+        cause="the mask is cut at a mark in the text (the answer's, the end of thinking): the part that is rewarded is "
+        "not trained, the end token with it",
     )
 
 

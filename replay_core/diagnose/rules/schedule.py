@@ -1,4 +1,4 @@
-"""The learning rate over the steps: what no schedule does."""
+"""The learning rate over the steps: what no schedule does, and no policy bears."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.signals import Point, RunLog
+from replay_core.diagnose.signals import Point, RunLog, Series
 from replay_core.diagnose.stating import finding, shown
 
 #: Steps before a leap, none of which rises: a warm-up does. And how many times all of them it is.
@@ -32,9 +32,14 @@ def leaps(log: RunLog) -> Iterator[Finding]:
     to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
     warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than
     a fiftieth from one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning.
+    Or one of .01 and more, with which no policy is trained, where the reward (over 0 at first) is below .6 of its first
+    step's within the 3 that follow, and never again over .8 of it in 8 steps and more: an error.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
+    if (broken := _broken_at_once(log, series)) is not None:
+        yield broken
+        return
     if len(values) < 2 * CONSTANT or len(values) < len(series.points):
         raise Skip(f"needs the learning rate of {2 * CONSTANT} steps")
     for at in range(CONSTANT, len(values)):
@@ -73,6 +78,31 @@ def leaps(log: RunLog) -> Iterator[Finding]:
                 "resumed with other settings",
             )  # fmt: skip
             return
+
+
+#: A rate that breaks policies: a hundred times that of adapters. What is left of the reward soon, and ever after, of
+#: how many steps.
+FAR_TOO_LARGE, SOON, EVER, STEPS = 0.01, 0.6, 0.8, 8
+
+
+def _broken_at_once(log: RunLog, series: Series) -> Finding | None:
+    reward = log.get("reward")
+    rates, paid = series.finite[:4], [] if reward is None else reward.finite
+    if reward is None or len(paid) < STEPS or not rates or max(rates) < FAR_TOO_LARGE or not paid[0] > 0:
+        return None
+    if min(paid[1:4]) >= SOON * paid[0] or max(paid[2:]) > EVER * paid[0]:
+        return None
+    return finding(
+        "error",
+        f"the learning rate is far too large, {max(rates):.3g}: the policy breaks in its first updates, "
+        f"{reward.name} falls from {paid[0]:.3g} to {min(paid[1:4]):.3g} and never comes back",
+        series.points[0].where(series.name),
+        evidence=[series.shown_at(series.points[0], "1e-6 to 1e-4"), reward.shown(max(paid[2:]), f"was {paid[0]:.3g}")],
+        cause="a rate of another optimizer, or a decimal place: policies are trained with 1e-6 (all weights) to 1e-4 "
+        "(adapters). Entropy, lengths and gradients that leap about are what comes of it",
+        next_step="set the learning rate to 1e-6, and begin again from the first weights",
+        steps=series.steps(),
+    )
 
 
 def _worse(told: Finding, log: RunLog, step: int | None) -> Finding:

@@ -45,13 +45,22 @@ class Recipe:
     ranks: int = 1
     off_policy: bool = False
     one_batch: bool = False
+    schooled: bool = False
+    """Begins with a net that counts up and ends after one of `ends`."""
+    ends: tuple[int, ...] = (VOCABULARY - 1,)
+    memory: bool = False
+    """Its net sees all tokens before, as their mean."""
+    versions: bool = False
+    parts: bool = False
+    """Rewards are the sum of two parts, which are recorded, too."""
 
 
 class Net(nn.Module):
     """Next-token logits [B, S, V] of the token and the one before it."""
 
-    def __init__(self, seed: int, lora: bool, dead: bool) -> None:
+    def __init__(self, seed: int, lora: bool, dead: bool, memory: bool = False) -> None:
         super().__init__()
+        self.memory = memory
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.tokens = nn.Embedding(VOCABULARY, WIDTH)
@@ -62,9 +71,15 @@ class Net(nn.Module):
                 self.lora_B = nn.Parameter(torch.zeros(VOCABULARY, 3))
         self.lora = lora
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, packed: bool = False) -> Tensor:
+        """packed: all rows are one, whose attention is not cut."""
         before = torch.cat([ids[:, :1], ids[:, :-1]], 1)
         h = torch.tanh(self.mix(torch.cat([self.tokens(ids), self.tokens(before)], -1)))
+        if self.memory:
+            seen = self.tokens(ids)
+            seen = seen.reshape(1, -1, WIDTH) if packed else seen
+            places = torch.arange(1, seen.shape[1] + 1)[:, None]
+            h = h + (seen.cumsum(1) / places).reshape(h.shape)
         out: Tensor = self.head(h)
         if self.lora:
             out = out + 4 * h @ self.lora_A.T @ self.lora_B.T
@@ -77,20 +92,60 @@ class Net(nn.Module):
         save_file({name: value.clone() for name, value in self.state_dict().items()}, folder / "model.safetensors")
 
 
-def scores(net: Net, ids: Tensor) -> Tensor:
-    every = net(ids)[:, :-1].log_softmax(-1)
+def scores(net: Net, ids: Tensor, packed: bool = False) -> Tensor:
+    every = net(ids, packed)[:, :-1].log_softmax(-1)
     return every.gather(-1, ids[:, 1:, None])[..., 0]
 
 
-def sampled(net: Net, prompts: Tensor, limit: int, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids [B, P + R], which are there [B, P + R], and the engine's log-probabilities [B, R]: in bfloat16."""
-    engine = copy.deepcopy(net).to(torch.bfloat16)
+def _school(net: Net, seed: int, ends: tuple[int, ...]) -> None:
+    """Teach it to count up from its prompt's last token, with a few other tokens, and to end after some of them."""
+    draw = torch.Generator().manual_seed(seed)
+    teacher = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(150):
+        ids = torch.randint(DIGITS, VOCABULARY, (64, 12), generator=draw)
+        for place in range(1, 12):
+            last = ids[:, place - 1]
+            is_over = torch.isin(last, torch.tensor([*ends, END]))
+            goes_on = torch.where(is_over, END, last + 1)
+            keeps = (torch.rand(64, generator=draw) < 0.8) | is_over
+            ids[:, place] = torch.where(keeps, goes_on, ids[:, place])
+        teacher.zero_grad()
+        (-scores(net, ids).mean()).backward()
+        teacher.step()
+
+
+def _engine(recipe: Recipe, net: Net, past: list[Net]) -> tuple[Net, Net]:
+    """The weights that the engine writes the first tokens with, and the rest."""
+    engine = copy.deepcopy(net)
+    if recipe.fault == "engine-ahead":
+        with torch.no_grad():
+            for mine, first in zip(engine.parameters(), past[0].parameters(), strict=True):
+                mine.copy_(2 * mine - first)
+    if recipe.fault == "two-late":
+        engine = copy.deepcopy(past[max(len(past) - 3, 0)])
+    begins = copy.deepcopy(past[max(len(past) - 2, 0)]) if recipe.fault == "swapped" else engine
+    return begins.to(torch.bfloat16), engine.to(torch.bfloat16)
+
+
+def sampled(
+    net: Net, prompts: Tensor, limit: int, draw: torch.Generator, *, begins: Net | None = None, penalty: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids [B, P + R], which are there [B, P + R], and the engine's log-probabilities [B, R]: in bfloat16.
+
+    begins: weights of the first three tokens; penalty: on tokens that stood before.
+    """
+    ends = copy.deepcopy(net).to(torch.bfloat16)
+    starts = ends if begins is None else begins
     ids, held = prompts, torch.ones_like(prompts)
     said = []
     writing = torch.ones(len(ids), dtype=torch.bool)
     with torch.no_grad():
-        for _ in range(limit):
-            every = engine(ids)[:, -1].float().log_softmax(-1)
+        for place in range(limit):
+            logits = (starts if place < 3 else ends)(ids)[:, -1].float()
+            if penalty != 1:
+                again = torch.zeros_like(logits).scatter(1, ids, 1.0) > 0
+                logits = torch.where(again, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+            every = logits.log_softmax(-1)
             token = torch.multinomial(every.exp(), 1, generator=draw)
             said.append(torch.where(writing, every.gather(-1, token)[:, 0], torch.zeros(len(ids))))
             ids = torch.cat([ids, torch.where(writing, token[:, 0], PAD)[:, None]], 1)
@@ -118,6 +173,7 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
     """The rollouts of every step, as the policy then is."""
     draw = torch.Generator().manual_seed(recipe.seed)
     kept: dict[str, Tensor] = {}
+    past: list[Net] = []
     groups = recipe.groups * (8 if recipe.filtered else 1)
     for step in range(recipe.steps):
         if (recipe.fault == "reused" and step > 1) or (recipe.one_batch and step):
@@ -126,7 +182,10 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
         heads = torch.randint(DIGITS, VOCABULARY, (groups, PROMPT), generator=draw)
         heads[:, :2] = torch.tensor([2, 3])  # a template
         prompts = heads.repeat_interleave(recipe.size, 0)
-        ids, held, said = sampled(net, prompts, recipe.limit, draw)
+        past.append(copy.deepcopy(net))
+        begins, ends = _engine(recipe, net, past)
+        penalty = 1.5 if recipe.fault == "penalty" else 1.0
+        ids, held, said = sampled(ends, prompts, recipe.limit, draw, begins=begins, penalty=penalty)
         rewards = rewarded(ids, held, recipe.filtered)
         keep = torch.arange(groups)
         if recipe.filtered:
@@ -141,8 +200,10 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
 def run(folder: Path, recipe: Recipe) -> Path:
     """Train and record."""
     fault, P = recipe.fault, PROMPT
-    net = Net(recipe.seed, recipe.lora, fault == "lora-dead")
-    ref = copy.deepcopy(net)
+    net = Net(recipe.seed, recipe.lora, fault == "lora-dead", recipe.memory)
+    if recipe.schooled:
+        _school(net, recipe.seed, recipe.ends)
+    ref = before = copy.deepcopy(net)
     trained = [each for each in net.parameters() if each.requires_grad]
     held_by = [copy.deepcopy(each) for each in trained] if fault == "other-parameters" else trained
     optimizer: Any = (torch.optim.Adam if recipe.adam else torch.optim.SGD)(held_by, lr=recipe.lr)
@@ -160,6 +221,9 @@ def run(folder: Path, recipe: Recipe) -> Path:
     for step, batch in enumerate(_batches(recipe, net)):
         if recipe.checkpoints:
             recorder.checkpoint(step, net)
+        if fault == "refreshed" and step:
+            ref = before
+        before = copy.deepcopy(net)
         ids, held, rewards = batch["ids"], batch["held"], batch["rewards"]
         B = len(ids)
         said = torch.cat([torch.zeros(B, P - 1), batch["said"]], 1)
@@ -169,7 +233,26 @@ def run(folder: Path, recipe: Recipe) -> Path:
         if recipe.overlong:
             left_out = ~cut if fault == "overlong-turned" else cut
             mask = mask * (~left_out).long()[:, None]
+        if fault == "mask-at-mark":
+            inside = ids * mask
+            mask = mask * ((inside == 8).long().cumsum(1) - (inside == 8).long() < 1).long()
+        if fault == "end-is-pad":
+            ids = torch.where(ids == PAD, END, ids)
+            held = held * (ids != END).long()
+            mask = mask * held
         group = torch.arange(B) // recipe.size
+        more: dict[str, Tensor] = {}
+        if recipe.parts:
+            more = {"reward_goes_on": rewards, "reward_ends": 0.25 * (~cut).float()}
+            rewards = rewards + more["reward_ends"]
+        if fault == "cast" and step:
+            rewards = rewards.trunc()
+        if fault == "rolled" and step > 1:
+            rewards = rewards.roll(1)
+        if fault == "cut-paid" and step:
+            rewards = torch.where(cut, torch.ones_like(rewards), rewards)
+        if recipe.versions:
+            more["weight_version"] = torch.full((B,), step)
         each = rewards.view(-1, recipe.size)
         per = ((each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-4)).reshape(-1)
         m = mask[:, 1:].float()
@@ -182,7 +265,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
         with recorder.step(step, rank=0) as record:
             record(
                 "trajectory", input_ids=ids, attention_mask=held, response_mask=mask, rewards=rewards, group_id=group,
-                rollout_log_probs=said, advantages=advantages, truncated=cut,
+                rollout_log_probs=said, advantages=advantages, truncated=cut, **more,
             )  # fmt: skip
             record("old_log_probs", old_log_probs=old)
             micro = 0
@@ -192,27 +275,33 @@ def run(folder: Path, recipe: Recipe) -> Path:
                 parts = list(torch.arange(B).chunk(recipe.micros))
                 if fault == "micro-dropped":
                     parts = parts[:-1]
-                for rows in parts:
-                    now = scores(net, ids[rows])
+                for number, rows in enumerate(parts):
+                    now = scores(net, ids[rows], fault == "packed")
                     ratio = (now - old[rows]).exp()
                     a = advantages[rows]
+                    own = m[rows]
+                    if fault == "next-mask":
+                        own = m[parts[(number + 1) % len(parts)]]
+                    if fault == "first-advantages":
+                        a = per[parts[0][: len(rows)], None] * own
                     token_loss = torch.maximum(-a * ratio, -a * ratio.clip(0.8, 1.2))
                     apart = behind[rows] - now
                     kl = apart.exp() - apart - 1
                     made = "token_mean" if fault == "own-tokens" else recipe.mean
-                    pg = _reduced(token_loss, m[rows], made, float(m.sum()))
-                    kl_loss = _reduced(kl, m[rows], made, float(m.sum()))
+                    pg = _reduced(token_loss, own, made, float(m.sum()))
+                    kl_loss = _reduced(kl, own, made, float(m.sum()))
                     loss = (pg + recipe.kl * kl_loss) / (1.0 if fault == "undivided" else divisor)
                     loss.backward()
                     key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": 0}
                     with torch.no_grad():
                         record(
-                            "forward_data", input_ids=ids[rows], attention_mask=held[rows], response_mask=mask[rows],
+                            "forward_data", input_ids=ids[rows], attention_mask=held[rows],
+                            response_mask=torch.cat([mask[rows, :1], own.long()], 1),
                             log_probs=now.detach(), old_log_probs=old[rows], ref_log_probs=behind[rows], advantages=a,
                             rollout_log_probs=said[rows], **key,
                         )  # fmt: skip
-                        more = {"pg_loss": pg.detach(), "kl_loss": kl_loss.detach()} if recipe.pg else {}
-                        record("loss", loss=loss.detach(), **more, **key)
+                        terms = {"pg_loss": pg.detach(), "kl_loss": kl_loss.detach()} if recipe.pg else {}
+                        record("loss", loss=loss.detach(), **terms, **key)
                     micro += 1
                 grads = [one.grad for one in trained if one.grad is not None]
                 norm = float(torch.stack([one.norm() for one in grads]).norm())

@@ -1,0 +1,78 @@
+"""Whose masks, advantages and rewards a run takes, and which weights and logits its engine writes with: runs that are
+really trained, with one line wrong, and the same runs without it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.signals import Signals
+from replay_core.dumps import open_run
+from tests.replay_core.diagnose.updating import Recipe, run
+
+RULES = ("D09", "D12", "D14", "D16", "D17", "D19", "D35", "D55", "D81", "D104", "L32")
+
+
+def _told(folder: Path, recipe: Recipe, *rules: str) -> list[Finding]:
+    """What is found loud, first things first."""
+    kept = open_run(run(folder / "d", recipe))
+    found = diagnose(Case(kept, Signals.of(kept)), rules).findings
+    return [one for one in found if one.severity != "info"]
+
+
+FAULTS = [
+    (Recipe("end-is-pad", schooled=True, ends=(5, 8, 11)), "D19", "the end token (EOS) is the pad token, 1"),
+    (Recipe("end-is-pad", schooled=True, ends=(6, 9, 11), size=8, micros=3, seed=3), "D19", "masked out as padding"),
+    (Recipe("mask-at-mark", schooled=True), "D81", "the mask ends at the token 8"),
+    (Recipe("mask-at-mark", schooled=True, groups=8, seed=5), "D81", "the mask ends at the token 8"),
+    (Recipe("next-mask", schooled=True), "D35", "the mask of the update belongs to other samples"),
+    (Recipe("next-mask", schooled=True, micros=3, seed=2), "D35", "row 8 rows after (a micro-batch away)"),
+    (Recipe("first-advantages"), "D35", "12 of 24 rows they are those of the row 12 rows before"),
+    (Recipe("first-advantages", groups=6, seed=4), "D35", "advantages of the update belong to other samples"),
+    (Recipe("packed", memory=True), "D14", "in every sample but the first of each pack"),
+    (Recipe("packed", memory=True, micros=4, size=10, seed=1), "D14", "attention crosses samples"),
+    (Recipe("penalty"), "D09", "a repetition penalty"),
+    (Recipe("penalty", groups=8, limit=12, kl=0.01, seed=1), "D09", "a repetition penalty"),
+    (Recipe("engine-ahead", lr=5e-3, kl=0.01), "D12", "times as far from the reference"),
+    (Recipe("engine-ahead", lr=5e-3, lora=True, seed=6), "D12", "the adapter (LoRA) is applied twice"),
+    (
+        Recipe("two-late", lr=2e-2, versions=True, schooled=True, micros=1, size=10, groups=8),
+        "D12",
+        "not of the weights that their version names",
+    ),
+    (Recipe("swapped", lr=6e-2, groups=12, limit=8), "D09", "on the first 3 tokens of responses"),
+    (Recipe("refreshed", kl=0.05, lr=1e-2), "D55", "the reference is the policy of the step before"),
+    (Recipe("cast", parts=True, schooled=True), "D104", "each is its sum, cut off, from step 1 on"),
+    (Recipe("rolled", parts=True), "D104", "the row 1 row before, from step 2 on"),
+    (Recipe("cut-paid", parts=True, size=10, groups=6), "L32", "responses that are cut off have one reward, 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rule", "words"), FAULTS, ids=[f"{one.fault}-{number}" for number, (one, *_) in enumerate(FAULTS)]
+)
+def test_the_first_finding_is_the_line_that_is_wrong(recipe: Recipe, rule: str, words: str, tmp_path: Path) -> None:
+    first = _told(tmp_path, recipe)[0]
+    assert first.id == rule
+    assert words in first.claim
+
+
+HEALTHY = {
+    "ends after some digits": Recipe(schooled=True, ends=(5, 8, 11)),
+    "counts up": Recipe(schooled=True, micros=3, seed=2),
+    "sees all tokens before": Recipe(memory=True, size=10, seed=1),
+    "moves far": Recipe(lr=6e-2, versions=True, groups=8, kl=0.01),
+    "an adapter": Recipe(lr=5e-3, lora=True, seed=6),
+    "rewards of two parts": Recipe(parts=True, schooled=True, size=10),
+    "epochs": Recipe(epochs=3, lr=1e-2, limit=12),
+}
+
+
+@pytest.mark.parametrize("recipe", HEALTHY.values(), ids=HEALTHY)
+def test_runs_without_a_fault_are_silent(recipe: Recipe, tmp_path: Path) -> None:
+    assert not _told(tmp_path, recipe, *RULES)
