@@ -242,22 +242,6 @@ class Gap:
         return float(np.abs(self.rollout.values_N[known_N] - ref.values_N[known_N]).mean())
 
     @cached_property
-    def ahead(self) -> float | None:
-        """Least squares slope of rollout - trainer on trainer - ref: 0 of the trainer's own weights, -1 of the
-        reference's, below 0 of older ones. None without a reference, where the policy has not moved from it (.01 nats),
-        or the two do not lie on one line (correlation .85).
-        """
-        ref = self.batch.columns.of("ref_logprobs")
-        if ref is None:
-            return None
-        known_N = self.both_N & ref.said_N & np.isfinite(ref.values_N)
-        x = self.trainer.values_N[known_N] - ref.values_N[known_N]
-        y = self.rollout.values_N[known_N] - self.trainer.values_N[known_N]
-        if x.size < 4 * FEWEST or float(np.abs(x).mean()) < MOVED or not y.std() > 0 or not x.std() > 0:
-            return None
-        return float((x * y).sum() / (x * x).sum()) if abs(np.corrcoef(x, y)[0, 1]) >= ON_A_LINE else None
-
-    @cached_property
     def by_padding(self) -> tuple[float, float] | None:
         """mean |d| of samples without left padding and of those with it; None where all have as much. Where rows are
         not recorded padded, the longest prompts are those that a padded batch leaves without.
@@ -313,6 +297,22 @@ class Gap:
             # A token that is left alone has probability 1 on one side and nearly 1 on the other.
             and float((self.d[np.abs(self.d) > 1e-3] < 0).mean()) > 0.9
         )
+
+
+def ahead_of(between: Gap) -> float | None:
+    """Least squares slope of rollout - trainer on trainer - ref: 0 of the trainer's own weights, -1 of the reference's,
+    below 0 of older ones. None without a reference, where the policy has not moved from it (.01 nats), or the two do
+    not lie on one line (correlation .85).
+    """
+    ref = between.batch.columns.of("ref_logprobs")
+    if ref is None:
+        return None
+    known_N = between.both_N & ref.said_N & np.isfinite(ref.values_N)
+    x = between.trainer.values_N[known_N] - ref.values_N[known_N]
+    y = between.rollout.values_N[known_N] - between.trainer.values_N[known_N]
+    if x.size < 4 * FEWEST or float(np.abs(x).mean()) < MOVED or not y.std() > 0 or not x.std() > 0:
+        return None
+    return float((x * y).sum() / (x * x).sum()) if abs(np.corrcoef(x, y)[0, 1]) >= ON_A_LINE else None
 
 
 def is_of_padding(between: Gap) -> bool:

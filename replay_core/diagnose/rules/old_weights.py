@@ -13,7 +13,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import TOLD_APART, worst_of
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, gap
+from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, ahead_of, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
 from replay_core.diagnose.misplaced import Misplaced
@@ -82,7 +82,7 @@ def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         yield _StepGap(
             batch.step, between.mean, between.from_reference, between.is_stale, version, place, command,
-            between.by_sample_B, batch.prompt_B, between.ahead,
+            between.by_sample_B, batch.prompt_B, ahead_of(between),
         )  # fmt: skip
 
 
