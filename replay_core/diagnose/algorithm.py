@@ -37,7 +37,7 @@ def stated_by(run: Run | None) -> dict[str, Any]:
 
 
 def of_loss(flags: Mapping[str, Any], name: str) -> Any:
-    """A setting of the loss in the recorder's own words, `loss={"reduction": "token_sum"}`; None where none is."""
+    """A setting of the loss in the recorder's own words, `loss={"reduction": "token_sum"}`; else None."""
     settings = flags.get("loss")
     return settings.get(name) if isinstance(settings, Mapping) else None
 
