@@ -161,7 +161,8 @@ class Head:
         if compute is None:
             return False
         try:
-            found = compute(hidden_1ND)
+            # A model may put its logits out in float32, whatever its head computes in.
+            found = compute(hidden_1ND).to(logits_1NV.dtype)
         except Exception:  # whatever an unknown model raises on a stand-in, the answer is: not this way
             return False
         slack = torch.finfo(logits_1NV.dtype).eps * 4

@@ -85,3 +85,20 @@ def test_a_head_is_its_embedding_where_state_is_carried_and_no_other_code_runs_o
     head = Head(model, hidden_1ND, torch.zeros(1, 3, 32), is_repeatable=False)
     assert torch.equal(head(hidden_1ND[0]), model.lm_head(hidden_1ND)[0])
     assert "carries state over" in str(head.note)
+
+
+def test_a_head_that_puts_out_float32_of_weights_in_a_half_is_one_product():
+    model = random_model("qwen2-tiny").to(torch.bfloat16)
+    own = model.forward
+
+    def forward(*args, **named):
+        put = own(*args, **named)
+        put.logits = put.logits.float()
+        return put
+
+    model.forward = forward
+    hidden, logits = probe(model)
+    head = Head(model, hidden, logits)
+    assert logits.dtype == torch.float32
+    assert head.is_one_product
+    assert torch.equal(head(hidden[0]), logits[0])
