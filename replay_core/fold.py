@@ -1,6 +1,6 @@
-"""The digest that a device takes of a tensor where it lies, so that not its bytes but 64 KiB of them go to the host.
+"""The digest that a device takes of a tensor where it lies, so that not its bytes but at most 68 KiB go to the host.
 
-While more than 64 KiB are left they are folded: each row of 4,096 bytes, read as signed integers of 8 bits, is
+While more than 68 KiB are left they are folded: each row of 4,096 bytes, read as signed integers of 8 bits, is
 multiplied with 16 columns of fixed random integers of 8 bits, and what is left are its 16 sums, integers of 32 bits,
 little-endian, one row after the other, and the bytes behind the last whole row. What then is left is hashed by XXH3.
 
@@ -17,7 +17,11 @@ from functools import cache
 from typing import Any
 
 #: Bytes of a row, sums made of it, and what is not folded any more.
-ROW, COLUMNS, ENOUGH = 4096, 16, 64 << 10
+ROW, COLUMNS = 4096, 16
+#: torch multiplies integers of 8 bits on CUDA from 17 rows on.
+ENOUGH = 17 * ROW
+#: Folds of a tensor of 18 TB.
+_MOST_FOLDS = 5
 #: How many bytes a device is asked to fold (twice, with a rest that is no row), and the digest of what is left.
 KNOWN_BYTES, KNOWN_DIGITS = (5 << 20) + 1234, "8d03f5fac78b39c9e7cad913a291c686"
 #: Rows that the host multiplies together: as float64 they fill 16 MiB.
@@ -32,7 +36,7 @@ def columns(fold: int) -> bytes:
 def left_on_device(torch: Any, dense: Any) -> Any:
     """What is left of a contiguous tensor's bytes, as a uint8 vector on its device. Waits for nothing.
 
-    A tensor of 64 KiB and less is left as it is, in the same memory.
+    A tensor of `ENOUGH` bytes and less is left as it is, in the same memory.
 
     Raises:
         RuntimeError: the device cannot multiply integers of 8 bits, or has no room.
@@ -52,9 +56,15 @@ def left_on_device(torch: Any, dense: Any) -> Any:
 
 
 def known_bytes(torch: Any, device: Any) -> Any:
-    """A vector whose digest is known, by which a device shows that it folds as it should."""
-    squares = torch.arange(KNOWN_BYTES, dtype=torch.int64, device=device).square()
-    return squares.bitwise_right_shift(5).bitwise_and(255).to(torch.uint8)
+    """A vector whose digest is known, by which a device shows that it folds as it should; made on the host."""
+    squares = torch.arange(KNOWN_BYTES, dtype=torch.int64, device="cpu").square()
+    return squares.bitwise_right_shift(5).bitwise_and(255).to(torch.uint8).to(device)
+
+
+def warm(torch: Any, device: Any) -> None:
+    """Send every fold's integers to a device, so that no later fold waits for them."""
+    for fold in range(_MOST_FOLDS):
+        _columns_on(torch, device, fold)
 
 
 @cache

@@ -14,7 +14,7 @@ from replay_core.hashes import digest_of
 #: Device -> whether it folds known bytes to what the host folds them to.
 _folds: dict[Any, bool] = {}
 #: Elements looked at together, so that what is made of them stays small beside the trainer's memory.
-_CHUNK = 16 << 20
+_CHUNK = 2 << 20
 
 
 def can_fold(torch: Any, device: Any) -> bool:
@@ -23,6 +23,9 @@ def can_fold(torch: Any, device: Any) -> bool:
         try:
             left = fold.left_on_device(torch, fold.known_bytes(torch, device)).cpu()
             _folds[device] = digest_of([bytes(left.tolist())], "xxh3").endswith(fold.KNOWN_DIGITS)
+            fold.warm(torch, device)
+        except torch.cuda.OutOfMemoryError:
+            return False  # there may be room another time
         except (RuntimeError, AttributeError, NotImplementedError):
             _folds[device] = False
     return _folds[device]

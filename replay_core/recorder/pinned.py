@@ -24,12 +24,16 @@ _held: dict[Any, int] = {}
 _lock = threading.Lock()
 
 
-def copy_aside(torch: Any, value: Any) -> tuple[Any, Callable[[], None]]:
-    """A CUDA tensor's copy in pinned memory, and what to call before reading it. Returns at once."""
+def copy_aside(torch: Any, value: Any, *, is_own: bool = False) -> tuple[Any, Callable[[], None]]:
+    """A CUDA tensor's copy in pinned memory, and what to call before reading it. Returns at once.
+
+    is_own: nobody else has it, so that nothing writes to it.
+    """
     dense = value.resolve_conj().resolve_neg().contiguous()
     device, nbytes = value.device, value.numel() * value.element_size()
     cloned = False
-    if dense.data_ptr() == value.data_ptr():
+    is_shared = not is_own and dense.data_ptr() == value.data_ptr()
+    if is_shared:
         cloned = _take(device, nbytes)
         try:
             dense = dense.clone() if cloned else dense
@@ -46,7 +50,7 @@ def copy_aside(torch: Any, value: Any) -> tuple[Any, Callable[[], None]]:
         arrived = torch.cuda.Event(blocking=True)
         arrived.record(aside)
     dense.record_stream(aside)
-    if dense.data_ptr() == value.data_ptr():
+    if is_shared and not cloned:
         here.wait_event(arrived)
 
     def arrive() -> None:

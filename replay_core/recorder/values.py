@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay_core.errors import RequestError
-from replay_core.fold import left_on_device
-from replay_core.hashes import digest_of
+from replay_core.fold import ENOUGH, left_on_device
+from replay_core.hashes import digest_of, taken
 from replay_core.kernel import moments_at
 from replay_core.recorder import on_device
 from replay_core.recorder.pinned import copy_aside
@@ -144,8 +144,10 @@ class Snapshots:
         try:
             if self._told is not None and value.device.type == "cpu":
                 return _told(value, stats=self._told == "stats")
-            if self._told is not None and value.device.type == "cuda" and on_device.can_fold(torch, value.device):
-                with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            is_large = value.numel() * value.element_size() > ENOUGH
+            if self._told and is_large and value.is_cuda and on_device.can_fold(torch, value.device):
+                # What the device has no room or no operator for is copied.
+                with contextlib.suppress(RuntimeError):
                     return self._told_there(torch, value, stats=self._told == "stats")
             host = self._to_host(torch, value)
         except RuntimeError as error:
@@ -158,24 +160,26 @@ class Snapshots:
 
     def _told_there(self, torch: Any, value: Any, *, stats: bool) -> Noted:
         dense = value.resolve_conj().resolve_neg().contiguous()
-        noted = Noted(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        # What arrives later keeps nothing of the trainer's memory.
+        noted, count = Noted(str(value.dtype).removeprefix("torch."), tuple(value.shape)), value.numel()
         left = left_on_device(torch, dense)
-        kind = "xxh3" if left.data_ptr() == dense.data_ptr() else "fold"
-        left_here = self._to_host(torch, left)
-        counted_here = self._to_host(torch, on_device.moments(torch, dense)) if stats else None
+        counted = on_device.moments(torch, dense) if stats else None
+        left_here = self._to_host(torch, left, is_own=True)
+        counted_here = None if counted is None else self._to_host(torch, counted, is_own=True)
+        self.nbytes += left_here.numel()
 
         def arrive() -> None:
-            noted.digest = digest_of([raw(left_here)], "xxh3").replace("xxh3", kind)
+            noted.digest = digest_of([raw(left_here)], "xxh3").replace("xxh3", "fold")
             if counted_here is not None:
-                noted.stats = _figures(counted_here.tolist(), value.numel())
+                noted.stats = _figures(counted_here.tolist(), count)
 
         # After the copies that it needs.
         self._arrivals.append(arrive)
         return noted
 
-    def _to_host(self, torch: Any, value: Any) -> Any:
+    def _to_host(self, torch: Any, value: Any, *, is_own: bool = False) -> Any:
         if value.device.type == "cuda" and self._owned:
-            host, arrive = copy_aside(torch, value)
+            host, arrive = copy_aside(torch, value, is_own=is_own)
             self._arrivals.append(arrive)
             return host
         copied = value.device.type != "cpu"
@@ -313,10 +317,9 @@ def describe(
         if isinstance(value, (bool, int, float, type(None))) or (stats and isinstance(value, _PLAIN)):
             field["value"] = value if not isinstance(value, float) or math.isfinite(value) else str(value)
         elif _is_rows(value):
-            field["digest"] = digest_of(["".join(map(_digest, value)).encode()])
+            field["digest"] = _joined("".join(map(_digest, value)))
         elif bare:
-            said = json.dumps(value, default=_spoken).encode()
-            field["digest"] = digest_of([said])
+            field["digest"] = _joined(json.dumps(value, default=_spoken))
         return field
     field = {
         "name": name,
@@ -367,6 +370,13 @@ def _digest(row: Any) -> str:
     return row.digest if isinstance(row, Noted) else digest(row)
 
 
+def _joined(digests: str) -> str:
+    """The digest of a text that holds digests; of another kind where a device took one of them."""
+    kind = "fold" if "fold:" in digests else taken()
+    found = digest_of([digests.encode()], "xxh3" if kind == "fold" else kind)
+    return found.replace("xxh3", "fold") if kind == "fold" else found
+
+
 def _spoken(value: Any) -> str:
     """A tensor deep within lists, for the digest of the whole."""
     return _digest(value) if _is_of_tensor(value) else str(value)
@@ -405,10 +415,13 @@ def _figures(found: Sequence[float], count: int) -> dict[str, Any]:
     figures = {"count": count, **counts}
     if not number:
         return {**figures, **dict.fromkeys(("min", "max", "mean", "std", "l2"))}
-    return {
-        **figures, "min": smallest, "max": largest, "mean": mean, "std": math.sqrt(around / number),
-        "l2": math.sqrt(squares),
-    }  # fmt: skip
+    numbers = {"min": smallest, "max": largest, "mean": mean, "std": math.sqrt(around / number)}
+    return {**figures, **_spelled({**numbers, "l2": math.sqrt(squares)})}
+
+
+def _spelled(numbers: dict[str, float]) -> dict[str, Any]:
+    """As JSON has them: what is beyond float64 is a text."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
 
 
 def _by_torch(tensor: Any) -> dict[str, Any]:
@@ -442,4 +455,4 @@ def _by_torch(tensor: Any) -> dict[str, Any]:
     mean = total / number
     spread = math.sqrt(max(squares / number - mean * mean, 0.0))
     numbers = {"min": smallest, "max": largest, "mean": mean, "std": spread, "l2": math.sqrt(squares)}
-    return {**figures, **{name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}}
+    return {**figures, **_spelled(numbers)}

@@ -183,8 +183,9 @@ def cause_of_gradients(found: Sequence[HeldGradient], finer: str) -> dict[str, A
     """Of gradients that differ, all of them rounded otherwise or none: how far they are from those in a finer dtype, as
     each row alone's are.
     """
-    worst = max(found, key=lambda one: one.cell / (one.reference or one.cell or 1.0))
     is_noise = all(one.is_rounding for one in found)
+    summed = [one for one in found if one.finer is not None and is_noise]
+    worst = max(summed or found, key=lambda one: one.cell / (one.reference or one.cell or 1.0))
     kind = "rounding" if is_noise else "maths"
     if worst.finer is not None and is_noise:
         return {

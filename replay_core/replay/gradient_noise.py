@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay_core import pages
+from replay_core import naming, pages
 from replay_core.compare.judging.limits import NARROW_ROW
 from replay_core.records import Run, TensorRef
 from replay_core.replay.causes import WORST
@@ -67,7 +67,8 @@ def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) ->
             found.append(HeldGradient(name, float("nan"), float("nan"), False))
             continue
         held = _held(name, [_matrix(one[name]) for one in refs])
-        held.may_be_summed = not held.is_rounding and len(refs[0][name].shape) == 1 and held.cell <= _SUMMED
+        is_vector = len(refs[0][name].shape) == 1 and naming.meaning(name).kind == "gradient"
+        held.may_be_summed = not held.is_rounding and is_vector and 0 < held.cell <= _SUMMED
         found.append(held)
     return found
 

@@ -37,6 +37,8 @@ _REPEATS = 3
 _SEEDS = (1, 1, 2, 3, 1, 4, 2, 5, 3, 1, 3)
 #: Calls between two passes of which one may keep something, and their tokens.
 _CALLS, _SHORT = 10, 8
+#: Share of the steps from token to token by which what counts goes up by one; a new sample is none.
+_COUNTING = 0.8
 #: Samples that are changed one after the other.
 _MOST_SAMPLES = 4
 #: Samples of which each gets its own tokens back amid others of one token.
@@ -219,8 +221,21 @@ class Observer:
             name = tensor.partition(".inputs")[0].rpartition(".")[0]
         name = name.partition("[")[0]
         module = self.cell.model.backbone.get_submodule(name) if name else self.cell.model.backbone
-        kind = "position" if _is_table(self.cell.model.backbone, module) else kind_of(name, module)
+        kind = kind_of(name, module)
+        if kind == "other" and isinstance(module, torch.nn.Embedding) and self._counts(module):
+            kind = "position"
         return TensorPlace(tensor, name or "the model", kind, order)
+
+    def _counts(self, table: torch.nn.Embedding) -> bool:
+        """Whether what a table is asked for goes up by one from token to token, as positions do and nothing else."""
+        given: list[torch.Tensor] = []
+        hook = table.register_forward_pre_hook(lambda _table, args: given.extend(args[:1]))
+        try:
+            self.hidden()
+        finally:
+            hook.remove()
+        steps = torch.cat([one.diff(dim=-1).reshape(-1) for one in given]) if given else torch.empty(0)
+        return bool(steps.numel()) and float((steps == 1).double().mean()) > _COUNTING
 
     def sights(
         self, base: Trace, most: int = _MOST_SAMPLES, *, with_padding: bool = True, thorough: bool = False,
@@ -637,16 +652,6 @@ def _is_rotation(of: Observer, place: TensorPlace) -> bool:
     name = place.module
     module = of.cell.model.backbone.get_submodule(name) if name != "the model" else None
     return not isinstance(module, torch.nn.Embedding)
-
-
-def _is_table(backbone: torch.nn.Module, module: torch.nn.Module) -> bool:
-    """Whether a module looks up positions, whatever it is called: an embedding of something else than tokens."""
-    tokens = getattr(backbone, "get_input_embeddings", lambda: None)()
-    return (
-        isinstance(module, torch.nn.Embedding)
-        and isinstance(tokens, torch.nn.Embedding)
-        and module.num_embeddings != tokens.num_embeddings
-    )
 
 
 def kind_of(name: str, module: torch.nn.Module) -> str:

@@ -28,7 +28,7 @@ def noise(count: int, seed: int = 0) -> bytes:
     return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator).numpy().tobytes()
 
 
-@pytest.mark.parametrize("count", [0, 1, 4095, 65536, 65537, 69632, 200_000, 64 * 65536, 64 * 65536 + 4096, 5_000_001])
+@pytest.mark.parametrize("count", [0, 1, 4095, 65537, 69632, 69633, 73_727, 200_000, 64 * 65536, 4_460_545])
 def test_torch_and_numpy_fold_bytes_alike(count: int) -> None:
     assert by_torch(noise(count)) == folded(noise(count))
 
@@ -51,7 +51,7 @@ def test_few_bytes_are_xxh3s_own() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(65_537, 500_000), st.data())
+@given(st.integers(69_633, 500_000), st.data())
 def test_a_changed_byte_changes_it(count: int, data: st.DataObject) -> None:
     before = bytearray(noise(count))
     after = bytearray(before)

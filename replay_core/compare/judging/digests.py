@@ -43,7 +43,7 @@ def why_not(a: TensorRef, b: TensorRef) -> str | None:
     kinds = " and ".join(sorted({str(ref.digest).partition(":")[0] for ref in (a, b)}))
     return (
         f"a and b recorded digests of two kinds ({kinds}), and no values: record both with one version of rldbg, "
-        "and on one kind of device"
+        "on one kind of device, and both with or without --whole or a black box"
     )
 
 
