@@ -480,9 +480,11 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
             raise Skip("a step's gradients are 0, or not finite")
         if before is not None and before.shape == now.shape:
             cosines.append(_cosine(before, now))
-            if moved is not None:
+            if moved is not None and moved.shape == now.shape:
                 onward.append(_cosine(moved, now - before))
             moved = now - before
+        else:
+            moved = None  # other parameters have a gradient: an expert without tokens has none
         before = now
     if len(cosines) < PAIRS:
         raise Skip(f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")

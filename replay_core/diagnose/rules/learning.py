@@ -249,7 +249,7 @@ def clips_at_nothing(case: Case) -> Iterator[Finding]:
     scale = stated_number({**(case.run.flags or {}), **case.run.facts}, "loss_scale", "init_scale", "initial_scale")
     if norms is not None and left is not None and scale and len(norms.finite) >= 3 and len(left.finite) >= 3:
         raw, clipped = median(norms.finite), median(left.finite)
-        if scale > 1 and clipped < LEAVES * raw and 0 < raw / scale < clipped:
+        if scale > 1 and clipped < LEAVES * raw and 0.02 * clipped < raw / scale < clipped:
             yield _still_scaled(raw, clipped, scale, norms)
             return
     if limit is None or log is None or norms is None or len(norms.finite) < 3 or log.has("grad_norm_clipped"):

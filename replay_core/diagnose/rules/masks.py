@@ -684,7 +684,8 @@ def _stopped_at_nothing(batch: StepBatch, response_N: Array) -> Finding | None:
         return None
     last_B = batch.flat.starts_B + _last(batch, response_N)
     ids, counts = np.unique(given(batch.tokens_N)[last_B[stopped_B]], return_counts=True)
-    if 2 * counts.max() >= stopped_B.sum():
+    # A model may have several ends.
+    if 5 * counts.max() >= stopped_B.sum():
         return None
     return finding(
         "error",
@@ -694,7 +695,7 @@ def _stopped_at_nothing(batch: StepBatch, response_N: Array) -> Finding | None:
         evidence=[
             shown("responses whose finish_reason is stop", int(stopped_B.sum())),
             shown("tokens that they end in", ids.size, "one or two", f"token ids of {batch.name}"),
-            shown("share of the commonest", float(counts.max() / stopped_B.sum()), ">= 0.5"),
+            shown("share of the commonest", float(counts.max() / stopped_B.sum()), ">= 0.2"),
         ],
         cause="the engine, or what decodes and encodes its text again, leaves the end token out of the token ids "
         "(skip_special_tokens, a stop token that is not included): append it, with its log-probability",

@@ -480,6 +480,11 @@ def _taken_late(batch: StepBatch, policy: Column) -> Finding | None:
     keys = batch.laid.keys_of("policy_logprobs")
     if rollout is None or any(key is None or key.minibatch is None for key in keys):
         return None
+    algorithm = batch.laid.algorithm
+    if batch.has("is_weights") or algorithm.takes_engine_as_old or algorithm.clip_range is None:
+        return (
+            None  # weights to the engine stand for the ratio, or nothing is clipped: old ones are no more than a form
+        )
     mini_N = np.repeat([-1 if key is None else key.minibatch or 0 for key in keys], batch.flat.lengths_B)
     both_N = batch.pair(policy, old) & rollout.said_N & np.isfinite(rollout.values_N)
     minis = np.unique(mini_N[both_N])

@@ -74,7 +74,12 @@ def pays_for_cut(case: Case) -> Iterator[Finding]:
         raise Skip(f"needs {CUT} responses that were cut, with one reward, over {OVER} steps")
     ended = np.concatenate([reward_B[~cut_B] for _, cut_B, reward_B in told])
     as_much = float((np.abs(ended - last) <= 1e-6).mean())
-    if last < np.median(ended) - 1e-6 or as_much**cut > CHANCE or np.unique(np.round(ended, 6)).size < 2:
+    if (
+        last < np.median(ended) - 1e-6
+        or last <= ended.min() + 1e-6
+        or as_much**cut > CHANCE
+        or np.unique(np.round(ended, 6)).size < 2
+    ):
         return
     batch, cut_B, _ = told[0]
     yield finding(

@@ -210,10 +210,13 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     off = np.unique(rows[apart > 0.2])
     alone = _ranks_alone(batch, rows, apart, limit)
     if (micros := _moved_between(batch, rows, apart, limit)) and not of_engine:
+        # Where mini-batches are not numbered, each of these may be one.
+        numbered = all(key is not None and key.minibatch is not None for key in batch.laid.keys_of("policy_logprobs"))
         yield finding(
-            "error",
+            "error" if numbered else "warning",
             f"the weights change within an update: the ratio is 1 in its first micro-batch and off 1 (by up to "
-            f"{largest:.3g}) in all {micros - 1} that follow",
+            f"{largest:.3g}) in all {micros - 1} that follow"
+            + ("" if numbered else ", or these are mini-batches that were recorded without their numbers"),
             place,
             evidence=[
                 shown("micro-batches of the update", micros),

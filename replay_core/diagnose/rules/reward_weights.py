@@ -144,7 +144,11 @@ def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatc
                           f"row {away}", "rewards come back in another order than the samples, or were rolled or "
                           "taken at an index that is off: a row is paid for its neighbour's answer"))  # fmt: skip
             continue
-        how = next((how for how, made in _WHOLE if (np.abs(made(sums_B + close) - rewards_B) <= close).all()), None)
+        # One function alone may be held to a threshold on purpose, and so may what nobody says the weights of.
+        is_sum = len(names) > 1 and bool(same or stated is not None)
+        how = next(
+            (how for how, made in _WHOLE if is_sum and (np.abs(made(sums_B + close) - rewards_B) <= close).all()), None
+        )
         if how is not None:
             found.append((batch, "error" if same else "warning", f"rewards are whole numbers, and the sums of their "
                           f"functions are not: each is its sum, {how}", "the rewards' tensor has an integer dtype, or "

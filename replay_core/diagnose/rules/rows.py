@@ -140,6 +140,7 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
     if tokens_N is None:
         return None
     last, after, tails, inside = set(), set(), set(), []
+    behind_tails: list[Array] = []
     left = 0
     for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
         counted = start + np.flatnonzero(trained_N[start : start + length])
@@ -156,12 +157,16 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
         last.add(int(tokens_N[end]))
         after.add(int(tokens_N[end + 1]))
         tails.add(tokens_N[tail].tobytes())
+        behind_tails.append(tokens_N[tail])
         left += length - (end + 1 - start)
     cut = int(cut_B.sum())
     mark = next((each for each in (last, after) if len(each) == 1), None)
     if mark is None or len(tails) < TAILS or left < 2 * cut:
         return None
     token = next(iter(mark))
+    behind = set(np.unique(np.concatenate(behind_tails)).tolist())
+    if token in (batch.eos_id, batch.pad_id) or len(behind) < 2:
+        return None  # an end, and what fills up the row
     if any((each == token).any() for each in inside):
         return None
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
@@ -295,8 +300,10 @@ def never_trained(case: Case) -> Iterator[Finding]:
         return
     batch, first = told[0]
     divisor = of_loss(batch.laid.flags, "divisor")
+    # A rank that holds the whole batch and trains on its share of it, where the others record nothing.
+    is_share = not divisor and all(one.rows % (one.rows - one.never) == 0 for _, one in told if one.rows > one.never)
     yield finding(
-        "warning",
+        "info" if is_share else "warning",
         f"a part of every batch is never trained on: {share(first.never, first.rows)} samples are in none of the "
         f"{first.micros} micro-batches of the step's update",
         batch.laid.where("input_ids", sample=0),
