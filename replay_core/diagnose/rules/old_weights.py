@@ -133,7 +133,7 @@ def stale(case: Case) -> Iterator[Finding]:
         return
     known = [one.version for one in every if one.version is not None]
     if len(set(known)) > 1:
-        yield from _against_versions(every)
+        yield from _against_versions(case, every)
         return
     parted = [one for one in every if one.mean > DISAGREE]
     bad = [one for one in parted if one.is_stale]
@@ -312,7 +312,7 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
     )
 
 
-def _against_versions(every: list[_StepGap]) -> Iterator[Finding]:
+def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
     """Weight versions that advance: what they say is held against what was sampled, and they against the steps."""
     told = [one for one in every if one.version is not None]
     oldest = min(one.version for one in told if one.version is not None)
