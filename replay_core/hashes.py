@@ -1,9 +1,9 @@
 """The digest of bytes: a kind, a colon, and 32 hex digits of their hash.
 
 Taken is `xxh3`, 128 bits of XXH3, at the memory's pace: nobody forges a run of their own. Dumps recorded before, and
-those of a trainer without that library, hold `sha256`, the first half of it, a tenth as fast. Of a large
-tensor that lay on a device, and was recorded by its digest alone, the device may have taken `fold`: XXH3 of what it
-made of the bytes (fold.py).
+those of a trainer without that library, hold `sha256`, the first half of it, a tenth as fast. Of a large tensor
+that lay on a device, and was recorded by its digest alone, the device may have taken `fold`: XXH3 of what it made of
+the bytes (fold.py).
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ def can_fold(torch: Any, device: Any) -> bool:
     """Whether a device's digests are those that a reader takes of the same bytes. The first time it is waited for."""
     if device not in _folds:
         try:
+            fold.warm(torch, device)
             left = fold.left_on_device(torch, fold.known_bytes(torch, device)).cpu()
             _folds[device] = digest_of([bytes(left.tolist())], "xxh3").endswith(fold.KNOWN_DIGITS)
-            fold.warm(torch, device)
         except torch.cuda.OutOfMemoryError:
             return False  # there may be room another time
-        except (RuntimeError, AttributeError, NotImplementedError):
+        except (RuntimeError, AttributeError):  # no such product on this device, or in this torch
             _folds[device] = False
     return _folds[device]
 
