@@ -9,20 +9,11 @@ import pytest
 
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.engine import diagnose
-from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.signals import Signals
 from replay_core.dumps import open_run
-from tests.replay_core.diagnose.updating import Recipe, run
+from tests.replay_core.diagnose.updating import Recipe, run, told
 
 #: What these runs are held against.
 RULES = ("D01", "D03", "D07", "D23", "D28", "D49", "D55", "D57", "D68", "D75", "D88", "L22")
-
-
-def _told(folder: Path, recipe: Recipe, *rules: str) -> list[Finding]:
-    """What is found loud, first things first."""
-    kept = open_run(run(folder / "d", recipe))
-    found = diagnose(Case(kept, Signals.of(kept)), rules).findings
-    return [one for one in found if one.severity != "info"]
 
 
 FAULTS = [
@@ -46,7 +37,7 @@ FAULTS = [
     ("recipe", "rule", "words"), FAULTS, ids=[f"{one.fault}-{number}" for number, (one, *_) in enumerate(FAULTS)]
 )
 def test_the_first_finding_is_the_line_that_is_wrong(recipe: Recipe, rule: str, words: str, tmp_path: Path) -> None:
-    first = _told(tmp_path, recipe)[0]
+    first = told(tmp_path, recipe)[0]
     assert first.id == rule
     assert words in first.claim
 
@@ -68,16 +59,16 @@ HEALTHY = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_wrong_with(name: str, tmp_path: Path) -> None:
-    assert _told(tmp_path, replace(HEALTHY[name], seed=3), *RULES) == []
+    assert told(tmp_path, replace(HEALTHY[name], seed=3), *RULES) == []
 
 
 def test_a_run_that_states_older_samples_may_use_them_again(tmp_path: Path) -> None:
-    assert _told(tmp_path, Recipe("reused", off_policy=True), "D75") == []
+    assert told(tmp_path, Recipe("reused", off_policy=True), "D75") == []
 
 
 @pytest.mark.parametrize("rate", [1e-2, 0.1], ids=str)
 def test_gradients_of_one_batch_are_alike_and_pile_up_nowhere(rate: float, tmp_path: Path) -> None:
-    found = _told(tmp_path, Recipe(one_batch=True, steps=10, lr=rate), "D68", "D75")
+    found = told(tmp_path, Recipe(one_batch=True, steps=10, lr=rate), "D68", "D75")
     # A test on one batch has no other samples at all.
     assert [(one.id, one.severity) for one in found] == [("D75", "warning")]
 

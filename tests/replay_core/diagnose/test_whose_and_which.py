@@ -8,21 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from replay_core.diagnose.case import Case
-from replay_core.diagnose.engine import diagnose
-from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.signals import Signals
-from replay_core.dumps import open_run
-from tests.replay_core.diagnose.updating import Recipe, run
+from tests.replay_core.diagnose.updating import Recipe, told
 
 RULES = ("D09", "D12", "D14", "D16", "D17", "D19", "D35", "D55", "D81", "D104", "L32")
-
-
-def _told(folder: Path, recipe: Recipe, *rules: str) -> list[Finding]:
-    """What is found loud, first things first."""
-    kept = open_run(run(folder / "d", recipe))
-    found = diagnose(Case(kept, Signals.of(kept)), rules).findings
-    return [one for one in found if one.severity != "info"]
 
 
 FAULTS = [
@@ -57,7 +45,7 @@ FAULTS = [
     ("recipe", "rule", "words"), FAULTS, ids=[f"{one.fault}-{number}" for number, (one, *_) in enumerate(FAULTS)]
 )
 def test_the_first_finding_is_the_line_that_is_wrong(recipe: Recipe, rule: str, words: str, tmp_path: Path) -> None:
-    first = _told(tmp_path, recipe)[0]
+    first = told(tmp_path, recipe)[0]
     assert first.id == rule
     assert words in first.claim
 
@@ -75,4 +63,4 @@ HEALTHY = {
 
 @pytest.mark.parametrize("recipe", HEALTHY.values(), ids=HEALTHY)
 def test_runs_without_a_fault_are_silent(recipe: Recipe, tmp_path: Path) -> None:
-    assert not _told(tmp_path, recipe, *RULES)
+    assert not told(tmp_path, recipe, *RULES)

@@ -14,6 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.engine import diagnose
+from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.signals import Signals
+from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 
 PAD, END, DIGITS, VOCABULARY, WIDTH = 0, 1, 4, 12, 16
@@ -319,3 +324,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
             record("training_metrics", metrics)
     recorder.close()
     return folder
+
+
+def told(folder: Path, recipe: Recipe, *rules: str) -> list[Finding]:
+    """What is found loud, first things first."""
+    kept = open_run(run(folder / "d", recipe))
+    found = diagnose(Case(kept, Signals.of(kept)), rules).findings
+    return [one for one in found if one.severity != "info"]
