@@ -127,7 +127,13 @@ def _are_other_micro_batches(a: Sides, b: Sides) -> bool:
     if {len(row) for row in whole[0]} == {len(row) for row in whole[1]}:
         # Rows of one length: each is in both, and not all in the micro-batch of the same number.
         return whole[0] == whole[1] and known[0] != known[1]
+    if any(_is_packed(side) for sides in (a, b) for own in sides.values() for side in own.values()):
+        return False  # a row holds several samples, which are found one by one
     return len(known[0]) != len(known[1]) and sum(map(len, whole[0])) == sum(map(len, whole[1]))
+
+
+def _is_packed(side: Side) -> bool:
+    return any(side.find(name) is not None for name in ("cu_seqlens", "cu_seqlens_q"))
 
 
 def _rows(sides: Sides, micro: int) -> set[bytes] | None:

@@ -241,7 +241,8 @@ class RankGroup:
     def _cut_among(self, present: Sequence[TensorRef], whole: TensorRef) -> str:
         """How groups of ranks, each with tokens of its own, share those of the one process."""
         shapes = {one.shape for one in present}
-        are_flat = any(len(shape) != 2 for shape in shapes)  # rows one behind the other, of lengths of their own
+        # Rows one behind the other, of lengths of their own; a pack of as many tokens as another rank's is no slice.
+        are_flat = any(len(shape) != 2 for shape in shapes) or self._hold_packs(present)
         if not are_flat and len(whole.shape) == 2 and len(shapes) == 1 and present[0].shape[0] == whole.shape[0]:
             length = present[0].shape[1]
             if length * len(present) == whole.shape[1]:
@@ -254,6 +255,18 @@ class RankGroup:
         if len(present) == 1 and present[0].shape != whole.shape:
             self._note_same_samples(present[0].shape[0] if len(present[0].shape) == 2 else None)
         return "samples"
+
+    def _hold_packs(self, present: Sequence[TensorRef]) -> bool:
+        """Whether each rank states bounds of sequences (cu_seqlens) that end where its own tokens do; those of a pack
+        that is cut over ranks are the whole's.
+        """
+        bounds = [
+            ref for side in self._ranks.values() for name in ("cu_seqlens", "cu_seqlens_q")
+            if (ref := side.find(name)) is not None and ref.dtype.startswith("int") and len(ref.shape) == 1
+            and ref.is_readable and ref.shape[0]
+        ]  # fmt: skip
+        tokens = {int(np.prod(one.shape)) for one in present}
+        return len(bounds) >= len(self._ranks) and {int(pages.array(ref)[-1]) for ref in bounds} <= tokens
 
     def _note_same_samples(self, number: int | None) -> None:
         if any(len(members) > 1 for members in self._groups):

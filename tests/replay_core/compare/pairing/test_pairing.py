@@ -54,6 +54,21 @@ def test_ragged_samples_of_ranks_that_hold_as_many_tokens_are_no_cut_of_a_batch(
     agreed(compare_paths(one, other))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "layout", "order", "ranks"),
+    [([(1, 1)] * 4, "right", [0, 1, 2, 3], 1), ([(1, 1), (1, 2)] * 2, "packed", [1, 0, 3, 2], 2)],
+    ids=["micro-batches", "ranks"],
+)
+def test_packs_of_as_many_tokens_as_another_are_neither_rows_nor_slices(
+    lengths: list[tuple[int, int]], layout: str, order: list[int], ranks: int, tmp_path: Path
+):
+    batch = samples(lengths)
+    one = write(tmp_path / "a", batch, groups=[order], layout=layout, ranks=1, extra=0, named=False)
+    groups = [order[:2], order[2:]]
+    other = write(tmp_path / "b", batch, groups=groups, layout="packed", ranks=ranks, extra=0, named=False)
+    agreed(compare_paths(one, other))
+
+
 @pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), lengths=LENGTHS)
