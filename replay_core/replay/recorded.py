@@ -300,9 +300,8 @@ def _one_token_off(recorded: RecordedTokens, values_BS: Floats, batch: MicroBatc
     """What to say where the recording is the replay of the token before, or after: its index means another token than
     was taken, or the trainer reads one token off. Empty where it is neither.
     """
-    has_one_BS = np.zeros(values_BS.size, dtype=bool)
-    has_one_BS[batch.layout().slots("next")] = True
-    has_one_BS = has_one_BS.reshape(values_BS.shape)
+    has_one_BS = np.zeros(values_BS.shape, dtype=bool)
+    has_one_BS.reshape(-1)[batch.layout().slots("next")] = True
     apart = np.abs(recorded.values_BS - values_BS)[recorded.known_BS].mean()
     for by, stands in ((1, "index t is about token t, not t + 1"), (-1, "index t is about token t + 1, not t")):
         others_BS, both_BS = np.roll(values_BS, by, axis=1), recorded.known_BS & np.roll(has_one_BS, by, axis=1)
