@@ -568,7 +568,7 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
     if len(values) < 12:
         raise Skip("needs the reward of 12 steps")
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
-    harder = _harder(log, series)
+    harder = harder_prompts(log, series)
     broken = next((at for at in range(len(values) // 3, len(values) - 2)
                    if min(values[:at]) - max(values[at:]) > 0.5 * (max(values) - min(values))), None)  # fmt: skip
     if broken is not None:
@@ -588,7 +588,7 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
         )
         return
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
-        leaps = _learns_between(values) if harder is None else []
+        leaps = learns_between(values) if harder is None else []
         yield finding(
             "info" if harder is not None or leaps or (before > 0 and now > 0.75 * before) else "warning",
             f"{series.name} falls from {before:.3g} to {now:.3g}: "
@@ -627,7 +627,7 @@ LONGER, WITH_IT = 1.2, 0.6
 LEAP, SECTION = 4.0, 8
 
 
-def _learns_between(values: list[float]) -> list[int]:
+def learns_between(values: list[float]) -> list[int]:
     """Where the values leap down, if they rise in all that lies between (no section falls by more than chance
     explains, and all together rise by more: Hirsch, Slack and Smith's seasonal Kendall test, 1982); empty where not.
     """
@@ -647,7 +647,7 @@ def _shown(harder: Series | None) -> list[Evidence]:
     return [] if harder is None else [shown(harder.name, f"{harder.finite[0]:.4g} to {harder.finite[-1]:.4g}")]
 
 
-def _harder(log: RunLog, reward: Series) -> Series | None:
+def harder_prompts(log: RunLog, reward: Series) -> Series | None:
     """What the log says of the prompts that changes where the reward falls; None where nothing does."""
     for series in (*log.all("difficulty"), *log.all("prompt_length")):
         asked = {point.step: point.value for point in series.points if math.isfinite(point.value)}
