@@ -452,7 +452,8 @@ NEARLY_ALL, AT_FIRST = 0.85, 0.5
       source="arXiv 2503.14476 section 3.2 (dynamic sampling)")  # fmt: skip
 def ever_fewer(log: RunLog) -> Iterator[Finding]:
     """The share of groups whose rewards are all equal rises by more than chance explains, from at most .5 (median of
-    the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning.
+    the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning; worth knowing where the
+    reward rises meanwhile, for a run that has learnt what its prompts have to teach.
     """
     series = given(log.get("frac_zero_std"))
     values = series.finite
@@ -464,7 +465,7 @@ def ever_fewer(log: RunLog) -> Iterator[Finding]:
     reward = log.get("reward")
     solved = reward is not None and trends.rises(reward.finite)
     yield finding(
-        "warning",
+        "info" if solved else "warning",
         f"ever fewer groups have a spread of rewards: {series.name} goes from {begun:.3g} to {median(values[-5:]):.3g}",
         series.first(over=NEARLY_ALL - 1e-9),
         evidence=[series.shown(median(values[-5:]), f"< {NEARLY_ALL:g}")],
