@@ -191,7 +191,13 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
         yield finding(
             "info" if longer else "warning",
             f"memory grows from {begun:.4g} to {now:.4g} and goes on: {series.name}"
-            + (", as responses get longer" if longer else ", and responses do not grow with it: a leak" if known else ""),
+            + (
+                ", as responses get longer"
+                if longer
+                else ", and responses do not grow with it: a leak"
+                if known
+                else ""
+            ),
             series.last.where(series.name),
             evidence=[shown(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source)],
             cause=f"longer responses; or {_KEPT}"

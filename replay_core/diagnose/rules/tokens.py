@@ -417,7 +417,9 @@ def lengths(log: RunLog) -> Iterator[Finding]:
     # The log of a reward that rises does not tell whether it is length that is paid: L32 does, and held-out results.
     few = cut < MANY and entropy is None and not hardly
     learns = few and reward is not None and trends.rises(reward.finite)
-    others = few and falls and (harder_prompts(log, given(reward)) is not None or bool(learns_between(given(reward).finite)))
+    others = (
+        few and falls and (harder_prompts(log, given(reward)) is not None or bool(learns_between(given(reward).finite)))
+    )
     also = "" if entropy is None else f", and the entropy to {entropy:.2g}: the policy has collapsed onto one answer"
     yield finding(
         "error" if (longer and cut >= 1) or hardly else "info" if learns or others else "warning",

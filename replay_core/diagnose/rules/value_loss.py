@@ -223,7 +223,8 @@ def _is_shared(every: list[_Averaged], which: int) -> bool:
     own = np.array([one.means[which] / one.logged for one in every if one.logged > 0])
     by_rows = np.array([one.means[which] / one.logged * one.rows for one in every if one.logged > 0])
     return any(
-        bool(parts.size) and 3 * int((parts >= (1 - 1e-3) * parts.max()).sum()) >= parts.size for parts in (own, by_rows)
+        bool(parts.size) and 3 * int((parts >= (1 - 1e-3) * parts.max()).sum()) >= parts.size
+        for parts in (own, by_rows)
     )
 
 
