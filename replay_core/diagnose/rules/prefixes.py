@@ -262,13 +262,13 @@ PAIRS, SHARED = 12, 0.5
 
 def _may_be_moved(rewards_B: NDArray[np.float64], copies: list[int]) -> bool:
     """Whether rewards may be those of answers that were given so many times each, in another order: each value stands
-    as often as some of the answers do together.
+    as often as some of the answers do together, and there are no more of them than of answers.
     """
     sums = 1
     for count in copies:
         sums |= sums << count
     _, counts = np.unique(np.round(rewards_B, 6), return_counts=True)
-    return all(sums >> int(count) & 1 for count in counts)
+    return len(counts) <= len(copies) and all(sums >> int(count) & 1 for count in counts)
 
 
 def _answers(batch: StepBatch) -> list[Any] | None:
