@@ -124,7 +124,8 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
         cause="the entropy bonus is far too large: it outweighs the reward, and the policy becomes uniform, which "
         "ends no answer and earns nothing"
         if bonus is not None
-        else "the entropy bonus is larger than recipes have it: where it outweighs the reward, the policy becomes uniform"
+        else "the entropy bonus is larger than recipes have it: where it outweighs the reward, the policy becomes "
+        "uniform"
         if large
         else "the policy explores more, and earns more: a higher clip bound, an entropy bonus; should the reward turn, "
         "it falls apart"

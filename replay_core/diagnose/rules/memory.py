@@ -180,8 +180,8 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
     """A step's peak memory rises over the run (16 steps, p < 0.005), by 20 % from its first third to its last.
 
     A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
-    must go on in the last half, by half of what the first half had and more: what fills a cache slows down. Worth knowing
-    alone where responses get longer all along, by half of that growth and more.
+    must go on in the last half, by half of what the first half had and more: what fills a cache slows down. Worth
+    knowing alone where responses get longer all along, by half of that growth and more.
     """
     if not _long(log):
         raise Skip(f"needs the memory of {2 * trends.MIN_STEPS} steps or more")

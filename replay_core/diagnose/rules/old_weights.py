@@ -111,8 +111,9 @@ def stale(case: Case) -> Iterator[Finding]:
     not of the weights that their version names. An error.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
-    Of samples of several versions in one step, those of its newest are looked at. But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
-    or where they stop for more than twice as long as ever before while the mismatch grows by half.
+    Of samples of several versions in one step, those of its newest are looked at. But versions are held against what
+    was sampled: an error where they advance and the tokens are the initial weights', or where they stop for more than
+    twice as long as ever before while the mismatch grows by half.
 
     A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
     to ten times that and .03, by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a

@@ -287,10 +287,10 @@ def same_answers(case: Case) -> Iterator[Finding]:
     """Responses of one prompt whose tokens (or texts) are all equal, in the same step (12 pairs and more over the run):
     the variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
     rewards do not follow what was answered. A judge that is a model wavers by less. Steps before the first such pair
-    that differs are left out: the mistake may begin later. Worth knowing alone where, in most such steps, the rewards cannot
-    be those of the step's samples in another order: a value that stands three times belongs to three samples whose
-    answers no others gave, or to an answer given three times. A judge wavers so, or fails at times, beside a policy
-    that has converged onto one answer.
+    that differs are left out: the mistake may begin later. Worth knowing alone where, in most such steps, the rewards
+    cannot be those of the step's samples in another order: a value that stands three times belongs to three samples
+    whose answers no others gave, or to an answer given three times. A judge wavers so, or fails at times, beside a
+    policy that has converged onto one answer.
     """
     within, count, agreed = 0.0, 0, 0
     squares: list[float] = []

@@ -45,12 +45,12 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
 
     8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times and a second slower for
     good (the last quarter over the first half, a rise that chance does not explain) are a warning, info where responses
-    get longer by as much, or more batches are generated for each (dynamic sampling); so is, where no time is logged, a throughput that falls by as much. The second iteration
-    slower than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the
-    GRPO notes are compared as info, and for the log of their own trainer. Where the rise is far beyond chance (z over
-    4) they may be as short as they like. A phase whose median takes a larger share of a step than it should is a
-    warning: the synchronisation of weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5,
-    log-probabilities of old policy or reference .6.
+    get longer by as much, or more batches are generated for each (dynamic sampling); so is, where no time is logged, a
+    throughput that falls by as much. The second iteration slower than the first, or both far slower than the rest, is
+    the signature of compilation: info. The ranges of the GRPO notes are compared as info, and for the log of their own
+    trainer. Where the rise is far beyond chance (z over 4) they may be as short as they like. A phase whose median
+    takes a larger share of a step than it should is a warning: the synchronisation of weights over .35, writing
+    checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or reference .6.
     """
     whole = seconds(log)
     if whole is None:

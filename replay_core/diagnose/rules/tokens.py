@@ -437,8 +437,8 @@ def lengths(log: RunLog) -> Iterator[Finding]:
             shown("Mann-Kendall z", z),
             *([shown("responses cut at the limit", cut)] if cut else []),
         ],
-        cause="the policy learns to think for longer, or to come to the point; or the length itself is paid for: what is "
-        "right per length tells them apart"
+        cause="the policy learns to think for longer, or to come to the point; or the length itself is paid for: what "
+        "is right per length tells them apart"
         if learns
         else "prompts change, as a curriculum makes them, and answers with them (L08)"
         if others

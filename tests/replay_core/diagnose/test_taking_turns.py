@@ -1,5 +1,5 @@
-"""Engines that take samples in turns, with weights of several ages: a really trained asynchronous run, which says of each
-sample what it is of, or that samples may be old. No pack leaks in it, and no version is wrong.
+"""Engines that take samples in turns, with weights of several ages: a really trained asynchronous run, which says of
+each sample what it is of, or that samples may be old. No pack leaks in it, and no version is wrong.
 """
 
 from __future__ import annotations
