@@ -634,7 +634,8 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     And where the engine says of responses (16 and more) that they stopped by themselves, and no id ends half of them:
     what they stopped at is not there. Or where the trainer itself says that the pad id is what ends them: it gives it
     the slot after the last token with a probability over 1/2 in half of the rows that have one (8 and more), and no
-    token that counts has that id.
+    token that counts has that id; not where masks end in four ids at the most, which are what the engine
+    stops at, and it has no log-probability of a token there.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
@@ -713,6 +714,7 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
     if pad is None or batch.tokens_N is None or (batch.tokens_N[trained_N] == pad).any():
         return None
     said: list[float] = []
+    sampled: list[float] = []
     for sheet, _ in batch.columns.sheets:
         for part in sheet.parts:
             ref = part.held.find("old_logprobs", "policy_logprobs")
@@ -722,16 +724,21 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
             if ref.shape != (len(part), part.width - 1):
                 continue
             scores_BT = pages.array(ref)
+            engine = part.held.find("rollout_logprobs")
+            engine_BT = None if engine is None or engine.shape != ref.shape else pages.array(engine)
             for row, held in enumerate(part.layout.sample_BS >= 0):
                 after = int(np.flatnonzero(held)[-1]) + 1 if held.any() else len(held)
                 if after < len(held) and part.ids_BS[row, after] == pad:
                     said.append(float(scores_BT[row, after - 1]))
+                    sampled.append(0.0 if engine_BT is None else float(engine_BT[row, after - 1]))
         if said:
             break
     # What is filled with 0 says nothing.
     expected = [each for each in said if EXPECTED < each < 0]
     if len(said) < PADDED or 2 * len(expected) < len(said):
         return None
+    if 2 * np.count_nonzero(sampled) < len(sampled) and _stops_elsewhere(batch, trained_N, len(said)):
+        return None  # and the engine says nothing of a token there
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
     return finding(
         "error",
@@ -747,6 +754,15 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
         cause="pad_token_id is eos_token_id, and masks are made of the ids (ids != pad): the end of the response goes "
         "with its padding. Make them of the lengths, or pad with another id",
     )
+
+
+def _stops_elsewhere(batch: StepBatch, trained_N: Array, rows: int) -> bool:
+    """Whether masks end in a few ids (four times as many rows, and more), as where the engine stops at strings: the end
+    token that would follow is not sampled then. The text before an end that was masked out ends in anything.
+    """
+    last_B = _last(batch, trained_N)
+    ends = np.unique(given(batch.tokens_N)[(batch.flat.starts_B + last_B)[last_B >= 0]]).size
+    return ends <= ENDS and rows >= 4 * ends
 
 
 #: Rows whose mask ends before one id and padding.

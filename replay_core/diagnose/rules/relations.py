@@ -29,9 +29,24 @@ if TYPE_CHECKING:
 SIDE = 4
 #: How near its beginning a figure falls back to, as a share of the way it had come; and that way, in steps' own noise.
 NEAR, FAR = 0.35, 3.0
+#: Of the way that a figure had come, what is left of it where first weights did not come back.
+STAYS = 0.9
 #: A KL that has come to something, and what is nothing beside it.
 LEVEL, NOTHING = 1e-3, 0.02
+#: What of them is the policy's own in every step; results and single rewards are of some prompts, or of some steps.
+_BY_WEIGHTS = ("reward", "entropy", "response_length")
 _COMES_BACK = ("kl", "reward", "entropy", "response_length", "reward_function", "held_out")
+
+
+def _stays(series: Series, step: int) -> bool:
+    """Whether a series that had come far from its beginning by a step is there still after it, or farther."""
+    at = next((place for place, point in enumerate(series.points) if point.step == step), 0)
+    values = series.values
+    if at < 2 * SIDE or at > len(values) - SIDE or not all(map(math.isfinite, values)):
+        return False
+    begun, before, after = (median(values[start : start + SIDE]) for start in (0, at - SIDE, at))
+    noise = median(abs(b - a) for a, b in pairwise(values))
+    return abs(before - begun) > FAR * noise and (after - begun) / (before - begun) >= STAYS
 
 
 def _back_at(series: Series) -> int | None:
@@ -69,10 +84,10 @@ def _back_at(series: Series) -> int | None:
 def falls_back(log: RunLog) -> Iterator[Finding]:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
     where they were in the first steps (within .35 of the way they had come, or as far past it at the most), and stay
-    there for 4: a warning. Without
-    a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it began. Each has to have come
-    further than three times what a step changes. New prompts take the reward back, and not the KL; a new reference the
-    KL, and not the reward.
+    there for 4: a warning. Without a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it
+    began. Each has to have come further than three times what a step changes, and none of reward, entropy and length
+    may stay where it had come to (nine tenths of the way and more): first weights take all of them back. New prompts
+    take the reward back, and not the KL; a new reference the KL, and not the reward.
     """
     found = [(series, at) for name in _COMES_BACK for series in log.all(name)[:3] if (at := _back_at(series))]
     far = log.get("kl")
@@ -84,6 +99,11 @@ def falls_back(log: RunLog) -> Iterator[Finding]:
             if step is not None and other is not None and abs(other - step) <= 1:
                 with_it.setdefault(one.signal, one)
         if len(with_it) < (2 if far is not None else 3) or (far is not None and "kl" not in with_it):
+            continue
+        # First weights take all figures back: one that goes on says that a new stage has a new reference, and prompts.
+        if step is not None and any(
+            _stays(one, step) for name in _BY_WEIGHTS for one in log.all(name)[:1] if name not in with_it
+        ):
             continue
         names = [one.name for one in with_it.values()]
         yield finding(
@@ -431,7 +451,8 @@ NEARLY_ALL, AT_FIRST = 0.85, 0.5
       source="arXiv 2503.14476 section 3.2 (dynamic sampling)")  # fmt: skip
 def ever_fewer(log: RunLog) -> Iterator[Finding]:
     """The share of groups whose rewards are all equal rises by more than chance explains, from at most .5 (median of
-    the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning.
+    the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning; worth knowing where the
+    reward rises meanwhile, for a run that has learnt what its prompts have to teach.
     """
     series = given(log.get("frac_zero_std"))
     values = series.finite
@@ -443,7 +464,7 @@ def ever_fewer(log: RunLog) -> Iterator[Finding]:
     reward = log.get("reward")
     solved = reward is not None and trends.rises(reward.finite)
     yield finding(
-        "warning",
+        "info" if solved else "warning",
         f"ever fewer groups have a spread of rewards: {series.name} goes from {begun:.3g} to {median(values[-5:]):.3g}",
         series.first(over=NEARLY_ALL - 1e-9),
         evidence=[series.shown(median(values[-5:]), f"< {NEARLY_ALL:g}")],

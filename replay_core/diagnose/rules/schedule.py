@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
@@ -28,12 +29,13 @@ FALLEN = 1 / 50
 def leaps(log: RunLog) -> Iterator[Finding]:
     """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one
     over 10 times where 2 before it and more are one number; an error where the KL to the reference comes to 5 times all
-    before in the 3 steps that follow. Or one that comes
-    to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
-    warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than
-    a fiftieth from one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning.
-    Or one of .01 and more, with which no policy is trained, where the reward (over 0 at first) is below .6 of its first
-    step's within the 3 that follow, and never again over .8 of it in 8 steps and more: an error.
+    before in the 3 steps that follow. Or one that comes to less than a third from one step to the next and rises in
+    each of the next 3: a warm-up that begins again, a warning (info where the KL to the reference falls to a tenth and
+    less with it, and reward, entropy or length go on: a new stage, with a new reference). Restarts of a cosine leap to
+    what the rate was before, and fall bit by bit. Or one that falls to less than a fiftieth from one step to the next
+    and stays there for 4 and more, where it was as large for 4 before: a warning. Or one of .01 and more, with which no
+    policy is trained, where the reward (over 0 at first) is below .6 of its first step's within the 3 that follow, and
+    never again over .8 of it in 8 steps and more: an error.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -61,13 +63,21 @@ def leaps(log: RunLog) -> Iterator[Finding]:
         if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(
             b > a for a, b in pairwise(after)
         ):  # fmt: skip
-            yield _told(
+            stage = _is_new_stage(log, series.points[at].step)
+            told = _told(
                 log, series.points[at], f"the learning rate's warm-up begins again at step {series.points[at].step}: "
-                f"{values[at - 1]:.3g}, then {values[at]:.3g} and rising",
+                f"{values[at - 1]:.3g}, then {values[at]:.3g} and rising"
+                + (", and the KL with it: a new stage, with a new reference" if stage else ""),
+                "a stage begins, with a new reference, optimizer and schedule (as in ProRL)" if stage else
                 "the run resumed without the state of its scheduler, and most likely of its optimizer: Adam's moments "
                 "begin at 0 as well",
             )  # fmt: skip
-            return
+            if not stage:
+                yield told
+                return
+            # Not the last word: a leap may follow.
+            yield replace(told, severity="info")
+            continue
         now = values[at : at + BEFORE]
         if len(now) == BEFORE and 0 < max(now) < FALLEN * min(before[-BEFORE:]):
             yield _told(
@@ -103,6 +113,28 @@ def _broken_at_once(log: RunLog, series: Series) -> Finding | None:
         next_step="set the learning rate to 1e-6, and begin again from the first weights",
         steps=series.steps(),
     )
+
+
+def _is_new_stage(log: RunLog, step: int | None) -> bool:
+    """Whether the KL to the reference falls to a tenth of what it was, or less, at a step, and reward or entropy stay
+    nearer to what they were than to their beginning: the policy goes on, and what it is held against is new.
+    """
+    kl = log.get("kl")
+    if kl is None or step is None or (sides := _sides(kl, step)) is None or not 0 <= sides[2] < 0.1 * sides[1]:
+        return False
+    others = [one for name in ("reward", "entropy", "response_length") if (one := log.get(name)) is not None]
+    told = [each for one in others if (each := _sides(one, step)) is not None]
+    return any(abs(after - begun) > abs(after - before) for begun, before, after in told)
+
+
+def _sides(series: Series, step: int) -> tuple[float, float, float] | None:
+    """Medians of the first steps, of those before a step, and of those from it on."""
+    points = [point for point in series.points if point.step is not None and math.isfinite(point.value)]
+    before = [point.value for point in points if (point.step or 0) < step]
+    after = [point.value for point in points if (point.step or 0) >= step]
+    if len(before) < 2 * RISES or len(after) < RISES:
+        return None
+    return median(before[:RISES]), median(before[-RISES:]), median(after[:RISES])
 
 
 def _worse(told: Finding, log: RunLog, step: int | None) -> Finding:
