@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence
+from replay_core.diagnose.finding import Evidence, shown
 from replay_core.diagnose.gap import DISAGREE, Gap, gap
 from replay_core.diagnose.rule import Skip
-from replay_core.diagnose.stating import shown
 
 BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
 

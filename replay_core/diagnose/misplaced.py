@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence
+from replay_core.diagnose.finding import Evidence, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import Gap
-from replay_core.diagnose.stating import shown
 
 #: How far off is looked for.
 OFF_BY = (1, -1, 2, -2)

@@ -76,6 +76,15 @@ class Series:
         return self.points[-1]
 
     @property
+    def place(self) -> Where:
+        """Where it begins."""
+        return self.points[0].where(self.name)
+
+    def of(self, points: Iterable[Point]) -> Series:
+        """The series of these points alone, of one at least."""
+        return replace(self, points=tuple(points))
+
+    @property
     def source(self) -> str:
         """How a finding cites it: the framework's own name, and its formula."""
         named = f"{self.name} ({self.framework})" if self.framework else self.name

@@ -12,11 +12,10 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, of_loss, stated_by
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
 from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, shown
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 from replay_core.records import Record, TensorRef
 
@@ -123,8 +122,7 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
     key = record.key
     where = Where(key.step, key.micro, key.rank, key.role, key.stage, "kl_loss", path=str(record.path))
     if beta < -1e-9:
-        yield finding(
-            "error",
+        yield error(
             f"the KL term is subtracted from the loss: it has the wrong sign (coefficient {beta:.3g})",
             where,
             evidence=evidence,
@@ -132,8 +130,7 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
     elif stated and beta > 1e-9 and not 1 / WEIGHED < beta / stated < WEIGHED and abs(beta - 1) > LEFT:
-        yield finding(
-            "error",
+        yield error(
             f"the KL term weighs {beta:.3g} in the loss, and the run states a coefficient of {stated:g}",
             where,
             evidence=evidence,
@@ -142,8 +139,7 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
     elif stated and abs(beta) <= 1e-3 * stated:
-        yield finding(
-            "error",
+        yield error(
             f"the KL term is not in the loss: loss is pg_loss alone, and the run states a coefficient of {stated:g}",
             where,
             evidence=evidence,
@@ -202,8 +198,7 @@ def _divided_again(case: Case, factor: float, rows: list[tuple[float, float, Rec
         return
     record = max(rows, key=lambda row: abs(row[1]))[2]
     key = record.key
-    yield finding(
-        "error",
+    yield error(
         f"the loss is divided by the {micros} micro-batches of an update twice: it is 1/{micros} of pg_loss, which is "
         "a sum over the tokens of the whole update already",
         Where(key.step, key.micro, key.rank, key.role, key.stage, "loss", path=str(record.path)),
@@ -275,16 +270,14 @@ def _judged_entropy(case: Case, weight: float, place: Where, steps: list[int], t
                 *([] if stated is None else [shown("coefficient that is stated", stated)])]  # fmt: skip
     next_step = "rldbg diagnose --explain D49   # then look at the line that adds up the loss"
     if weight > 0:
-        yield finding(
-            "error",
+        yield error(
             f"the entropy term has the wrong sign: added to the loss, it presses the entropy down (coefficient "
             f"{weight:.3g})",
             place, evidence=evidence, next_step=next_step, steps=steps,
             cause="the sign of the term is turned where the loss is summed up: a bonus is subtracted from the loss",
         )  # fmt: skip
     elif stated and not 1 / WEIGHED < -weight / stated < WEIGHED:
-        yield finding(
-            "error",
+        yield error(
             f"the entropy term weighs {-weight:.3g} in the loss, and the run states a coefficient of {stated:g}",
             place, evidence=evidence, next_step=next_step, steps=steps,
             cause="the coefficient that is configured does not reach the loss, or is scaled on its way",

@@ -24,10 +24,9 @@ from replay_core.diagnose.advantage_variants import (
 from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, listed, share, shown
 from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 from replay_core.objectives import advantages
 
@@ -168,8 +167,8 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
             told = _another_estimator(batch, name, several=np.bincount(group_B).min() > 1)
             if told is not None:
                 claim, cause = told
-                yield finding(
-                    "error", claim, batch.laid.where("advantages"),
+                yield error(
+                    claim, batch.laid.where("advantages"),
                     evidence=[
                         shown("the estimator that agrees", name, None, what),
                         shown("estimator that is stated", batch.laid.algorithm.estimator),
@@ -183,8 +182,7 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
             if noisy := list(_noise_taught(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)):
                 yield from noisy
                 return
-            yield finding(
-                "info",
+            yield info(
                 f"advantages are {name}",
                 batch.laid.where("advantages"),
                 evidence=[shown("computed from", what), shown("agree to", stored)],
@@ -215,8 +213,7 @@ def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:
             apart = max(apart, float(np.ptp(reward_B[inside])))
     if not bad or bad < MOST_OF * taught:
         return None
-    return finding(
-        "error",
+    return error(
         f"rounding in the rewards is amplified: rewards of a group are equal up to {apart:.2g}, and advantages of "
         f"{share(bad, len(groups))} groups come to {far:.3g} apart",
         batch.laid.where("advantages", sample=sample),
@@ -280,8 +277,7 @@ def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Ar
     if not len(bad):
         return
     sample = int(np.flatnonzero(given(batch.group_B) == bad[0])[0])
-    yield finding(
-        "warning",
+    yield warning(
         f"noise in the rewards is taught: {share(len(bad), len(groups))} groups have nearly equal rewards (apart by "
         f"{float(spread_G[noisy_G & taught_G].max()):.2g} at most), and advantages of full size",
         batch.laid.where("advantages", sample=sample),

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, share, shown
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity

@@ -8,10 +8,9 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.regexes import regex
 
 #: Answers that tell; of right ones, how many (and which share) before it is no chance.
@@ -81,8 +80,7 @@ def of_the_answers(case: Case) -> Iterator[Finding]:
     if not every.any():
         if right == total:
             raise Skip("every answer ends in its ground truth, and all scores are 0: it may be the highest")
-        yield finding(
-            "warning",
+        yield warning(
             f"the reward is 0 for all {total} samples, although {right} answers end in their ground truth",
             place,
             evidence=[shown("answers that end in their ground truth", share(right, total)),
@@ -106,8 +104,7 @@ def of_the_answers(case: Case) -> Iterator[Finding]:
     if own >= OWN or agreement(by) < OTHER:
         return
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
-    yield finding(
-        "error",
+    yield error(
         f"scores belong to other samples: they are those of the answers {rows}, as texts and ground truths tell",
         place,
         evidence=[shown("scores that agree with their own answer", own, f">= {OWN:g}"),

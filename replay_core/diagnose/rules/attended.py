@@ -8,11 +8,10 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, listed, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, listed, share, shown
 
 #: Rows before their beginnings are compared.
 FEWEST = 4

@@ -12,10 +12,9 @@ from replay_core.diagnose.advantage_variants import orders
 from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, listed, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, listed, share, shown
 
 #: Groups with a spread before their means say anything; how near 0 a mean is, and a std to 1 (an epsilon, a std over
 #: n or n - 1, float32).

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: D32: static, then with dynamic lengths, is normal: one recompile per function.
@@ -34,8 +33,7 @@ def recompiles(log: RunLog) -> Iterator[Finding]:
     if hit:
         limit = _LIMIT.search(hit[0].text)
         number = limit.group(2) or limit.group(1) if limit else "8"
-        yield finding(
-            "error",
+        yield error(
             "the recompile limit is reached: the function runs without compilation from here on",
             hit[0].point.where(),
             evidence=[
@@ -56,8 +54,7 @@ def recompiles(log: RunLog) -> Iterator[Finding]:
         by_function.setdefault((name, told.point.rank), []).append(told)
     (name, _), most = max(by_function.items(), key=lambda item: len(item[1]))
     if len(most) > NORMAL_RECOMPILES:
-        yield finding(
-            "warning",
+        yield warning(
             f"{name} is compiled {len(most) + 1} times",
             most[0].point.where(),
             evidence=[shown("recompiles", len(most), f"<= {NORMAL_RECOMPILES}", f"from line {most[0].point.line}")],

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, finding, shown, warning
 from replay_core.diagnose.rule import rule
-from replay_core.diagnose.stating import finding, shown
 
 #: What a reader of a dump says when records are gone.
 _LOST = (
@@ -67,8 +66,7 @@ def _overwritten(case: Case) -> Iterator[Finding]:
     if not lost:
         return
     (step, rank), numbers = next(iter(lost.items()))
-    yield finding(
-        "warning",
+    yield warning(
         f"mini-batches before {min(numbers)} are missing: they were written over",
         Where(step=step, rank=rank, path=str(case.run.path)),
         evidence=[

@@ -11,11 +11,10 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.sheets import Sheet
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.dtypes import EPS, coarsest
 from replay_core.naming import MEANINGS
 
@@ -80,8 +79,7 @@ def not_the_same(batch: StepBatch) -> Iterator[Finding]:
         difference = np.abs(a.values_N - b.values_N)
         at = int(np.flatnonzero(counted_N)[0])
         place = batch.laid.where(a.name, at=at)
-        yield finding(
-            "warning",
+        yield warning(
             f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
             place,
             evidence=[
@@ -142,8 +140,7 @@ def _of_rows(batch: StepBatch, name: str, by: int, off: Array, source: str) -> F
     away = f"{abs(by)} row{'s' * (abs(by) > 1)} {'after' if by > 0 else 'before'}"
     whole = " (a micro-batch away)" if sizes == [abs(by)] and abs(by) > 1 else ""
     noun = "advantages" if name == "advantages" else "the mask"
-    return finding(
-        "error",
+    return error(
         f"{noun} of the update belong{'' if name == 'advantages' else 's'} to other samples: in "
         f"{share(off.size, len(batch))} rows {'they are those' if name == 'advantages' else 'it is that'} of the row "
         f"{away}{whole}",
@@ -167,8 +164,7 @@ def only_padding(batch: StepBatch) -> Iterator[Finding]:
         _, apart_N = _apart(batch, a, b)
         if apart_N.any() and not (apart_N & batch.trained_N).any():
             place = batch.laid.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
-            yield finding(
-                "info",
+            yield info(
                 f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
                 place,
                 evidence=[shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}")],
@@ -187,8 +183,7 @@ def only_cast(batch: StepBatch) -> Iterator[Finding]:
         if counted_N.any() and _is_cast(a, b, counted_N):
             place = batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0]))
             largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
-            yield finding(
-                "info",
+            yield info(
                 f"copies of {a.name} differ by rounding alone ({a.dtype} and {b.dtype})",
                 place,
                 evidence=[shown("largest difference", largest, None, f"{a.source} and {b.source}")],

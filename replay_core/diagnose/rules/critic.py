@@ -11,11 +11,10 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, share, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.value_targets import FEWEST, LEARNT
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, share, shown
 
 #: Of what a critic was off at first, the share it is still off by when it has learnt nothing.
 NO_NEARER = 0.8
@@ -98,8 +97,7 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
         raise Skip("no values and returns are recorded")
     constant = [one for one in found if not one.spread > 0]
     if len(found) >= 3 and len(constant) == len(found):
-        yield finding(
-            "warning",
+        yield warning(
             f"the critic gives every token one number in all {len(found)} steps: it is never updated",
             where,
             evidence=[shown("largest - smallest value of a step", 0.0, "> 0"), shown("steps", len(found))],
@@ -111,8 +109,7 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
         raise Skip(f"needs values and returns of {LEARNT} steps")
     if _no_nearer([one.explained for one in found], [one.error for one in found]) and _had_a_way(found):
         later = found[len(found) // 2 :]
-        yield finding(
-            "warning",
+        yield warning(
             f"the critic explains nothing of its returns after {len(found)} steps, and comes no nearer to them",
             where,
             evidence=[
@@ -152,21 +149,18 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
     returns, loss = log.get("return_mean"), log.get("value_loss")
     moving = (returns is not None and len(set(returns.finite)) > 2) or (loss is not None and any(loss.finite))
     if values is not None and len(values.finite) >= 5 and len(set(values.finite)) == 1 and moving:
-        yield finding(
-            "warning",
+        yield warning(
             f"{values.name} is {values.finite[0]:.4g} in all {len(values.finite)} steps: the critic is never updated",
-            values.points[0].where(values.name),
+            values,
             evidence=[values.shown(values.finite[0], "another number in every step")],
             cause=_NOTHING,
             next_step="print the critic's learning rate and the norm of its gradient after a step",
-            steps=values.steps(),
         )
         return
     if loss is not None and len(loss.finite) >= 8 and trends.rises(loss.finite):
         begun, now = median(loss.finite[:3]), median(loss.finite[-3:])
         if begun > 0 and now > EXPLODED * begun:
-            yield finding(
-                "warning",
+            yield warning(
                 f"the value loss explodes: {loss.name} goes from {begun:.3g} to {now:.3g}",
                 loss.first(over=EXPLODED * begun),
                 evidence=[loss.shown(now, f"< {EXPLODED:g} x {begun:.3g}")],

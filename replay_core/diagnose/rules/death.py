@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from replay_core.diagnose.failure_texts import failure_of, in_short
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.diagnose.stating import finding, listed, shown
 from replay_core.dumps.log_events import DEATHS
 from replay_core.regexes import regex
 
@@ -69,8 +68,7 @@ def died(log: RunLog) -> Iterator[Finding]:
         yield _dead(fatal, went_on=True)
     caught = [one for one in before if one.kind == "traceback"]
     if caught and not fatal:
-        yield finding(
-            "info",
+        yield info(
             f"an exception at line {caught[0].point.line}, and the run went on: {_words(caught[0])}",
             caught[0].point.where(),
             evidence=[shown("exceptions", len(caught), "0", f"from line {caught[0].point.line}"), *_frame(caught[0])],

@@ -10,11 +10,10 @@ from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip
 from replay_core.diagnose.rules.ratio import ratios
-from replay_core.diagnose.stating import finding, shown
 from replay_core.objectives import kl, policy_loss
 
 #: Relative agreement of a recomputed loss, losses that are told from rounding, and micro-batches that are no chance.
@@ -44,8 +43,7 @@ def undivided(case: Case) -> Finding | None:
     if first is None or told < FEWEST:
         return None
     batch, scalar = first
-    return finding(
-        "warning",
+    return warning(
         f"micro-batches are accumulated and not divided by their number: each loss is {divisor:g} times what the run "
         f"states, a {mean.replace('_', ' ')} over {divisor:g}",
         batch.laid.where_record(scalar.record, scalar.name),

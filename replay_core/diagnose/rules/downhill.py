@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, shown
 
 #: Steps in which it is lost, and what is left of the first reward in every step after them.
 WITHIN, LEFT = 6, 0.1
@@ -42,8 +41,7 @@ def lost(log: RunLog) -> Iterator[Finding]:
         return
     cut = log.get("truncated")
     before = cut is not None and cut.finite and max(cut.values[:gone]) < 0.25
-    yield finding(
-        "error",
+    yield error(
         f"the reward falls from the first update on: {series.name} goes from {first:.3g} to {values[gone]:.3g} within "
         f"{gone + 1} steps and never comes back: the policy is trained to be worse",
         series.points[gone].where(series.name),

@@ -8,13 +8,12 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, shown
 from replay_core.diagnose.gap import DISAGREE, Gap, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Nats per token that no precision, temperature or update makes: two models of one text are as far apart.
 TWO_MODELS = 1.0
@@ -44,11 +43,10 @@ def foreign(log: RunLog) -> Iterator[Finding]:
     symptoms = _symptoms(log)
     if not symptoms:
         return
-    yield finding(
-        "error",
+    yield error(
         f"the engine writes with other weights than the trainer has: {series.name} is {values[0]:.3g} nats per token "
         "from the first step on, and what it writes earns nothing",
-        series.points[0].where(series.name),
+        series.place,
         evidence=[series.shown(values[0], f"< {TWO_MODELS:g} even of an odd setting"), *symptoms],
         cause="the engine holds another model than the trainer: weights that were never loaded or sent (a dummy load "
         "format, a sync that fails silently), another checkpoint, or another tokenizer or chat template for its "
@@ -111,8 +109,7 @@ def foreign_samples(case: Case) -> Iterator[Finding]:
     if not symptoms:
         return
     first, place, _ = seen[0]
-    yield finding(
-        "error",
+    yield error(
         "the engine writes with other weights than the trainer has: they disagree by "
         f"{first.mean:.3g} nats per token from the first step on, in all rows, and what it writes earns nothing",
         place,

@@ -16,12 +16,11 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, shown
 from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
 
@@ -50,8 +49,7 @@ def no_gradient(batch: StepBatch) -> Iterator[Finding]:
         return
     place = batch.laid.where_record(norms[0].record, norms[0].name)
     matrices = _of_dead_adapter(batch)
-    yield finding(
-        "error",
+    yield error(
         "the gradient is exactly 0 although advantages are not"
         + (", in both matrices of the adapter (LoRA): no gradient reaches it" if matrices else ""),
         place,
@@ -154,23 +152,20 @@ def _never_any(log: RunLog) -> Iterator[Finding]:
     if norms is not None and len(norms.finite) >= 3 and not any(norms.finite):
         largest = max((_largest(batch) for batch in log.samples()), default=0.0)
         if largest > 1e-6:
-            yield finding(
-                "error",
+            yield error(
                 f"the gradient is exactly 0 in all {len(norms.finite)} steps although advantages are not",
-                norms.points[0].where(norms.name),
+                norms,
                 evidence=[norms.shown(0.0, "> 0"), shown("largest |advantage| on counted tokens", largest)],
                 cause="no parameter takes part: all are frozen (requires_grad is off, an adapter that is not marked "
                 "trainable), logits are detached, or the mask cuts the graph",
                 next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
-                steps=norms.steps(),
             )
             return
     if norms is None or len(norms.finite) < 5 or any(norms.finite) or reward is None or len(set(reward.finite)) < 3:
         raise Skip("no step has both a grad_norm and the spread of its rewards")
-    yield finding(
-        "error",
+    yield error(
         f"the gradient is exactly 0 in all {len(norms.finite)} steps although rewards change",
-        norms.points[0].where(norms.name),
+        norms,
         evidence=[norms.shown(0.0, "> 0"), reward.shown(reward.last.value)],
         cause="rewards differ between prompts and never within a group, so that all advantages are 0 (log the spread "
         "within groups); or the loss does not reach the weights: detached log-probabilities, frozen parameters, a loss "
@@ -178,7 +173,6 @@ def _never_any(log: RunLog) -> Iterator[Finding]:
         "0, an "
         "empty mask; or no group has a spread of rewards, which is not logged",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
-        steps=norms.steps(),
     )
 
 
@@ -191,8 +185,7 @@ def never_a_number(log: RunLog) -> Iterator[Finding]:
     broken = first_broken(log)
     if broken is None or not broken.is_gradient_alone:
         return
-    yield finding(
-        "error",
+    yield error(
         "grad_norm is NaN at every step while the loss is finite",
         broken.point.where(broken.series.name),
         evidence=broken.evidence,
@@ -228,18 +221,16 @@ def summed(log: RunLog) -> Iterator[Finding]:
     size = max([1.0, *rewards])
     if min(values) < AT_LEAST * size or now < SUMMED * long * size or max(values[:4]) * EXPLODED < max(values):
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"the gradient norm is large in every step: {series.name} is {now:.3g}, {now / long:.3g} times the mean "
         f"response length of {long:.3g}: the loss is most likely a sum over all tokens, not divided by them",
-        series.points[0].where(series.name),
+        series,
         evidence=[series.shown(now, f"< {SUMMED:g} x {long:.3g}"), length.shown(long)],
         cause="the loss is added up over tokens and samples (or micro-batches) and never divided: its size, and the "
         "update's unless it is clipped, hang on how many tokens a batch has; or another scale of the loss (an fp16 "
         "loss scale that is not taken off, advantages that are not normalised)",
         next_step="print the loss of one micro-batch and of its half: a mean stays, a sum halves; rldbg record -- YOUR "
         "COMMAND, then rldbg diagnose rldbg-dump --rule D28",
-        steps=series.steps(),
     )
 
 
@@ -274,8 +265,7 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
     finite = [point for point in series.points if math.isfinite(point.value)]
     if before > 0 and after > EXPLODED * before and trends.rises(values):
         begun = next(point for point in finite[len(half) :] if point.value > EXPLODED * before)
-        yield finding(
-            "warning",
+        yield warning(
             "the gradient norm grows and stays there",
             begun.where(series.name),
             evidence=[
@@ -291,8 +281,7 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
         return
     if (broken := _leap(values)) is not None and broken[1] < len(values) // 2 and len(finite) == len(values):
         at, _ = broken
-        yield finding(
-            "warning",
+        yield warning(
             f"the gradient norm leaps at step {finite[at].step} and does not come back: {max(values[at:]):.3g}, at "
             f"most "
             f"{max(values[:at]):.3g} before",
@@ -353,8 +342,7 @@ def norm_piles_up(log: RunLog) -> Iterator[Finding]:
     noise = min(median(map(abs, changes)), median(abs(b - a) for a, b in pairwise(changes)))
     if last < PILED * first or early[-1] < BEGUN * first or not 0 < noise < SMOOTH:
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"gradients pile up: {series.name} grows from {first:.3g} to {last:.3g} and hardly wavers from step to step",
         series.first(over=BEGUN * first),
         evidence=[
@@ -399,20 +387,18 @@ def _odd(log: RunLog) -> Iterator[Finding]:
     others = [one.finite for name in ("loss", "pg_loss", "reward") if (one := log.get(name)) is not None]
     fewest = 5 if high != float(f"{high:.1e}") or high in _BOUNDS else 16
     if len(values) >= fewest and low > 0 and high - low <= 1e-4 * high and any(len(set(each)) > 2 for each in others):
-        yield finding(
-            "warning",
+        yield warning(
             f"grad_norm is the same in all {len(values)} steps: {high:.5g}",
-            series.points[0].where(series.name),
+            series,
             evidence=[series.shown(high, "another number in every step")],
             cause="the norm is measured after clipping or normalising, not before; or every step is clipped to it",
             next_step="log what clip_grad_norm_ returns: the norm before clipping",
-            steps=series.steps(),
         )
     elif low > ABSURD or (begun > HUGE and len(values) > 1):
         yield finding(
             "error" if low > ABSURD else "warning",
             f"grad_norm is {begun:.3g} from the first step on: gradients are far too large",
-            series.points[0].where(series.name),
+            series.place,
             evidence=[series.shown(begun, f"< {HUGE:g}")],
             cause=_SCALED,
             next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
@@ -430,10 +416,9 @@ def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
     series = log.get("loss")
     sizes = [abs(value) for value in series.finite] if series else []
     if series and sizes and min(sizes) > ABSURD:
-        yield finding(
-            "warning",
+        yield warning(
             f"the loss is {median(sizes):.3g} in every step: it is no mean over tokens",
-            series.points[0].where(series.name),
+            series.place,
             evidence=[series.shown(median(sizes), f"< {ABSURD:g}")],
             cause="a sum over tokens, samples or ranks stands for the mean, a value loss of rewards that are not "
             "scaled, or log-probabilities of padding",
@@ -493,8 +478,7 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
     if median(cosines) > ALIKE and now_at > GROWN * begun and median(onward) > ONWARD and not _is_one_batch(case):
         record, refs = next(iter(found.values()))
         key = record.key
-        yield finding(
-            "error",
+        yield error(
             "gradients pile up from update to update: they are never zeroed (zero_grad is not called)",
             Where(step=key.step, micro=key.micro, stage=key.stage, tensor=refs[0].name, path=str(record.path)),
             evidence=[

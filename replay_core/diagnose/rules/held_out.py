@@ -7,10 +7,9 @@ from itertools import pairwise
 from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Share of its first level by which a held-out result falls before it is worth a warning.
 LOST = 0.15
@@ -37,8 +36,7 @@ def overfits(log: RunLog) -> Iterator[Finding]:
     for series in known:
         begun, now = median(series.finite[:3]), median(series.finite[-3:])
         if trends.drift(series.finite) < -trends.DRIFT_Z and now < begun - LOST * abs(begun):
-            yield finding(
-                "warning",
+            yield warning(
                 f"{series.name} falls from {begun:.3g} to {now:.3g} while {reward.name} rises: what is learnt does "
                 "not hold on held-out prompts",
                 series.last.where(series.name),
@@ -73,8 +71,7 @@ def _lost(log: RunLog, reward: Series) -> Finding | None:
         down = values if values[1] <= LEFT * values[0] else values[:3]
         if any(b > a for a, b in pairwise(down)) or max(values[2:]) > LEFT * values[0]:
             continue
-        return finding(
-            "error",
+        return error(
             f"{series.name} falls from {values[0]:.3g} to {values[-1]:.3g} while {reward.name} rises from "
             f"{paid[0]:.3g} to {median(paid[-4:]):.3g}: the reward pays for the opposite of what the validation asks",
             series.last.where(series.name),
@@ -106,8 +103,7 @@ def scale_leaps(log: RunLog) -> Iterator[Finding]:
     if at is None or _leap(mean) != at:
         return
     before, after = max(map(abs, scale.values[:at])), median(map(abs, scale.values[at:]))
-    yield finding(
-        "warning",
+    yield warning(
         f"the scale of rewards leaps {after / before:.3g} times at step {scale.points[at].step}: {scale.name} goes "
         f"from at most {before:.3g} to {after:.3g}",
         scale.points[at].where(scale.name),

@@ -10,10 +10,9 @@ import numpy as np
 from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import given
-from replay_core.diagnose.stating import finding, shown
 from replay_core.objectives import kl
 
 #: Relative agreement of a recomputed term, terms that are told from rounding, and micro-batches that are no chance.

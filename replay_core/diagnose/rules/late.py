@@ -9,10 +9,9 @@ import numpy as np
 from replay_core.diagnose.advantage_variants import variants
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
 
 #: How close, and of how many steps, before it is no chance.
 CLOSE, STEPS = 1e-3, 2
@@ -55,8 +54,7 @@ def of_the_step_before(case: Case) -> Iterator[Finding]:
     at_once = [step for step in late if step in looked]
     if 2 * len(at_once) < len(looked) or not (len(late) >= STEPS or (len(at_once) == 1 == len(looked) and many)):
         return
-    yield finding(
-        "error",
+    yield error(
         f"advantages are those of the step before, in {len(late)} of {len({*late, *looked})} steps that tell",
         where,
         evidence=[shown("steps whose advantages the rewards of the step before give", len(late), "0")],
@@ -108,8 +106,7 @@ def old_of_the_step_before(case: Case) -> Iterator[Finding]:
         raise Skip("needs old log-probabilities beside the policy's or the rollout's, of two steps in a row")
     if len(late) < STEPS or 2 * len(late) < looked:
         return
-    yield finding(
-        "error",
+    yield error(
         "old log-probabilities are those of the step before: row by row they are what its samples had, not this "
         "batch's own",
         where,

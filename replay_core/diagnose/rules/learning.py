@@ -13,12 +13,11 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: Steps of one figure before it is a habit.
@@ -54,22 +53,19 @@ def rate(log: RunLog) -> Iterator[Finding]:
     if len(values) < FEWEST and (any(values) or len(values) < 3 or not _has_gradients(log)):
         raise Skip(f"needs the learning rate of {FEWEST} steps, or one of 0 in 3 with gradients")
     if not any(values):
-        yield finding(
-            "warning",
+        yield warning(
             f"the learning rate is 0 in all {len(values)} steps: nothing is learnt",
-            series.points[0].where(series.name),
+            series,
             evidence=[series.shown(0.0, "> 0")],
             cause="the scheduler's total or warm-up steps are wrong (0, or never stepped), or the rate is 0 in the "
             "configuration",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
-            steps=series.steps(),
         )
         return
     spent = next((at for at in range(len(values)) if not any(values[at:])), None)
     # A schedule may end at 0 in its last step; a run that goes on has outlived it.
     if spent is not None and len(values) - spent >= max(3, len(values) // 4):
-        yield finding(
-            "warning",
+        yield warning(
             f"the learning rate has run out: it is 0 from step {series.points[spent].step} on, for the last "
             f"{len(values) - spent} of {len(values)} steps",
             series.points[spent].where(series.name),
@@ -81,15 +77,13 @@ def rate(log: RunLog) -> Iterator[Finding]:
         )
         return
     if max(values) < NOTHING:
-        yield finding(
-            "warning",
+        yield warning(
             f"the learning rate never comes above {max(values):.2g} in {len(values)} steps: no weight moves by it",
-            series.points[0].where(series.name),
+            series,
             evidence=[series.shown(max(values), f"> {NOTHING:g}; RL trains at 1e-7 to 1e-3")],
             cause="a number of the schedule stands for the rate (an epsilon, a decay), or it is divided twice; updates "
             "of this size are lost in the weights' precision",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
-            steps=series.steps(),
         )
         return
     rises = [b - a for a, b in pairwise(values)]
@@ -103,8 +97,7 @@ def rate(log: RunLog) -> Iterator[Finding]:
     total = log.algorithm.number(*_TOTAL)
     over = total is not None and len(values) >= max(total - 1, MANY)
     if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or over):
-        yield finding(
-            "warning",
+        yield warning(
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
             series.last.where(series.name),
             evidence=[
@@ -118,8 +111,7 @@ def rate(log: RunLog) -> Iterator[Finding]:
             steps=series.steps(),
         )
     elif from_nothing or (rising and len(values) >= LONG):
-        yield finding(
-            "info",
+        yield info(
             f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} "
             f"steps{', from 0' if from_nothing else ''}",
             series.last.where(series.name),
@@ -173,16 +165,14 @@ def settings(case: Case) -> Iterator[Finding]:
     if warmup is None and lr is None:
         raise Skip("no settings are noted")
     if warmup is not None and total is not None and warmup >= total > 0 and warmup > 1:
-        yield finding(
-            "warning",
+        yield warning(
             f"the warm-up of {warmup:g} steps is longer than the run of {total:g}: the learning rate never gets there",
             evidence=[shown("warm-up steps", warmup, f"< {total:g}", "the run's notes")],
             cause="its steps are counted in samples or micro-batches, or another run's number was kept",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
     elif lr == 0:
-        yield finding(
-            "warning",
+        yield warning(
             "the learning rate is 0, as the run states it: nothing is learnt",
             evidence=[shown("learning rate", 0.0, "> 0", "the run's notes")],
             cause="the rate is 0 in the configuration",
@@ -208,28 +198,24 @@ def clipped_away(log: RunLog) -> Iterator[Finding]:
 
 
 def _clipped(raw: float, left: float, series: Series, source: str) -> Finding:
-    return finding(
-        "warning",
+    return warning(
         f"clipping leaves {left:.2g} of a gradient norm of {raw:.3g}: every step is clipped to next to nothing",
-        series.points[0].where(series.name),
+        series,
         evidence=[shown("norm after clipping", left, f"> {LEAVES * raw:.2g}", source), shown("norm before", raw)],
         cause="max_grad_norm is far too small (a learning rate or an epsilon at its place)",
         next_step="set max_grad_norm to 1 and look at grad_norm",
-        steps=series.steps(),
     )
 
 
 def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Finding:
-    return finding(
-        "warning",
+    return warning(
         f"gradients are clipped before they are unscaled: their norm of {raw:.3g} is {raw / scale:.2g} times the loss "
         f"scale, and is clipped to {left:.3g}",
-        series.points[0].where(series.name),
+        series,
         evidence=[shown("norm before clipping", raw), shown("over the loss scale", raw / scale), shown("after", left)],
         cause=f"scaler.unscale_(optimizer) is missing before clip_grad_norm_: {left / scale:.2g} is left of the norm "
         "once the step unscales it",
         next_step="call scaler.unscale_(optimizer) before clip_grad_norm_, and look at grad_norm",
-        steps=series.steps(),
     )
 
 
@@ -287,8 +273,7 @@ def hardly_moves(log: RunLog) -> Iterator[Finding]:
     if not ratios or not any(kl for _, kl in every) or (grads is not None and not any(grads.finite)):
         return
     if max(ratios) < limit:
-        yield finding(
-            "warning",
+        yield warning(
             f"the policy hardly moves: KL {max(kl for _, kl in every):.2g} after {len(every)} steps at a learning rate "
             f"of {every[-1][0]:.2g}",
             far.last.where(far.name),
@@ -381,12 +366,11 @@ def no_divergence(log: RunLog) -> Iterator[Finding]:
         "info" if unsure else "warning",
         f"{series.name} is exactly 0 in all {len(series.finite)} steps, although "
         + ("gradients are not" if grads is not None else "the loss changes"),
-        series.points[0].where(series.name),
+        series,
         evidence=[series.shown(0.0, "> 0 after the first update")],
         cause=("the coefficient it is multiplied by is 0, as a run without a KL term has it; or " if unsure else "")
         + _STILL,
         next_step=_RECORD,
-        steps=series.steps(),
     )
 
 
@@ -425,7 +409,7 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     yield finding(
         "error" if values[0] == 0 and not differ else "warning",
         f"every step has the same reward: {series.name} is {values[0]:.4g} in all {len(values)} of them",
-        series.points[0].where(series.name),
+        series,
         evidence=[series.shown(values[0], "another number in every step")],
         cause="rewards differ within a batch, and are the same in every step: they are cached, or belong to the "
         "samples of another step"
@@ -433,7 +417,6 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
         else "the judge is constant or never fires: a parser that looks for a marker nobody writes, an exception that "
         "is caught and scored 0, or a metric that is not updated",
         next_step="score two different responses by hand; rldbg record -- YOUR COMMAND keeps them",
-        steps=series.steps(),
     )
 
 
@@ -476,8 +459,7 @@ def one_reward_from_here_on(case: Case) -> Iterator[Finding]:
     )
     if fewest < DIFFERENT or constant >= best or not as_before:
         return
-    yield finding(
-        "error",
+    yield error(
         f"the judge is constant from step {first.step} on: it gives all {first.samples} responses of each step the "
         f"reward {constant:g}, after {fewest} different ones and more in every step before",
         first.place,
@@ -520,8 +502,7 @@ def _dies(series: Series) -> Iterator[Finding]:
     if at < 4 or left < max(3, len(values) // 5) or not min(values[:at]) > 0.5 * median(values[:at]) > 0:
         return
     point = series.points[at]
-    yield finding(
-        "error",
+    yield error(
         f"the reward is 0 from step {point.step} on, in all of the last {left} steps: {series.name} was at least "
         f"{min(values[:at]):.3g} before",
         point.where(series.name),
@@ -539,15 +520,13 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     dead = [one for one in each if not any(one.finite)]
     if not dead or not any(len(set(one.finite)) > 1 for one in each):
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"one reward function never pays: {dead[0].name} is 0 in all {len(dead[0].finite)} steps, always the same",
-        dead[0].points[0].where(dead[0].name),
+        dead[0],
         evidence=[dead[0].shown(0.0, "> 0 for some response")],
         cause="it looks for what nobody writes (a tag the prompt does not ask for, a regular expression that does not "
         "match across lines), or an exception in it is caught and scored 0",
         next_step="call it by hand on one response that should be paid",
-        steps=dead[0].steps(),
     )
 
 
@@ -675,8 +654,7 @@ def form_over_answers(log: RunLog) -> Iterator[Finding]:
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
         if up > trends.DRIFT_Z and down < -trends.DRIFT_Z:
-            yield finding(
-                "error",
+            yield error(
                 f"{form.name} rises while {right.name} falls: "
                 + (
                     "something else than answers is paid for, such as format or length, and they are lost"

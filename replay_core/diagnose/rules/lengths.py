@@ -8,12 +8,11 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, share, shown
 
 #: Responses of a batch, and tokens of each, before one length is no chance; the share that may end on one token.
 FEWEST, TOKENS, ONE_END = 16, 4, 0.6
@@ -50,8 +49,7 @@ def never_ends(batch: StepBatch) -> Iterator[Finding]:
     ends, counts = np.unique(last_B, return_counts=True)
     if counts.max() > ONE_END * len(batch):
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"no response ends by itself: all {len(batch)} are cut off at {int(lengths_B[0])} tokens, and they end on "
         f"{len(ends)} different ones",
         batch.laid.where("input_ids", sample=0),
@@ -84,8 +82,7 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
     if beyond < BEYOND or 2 * beyond < holders:
         return None
     at = int(np.flatnonzero(ends_N & next_N)[0])
-    return finding(
-        "error",
+    return error(
         f"generation goes on after the end token (EOS, {stated:g}) in {share(beyond, holders)} responses that hold "
         "one, and what follows is trained on",
         batch.laid.where("input_ids", at=at),
@@ -126,8 +123,7 @@ def of_length(case: Case) -> Iterator[Finding]:
     if not ((rises > 0).all() or (rises < 0).all()):
         return
     lengths = sorted(by_length)
-    yield finding(
-        "warning",
+    yield warning(
         f"rewards are a function of the response's length alone: {'long' if rises[0] > 0 else 'short'} answers are "
         "paid, whatever they say",
         place,

@@ -10,10 +10,9 @@ from replay_core.diagnose.advantage_variants import are_raw
 from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 
 
@@ -66,7 +65,7 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     else:
         claim = f"{share(lone, sizes_G.size)} groups have a single response"
         cause = "responses of a group were dropped or filtered after grouping, or ids of one prompt differ"
-        yield finding("warning", claim, place, evidence=evidence, cause=cause)
+        yield warning(claim, place, evidence=evidence, cause=cause)
 
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
@@ -100,8 +99,7 @@ def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
         return
     place = batch.laid.where("advantages", sample=int(np.flatnonzero(bad_B)[0]))
     lone = bool((sizes_G[bad_G] == 1).all())
-    yield finding(
-        "error",
+    yield error(
         f"advantages are NaN in {share(len(bad_G), sizes_G.size)} groups, "
         + ("each of one response" if lone else "each without a spread of rewards"),
         place,

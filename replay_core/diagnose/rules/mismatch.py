@@ -15,7 +15,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, worst_of
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
@@ -28,7 +28,6 @@ from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Nats per token of a policy that hardly samples.
 SURE = 0.05
@@ -334,7 +333,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
             if late
             else _steady(series, limit) or _grown(series, limit)
         ),
-        past[0].where(series.name),
+        series.of(past),
         evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
         cause="the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
         "they are never less, and up to -log(top_p) more. Take raw log-probabilities, or sample with top_p 1, no top_k"
@@ -353,7 +352,6 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         "that were not synced, a chat template, packing, tokens in the loss mask that no engine sampled such as "
         "padding, prompt or tool output: the log has one number for all of them",
         next_step=TOLD_APART,
-        steps=steps_of(past),
     )
 
 

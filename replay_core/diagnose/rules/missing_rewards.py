@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, share, shown, warning
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, share, shown
 
 
 @rule("D98", "samples have no reward: every function gives NaN", link="rewards", scope="batch", lasts=True,
@@ -31,8 +30,7 @@ def missing(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("their summed reward is not finite either (D21)")
     sample = int(np.flatnonzero(none_B)[0])
     counted = None if reward_B is None else float(reward_B[none_B][np.isfinite(reward_B[none_B])][0])
-    yield finding(
-        "warning",
+    yield warning(
         f"{share(int(none_B.sum()), int(none_B.size))} samples have no reward: every function gives NaN for them"
         + ("" if counted is None else f", and they count as {counted:g}"),
         batch.laid.where(batch.columns.reward_functions[0], sample=sample),

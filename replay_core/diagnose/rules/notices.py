@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay_core.diagnose.finding import SEVERITIES, Finding
+from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -218,8 +217,7 @@ def _long_tail(log: RunLog) -> Iterator[Finding]:
     lines, waited = _alone(log)
     if waited < LONG:
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"one request generates alone for {waited / 60:.3g} minutes: the batch waits for its longest response",
         lines[0].point.where(),
         link="time",

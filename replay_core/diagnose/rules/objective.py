@@ -10,14 +10,13 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import STOOD, before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.diagnose.surrogates import CLOSE, Logged, Surrogate, logged_of, surrogates
 from replay_core.objectives import kl
 
@@ -122,8 +121,7 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
 def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Iterator[Finding]:
     stated = given(batch.laid.algorithm.clip_range)
     how = "not clipped" if one.clip is None else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
-    yield finding(
-        "error",
+    yield error(
         f"the policy loss is {how}, and the run states {stated[0]:g}"
         + (f" and {stated[1]:g}" if stated[1] != stated[0] else ""),
         batch.laid.where("advantages", sample=0),
@@ -179,8 +177,7 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
         shown("with exp(policy - old)", right, "1", source),
     ]
     if inverse >= summed:
-        yield finding(
-            "error",
+        yield error(
             "the policy loss is made wrongly: the recorded ratio is upside down, old over new",
             batch.laid.where("is_ratio", sample=0),
             evidence=evidence,
@@ -240,8 +237,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("rollout and trainer hardly differ: every weight is 1")
     if best_right < 0.5 and (unlike := _other_weights(batch, weights, rollout)) is not None:
         what, cause, share_ = unlike
-        yield finding(
-            "error",
+        yield error(
             f"importance weights are not trainer over rollout: {what}",
             batch.laid.where("is_weights", sample=0),
             evidence=[shown("tokens that agree with the mistake", share_, "0", weights.source),
@@ -251,8 +247,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         return
     stated = batch.laid.algorithm.weight_cap
     if stated is not None and cap > stated * (1 + 1e-3) and floor >= stated * (1 - 1e-3):
-        yield finding(
-            "error",
+        yield error(
             f"importance weights are cut off from below: none is below {floor:.4g}, their stated cap",
             batch.laid.where("is_weights", sample=0),
             evidence=[shown("least weight", floor, f"<= {stated:g}", weights.source), shown("largest weight", cap)],
@@ -261,8 +256,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         return
     if stated is not None and (over_N := weights.said_N & (weights.values_N > stated * (1 + 1e-3))).any():
         heard_N = weights.said_N & np.isfinite(weights.values_N)
-        yield finding(
-            "error",
+        yield error(
             f"importance weights are not cut off: they come to {float(weights.values_N[heard_N].max()):.4g}, and the "
             f"run states a cap of {stated:g}",
             batch.laid.where("is_weights", at=int(np.flatnonzero(over_N)[0])),
@@ -272,8 +266,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         )  # fmt: skip
         return
     if best_wrong >= 0.95 and best_right < 0.5:
-        yield finding(
-            "error",
+        yield error(
             "importance weights are upside down: they are rollout over trainer, not trainer over rollout",
             batch.laid.where("is_weights", sample=0),
             evidence=[
@@ -285,8 +278,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
             "probable are weighted up, not down",
         )
     elif best_right < 0.5 and squared >= 0.95:
-        yield finding(
-            "error",
+        yield error(
             "importance weights are applied twice: they are the square of trainer over rollout",
             batch.laid.where("is_weights", sample=0),
             evidence=[shown("tokens that agree with the square", squared, "0", weights.source),
@@ -364,8 +356,7 @@ def _of_the_reference(batch: StepBatch, policy: Column) -> Finding | None:
     apart = np.abs(old.values_N - ref.values_N)[both_N]
     if both_N.sum() < FEWEST or moved_N.sum() < FEWEST or 2 * moved_N.sum() < first_N.sum() or apart.max() > SAME:
         return None
-    return finding(
-        "error",
+    return error(
         "old log-probabilities are the reference's: the ratio is taken to the reference, not to the policy that "
         "sampled",
         batch.laid.where("old_logprobs", at=int(np.flatnonzero(moved_N)[0])),
@@ -408,8 +399,7 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where("old_logprobs", at=int(np.flatnonzero(apart_N)[0]))
     refreshed = float((np.abs(here.values_N - policy.values_N)[apart_N] <= 1e-6).mean())
     if refreshed > 0.95:
-        yield finding(
-            "error",
+        yield error(
             "old log-probabilities are refreshed in every mini-batch: they are the current policy's own, so the ratio "
             "is always 1 and clipping never acts",
             place,
@@ -423,8 +413,7 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
         return
     other = _other_rows(batch, here.values_N, whole.values_N, both_N, apart_N)
     if other is not None:
-        yield finding(
-            "error",
+        yield error(
             f"old log-probabilities belong to other samples in {share(*other)} rows that differ: rows are shuffled "
             "against each other",
             place,
@@ -458,8 +447,7 @@ def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
             at = first.start + int(np.flatnonzero(apart_T)[0]) if at is None else at
     if other < FEWEST or own < 0.95 * other:
         return None
-    return finding(
-        "error",
+    return error(
         "old log-probabilities are refreshed in every epoch: they are the current policy's own, so the ratio is always "
         "1 and clipping never acts",
         batch.laid.where("old_logprobs", at=at),
@@ -493,8 +481,7 @@ def _taken_late(batch: StepBatch, policy: Column) -> Finding | None:
     far = [float(np.abs(old.values_N - rollout.values_N)[both_N & (mini_N == mini)].mean()) for mini in minis]
     if min(far[1:]) < max(APART, PARTED * far[0]):
         return None
-    return finding(
-        "error",
+    return error(
         "old log-probabilities are refreshed before every mini-batch: they are the current policy's own, so the ratio "
         "is always 1 and clipping never acts",
         batch.laid.where("old_logprobs", at=int(np.flatnonzero(both_N & (mini_N == minis[1]))[0])),
@@ -548,16 +535,14 @@ def always_one(log: RunLog) -> Iterator[Finding]:
     apart = log.get("kl")
     if log.get("value_loss") is not None and apart is not None and len(moved.finite) < 20 and not any(apart.finite):
         raise Skip("the policy stays at its reference while a critic learns: a warm-up, as far as these steps tell")
-    yield finding(
-        "error",
+    yield error(
         f"the ratio is always 1 in spite of {log.algorithm.updates:g} updates of a batch: {moved.name} is 0 in all "
         f"{len(moved.finite)} steps",
-        moved.points[0].where(moved.name),
+        moved,
         evidence=[moved.shown(0.0, "> 0 after the first update"), cut.shown(0.0)],
         cause="old log-probabilities are recomputed with the current policy in every mini-batch or epoch, so that "
         "clipping never acts",
         next_step="take old log-probabilities once, before the first update; rldbg record -- YOUR COMMAND shows them",
-        steps=moved.steps(),
     )
 
 

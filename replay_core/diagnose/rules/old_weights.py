@@ -11,7 +11,7 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import TOLD_APART, worst_of
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, ahead_of, gap
 from replay_core.diagnose.log_steps import steps_of
@@ -22,7 +22,6 @@ from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.rules.weights import ADAPTER
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
@@ -194,15 +193,12 @@ def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding | None:
     rests = len(later) >= RESTS and float(np.median(later[1:])) <= STILL * later[0]
     if rests and later[0] > OLDEST:
         return None
-    return finding(
-        "error",
-        (
-            f"the engine's weights are no longer the trainer's from step {now.step} on, and not old ones: they "
-            f"part by {now.mean:.3g} nats per token after {jump.before:.3g}, and by no more with later updates"
-            if rests
-            else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
-            f"{now.mean:.3g} nats per token after {jump.before:.3g}"
-        ),
+    return error(
+        f"the engine's weights are no longer the trainer's from step {now.step} on, and not old ones: they "
+        f"part by {now.mean:.3g} nats per token after {jump.before:.3g}, and by no more with later updates"
+        if rests
+        else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
+        f"{now.mean:.3g} nats per token after {jump.before:.3g}",
         now.place,
         evidence=[
             shown(f"mean |d| at step {now.step}", now.mean, f"< {max(DISAGREE, JUMP * jump.before):.3g}"),
@@ -232,8 +228,7 @@ def _applied_twice(every: list[_StepGap]) -> Finding | None:
         return None
     worst = max(beyond, key=lambda one: one.mean)
     by = 1 + float(np.median([one.ahead for one in beyond if one.ahead is not None]))
-    return finding(
-        "error",
+    return error(
         f"the engine goes {by:.3g} times as far from the reference as the trainer's policy, the same way",
         worst.place,
         evidence=[
@@ -321,8 +316,7 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
     own = told[0].mean > max(DISAGREE, 0.3 * max(one.mean for one in told)) and told[0].version == oldest
     if bad and not own and bad[-1] is told[-1] and 2 * len(bad) >= len([one for one in later if one.mean > DISAGREE]):
         worst = max(bad, key=lambda one: one.mean)
-        yield finding(
-            "error",
+        yield error(
             "the rollout was sampled by the initial weights, although its weight version advances",
             worst.place,
             evidence=[
@@ -346,8 +340,7 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
     before = float(np.median([one.mean for each in plateaus[:-1] for one in each])) if longest else 0.0
     grown = last[-1].mean > max(DISAGREE, GROWS * before)
     if longest and len(last) >= 3 and len(last) > 2 * longest and grown:
-        yield finding(
-            "error",
+        yield error(
             f"the engine is no longer updated: its weight version stays {last[0].version:g} for {len(last)} steps",
             last[-1].place,
             evidence=[
@@ -381,8 +374,7 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
     worst = max(late, key=lambda one: one.mean)
     if worst.mean > OLDEST:
         return None  # no age makes as much of a policy that learns
-    return finding(
-        "error",
+    return error(
         f"samples are not of the weights that their version names: they agree with the trainer's in the first {fresh} "
         f"step{'s' * (fresh > 1)}, and are {worst.mean:.3g} nats per token apart later, as {fresh} "
         f"update{'s' * (fresh > 1)} old or more",

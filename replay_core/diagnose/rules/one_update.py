@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from itertools import accumulate
 from statistics import median
 
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, error, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.signals import Point, RunLog
-from replay_core.diagnose.stating import finding, shown
 
 #: How many times the largest norm of all steps before makes an update that no batch explains; steps before and after
 #: it, and how long after it the fall may begin.
@@ -42,8 +41,7 @@ def broken_by_one(log: RunLog) -> Iterator[Finding]:
         told = _falls(log, given(points[at].step))
         if told is not None:
             begun, evidence = told
-            yield finding(
-                "error",
+            yield error(
                 f"one update broke the policy: a gradient spike at step {points[at].step}, {norms.name} jumps to "
                 f"{points[at].value:.3g} from at most {before:.3g}, and what follows never recovers",
                 points[at].where(norms.name),

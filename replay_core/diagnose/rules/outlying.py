@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, share, shown
 
 #: How many times the others' an advantage is for the same reward, and how large, before it is a division by nothing.
 TIMES, LEAST = 100.0, 50.0
@@ -57,8 +56,7 @@ def outlying(case: Case) -> Iterator[Finding]:
         return
     worst = int(np.argmax([each.max(initial=0.0) * bool(one.any()) for each, one in zip(sizes, odd, strict=True)]))
     lone = all(bool(told[one].all()) for told, one in zip(alone, odd, strict=True))
-    yield finding(
-        "error",
+    yield error(
         f"advantages explode: {share(many, len(every))} are {TIMES:g} times the others and more, up to "
         f"{sizes[worst].max():.3g}, where the median is {usual:.3g}",
         places[worst],

@@ -9,10 +9,9 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import disagrees
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, shown
 
 #: Samples that begin where the one before them ends, which as many left pads do not do by chance.
 RUN_ON = 3
@@ -33,8 +32,7 @@ def metadata(batch: StepBatch) -> Iterator[Finding]:
     if wrong is not None:
         name, what, evidence = wrong
         place = batch.laid.where(name)
-        yield finding(
-            "error",
+        yield error(
             what,
             place,
             evidence=evidence,
@@ -107,16 +105,14 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
         )
         return
     if _only_tails(batch, off_N):
-        yield finding(
-            "warning",
+        yield warning(
             "position ids stop counting before samples end",
             place,
             evidence=[shown("tokens with another position", int(off_N.sum()), "0", column.source)],
             cause="the tail of each sample is padding to whoever made the positions, and tokens to the attention mask",
         )
         return
-    yield finding(
-        "error",
+    yield error(
         "position ids do not begin again with every sample",
         place,
         evidence=[
@@ -164,8 +160,7 @@ def _segments(batch: StepBatch) -> Iterator[Finding]:
         return
     sample = int(np.flatnonzero(mixed_B & ~np.isnan(low_B))[0])
     place = batch.laid.where("segment_ids", sample=sample)
-    yield finding(
-        "error",
+    yield error(
         "segment ids change inside a sample",
         place,
         evidence=[shown("segments in one sample", f"{low_B[sample]:g} to {high_B[sample]:g}", "one", column.source)],

@@ -11,13 +11,12 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: Steps, and how well the changes of two figures go together before one makes the other: of 12 pairs by chance, one in
@@ -82,8 +81,7 @@ def pays_for_cut(case: Case) -> Iterator[Finding]:
     ):
         return
     batch, cut_B, _ = told[0]
-    yield finding(
-        "warning",
+    yield warning(
         f"responses that are cut off have one reward, {last:.4g}, as finished ones that are right: all {cut} of them, "
         f"from step {batch.step} on",
         batch.laid.where(batch.columns.reward_name, sample=int(cut_B.argmax())),
@@ -114,10 +112,9 @@ def pays(log: RunLog) -> Iterator[Finding]:
     judged = [one for one in log.all("reward_function") if _RIGHT.search(one.name) and one.name != reward.name]
     turned = ((one, by) for one in judged if (by := _by_changes(reward, one)) is not None and by < -IN_STEP)
     for one, by in turned:
-        yield finding(
-            "error",
+        yield error(
             f"the reward's sign is turned: {reward.name} falls whenever {one.name} rises, and rises when it falls",
-            reward.points[0].where(reward.name),
+            reward,
             evidence=[
                 shown("correlation of their changes", by, f"> -{IN_STEP:g}", reward.source),
                 one.shown(one.values[-1]),
@@ -126,13 +123,11 @@ def pays(log: RunLog) -> Iterator[Finding]:
             "component's weight is negative",
             next_step="score a right and a wrong answer by hand",
             link="rewards",
-            steps=reward.steps(),
         )
         return
     cut = log.get("truncated")
     if cut is not None and (by := _by_changes(reward, cut)) is not None and by > IN_STEP and trends.rises(cut.finite):
-        yield finding(
-            "error",
+        yield error(
             f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which "
             f"comes to "
             f"{trends.level(cut.finite, 3):.2g}",
@@ -152,8 +147,7 @@ def pays(log: RunLog) -> Iterator[Finding]:
     longer, shorter = now > FAR * begun, now < begun / FAR
     if not (longer and by > IN_STEP) and not (shorter and by < -IN_STEP):
         return
-    yield finding(
-        "error",
+    yield error(
         f"the reward pays for {'longer' if longer else 'shorter'} responses: {reward.name} follows {length.name} step "
         f"by "
         f"step, and the length goes from {begun:.3g} to {now:.3g}: length hacking",

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Steps of a trend; of two figures that are one.
 FEWEST, ALIKE = 12, 5
@@ -33,16 +32,14 @@ def pairs(log: RunLog) -> Iterator[Finding]:
     """
     likely, unlikely = _of(log, "pair_logps", "chosen"), _of(log, "pair_logps", "rejected")
     if likely is not None and unlikely is not None and len(likely.finite) >= ALIKE and likely.values == unlikely.values:
-        yield finding(
-            "error",
+        yield error(
             f"chosen and rejected responses are the same text: {likely.name} and {unlikely.name} are equal in all "
             f"{len(likely.values)} steps",
-            likely.points[0].where(likely.name),
+            likely,
             evidence=[likely.shown(likely.last.value), unlikely.shown(unlikely.last.value, "another number")],
             cause="both columns are read from one field, or both are cut to the prompt they share (a limit that is "
             "too small)",
             next_step=_LOOK,
-            steps=likely.steps(),
         )
         return
     chosen, rejected = _of(log, "pair_reward", "chosen"), _of(log, "pair_reward", "rejected")
@@ -52,8 +49,7 @@ def pairs(log: RunLog) -> Iterator[Finding]:
     margins = [p.value - told[p.step] for p in chosen.points if p.step in told]
     now = median(margins[-4:])
     if now < 0 and trends.drift(margins) < -trends.DRIFT_Z:
-        yield finding(
-            "error",
+        yield error(
             f"the wrong way round: the rejected responses are preferred, by a margin of {-now:.3g} that grows",
             rejected.last.where(rejected.name),
             evidence=[chosen.shown(chosen.last.value), rejected.shown(rejected.last.value, "below the chosen ones'")],
@@ -64,8 +60,7 @@ def pairs(log: RunLog) -> Iterator[Finding]:
         return
     fallen = given(chosen).finite[-4:]
     if median(fallen) < -LOST and trends.drift(chosen.finite) < -trends.DRIFT_Z and -median(fallen) > PRICE * now > 0:
-        yield finding(
-            "warning",
+        yield warning(
             f"both fall: chosen responses get less likely too, {median(fallen):.3g} for a margin of {now:.3g}",
             chosen.last.where(chosen.name),
             evidence=[chosen.shown(median(fallen), f"> {-LOST:g}"), shown("margin", now),

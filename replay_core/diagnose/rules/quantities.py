@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.kinship import odd_one
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
 
 _WORDS = {
     "rollout_logprobs": ("rollout", "rollout_logprobs"), "old_logprobs": ("old", "logprobs"),
@@ -43,8 +42,7 @@ def another_quantity(batch: StepBatch) -> Iterator[Finding]:
         or (zero and odd.suspect.name in ("old_logprobs", "policy_logprobs"))
     ):
         raise Skip("a shift by one token is D08's, the rollout's rows are D79's, zeros of the trainer D80's")
-    yield finding(
-        "error",
+    yield error(
         f"{word} log-probabilities are {odd.what}",
         batch.laid.where(odd.suspect.name, at=odd.at),
         link=link,

@@ -12,14 +12,12 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
-from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.measure.lag import Lag, detect_lag
 from replay_core.objectives import policy_loss
 
@@ -127,8 +125,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
         known_N = both_N & recorded.said_N & np.isfinite(recorded.values_N)
         logs = (policy.values_N - old.values_N)[known_N]
         if known_N.sum() >= FEWEST and np.abs(recorded.values_N[known_N] - logs).max() < 1e-4:
-            yield finding(
-                "error",
+            yield error(
                 "the ratio is the difference of log-probabilities: the exponential is missing",
                 batch.laid.where("is_ratio", at=int(np.flatnonzero(known_N)[0])),
                 evidence=[shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
@@ -156,8 +153,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where("policy_logprobs", at=at)
     clipped = float((apart > 0.2).mean())
     if (lag := _lag(batch, policy, old)) is not None:
-        yield finding(
-            "error",
+        yield error(
             f"the policy's log-probabilities are shifted by {-lag.lag:+d} token against the old ones, before any "
             "update",
             place,
@@ -174,8 +170,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     of_engine = _is_engines(batch, old, both_N)
     # Of older weights, too, a policy that got sharper looks as if it were at another temperature.
     if as_engine.is_tempered and not (of_engine and batch.step):
-        yield finding(
-            "error",
+        yield error(
             "policy and old log-probabilities are at different temperatures before any update: "
             f"{given(as_engine.gain):.2f} explains their difference",
             place,
@@ -189,8 +184,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
         return
     if not of_engine and (leak := as_engine.leak) is not None:
         clean_B, how = leak
-        yield finding(
-            "error",
+        yield error(
             f"the ratio is off 1 by up to {largest:.3g} before any update, in every sample but the first of each pack: "
             "attention crosses samples",
             place,
@@ -315,15 +309,13 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
         series = log.get(signal)
         bad = [] if series is None else [p for p in series.points if p.step in still and abs(p.value) > SAME_FP32]
         if series is not None and bad:
-            yield finding(
-                "warning",
+            yield warning(
                 f"the learning rate is 0, and {series.name} is not",
-                bad[0].where(series.name),
+                series.of(bad),
                 evidence=[series.shown_at(bad[0], "0")],
                 cause="old and new log-probabilities come from forward passes that disagree: other micro-batch sizes, "
                 "dropout, train against eval mode, or the engine's probabilities",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --rows-per-forward 1",
-                steps=steps_of(bad),
             )
             return
 
@@ -337,15 +329,13 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
         series = log.get(signal)
         bad = [] if series is None else [p for p in series.points if abs(p.value) > limit]
         if series is not None and len(bad) >= 3 and 2 * len(bad) >= len(series.points):
-            yield finding(
-                "warning",
+            yield warning(
                 f"the ratio is not 1 in a batch's only update: {series.name} is {bad[0].value:.3g}",
-                bad[0].where(series.name),
+                series.of(bad),
                 evidence=[series.shown_at(bad[0], "0"), shown("steps", f"{len(bad)} of {len(series.points)}", "none")],
                 cause="old log-probabilities are not this policy's: they are stale, of an earlier step or of older "
                 "weights, or come from another forward pass (micro-batch size, dropout, the engine's own)",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D14",
-                steps=steps_of(bad),
             )
             return
 
@@ -449,8 +439,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             )
     for series, now in log.level("ratio_max"):
         if now > LARGEST:
-            yield finding(
-                "warning",
+            yield warning(
                 f"the largest importance ratio is {now:.3g}",
                 series.first(over=LARGEST),
                 evidence=[series.shown(now, f"< {LARGEST:g}")],
@@ -461,8 +450,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             )
     for series, now in log.level("ess"):
         if now < EFFECTIVE:
-            yield finding(
-                "warning",
+            yield warning(
                 f"importance weights leave {now:.0%} of the samples effective",
                 series.first(under=EFFECTIVE),
                 evidence=[series.shown(now, f"> {EFFECTIVE:g}")],
@@ -571,10 +559,9 @@ def never_clips(log: RunLog) -> Iterator[Finding]:
         raise Skip("the stated algorithm does not clip its ratio below")
     if len(far) < STEPS or not clipped.finite or any(clipped.finite):
         return
-    yield finding(
-        "error",
+    yield error(
         f"nothing is ever clipped although the policy moves {far[0].value:.2g} nats per token within one batch",
-        far[0].where(moved.name),
+        moved.of(far),
         evidence=[
             moved.shown_at(far[0], "< 0.05"), clipped.shown(0.0, "> 0 at such a move"),
             shown("steps that move so far", len(far)),
@@ -582,7 +569,6 @@ def never_clips(log: RunLog) -> Iterator[Finding]:
         cause="the clip range is not in effect: it is far too wide, or the unclipped loss is used, and the batch's own "
         "updates carry the policy away",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D50",
-        steps=steps_of(far),
     )  # fmt: skip
 
 
@@ -598,14 +584,12 @@ def torn(log: RunLog) -> Iterator[Finding]:
     series = given(log.get("policy_kl"))
     bad = [point for point in series.points if math.isfinite(point.value) and abs(point.value) > TORN]
     if bad:
-        yield finding(
-            "error",
+        yield error(
             f"the policy moves {abs(bad[0].value):.3g} nats per token within one batch: its own updates tear it away",
-            bad[0].where(series.name),
+            series.of(bad),
             evidence=[series.shown_at(bad[0], "< 0.05")],
             cause="the learning rate is far too high, or a batch is used for too many updates",
             next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
-            steps=steps_of(bad),
         )
         return
     sizes = [abs(value) for value in series.finite]
@@ -621,11 +605,10 @@ def torn(log: RunLog) -> Iterator[Finding]:
     is_worse = is_torn or trends.rises([-value for value in reward.finite]) or max(rate.finite) > NO_ADAPTERS
     if trends.rises(reward.finite) or not is_worse:
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats "
         f"per token within each batch ({series.name}), and the reward does not rise",
-        series.points[0].where(series.name),
+        series,
         evidence=[
             series.shown(median(sizes), f"< {STOPS:g}"), rate.shown(max(rate.finite)),
             reward.shown(median(reward.finite)),
@@ -634,7 +617,6 @@ def torn(log: RunLog) -> Iterator[Finding]:
         cause="each update goes far past what the clip range is to hold it to: the learning rate is too high, or a "
         "batch is used for too many updates",
         next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
-        steps=series.steps(),
     )  # fmt: skip
 
 
@@ -650,8 +632,7 @@ def torn_away(batch: StepBatch) -> Iterator[Finding]:
     moved = np.abs(policy.values_N - old.values_N)[both_N]
     worst, at = float(moved.mean()), int(np.flatnonzero(both_N)[moved.argmax()])
     if worst > TORN:
-        yield finding(
-            "error",
+        yield error(
             f"the policy moves {worst:.3g} nats per token within one batch: its own updates tear it away",
             batch.laid.where("policy_logprobs", at=at),
             evidence=[shown("mean |policy - old|, nats", worst, "< 0.2", f"{policy.source} and {old.source}")],

@@ -13,13 +13,12 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.objectives import kl
 from replay_core.regexes import regex
 
@@ -167,8 +166,7 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     point = series.points[0]
     always = min(series.finite, default=0.0)
     if always > OTHER_MODEL and len(series.finite) >= 8 and trends.level(series.finite) < LEAPT * always:
-        yield finding(
-            "warning",
+        yield warning(
             f"KL to the reference is {trends.level(series.finite):.3g} per token from the first logged step on, and "
             f"never below {always:.3g}",
             point.where(series.name),
@@ -281,8 +279,7 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
     if best is None:
         raise Skip("policy and reference are equal, or share too few tokens: every estimator is 0")
     if best[1]:
-        yield finding(
-            "error",
+        yield error(
             f"the recorded KL is {best[0]} with policy and reference swapped",
             place,
             evidence=[shown("tokens that agree", compared, None, recorded.source)],
@@ -316,8 +313,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
     """
     told = log.events("negative_kl")
     if told:
-        yield finding(
-            "warning",
+        yield warning(
             f"the KL to the reference is negative: the trainer says so in {len(told)} lines",
             told[0].point.where(),
             evidence=[shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}")],
@@ -338,8 +334,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         stated = log.algorithm.kl_estimator if "loss" in series.name and series.signal == "kl" else ""
         one = "k3" if series.formula == "k3" else stated if stated in ("k2", "k3") else ""
         if one and bad:
-            yield finding(
-                "error",
+            yield error(
                 f"{series.name} is negative, which its estimator {one} cannot be",
                 bad[0].where(series.name),
                 evidence=[series.shown_at(bad[0], ">= 0")],
@@ -369,8 +364,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             and len(negative) >= K1_SHARE * len(values)
             and mean(values) < K1_MEAN
         ):
-            yield finding(
-                "warning",
+            yield warning(
                 f"{series.name} is negative in {len(negative)} of {len(values)} steps",
                 series.first(under=0),
                 evidence=[series.shown(mean(values), "a mean near or over 0")],
@@ -409,8 +403,7 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
         raise Skip("needs the KL of 4 steps")
     leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and min(values[at:]) > FAR), None)
     if leapt is not None and len(values) - leapt >= 2:
-        yield finding(
-            "error",
+        yield error(
             f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} "
             f"per token "
             "in one step",

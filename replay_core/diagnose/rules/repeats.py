@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, shown, warning
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signal_names import MACHINE
 from replay_core.diagnose.signals import Point, RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Steps in a row whose numbers are all those of the step before; and of one series, while others go on.
 AGAIN, ALONE = 3, 8
@@ -69,8 +68,7 @@ def _rest(series: Series) -> int:
 
 
 def _found(log: RunLog, since: Point, steps: int, what: str, series: Series) -> Finding:
-    return finding(
-        "warning",
+    return warning(
         f"the log repeats itself: {what} {'is' if what == series.name else 'are'} the same in the last {steps} steps",
         since.where(series.name),
         evidence=[

@@ -10,9 +10,8 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, finding, listed, share, shown
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, listed, share, shown
 
 #: Share of a step's samples that an earlier step has before it is no replay of some; values by which one is known; and
 #: steps that repeat before it is no step taken once more after a crash, and that do not before it is no test on one

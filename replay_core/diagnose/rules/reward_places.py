@@ -8,11 +8,10 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.value_targets import FEWEST
-from replay_core.diagnose.stating import finding, share, shown
 
 
 @rule("D53", "rewards lie on tokens that do not count", link="rewards", scope="batch",
@@ -86,8 +85,7 @@ def _on_every_token(batch: StepBatch) -> Finding | None:
         return None
     sample = int(np.flatnonzero(heard_B)[0])
     tokens = int(batch.flat.count(counted_N)[sample])
-    return finding(
-        "error",
+    return error(
         f"the reward stands on every token of a response, in all {int(heard_B.sum())} that have one: long answers "
         "collect more",
         batch.laid.where(name, sample=sample),
@@ -128,8 +126,7 @@ def _before_the_last_token(batch: StepBatch) -> Finding | None:
     if (place_B[heard_B] >= counts_B[heard_B]).any():
         return None
     sample = int(np.flatnonzero(heard_B)[0])
-    return finding(
-        "error",
+    return error(
         f"the reward stands before the last token of its response, in all {int(heard_B.sum())} that have one",
         batch.laid.where(name, sample=sample),
         evidence=[
@@ -152,8 +149,7 @@ def _on_the_first_token(batch: StepBatch) -> Finding | None:
     if heard_B.sum() < FEWEST or not (first_B & (batch.flat.count(paid_N) == 1))[heard_B].all():
         return None
     sample = int(np.flatnonzero(heard_B)[0])
-    return finding(
-        "error",
+    return error(
         f"the reward stands on the first token of a response, in all {int(heard_B.sum())} that have one: the tokens "
         "that earned it come after it",
         batch.laid.where(name, sample=sample),

@@ -9,10 +9,9 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, finding, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: What a sum of float32 is off, beside the largest reward; and how far apart two weights are that are not one.

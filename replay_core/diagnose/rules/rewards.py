@@ -10,12 +10,11 @@ import numpy as np
 from replay_core.diagnose.algorithm import filters_groups
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import NO_STD, StepTold, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import Point, RunLog
-from replay_core.diagnose.stating import finding, look_at, share, shown
 
 #: So many responses beside the first of their group are not all rewarded alike by chance.
 FEW_RESPONSES = 10
@@ -155,8 +154,7 @@ def _all_zero(batch: StepBatch) -> Iterator[Finding]:
     if not heard_N.any() or np.any(column.values_N[heard_N] != 0) or len(batch) < 2:
         raise Skip("needs rewards and groups; the advantages alone are not all 0")
     place = batch.laid.where("advantages", sample=0)
-    yield finding(
-        "error",
+    yield error(
         f"every advantage is 0 ({len(batch)} samples): the policy loss has no gradient",
         place,
         evidence=[

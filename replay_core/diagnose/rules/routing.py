@@ -10,12 +10,11 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.sheets import Sheet
-from replay_core.diagnose.stating import finding, shown
 from replay_core.records import Record, TensorRef
 
 #: Names of recorded routing: [tokens, layers, k] or [B, T, layers, k].
@@ -62,8 +61,7 @@ def routing(batch: StepBatch) -> Iterator[Finding]:
         empty = [layer for layer in range(tokens.shape[1]) if tokens.shape[0] and not tokens[:, layer].any()]
         if empty and len(tokens) >= 4 and (tokens.shape[2] > 1 or len(empty) < tokens.shape[1]):
             place = batch.laid.where_record(record, ref.name)
-            yield finding(
-                "error",
+            yield error(
                 f"layer {empty[0]} has no routing: every token went to expert 0, {len(empty)} layers in all",
                 place,
                 evidence=[

@@ -11,12 +11,11 @@ import numpy as np
 from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import odd_one, whose
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.sheets import marked
-from replay_core.diagnose.stating import finding, share, shown
 
 #: Samples that tell what is of all rows from what one odd row has.
 SAMPLES = 4
@@ -43,8 +42,7 @@ def another_row(batch: StepBatch) -> Iterator[Finding]:
     most = int(by[counts.argmax()])
     rolled = counts.max() >= 0.8 * len(moved)
     first = int(moved[0])
-    yield finding(
-        "error",
+    yield error(
         f"rollout log-probabilities are in the wrong rows: those of {share(len(moved), len(batch))} samples are "
         f"another sample's"
         + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
@@ -78,8 +76,7 @@ def all_zero(batch: StepBatch) -> Iterator[Finding]:
         if rollout is not None and not rollout.values_N[known_N & rollout.said_N].any():
             continue
         word = "old" if name == "old_logprobs" else "policy"
-        yield finding(
-            "error",
+        yield error(
             f"{word} log-probabilities are exactly 0 on all {int(known_N.sum())} tokens that count: a probability of 1",
             batch.laid.where(name, at=int(np.flatnonzero(known_N)[0])),
             evidence=[shown("tokens with exactly 0", int(known_N.sum()), "0", column.source)],
@@ -114,8 +111,7 @@ def ends_early(batch: StepBatch) -> Iterator[Finding]:
             yield marked_off
         return
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    yield finding(
-        "error",
+    yield error(
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
         batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
@@ -170,8 +166,7 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
     if any((each == token).any() for each in inside):
         return None
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    return finding(
-        "warning",
+    return warning(
         f"the mask ends at the token {token} in every response that holds it: what the policy sampled behind it (an "
         f"answer after its mark) never counts, in {share(cut, len(batch))} samples",
         batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
@@ -198,8 +193,7 @@ def one_prompt(batch: StepBatch) -> Iterator[Finding]:
     groups = np.unique(group_B).size
     if groups < 3 or np.unique(prompt_B).size > 1:
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"all {groups} groups of the batch have the same prompt",
         batch.laid.where("input_ids", sample=0),
         evidence=[shown("distinct prompts", 1, str(groups), f"token ids of {batch.name}"), shown("groups", groups)],
@@ -229,8 +223,7 @@ def by_token(batch: StepBatch) -> Iterator[Finding]:
     if 2 * differ_B.sum() < moved_B.sum():
         return
     worst = int(np.where(differ_B, high_B - low_B, 0.0).argmax())
-    yield finding(
-        "error",
+    yield error(
         f"the run states ratios by sequence, and they are token ratios: they differ within "
         f"{share(int(differ_B.sum()), int(moved_B.sum()))} responses",
         batch.laid.where("is_ratio", sample=worst),
@@ -268,8 +261,7 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
         if min(never, again) < SHARE * len(whole) or any(key not in due for key in had):
             continue
         often = max(count / due[key] for key, count in had.items())
-        yield finding(
-            "error",
+        yield error(
             f"{share(never, len(whole))} samples of the batch are in no mini-batch, and others are in it up to "
             f"{often:.3g} times: the same mini-batch is trained on again",
             batch.laid.where("input_ids", sample=0),

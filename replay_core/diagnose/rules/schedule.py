@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import Point, RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Steps before a leap, none of which rises: a warm-up does. And how many times all of them it is.
 BEFORE, LEAPT = 4, 5.0
@@ -92,16 +91,14 @@ def _broken_at_once(log: RunLog, series: Series) -> Finding | None:
         return None
     if min(paid[1:4]) >= SOON * paid[0] or max(paid[2:]) > EVER * paid[0]:
         return None
-    return finding(
-        "error",
+    return error(
         f"the learning rate is far too large, {max(rates):.3g}: the policy breaks in its first updates, "
         f"{reward.name} falls from {paid[0]:.3g} to {min(paid[1:4]):.3g} and never comes back",
-        series.points[0].where(series.name),
+        series,
         evidence=[series.shown_at(series.points[0], "1e-6 to 1e-4"), reward.shown(max(paid[2:]), f"was {paid[0]:.3g}")],
         cause="a rate of another optimizer, or a decimal place: policies are trained with 1e-6 (all weights) to 1e-4 "
         "(adapters). Entropy, lengths and gradients that leap about are what comes of it",
         next_step="set the learning rate to 1e-6, and begin again from the first weights",
-        steps=series.steps(),
     )
 
 
@@ -121,8 +118,8 @@ def _worse(told: Finding, log: RunLog, step: int | None) -> Finding:
 
 def _told(log: RunLog, point: Point, claim: str, cause: str) -> Finding:
     series = given(log.get("learning_rate"))
-    return finding(
-        "warning", claim, point.where(series.name),
+    return warning(
+        claim, point.where(series.name),
         evidence=[series.shown_at(point), shown("largest before", max(
             each.value for each in series.points if (each.step or 0) < (point.step or 0)
         ))],

@@ -9,10 +9,9 @@ import numpy as np
 
 from replay_core.diagnose.advantage_variants import orders
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 
 #: How far one reward lies from all others, in ranges of the others; and the share of a batch that may.
 APART, FEW = 50.0, 0.05
@@ -40,8 +39,7 @@ def outlier(batch: StepBatch) -> Iterator[Finding]:
         size = float(np.ptp(rest))
         if np.unique(np.round(rest, 9)).size >= SEVERAL and away_B[far].min() > APART * max(size, 1e-9):
             worst = int(far[-1])
-            yield finding(
-                "warning",
+            yield warning(
                 f"one sample's reward outweighs the batch: {reward_B[worst]:.6g}, and all others lie between "
                 f"{rest.min():.4g} and {rest.max():.4g}"
                 if out == 1
@@ -76,16 +74,14 @@ def outweighs(log: RunLog) -> Iterator[Finding]:
         if len(series.finite) < STEPS or not _stands(values) or not _stands(series.finite):
             continue
         if len(set(values)) > STEPS // 2 and median(series.finite) > times * abs(median(values)):
-            yield finding(
-                "warning",
+            yield warning(
                 f"one sample's reward outweighs the batch: {reward.name} hardly wavers from {median(values):.4g}, and "
                 f"{series.name} is {median(series.finite):.4g} in every step",
-                series.points[0].where(series.name),
+                series,
                 evidence=[reward.shown(median(values)), series.shown(median(series.finite), f"< {times:g} x the mean")],
                 cause="an outlier of the judge, far larger than all other rewards: another unit, a count or an error "
                 "code that is taken for a score",
                 next_step="look at the largest reward of one batch; rldbg record -- YOUR COMMAND keeps them",
-                steps=series.steps(),
             )
             return
 
@@ -121,8 +117,7 @@ def of_other_samples(batch: StepBatch) -> Iterator[Finding]:
         ),
         "",
     )
-    yield finding(
-        "error",
+    yield error(
         "token rewards are other samples' scores: the same numbers in another order, "
         f"{share(int(other_B.sum()), len(other_B))} rows differ" + (f", those {how}" if how else ""),
         batch.laid.where("token_rewards", sample=int(np.flatnonzero(other_B)[0])),

@@ -8,10 +8,9 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, shown
 from replay_core.objectives import kl
 
 #: What a recomputed penalty may leave of the recorded one (rms), and how alike two series are that only whitening
@@ -56,8 +55,7 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
         if float(np.sqrt(((y + beta * x) ** 2).mean())) > LEFT * float(np.sqrt((y * y).mean())):
             continue
         if beta < 0:
-            yield finding(
-                "error",
+            yield error(
                 f"the KL penalty in the rewards has the wrong sign: rewards are scores + {-beta:.3g} x {name}",
                 batch.laid.where("token_rewards", at=int(np.flatnonzero(both_N)[0])),
                 evidence=[
@@ -126,8 +124,7 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
         solved = next(_lines_of(batch, advantages, values.values_N, returns.values_N, counted_N), None)
         if solved is not None:
             what, cause, left = solved
-            yield finding(
-                "error",
+            yield error(
                 f"advantages are not what returns and values give: {what}",
                 batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
                 evidence=[
@@ -150,8 +147,7 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     for what, cause, other_N in mistakes:
         r = alike(other_N)
         if r > ALIKE:
-            yield finding(
-                "error",
+            yield error(
                 f"advantages are not what returns and values give: {what}"
                 if values is not None and returns is not None
                 else f"advantages are not the reward to come: {what}",
@@ -278,8 +274,7 @@ def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array
     mean = float(x.sum()) / slots
     spread = float(np.sqrt((x * x).sum() / slots - mean * mean))
     if abs(centre - mean) < 1e-3 * spread + 1e-5 and abs(slope * spread - 1) < 1e-2:
-        yield finding(
-            "error",
+        yield error(
             "advantages are whitened over padding too: their mean over the tokens that count is "
             f"{float(a.mean()):.3g}, not 0",
             batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),

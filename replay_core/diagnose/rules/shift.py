@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import BOTH, figures_of
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.gap import gap
 from replay_core.diagnose.rule import rule
-from replay_core.diagnose.stating import finding, shown
 
 
 @rule("D08", "log-probabilities are shifted by one token", link="rollout_logprobs", scope="batch", needs=BOTH,
@@ -28,8 +27,7 @@ def shifted(batch: StepBatch) -> Iterator[Finding]:
         shown(f"correlation at lag {at:+d}", value, "the largest" if at == 0 else None)
         for at, value in lag.correlations.items()
     ]
-    yield finding(
-        "error",
+    yield error(
         f"rollout log-probabilities are shifted by {lag.lag:+d} token against the trainer's",
         place,
         evidence=[*lags, *figures_of(between)],

@@ -11,12 +11,11 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
 LAG = 8
@@ -148,8 +147,7 @@ def behind(case: Case) -> Iterator[Finding]:
         return
     past = [step for behind_by, _, step in found if behind_by - nearest > allowed]
     if _is_no_age(past, {step: by - nearest for by, _, step in found}, distances):
-        yield finding(
-            "info",
+        yield info(
             f"weight versions fall up to {lag:g} behind the steps, and samples are no older for it: engine and trainer "
             "are no further apart",
             worst[1],
@@ -159,8 +157,7 @@ def behind(case: Case) -> Iterator[Finding]:
             steps=past,
         )
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"samples are up to {lag:g} weight versions behind the step that trains on them"
         + (f", and the run allows {limit:g}" if limit is not None else ""),
         worst[1],
@@ -209,8 +206,7 @@ def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where
     if 2 * len(far) <= len(old) or here > FRESH * there:
         return
     age = max(lags[step] for step in old)
-    yield finding(
-        "warning",
+    yield warning(
         f"samples are up to {age:g} weight versions old, and nothing corrects for it: engine and trainer are "
         f"{there:.2g} nats per token apart where they are",
         where,
@@ -247,8 +243,7 @@ def ever_older(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
     begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
     if now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
-        yield finding(
-            "error",
+        yield error(
             f"samples are {now:.3g} updates old: {series.name} is past {LAG:g}, and they are far off-policy",
             series.first(over=LAG),
             evidence=[series.shown(now, f"<= {LAG:g}"), shown("steps past it", len(series.steps(over=LAG)))],

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, share, shown
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -273,10 +272,9 @@ def tells(log: RunLog) -> Iterator[Finding]:
         yield finding(
             state.severity,
             state.claim.format(name=series.name, now=now, n=len(series.finite), most=max(series.finite)),
-            series.points[0].where(series.name),
+            series,
             link=state.link,
             evidence=[series.shown(now, state.expected)],
             cause=state.cause,
             next_step=state.next_step,
-            steps=series.steps(),
         )

@@ -9,10 +9,9 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, finding, shown
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, shown
 
 #: Relative agreement of a factor, losses below which it is not told, tokens that are a sum, and steps that tell.
 CLOSE, FLOOR, TOKENS, STEPS = 1e-3, 1e-5, 8, 2

@@ -8,13 +8,12 @@ from dataclasses import replace
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import compared, figures_of, worst_of
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, shown
 from replay_core.diagnose.gap import OLDEST, Gap
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.parting import AGREES
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.softmax import stated_temperature
-from replay_core.diagnose.stating import finding, shown
 from replay_core.diagnose.surprise import Surprise
 
 
@@ -87,8 +86,7 @@ def _tempered(batch: StepBatch, between: Gap, surprise: Surprise) -> Finding:
     stated, gain = stated_temperature(batch), given(between.gain)
     drawn = surprise.is_drawn(gain)
     why, cause = _why(gain, stated, drawn)
-    return finding(
-        "error",
+    return error(
         f"rollout and trainer are at different temperatures: {gain:.2f} explains their difference{why}",
         place,
         evidence=[
@@ -147,8 +145,7 @@ def _why(gain: float, stated: float | None, drawn: bool | None) -> tuple[str, st
 
 
 def _after_softmax(between: Gap, temperature: float, place: Where) -> Finding:
-    return finding(
-        "error",
+    return error(
         f"rollout log-probabilities were divided by a temperature ({temperature:.2f}) after the softmax: they are no "
         "log-probabilities",
         place,

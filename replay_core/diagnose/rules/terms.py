@@ -11,12 +11,11 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.diagnose.surrogates import surrogates
 from replay_core.objectives import policy_loss
 
@@ -83,8 +82,7 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
             above_N = None if logp_N is None else -np.minimum(r_N, 1 + high) * a_N * logp_N
             if any(one_N is not None and agrees(one_N) for one_N in (plain_N, dual_N, soft_N, above_N)):
                 if stated and (low, high) != stated and _tells(r_N, a_N, stated, (low, high)):
-                    yield finding(
-                        "warning",
+                    yield warning(
                         f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and "
                         f"{stated[1]:g}",
                         place,
@@ -95,8 +93,7 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
                 return
         if agrees(-a_N * r_N):
             if stated and _tells(r_N, a_N, stated, None):
-                yield finding(
-                    "error",
+                yield error(
                     f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
                     place,
                     link="ratio",
@@ -109,8 +106,8 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
     if (range_ := _solved_range(loss_N, a_N, ratio_kinds[0], close)) is not None:
         low, high = range_
         if stated or not all(USUAL[0] <= each <= USUAL[1] for each in range_):
-            yield finding(
-                "warning", f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
+            yield warning(
+                f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
                 + (f", and the run states {stated[0]:g} and {stated[1]:g}" if stated else ", where recipes have 0.1 to "
                    "0.4"), place, link="ratio", evidence=evidence,
                 cause="the clip range that is configured does not reach the loss, or another one is logged: so wide a "
@@ -127,8 +124,8 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
             )  # fmt: skip
             return
     if (times := _times(loss_N, a_N, ratio_kinds, ranges)) is not None:
-        yield finding(
-            "warning", f"the loss of a token is {times:.4g} times what it should be", place, evidence=evidence,
+        yield warning(
+            f"the loss of a token is {times:.4g} times what it should be", place, evidence=evidence,
             cause="a factor too many in the loss of a token: the advantage is multiplied in twice as a number, a world "
             "size, a weight that is not recorded",
         )  # fmt: skip
@@ -310,8 +307,8 @@ def _against_one(log: RunLog, loss: Series) -> Iterator[Finding]:
             cause = "the sign of the term is turned where the loss is summed up"
         else:
             continue
-        yield finding(
-            "error", claim, term.last.where(term.name), evidence=told, cause=cause,
+        yield error(
+            claim, term.last.where(term.name), evidence=told, cause=cause,
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
             steps=term.steps(),
         )  # fmt: skip
@@ -340,8 +337,7 @@ def kl_twice(log: RunLog) -> Iterator[Finding]:
     weights = log.algorithm.number("kl_coef"), log.algorithm.number("kl_loss_coef")
     if not (in_reward and in_loss) or 0 in weights:
         return
-    yield finding(
-        "warning",
+    yield warning(
         "the KL is counted twice: in the rewards and in the loss",
         evidence=[shown("use_kl_in_reward", True), shown("use_kl_loss", True),
                   *(shown(name, weight) for name, weight in zip(("kl_coef", "kl_loss_coef"), weights, strict=True)
@@ -370,11 +366,10 @@ def pinned(log: RunLog) -> Iterator[Finding]:
     term, loss = median(abs(row[0] * row[1]) for row in late), median(abs(row[2]) for row in late)
     if min(row[0] for row in late) <= LARGEST_BETA or term <= OUTWEIGHS * loss or trends.rises(reward.finite):
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"the KL coefficient is too large ({weight.last.value:.3g}): its term outweighs the policy's loss "
         f"{term / max(loss, 1e-12):.2g} times, and the reward does not rise",
-        weight.points[0].where(weight.name),
+        weight.place,
         evidence=[weight.shown(weight.last.value, f"<= {LARGEST_BETA:g}"), shown("coefficient x KL", term),
                   shown("|pg_loss|", loss)],
         cause="the policy is held at its reference: what is learnt is to stay there, not what is rewarded",
@@ -393,28 +388,24 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
     for kind, weight in weights.items():
         claim, side = wrong[kind]
         if weight * side > FLOOR:
-            yield finding(
-                "error",
+            yield error(
                 f"{claim} (coefficient {weight:.3g})",
-                series[kind].points[0].where(series[kind].name),
+                series[kind],
                 evidence=told,
                 cause="the sign of the term is turned where the loss is summed up",
                 next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-                steps=series[kind].steps(),
             )
             return
     beta = weights.get("kl", 0.0)
     stated = log.algorithm.number("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
     if beta > LARGEST_BETA or (stated and beta > 3 * stated):
-        yield finding(
-            "warning",
+        yield warning(
             f"the KL term weighs {beta:.3g} in the loss"
             + (f", and the run states {stated:g}" if stated else ": recipes use 0.001 to 0.1"),
-            series["kl"].points[0].where(series["kl"].name),
+            series["kl"],
             evidence=told,
             cause="the coefficient is far too large, or applied twice: what is learnt is to stay at the reference",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-            steps=series["kl"].steps(),
         )
         return
     weight = weights.get("entropy", 0.0)
@@ -422,8 +413,7 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
         return
     share = abs(weight) * trends.level(series["entropy"].finite, 3) / max(median(map(abs, pg.finite)), 1e-9)
     if share > 5 and trends.rises(series["entropy"].finite):
-        yield finding(
-            "warning",
+        yield warning(
             f"the entropy bonus outweighs the policy's loss {share:.2g} times, and the entropy rises",
             series["entropy"].last.where(series["entropy"].name),
             evidence=[*told, shown("entropy term / median |pg_loss|", share, "< 5")],

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from statistics import median
 
 from replay_core.diagnose import expectations, trends
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, info, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import Point, RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: D37: a phase over that many of its own medians stalls (miles advisory).
@@ -79,8 +78,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         named = [stall for stall in stalls if stall[1].signal == "phase_seconds"] or stalls
         factor, series, point = max(named, key=lambda stall: stall[0])
         slow = steps_of(point for _, _, point in stalls)
-        yield finding(
-            "warning",
+        yield warning(
             f"{series.name} takes {factor:.1f} times its own median at step {point.step}",
             point.where(series.name),
             evidence=[
@@ -159,8 +157,7 @@ def _shares(log: RunLog, phases: list[Series], typical: float) -> Iterator[Findi
                 continue
             now = median(series.finite[trends.WARM_UP :])
             if typical > 0 and limit * typical < now <= 1.05 * typical:
-                yield finding(
-                    "warning",
+                yield warning(
                     f"{what} takes {now / typical:.0%} of a step: {series.name} is {now:.3g} of {typical:.3g} s",
                     series.last.where(series.name),
                     evidence=[shown("share of the step", now / typical, f"< {limit:g}", series.source)],
@@ -187,8 +184,7 @@ def _throughput(log: RunLog) -> Iterator[Finding]:
         return
     before, after = median(values[: len(values) // 2]), median(values[-(len(values) // 4) :])
     if 0 < SLOWER * after < before and trends.drift(values) < -trends.DRIFT_Z:
-        yield finding(
-            "warning",
+        yield warning(
             f"throughput falls: {series.name} goes from {before:.3g} to {after:.3g}",
             series.last.where(series.name),
             evidence=[series.shown(after, f"> {before:.3g} / {SLOWER:g}")],
@@ -207,8 +203,7 @@ def _warm_up(log: RunLog, whole: Series | None) -> Iterator[Finding]:
     grew = second.value > 1.5 * first.value and first.value > 1.0
     if max(first.value, second.value) < 3 * median(rest) if rest else not grew:
         return
-    yield finding(
-        "info",
+    yield info(
         "the second iteration is slower than the first: torch.compile's second compilation looks like this"
         if grew
         else "the first iterations are slower than the rest: warm-up",
@@ -232,8 +227,7 @@ def _expected(log: RunLog, whole: Series | None) -> Iterator[Finding]:
         return
     slow = [row for row in expectations.seen(log) if row["holds"] is False]
     if slow:
-        yield finding(
-            "info",
+        yield info(
             f"slower than the GRPO notes expect: {slow[0]['what']}",
             whole.last.where(whole.name),
             evidence=[
@@ -261,8 +255,7 @@ def long_tail(log: RunLog) -> Iterator[Finding]:
         raise Skip("needs finite response lengths")
     _, now, longest, top = pairs[0]
     if now > 0 and top > TAIL * now:
-        yield finding(
-            "info",
+        yield info(
             f"the longest response has {top / now:.1f} times the mean length",
             longest.last.where(longest.name),
             evidence=[shown(longest.name, top, f"< {TAIL:g} x {now:.4g}", longest.source)],

@@ -11,14 +11,13 @@ from replay_core import pages
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, share, shown
 
 #: Share of cut-off responses worth saying (miles advisory), and from which hardly any ends.
 MANY, MOST = 0.25, 0.97
@@ -276,8 +275,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             evidence.append(shown("first token that differs", int(apart[0]) if apart.size else size, None, source))
             evidence.append(shown("tokens", a.size, str(b.size), source))
         prompts = _prompts_differ(batch, sheet, different)
-        yield finding(
-            "error",
+        yield error(
             f"{share(len(different), len(pairs))} samples have other token ids in {sheet.name} than "
             f"in {batch.spine.name}: the two do not join" + (f", {prompts}" if prompts else ""),
             batch.laid.where("input_ids", sample=mine),
@@ -316,8 +314,7 @@ def _sampled_beside(batch: StepBatch) -> list[Finding] | None:
     rows = int((batch.flat.count(apart_N) > 0).sum())
     at = int(np.flatnonzero(apart_N)[0])
     return [
-        finding(
-            "error",
+        error(
             f"the token ids trained on are not those that were sampled: {int(apart_N.sum())} tokens differ, in "
             f"{share(rows, len(batch))} responses",
             batch.laid.where("input_ids", at=at),
@@ -481,8 +478,7 @@ def one_answer(case: Case) -> Iterator[Finding]:
             first = first or batch
     if first is None or len(set(steps)) < CALLED or len(calls) < CALLED or not stated:
         raise Skip("needs turns of tools over 3 steps, and a run that states tools")
-    yield finding(
-        "warning",
+    yield warning(
         f"every tool call gets the same answer: one in {len(set(steps))} steps, to {len(calls)} different calls",
         first.laid.where("input_ids", sample=0),
         evidence=[shown("different answers", 1, "> 1"), shown("different calls", len(calls))],

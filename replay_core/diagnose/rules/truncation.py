@@ -9,10 +9,9 @@ import numpy as np
 from replay_core.diagnose.algorithm import is_truncated
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import BOTH, figures_of, worst_of
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.gap import Gap, gap
 from replay_core.diagnose.rule import rule
-from replay_core.diagnose.stating import finding, shown
 
 
 @rule("D11", "rollout log-probabilities are renormalised over top-p or top-k", link="rollout_logprobs", scope="batch",

@@ -22,9 +22,8 @@ from replay_core.diagnose.algorithm import (
 )
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where, finding, share, shown
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 
 #: By how much a bound may be missed (rounding); tokens that tell; from where on policy and reference are apart.

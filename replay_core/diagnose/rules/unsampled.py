@@ -8,12 +8,11 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import BOTH
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap, unsampled
 from replay_core.diagnose.kinship import whose
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, share, shown
 
 
 @rule("D41", "tokens count that no engine sampled", link="masks", scope="batch", needs=(*BOTH, "mask"),
@@ -59,8 +58,7 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
             "numbers of these samples are missing and were filled with 0",
         )  # fmt: skip
         return
-    yield finding(
-        "error",
+    yield error(
         f"{int(alien_N.sum())} tokens are in the loss that no engine sampled{where}",
         batch.laid.where(name, at=at),
         evidence=[
@@ -155,8 +153,7 @@ def turned_around(batch: StepBatch) -> Iterator[Finding]:
     if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < counted_N.sum():
         return
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    yield finding(
-        "error",
+    yield error(
         f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
         "none that it sampled counts",
         batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),

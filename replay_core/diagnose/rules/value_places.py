@@ -10,12 +10,11 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, shown
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.value_loss import value_rows
 from replay_core.diagnose.rules.value_targets import is_of_gae
-from replay_core.diagnose.stating import finding, shown
 
 #: Tokens of a response that are followed for places that samples share.
 FOLLOWED = 64
@@ -53,8 +52,7 @@ class _Shared:
         apart, same = float(np.mean(self.parted)), float(np.mean(self.shared))
         if apart < APART or same > NEAR * apart:
             return None
-        return finding(
-            "error",
+        return error(
             "values are read one token late: each depends on the very token whose value it is to be before",
             self.where,
             evidence=[
@@ -113,8 +111,7 @@ def beside(case: Case) -> Iterator[Finding]:
     if apart < APART or min(late, early) > NEAR * apart:
         return
     words = "after" if late < early else "before"
-    yield finding(
-        "error",
+    yield error(
         f"values are shifted by one token: each is what the critic gives at the token {words} it, before any update",
         where,
         evidence=[shown("mean distance to the critic's value of the same token", apart, "0"),

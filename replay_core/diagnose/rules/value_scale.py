@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, shown, warning
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
 
 #: Steps, and tokens of each, before a scale is one; how many times the largest return values may come to.
 STEPS, FEWEST, TIMES = 3, 16, 4.0
@@ -67,8 +66,7 @@ def other_scale(case: Case) -> Iterator[Finding]:
         ]
     else:
         return
-    yield finding(
-        "warning",
+    yield warning(
         claim,
         where,
         evidence=[*told, shown("explained variance, median", float(np.median(explained)), "> 0")],

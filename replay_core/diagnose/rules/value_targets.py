@@ -10,11 +10,10 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, share, shown
 
 #: What a recomputed target may leave of the recorded one, by the precision it was stored in.
 CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
@@ -136,8 +135,7 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where("returns", sample=0)
     if rows.is_of_values_alone and rewards_BT.any():
         left = float((np.abs(returns_BT - values_BT) * rows.mask_BT).max())
-        yield finding(
-            "error",
+        yield error(
             "value targets are the old values themselves: returns equal values on every token, and the critic learns "
             "nothing",
             place,
@@ -155,8 +153,7 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
         return
     found = next(_mistakes(batch, rows, rewards_BT), None)
     if found is None and (over := _over_observations(batch, values, returns, _close(values, returns))) is not None:
-        yield finding(
-            "error",
+        yield error(
             "GAE runs over tokens that the policy did not sample: tool output stands between its steps",
             place,
             evidence=[shown("over the whole response it is solved by", over.words(), None, returns.source),
@@ -168,8 +165,7 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     if found is None:
         raise Skip("no GAE agrees, and no known mistake: a lambda of its own for every response, or shaped rewards")
     claim, setting = found
-    yield finding(
-        "error",
+    yield error(
         f"value targets are wrong: {claim}",
         place,
         evidence=[
@@ -250,16 +246,14 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
         full = (fit.left_B - last_v)[ended_B]
         evidence.append(shown("last tokens off", share(int(ended_B.sum()), int(heard_B.sum())), "none"))
         if ended_B.sum() >= 3 and min(np.abs(after).max(), np.abs(full).max()) <= rows.close:
-            yield finding(
-                "error",
+            yield error(
                 "GAE bootstraps from the value at the last token, as if the response went on after its end",
                 place,
                 evidence=evidence,
                 cause="the value after the end of a response is 0: the terminal value is not masked out",
             )
         elif ended_B.sum() >= 3 and np.abs((fit.left_B + last_r)[ended_B]).max() <= rows.close and last_r.any():
-            yield finding(
-                "error",
+            yield error(
                 "the reward does not reach the returns: at the last token they hold none of it",
                 place,
                 evidence=evidence,
@@ -267,8 +261,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             )
         elif ended_B.sum() >= 3 and np.ptp(fit.left_B[ended_B]) <= rows.close and ended_B.mean() > MOSTLY:
             after_end = float(np.median(fit.left_B)) / fit.gamma
-            yield finding(
-                "error",
+            yield error(
                 f"GAE bootstraps from a value of {after_end:.4g} after the end of every response",
                 place,
                 evidence=evidence,
@@ -276,8 +269,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
                 "of ones, the value of padding)",
             )
         elif _leaks(batch, rows, off_B, np.asarray(heard_B)) or _is_over_padding(batch, fit, rows.close):
-            yield finding(
-                "error",
+            yield error(
                 "GAE leaks from padding: at the last token of responses that end before the row does, it takes the "
                 "critic's value behind the end",
                 place,
@@ -286,8 +278,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
                 "response are not 0, and reach advantages and returns",
             )
         elif _runs_on(rows, fit):
-            yield finding(
-                "error",
+            yield error(
                 "GAE runs on from one sample into the next",
                 place,
                 evidence=evidence,
@@ -303,16 +294,14 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
     (_, gamma), (_, lam) = stated
     is_swapped = gamma is not None and lam is not None and abs(gamma - fit.lam) + abs(lam - fit.gamma) < 2 * SETTING
     if wrong and is_swapped:
-        yield finding(
-            "error",
+        yield error(
             f"gamma and lambda are swapped in GAE: it was made with {fit.words()}",
             place,
             evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in stated)],
             cause="the two are handed over in the wrong order",
         )
     elif wrong or odd:
-        yield finding(
-            "error",
+        yield error(
             f"GAE was made with {fit.words()}"
             + (f", and the run states {' and '.join(f'{name} {value:g}' for name, value in wrong)}" if wrong else ""),
             place,
@@ -320,8 +309,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             cause="the settings that are configured do not reach GAE, or a factor stands at the wrong place in it",
         )
     elif (gamma is None and fit.gamma < LEAST_GAMMA - SETTING) or (lam is None and fit.lam < LEAST_LAMBDA):
-        yield finding(
-            "warning",
+        yield warning(
             f"GAE was made with {fit.words()}: recipes for language models have gamma 1 and lambda 0.95 to 1",
             place,
             evidence=evidence,
@@ -330,8 +318,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             + " hides it from all but the last tokens; the run does not state which it was meant to have",
         )
     elif fit.gamma < 0.98 and abs(fit.lam - 1) <= SETTING and gamma is None:
-        yield finding(
-            "warning",
+        yield warning(
             f"GAE was made with {fit.words()}: a token {round(1 / (1 - fit.gamma)) * 2} places before the reward "
             f"hardly "
             "sees it",
@@ -340,8 +327,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             cause="gamma and lambda are swapped: recipes for language models have gamma 1 and lambda below it",
         )
     else:
-        yield finding(
-            "info",
+        yield info(
             f"returns are GAE's, {fit.words()}",
             place,
             evidence=evidence,

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, shown, warning
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: Lines that say the same before it is a habit; and seconds between the first and the last of them before it is a
@@ -47,8 +46,7 @@ def waits(log: RunLog) -> Iterator[Finding]:
     words = _CLOCK.sub("", first.text.splitlines()[0]).strip()[:120]
     how_long = "" if waited is None else f" for {waited / 3600:.2g} hours" if waited >= 5400 else (
         f" for {waited / 60:.2g} minutes")  # fmt: skip
-    yield finding(
-        "warning",
+    yield warning(
         f"the run only waits{how_long}: {len(same)} lines say so and no metric follows: {words!r}",
         first.point.where(),
         evidence=[shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
@@ -68,8 +66,7 @@ def _stands_at_0(log: RunLog) -> Iterator[Finding]:
         return
     bar, since = bars[-1], _ELAPSED.search(bars[-1].text)
     forked = any("just got forked" in one.text for one in log.events("notice"))
-    yield finding(
-        "warning",
+    yield warning(
         f"the data workers hang: {bar.text.split(':')[0].strip()} stands at 0 after {since[1] if since else 'minutes'}"
         + (", behind a fork of a tokenizer that had used its threads" if forked else ""),
         bar.point.where(),

@@ -7,11 +7,10 @@ from statistics import median
 
 import numpy as np
 
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.states import moves
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, shown
 
 #: Steps before it is no chance; and without a learning rate to hold it against.
 FEWEST, UNTOLD = 3, 8
@@ -44,7 +43,7 @@ def norm_stands(log: RunLog) -> Iterator[Finding]:
         "info" if rate is None else "warning",
         f"no weight changes: {series.name} is {values[0]:.8g} in all {len(values)} steps, although "
         + ("gradients are not 0" if log.has("grad_norm") else "the loss changes"),
-        series.points[0].where(series.name),
+        series,
         evidence=[
             series.shown(values[0], "another number in every step"),
             *([] if rate is None else [shown("learning rate", rate, None, given(rates).source)]),
@@ -54,7 +53,6 @@ def norm_stands(log: RunLog) -> Iterator[Finding]:
         "or those from before it was wrapped, moved or given its adapter), steps are skipped (a loss scale, a gradient "
         "that is not finite), or updates are lost in bf16",
         next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
-        steps=series.steps(),
     )
 
 

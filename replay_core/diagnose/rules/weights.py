@@ -15,11 +15,10 @@ from replay_core.budget import stored_bytes
 from replay_core.diagnose.algorithm import stated_by
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
 from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, listed, look_at, share, shown
 from replay_core.records import Record
 from replay_core.regexes import regex
 
@@ -175,8 +174,7 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
         return
     holder = next(one for some in by_step[looked[1]].values() for one in some if one.get(after[0]) is not None)
     place = Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path))
-    yield finding(
-        "error",
+    yield error(
         f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
         f"none did at step {looked[0]}",
         place,
@@ -230,8 +228,7 @@ def _by_scores(case: Case) -> Iterator[Finding]:
     if not apart or any(min(each.values()) > DISAGREE or max(each.values()) < DISAGREE for _, each in later):
         return
     batch, last = later[-1]
-    yield finding(
-        "error",
+    yield error(
         f"the ranks train models of their own: the rows of rank{'s' * (len(apart) > 1)} {listed(apart)} part from the "
         "engine more and more, the others' agree with it, and each rank has another gradient norm",
         Where(step=batch.step, rank=apart[0], stage="gradient", path=str(batch.laid.path)),
@@ -292,8 +289,7 @@ def rounded_away(case: Case) -> Iterator[Finding]:
     if expected < EXPECTED or moved > 0.1 * expected:
         return
     words = " and ".join(sorted(_BITS[bits] for bits in grids))
-    yield finding(
-        "warning",
+    yield warning(
         f"updates are lost in {words} weights: {1 - changed / total:.1%} of the recorded numbers are the same to the "
         f"last bit after {len(steps) - 1} steps at a learning rate of {rate:.2g}",
         Where(step=steps[-1], stage="param", tensor=names[0], path=str(records[-1].path)),
