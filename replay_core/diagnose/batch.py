@@ -203,8 +203,7 @@ class StepBatch:
         """The id that fills the places no sample holds."""
         for sheet, _ in self.columns.sheets:
             for part in sheet.parts:
-                pad = _pad_id(part)
-                if pad is not None:
+                if (pad := _pad_id(part)) is not None:
                     return pad
         return None
 
@@ -314,12 +313,10 @@ class StepBatch:
     @cached_property
     def reward_B(self) -> Array | None:
         """One reward per sample: the scalar, else the sum of its tokens' scores or rewards."""
-        each = self.columns.per_sample("reward")
-        if each is not None:
+        if (each := self.columns.per_sample("reward")) is not None:
             return each
         for name in ("token_scores", "token_rewards"):
-            scores_B = self.summed(name)
-            if scores_B is not None:
+            if (scores_B := self.summed(name)) is not None:
                 return scores_B
         functions_FB = self.columns.reward_functions_FB
         return None if functions_FB is None else np.nansum(functions_FB, axis=0)

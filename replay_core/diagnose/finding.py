@@ -15,6 +15,7 @@ from replay_core.documents.diagnosis import Link
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
+    from replay_core.records import Record
 
 #: Worst first.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -38,6 +39,12 @@ class Where:
     line: int | None = None
     """Line of a text log, counted from 1."""
     path: str | None = None
+
+    @classmethod
+    def of(cls, record: Record, tensor: str) -> Where:
+        """The record that says something, and its name of it."""
+        key = record.key
+        return cls(key.step, key.micro, key.rank, key.role, key.stage, tensor, path=str(record.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,7 @@ class Diagnosis:
         return cls(tuple(findings), tuple(document["checked"]), skipped, tuple(document["notes"]))
 
 
-class Placed(Protocol):
+class Traced(Protocol):
     """What has a place of its own, and steps: a series of a log."""
 
     @property
@@ -125,20 +132,22 @@ def shown(name: str, value: Any, expected: str | None = None, source: str | None
 
 
 def finding(
-    severity: Severity, claim: str, where: Where | Placed | None = None, *, evidence: Iterable[Evidence], cause: str,
-    next_step: str | None = None, steps: Iterable[int] = (), id: str = "", link: str = "",
+    severity: Severity, claim: str, where: Where | Traced | None = None, *, evidence: Iterable[Evidence], cause: str,
+    next_step: str | None = None, steps: Iterable[int | None] = (), id: str = "", link: str = "",
 ) -> Finding:  # fmt: skip
     """A finding of the rule that yields it, which gives it its id, link and source.
 
     Args:
         where: its place; of a series its first one, and its steps are those that show it.
+        steps: those that show it; samples of no step are of none.
         next_step: what to do; looking at `where` unless it says more.
         id: which of the rules that the function is registered for, if it is for several.
         link: where in the chain it is, if not at the rule's own link.
     """
     place = where if isinstance(where, Where) else Where() if where is None else where.place
-    steps = tuple(steps) if where is None or isinstance(where, Where) else tuple(where.steps())
-    return Finding(id, severity, claim, tuple(evidence), cause, next_step or look_at(place), link, "", place, steps)
+    shows = steps if where is None or isinstance(where, Where) else where.steps()
+    named = tuple(step for step in shows if step is not None)
+    return Finding(id, severity, claim, tuple(evidence), cause, next_step or look_at(place), link, "", place, named)
 
 
 error, warning, info = partial(finding, "error"), partial(finding, "warning"), partial(finding, "info")

@@ -144,8 +144,7 @@ def _odd_one(batch: StepBatch) -> Kin | None:
         each = np.abs(columns[a].values_N[both_N] - columns[b].values_N[both_N])
         return float(each.mean()) if len(each) >= FEWEST else np.inf
 
-    copied = _copied(columns, known)
-    if copied is not None:
+    if (copied := _copied(columns, known)) is not None:
         return copied
     best: tuple[bool, float] = (False, 0.0)
     odd: Kin | None = None

@@ -553,8 +553,7 @@ def named(raw: str, trl: bool = False) -> Name | None:
         raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it
         if raw == "kl":
             return Name("kl", "TRL", "k3")
-    found = _names().get(raw)
-    if found is not None:
+    if (found := _names().get(raw)) is not None:
         return found
     if (other := _COMPLEMENTS.get(raw.removeprefix("train/").removeprefix("rollout/"))) is not None:
         return Name(other, None, COMPLEMENT, _HOME_GROWN)

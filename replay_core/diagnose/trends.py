@@ -95,8 +95,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 def _of_bin(values: list[float]) -> float:
     """A bin that holds one non-finite value shows it: it must not vanish."""
-    beyond = next((value for value in values if not math.isfinite(value)), None)
-    if beyond is not None:
+    if (beyond := next((value for value in values if not math.isfinite(value)), None)) is not None:
         return beyond
     middle = median(values)
     # The mean of two numbers that stand in the middle: their sum may be beyond what a float holds.

@@ -298,7 +298,7 @@ ODD = 4
 
 @rule("D04", "advantages are made by a mistake", link="advantages", scope="case", explains=("L08",),
       source="DeepSeekMath eq. 4.1.2; RLOO 2402.14740; a moving baseline is 0 in its first step alone")  # fmt: skip
-def made_by_mistake(case: Case) -> Iterator[Finding]:
+def made_by_mistake(case: Case) -> Finding | None:
     """Steps whose advantages no known variant makes of rewards and groups, against a closed family of mistakes; the one
     that makes those of most steps is said.
 
@@ -339,15 +339,14 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
             whys.append(str(skip))
     if raw and len(raw) == looked:
         algorithm = raw[0].laid.algorithm
-        yield finding(
+        return finding(
             severity_of_raw(algorithm),
             "advantages are the raw rewards: nothing is subtracted",
             raw[0].laid.where("advantages", sample=0),
             evidence=[shown("steps in which they are", len(raw), "0")],
             cause=why_raw(algorithm),
-            steps=[batch.step for batch in raw if batch.step is not None],
+            steps=[batch.step for batch in raw],
         )
-        return
     if not ballot:
         raise Skip(whys[0] if whys else "a known variant makes the advantages, or rewards, groups and advantages are "
                    "not recorded together")  # fmt: skip
@@ -369,13 +368,13 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
             shown("sample", int(np.flatnonzero(kept_B)[worst])),
             shown("advantage there", float(unlike.heard_B[worst]), f"{float(expected_B[worst]):.6g}"),
         ]
-    yield finding(
+    return finding(
         guess.severity,
         guess.claim,
         batch.laid.where("advantages", sample=int(np.flatnonzero(kept_B)[0]) if len(kept_B) == len(batch) else 0),
         evidence=[*evidence, shown("groups", listed(np.bincount(group_B), 4))],
         cause=guess.cause,
-        steps=[each.step for each, _, _ in found if each.step is not None],
+        steps=[each.step for each, _, _ in found],
     )
 
 

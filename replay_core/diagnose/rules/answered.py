@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
@@ -53,7 +51,7 @@ def _others_speak_last(batch: StepBatch) -> bool:
 @rule("D100", "scores are not those of the answers", link="rewards", scope="case", lasts=True,
       explains=("D01", "D03", "D95", "L08", "L17"),
       source="recorded texts and ground truths; a verifier may want a format as well")  # fmt: skip
-def of_the_answers(case: Case) -> Iterator[Finding]:
+def of_the_answers(case: Case) -> Finding | None:
     """Where texts, ground truths and scores are recorded: answers whose last word is the ground truth, over 16 samples
     and more. A warning where every score is 0 and a tenth of the answers (4 and more), and not all, end in theirs; an
     error where scores agree with the answers of the row before or after (or of a group before or after) in .97 of all,
@@ -80,7 +78,7 @@ def of_the_answers(case: Case) -> Iterator[Finding]:
     if not every.any():
         if right == total:
             raise Skip("every answer ends in its ground truth, and all scores are 0: it may be the highest")
-        yield warning(
+        return warning(
             f"the reward is 0 for all {total} samples, although {right} answers end in their ground truth",
             place,
             evidence=[shown("answers that end in their ground truth", share(right, total)),
@@ -91,7 +89,6 @@ def of_the_answers(case: Case) -> Iterator[Finding]:
             next_step="call the reward function by hand on one of these texts",
             steps=steps,
         )  # fmt: skip
-        return
     low = float(every.min())
 
     def agreement(by: int) -> float:
@@ -102,9 +99,9 @@ def of_the_answers(case: Case) -> Iterator[Finding]:
     group = 0 if batch.group_B is None else len(batch) // max(int(batch.group_B.max()) + 1, 1)
     by = max((1, -1, 2, -2, *((group, -group) if group > 1 else ())), key=agreement)
     if own >= OWN or agreement(by) < OTHER:
-        return
+        return None
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
-    yield error(
+    return error(
         f"scores belong to other samples: they are those of the answers {rows}, as texts and ground truths tell",
         place,
         evidence=[shown("scores that agree with their own answer", own, f">= {OWN:g}"),

@@ -71,7 +71,7 @@ def not_centred(case: Case) -> Iterator[Finding]:
             shown("steps that show it", share(len(found), looked)),
         ],
         cause=guess.cause,
-        steps=[each.step for each, _ in found if each.step is not None],
+        steps=[each.step for each, _ in found],
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def recompiles(log: RunLog) -> Iterator[Finding]:
 
 @rule("D33", "the graph breaks", link="time", scope="signals", needs=("event:graph_break",),
       source="transformers#35588, #33932, #41827; pytorch#148845")  # fmt: skip
-def graph_breaks(log: RunLog) -> Iterator[Finding]:
+def graph_breaks(log: RunLog) -> Finding | None:
     """A break at .item() (an unpadding attention reads its longest length) is a warning, other breaks are info.
 
     Passing cu_seq_lens and max_length as arguments, or capture_scalar_outputs, keeps the graph whole.
@@ -76,7 +76,7 @@ def graph_breaks(log: RunLog) -> Iterator[Finding]:
     items = [told for told in breaks if _ITEM.search(told.text)]
     told = (items or breaks)[0]
     unpads = " while attention is unpadded" if _UNPAD.search(told.text) else ""
-    yield finding(
+    return finding(
         "warning" if items else "info",
         "the compiled graph breaks" + (f" at .item(){unpads}" if items else ""),
         told.point.where(),

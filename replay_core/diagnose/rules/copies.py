@@ -59,16 +59,14 @@ def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
 @rule("D35", "a tensor recorded twice is not the same twice", link="dump", scope="batch", lasts=True,
       explains=("D04", "D07", "D14", "D18", "D19", "D28", "D50", "D81"),
       source="slime and verl determinism guides")  # fmt: skip
-def not_the_same(batch: StepBatch) -> Iterator[Finding]:
+def not_the_same(batch: StepBatch) -> Finding | None:
     """Copies of rollout, old and reference log-probabilities, advantages, values and returns within one step, on the
     same tokens: any difference on a token that counts beyond a cast is a warning. An error where advantages or masks
     that the update's micro-batches hold differ from the batch's in 6 rows and more, and are those of the row the same
     number of rows on in all of these.
     """
-    others = _of_other_rows(batch)
-    if others is not None:
-        yield others
-        return
+    if (others := _of_other_rows(batch)) is not None:
+        return others
     for a, b in _pairs(batch):
         both_N, apart_N = _apart(batch, a, b)
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
@@ -79,7 +77,7 @@ def not_the_same(batch: StepBatch) -> Iterator[Finding]:
         difference = np.abs(a.values_N - b.values_N)
         at = int(np.flatnonzero(counted_N)[0])
         place = batch.laid.where(a.name, at=at)
-        yield warning(
+        return warning(
             f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
             place,
             evidence=[
@@ -88,7 +86,7 @@ def not_the_same(batch: StepBatch) -> Iterator[Finding]:
             ],
             cause="it was computed twice (dropout, atomics, another micro-batch), or changed between the two records",
         )
-        return
+    return None
 
 
 #: Rows that are another's, of 3 values and more, before a number of rows between them is no chance.
@@ -156,7 +154,7 @@ def _of_rows(batch: StepBatch, name: str, by: int, off: Array, source: str) -> F
 
 @rule("D38", "two copies differ in padding only", link="dump", scope="batch",
       source="docs/evidence.md#critics")  # fmt: skip
-def only_padding(batch: StepBatch) -> Iterator[Finding]:
+def only_padding(batch: StepBatch) -> Finding | None:
     """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
     if batch.trained_N is None:
         raise Skip("needs a mask")
@@ -164,18 +162,18 @@ def only_padding(batch: StepBatch) -> Iterator[Finding]:
         _, apart_N = _apart(batch, a, b)
         if apart_N.any() and not (apart_N & batch.trained_N).any():
             place = batch.laid.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
-            yield info(
+            return info(
                 f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
                 place,
                 evidence=[shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}")],
                 cause="padding or prompt is filled in differently; nothing reads it",
             )
-            return
+    return None
 
 
 @rule("D40", "two copies differ by a cast", link="dump", scope="batch",
       source="sglang comparator, diff after downcast")  # fmt: skip
-def only_cast(batch: StepBatch) -> Iterator[Finding]:
+def only_cast(batch: StepBatch) -> Finding | None:
     """Copies of one tensor in two dtypes that agree to the rounding of the narrower: info, noise and no bug."""
     for a, b in _pairs(batch):
         _, apart_N = _apart(batch, a, b)
@@ -183,13 +181,13 @@ def only_cast(batch: StepBatch) -> Iterator[Finding]:
         if counted_N.any() and _is_cast(a, b, counted_N):
             place = batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0]))
             largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
-            yield info(
+            return info(
                 f"copies of {a.name} differ by rounding alone ({a.dtype} and {b.dtype})",
                 place,
                 evidence=[shown("largest difference", largest, None, f"{a.source} and {b.source}")],
                 cause="one of them was stored in the narrower dtype",
             )
-            return
+    return None
 
 
 def _twin_B(batch: StepBatch) -> Array:

@@ -139,7 +139,7 @@ def _moves(means: list[float], loss: Series | None) -> bool:
 
 @rule("D45", "the critic explains nothing", link="trend", scope="signals",
       needs=("explained_variance|value_mean|value_loss",), source="PPO's explained variance")  # fmt: skip
-def never_learns(log: RunLog) -> Iterator[Finding]:
+def never_learns(log: RunLog) -> Finding | None:
     """The mean value the same number in every one of 5 steps and more, while returns change or a value loss is
     logged: a warning. Else explained variance and value loss of 10 steps, judged as of a dump: a warning of 24 steps
     and more, or where the mean value stands; info where the critic's values move, as a new one's do.
@@ -149,18 +149,17 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
     returns, loss = log.get("return_mean"), log.get("value_loss")
     moving = (returns is not None and len(set(returns.finite)) > 2) or (loss is not None and any(loss.finite))
     if values is not None and len(values.finite) >= 5 and len(set(values.finite)) == 1 and moving:
-        yield warning(
+        return warning(
             f"{values.name} is {values.finite[0]:.4g} in all {len(values.finite)} steps: the critic is never updated",
             values,
             evidence=[values.shown(values.finite[0], "another number in every step")],
             cause=_NOTHING,
             next_step="print the critic's learning rate and the norm of its gradient after a step",
         )
-        return
     if loss is not None and len(loss.finite) >= 8 and trends.rises(loss.finite):
         begun, now = median(loss.finite[:3]), median(loss.finite[-3:])
         if begun > 0 and now > EXPLODED * begun:
-            yield warning(
+            return warning(
                 f"the value loss explodes: {loss.name} goes from {begun:.3g} to {now:.3g}",
                 loss.first(over=EXPLODED * begun),
                 evidence=[loss.shown(now, f"< {EXPLODED:g} x {begun:.3g}")],
@@ -169,14 +168,13 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
                 next_step="lower the critic's learning rate; look at values and returns of the same steps",
                 steps=loss.steps(over=EXPLODED * begun),
             )
-            return
     series = log.get("explained_variance")
     if series is None or len(series.finite) < 10:
         raise Skip("needs the explained variance of 10 steps")
     if _no_nearer(series.finite, loss.finite if loss is not None else []):
         now = trends.level(series.finite)
         early = len(series.finite) < SETTLED and values is not None and _moves(values.finite, loss)
-        yield finding(
+        return finding(
             "info" if early else "warning",
             f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
             series.last.where(series.name),
@@ -188,6 +186,7 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
             steps=series.steps(),
         )
+    return None
 
 
 #: How far the critic's mean may lie from its returns', in multiples of the largest return, before it has overshot.
@@ -198,7 +197,7 @@ OVERSHOT = 2.0
       needs=("value_mean", "return_mean"),
       explains=("D45", "L10", "L08", "L09", "L02", "D20", "D24", "D25"),
       source="a critic's mean lies within the range of its returns")  # fmt: skip
-def overshoots(log: RunLog) -> Iterator[Finding]:
+def overshoots(log: RunLog) -> Finding | None:
     """|mean value - mean return| over twice the largest |mean return| in two steps and more, none of them the first,
     and more than in the first step: a warning, an error in half of the steps. A critic that is loaded may begin far
     off, and comes nearer.
@@ -214,9 +213,9 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
     size = max(abs(by_step[point.step]) for point, _ in apart)
     bad = [(point, off) for point, off in apart[1:] if size > 0 and off > OVERSHOT * size and off > apart[0][1]]
     if len(bad) < 2:
-        return
+        return None
     worst, _ = max(bad, key=lambda each: each[1])
-    yield finding(
+    return finding(
         "error" if 2 * len(bad) >= len(apart) else "warning",
         f"the critic's values explode past their targets: {values.name} is {worst.value:.3g} at step {worst.step}, and "
         f"returns are {by_step[worst.step]:.3g}",
@@ -229,5 +228,5 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
         cause="the critic's learning rate is too high: its values explode past their targets and swing back; or it is "
         "taught other targets than the returns that are logged (another scale or unit)",
         next_step="lower the critic's learning rate ten times; look at its loss and gradient norm",
-        steps=[point.step for point, _ in bad if point.step is not None],
+        steps=[point.step for point, _ in bad],
     )  # fmt: skip

@@ -59,5 +59,5 @@ def lost(log: RunLog) -> Iterator[Finding]:
         "summed and not divided. Lengths, cut answers and groups without a spread follow from it",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump; a turned sign shows in the first "
         "step's advantages and losses",
-        steps=[p.step for p in series.points[gone:] if p.step is not None],
+        steps=[p.step for p in series.points[gone:]],
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose import trends
@@ -28,7 +26,7 @@ UNLIKE = 0.5
       explains=("D01", "D02", "D03", "D09", "D12", "D18", "D20", "D25", "D26", "D94", "L08", "L09",
                "L17"),
       source="slime#1673, verl#7495: an engine that was never given the checkpoint")  # fmt: skip
-def foreign(log: RunLog) -> Iterator[Finding]:
+def foreign(log: RunLog) -> Finding | None:
     """A mismatch of engine and trainer over 1 nat per token in each of the first 3 steps and as its level, while the
     reward is one number in every step, or nine of ten responses are cut off from the first step on: an error, and the
     cause of both. The first step's samples are older than any update. Without either, log-probabilities of other tokens
@@ -39,11 +37,11 @@ def foreign(log: RunLog) -> Iterator[Finding]:
     if series is None or len(values) < FEWEST:
         raise Skip(f"needs the mismatch of {FEWEST} steps")
     if min(values[:FEWEST]) < TWO_MODELS or trends.level(values) < TWO_MODELS:
-        return
+        return None
     symptoms = _symptoms(log)
     if not symptoms:
-        return
-    yield error(
+        return None
+    return error(
         f"the engine writes with other weights than the trainer has: {series.name} is {values[0]:.3g} nats per token "
         "from the first step on, and what it writes earns nothing",
         series.place,
@@ -74,7 +72,7 @@ def _symptoms(log: RunLog) -> list[Evidence]:
 
 @rule("L38", "the engine writes with other weights", link="trend", scope="case", lasts=True,
       source="slime#1673: a checkpoint that was converted wrongly for the engine")  # fmt: skip
-def foreign_samples(case: Case) -> Iterator[Finding]:
+def foreign_samples(case: Case) -> Finding | None:
     """Recorded samples: mean |d| over 1 nat per token from the first step on, in every step, and over .03 in all but a
     tenth of the rows; the trainer gives the tokens 1 nat less than the engine, and the two do not rise and fall
     together (correlation under .5, at no shift either); and nothing that is written earns another reward than the
@@ -100,16 +98,16 @@ def foreign_samples(case: Case) -> Iterator[Finding]:
     if not seen:
         raise Skip("needs rollout and trainer log-probabilities")
     if not all(_are_two_models(between) for between, _, _ in seen):
-        return
+        return None
     symptoms = []
     if len(rewards) == 1:
         symptoms.append(shown("reward of every response", rewards.pop(), "others among them"))
     if cut and float(np.mean(cut)) >= CUT:
         symptoms.append(shown("share of responses cut off", float(np.mean(cut)), "< 0.25"))
     if not symptoms:
-        return
+        return None
     first, place, _ = seen[0]
-    yield error(
+    return error(
         "the engine writes with other weights than the trainer has: they disagree by "
         f"{first.mean:.3g} nats per token from the first step on, in all rows, and what it writes earns nothing",
         place,
@@ -124,7 +122,7 @@ def foreign_samples(case: Case) -> Iterator[Finding]:
         "head or an embedding moved, a tensor under another name), never loaded (a dummy format), or another "
         "checkpoint, tokenizer or prompt. Responses that do not end and constant rewards follow from it",
         next_step=first.batch.laid.mismatch_command(),
-        steps=[step for _, _, step in seen if step is not None],
+        steps=[step for _, _, step in seen],
     )
 
 

@@ -34,7 +34,7 @@ EXPLODED = 5.0
       needs=("advantages", "mask"),
       explains=("L01", "D46", "D55", "D57"),
       source="ms-swift#5890")  # fmt: skip
-def no_gradient(batch: StepBatch) -> Iterator[Finding]:
+def no_gradient(batch: StepBatch) -> Finding | None:
     """grad_norm exactly 0 while max |A| over counted tokens is above 0: an error. Equal and opposite advantages do not
     cancel to an exact 0 on different tokens. Where gradients of both matrices of an adapter (LoRA's A and B) are
     recorded, and all of them are 0, either is it: B begins at 0 and has a gradient from the first step on.
@@ -46,10 +46,10 @@ def no_gradient(batch: StepBatch) -> Iterator[Finding]:
     heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
     heard = heard[np.isfinite(heard)]
     if not heard.size or not heard.max() > 1e-6 or any(norm.value != 0 for norm in norms):
-        return
+        return None
     place = batch.laid.where_record(norms[0].record, norms[0].name)
     matrices = _of_dead_adapter(batch)
-    yield error(
+    return error(
         "the gradient is exactly 0 although advantages are not"
         + (", in both matrices of the adapter (LoRA): no gradient reaches it" if matrices else ""),
         place,
@@ -178,14 +178,14 @@ def _never_any(log: RunLog) -> Iterator[Finding]:
 
 @rule("D22", "grad_norm is never a number", link="gradient", scope="signals", needs=("grad_norm",),
       source="verl#2505, #1197")  # fmt: skip
-def never_a_number(log: RunLog) -> Iterator[Finding]:
+def never_a_number(log: RunLog) -> Finding | None:
     """grad_norm NaN or infinite at every step, from the first on, as the first signal that is, with a finite loss: an
     accumulation of 0 micro-batches (mini // (micro * dp) = 0). An error.
     """
     broken = first_broken(log)
     if broken is None or not broken.is_gradient_alone:
-        return
-    yield error(
+        return None
+    return error(
         "grad_norm is NaN at every step while the loss is finite",
         broken.point.where(broken.series.name),
         evidence=broken.evidence,
@@ -248,7 +248,7 @@ def _leap(values: list[float]) -> tuple[int, int] | None:
 
 @rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
       source="rldbg; verl#2626")  # fmt: skip
-def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
+def gradient_norm_leaps(log: RunLog) -> Finding | None:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
@@ -265,7 +265,7 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
     finite = [point for point in series.points if math.isfinite(point.value)]
     if before > 0 and after > EXPLODED * before and trends.rises(values):
         begun = next(point for point in finite[len(half) :] if point.value > EXPLODED * before)
-        yield warning(
+        return warning(
             "the gradient norm grows and stays there",
             begun.where(series.name),
             evidence=[
@@ -278,10 +278,9 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
             "COMMAND",
             steps=steps_of(finite[-len(quarter) :]),
         )
-        return
     if (broken := _leap(values)) is not None and broken[1] < len(values) // 2 and len(finite) == len(values):
         at, _ = broken
-        yield warning(
+        return warning(
             f"the gradient norm leaps at step {finite[at].step} and does not come back: {max(values[at:]):.3g}, at "
             f"most "
             f"{max(values[:at]):.3g} before",
@@ -294,7 +293,6 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
             ". -- YOUR COMMAND",
             steps=steps_of(finite[at:]),
         )  # fmt: skip
-        return
     middle, sigma = trends.spread(values)
     spikes = [p for p in finite if middle > 0 and p.value > max(5 * middle, middle + trends.OUTLIER_SIGMAS * sigma)]
     if spikes and sigma > 0:
@@ -302,7 +300,7 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
         at = finite.index(worst)
         # A norm that falls over the run is far above its median at first, and near the norms beside it.
         beside = max((p.value for p in (*finite[max(at - 3, 0) : at], *finite[at + 1 : at + 4])), default=middle)
-        yield finding(
+        return finding(
             "warning" if worst.value > TORN_OUT * middle and worst.value > TORN_OUT * beside else "info",
             "single steps have a far larger gradient norm than the rest: "
             f"{worst.value:.3g} at step {worst.step}, and {middle:.3g} in between",
@@ -315,6 +313,7 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
             next_step="look at the worst micro-batch of that step",
             steps=steps_of(spikes),
         )
+    return None
 
 
 #: How far a norm of accumulated gradients grows, what is left of the noise that every batch's own gradient has, and by
@@ -325,7 +324,7 @@ PILED, SMOOTH, BEGUN = 4.0, 0.03, 2.0
 @rule("D68", "gradients pile up", link="gradient", scope="signals", needs=("grad_norm",), lasts=True,
       explains=("L02", "L08", "L10", "D24", "D25", "L16"),
       source="torch.optim.Optimizer.zero_grad: backward adds to what is there")  # fmt: skip
-def norm_piles_up(log: RunLog) -> Iterator[Finding]:
+def norm_piles_up(log: RunLog) -> Finding | None:
     """The gradient's norm before clipping comes to 4 times its first values (medians of 3), is twice that within the
     first quarter of 24 steps and more, and its last half hardly wavers from step to step: the median |log of the
     ratio| is below .03, or that of one such change less the one before it (a sum may rise and fall, but does so
@@ -341,8 +340,8 @@ def norm_piles_up(log: RunLog) -> Iterator[Finding]:
     changes = [math.log(b / a) for a, b in pairwise(half)]
     noise = min(median(map(abs, changes)), median(abs(b - a) for a, b in pairwise(changes)))
     if last < PILED * first or early[-1] < BEGUN * first or not 0 < noise < SMOOTH:
-        return
-    yield warning(
+        return None
+    return warning(
         f"gradients pile up: {series.name} grows from {first:.3g} to {last:.3g} and hardly wavers from step to step",
         series.first(over=BEGUN * first),
         evidence=[
@@ -423,7 +422,7 @@ def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
             cause="a sum over tokens, samples or ranks stands for the mean, a value loss of rewards that are not "
             "scaled, or log-probabilities of padding",
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
-            steps=[point.step for point in series.points if point.step is not None],
+            steps=[point.step for point in series.points],
         )
 
 
@@ -437,7 +436,7 @@ ALIKE, ONWARD, GROWN, PAIRS = 0.7, -0.25, 1.2, 6
 @rule("D68", "gradients pile up", link="gradient", scope="case",
       explains=("L02", "L08", "L10", "D24", "D25", "L16"), lasts=True,
       source="torch.optim.Optimizer.zero_grad: backward adds to what is there")  # fmt: skip
-def never_zeroed(case: Case) -> Iterator[Finding]:
+def never_zeroed(case: Case) -> Finding | None:
     """Recorded gradients (`Recorder.gradients`) of one step's last update beside those of the next's: a median cosine
     over 0.7 over 6 pairs and more, while their norm comes to 1.2 times what it was (medians of first and last third),
     and what one step changes of them is not taken back by the next (median cosine of two changes over -0.25): an error.
@@ -478,7 +477,7 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
     if median(cosines) > ALIKE and now_at > GROWN * begun and median(onward) > ONWARD and not _is_one_batch(case):
         record, refs = next(iter(found.values()))
         key = record.key
-        yield error(
+        return error(
             "gradients pile up from update to update: they are never zeroed (zero_grad is not called)",
             Where(step=key.step, micro=key.micro, stage=key.stage, tensor=refs[0].name, path=str(record.path)),
             evidence=[
@@ -491,6 +490,7 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
             "zero_grad() is missing, or clears those of other parameters: an optimizer that holds a copy of the model",
             next_step="call optimizer.zero_grad() before the first backward of every optimizer step",
         )
+    return None
 
 
 def _is_one_batch(case: Case) -> bool:

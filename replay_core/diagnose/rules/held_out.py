@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
 
@@ -18,7 +17,7 @@ LOST = 0.15
 @rule("L20", "held-out results fall while the reward rises", link="trend", scope="signals",
       needs=("held_out", "reward"), explains=("D01", "D03", "L09"),
       source="arXiv 2210.10760 (over-optimisation of a reward)")  # fmt: skip
-def overfits(log: RunLog) -> Iterator[Finding]:
+def overfits(log: RunLog) -> Finding | None:
     """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
     .15 of its first level (medians of 3), while the reward of training rises: a warning. An error where it is lost: a
     result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
@@ -26,17 +25,16 @@ def overfits(log: RunLog) -> Iterator[Finding]:
     """
     reward = given(log.get("reward"))
     if (lost := _lost(log, reward)) is not None:
-        yield lost
-        return
+        return lost
     known = [series for series in log.all("held_out") if len(series.finite) >= trends.MIN_STEPS]
     if not known:
         raise Skip(f"needs {trends.MIN_STEPS} evaluations")
     if not trends.rises(reward.finite):
-        return
+        return None
     for series in known:
         begun, now = median(series.finite[:3]), median(series.finite[-3:])
         if trends.drift(series.finite) < -trends.DRIFT_Z and now < begun - LOST * abs(begun):
-            yield warning(
+            return warning(
                 f"{series.name} falls from {begun:.3g} to {now:.3g} while {reward.name} rises: what is learnt does "
                 "not hold on held-out prompts",
                 series.last.where(series.name),
@@ -49,7 +47,7 @@ def overfits(log: RunLog) -> Iterator[Finding]:
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
                 steps=series.steps(),
             )
-            return
+    return None
 
 
 #: What a result was at least, and what is left of it where it is lost.
@@ -91,7 +89,7 @@ LEAPT = 5.0
 @rule("L19", "the scale of rewards leaps", link="rewards", scope="signals",
       needs=("reward",), explains=("L02", "L08", "L10", "D25"),
       source="a reward model or a weighting of functions that was changed within a run")  # fmt: skip
-def scale_leaps(log: RunLog) -> Iterator[Finding]:
+def scale_leaps(log: RunLog) -> Finding | None:
     """From one step to the next the largest reward of a batch (else the spread within its groups) is over 5 times all
     it ever was, and stays there in 3 steps and more, and so does the mean: a warning. The mean alone, where neither is
     logged. A judge's best answer has the
@@ -101,9 +99,9 @@ def scale_leaps(log: RunLog) -> Iterator[Finding]:
     scale = log.get("reward_max") or log.get("reward_std") or mean
     at = _leap(scale)
     if at is None or _leap(mean) != at:
-        return
+        return None
     before, after = max(map(abs, scale.values[:at])), median(map(abs, scale.values[at:]))
-    yield warning(
+    return warning(
         f"the scale of rewards leaps {after / before:.3g} times at step {scale.points[at].step}: {scale.name} goes "
         f"from at most {before:.3g} to {after:.3g}",
         scale.points[at].where(scale.name),
@@ -114,7 +112,7 @@ def scale_leaps(log: RunLog) -> Iterator[Finding]:
         cause="the judge was changed, or its weights: another scale of rewards, a normalisation that was lost, a "
         "checkpoint that resumed with other settings",
         next_step="score one response with the judge of both sides of that step",
-        steps=[p.step for p in scale.points[at:] if p.step is not None],
+        steps=[p.step for p in scale.points[at:]],
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ TOKENS, NEAR, MOST = 16, 3e-3, 0.9
 @rule("D89", "old log-probabilities are those of the step before", link="logprobs", scope="case",
       explains=("D09", "D12", "D14", "D24", "D28", "D50", "D60", "L08", "L10", "L16"), lasts=True,
       source="a buffer that is written after it is read")  # fmt: skip
-def old_of_the_step_before(case: Case) -> Iterator[Finding]:
+def old_of_the_step_before(case: Case) -> Finding | None:
     """Old log-probabilities, row by row and place by place of the response, beside the policy's and the rollout's of
     their own step and of the one recorded before: an error where nine tenths (of 16 tokens and more, of those that
     tell the two apart) are the step before's to .003 and at most half their own's, in 2 steps and most.
@@ -105,8 +105,8 @@ def old_of_the_step_before(case: Case) -> Iterator[Finding]:
     if not looked:
         raise Skip("needs old log-probabilities beside the policy's or the rollout's, of two steps in a row")
     if len(late) < STEPS or 2 * len(late) < looked:
-        return
-    yield error(
+        return None
+    return error(
         "old log-probabilities are those of the step before: row by row they are what its samples had, not this "
         "batch's own",
         where,

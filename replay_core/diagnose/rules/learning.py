@@ -73,7 +73,7 @@ def rate(log: RunLog) -> Iterator[Finding]:
             cause="the scheduler is stepped too often (for every micro-batch or mini-batch instead of every step), or "
             "its total is too small: it decays to 0 early",
             next_step="call scheduler.step() once per optimizer step, and give it the number of those as total",
-            steps=[point.step for point in series.points[spent:] if point.step is not None],
+            steps=[point.step for point in series.points[spent:]],
         )
         return
     if max(values) < NOTHING:
@@ -187,14 +187,15 @@ LEAVES = 1e-2
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="signals",
       needs=("grad_norm", "grad_norm_clipped"), explains=("L14", "D46", "D55"),
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
-def clipped_away(log: RunLog) -> Iterator[Finding]:
+def clipped_away(log: RunLog) -> Finding | None:
     """The gradient's norm after clipping below a hundredth of that before it (medians, 3 steps and more): a warning."""
     before, after = given(log.get("grad_norm")), given(log.get("grad_norm_clipped"))
     if len(before.finite) < 3 or len(after.finite) < 3:
         raise Skip("needs the norms before and after clipping of 3 steps")
     raw, left = median(before.finite), median(after.finite)
     if 0 < left < LEAVES * raw:
-        yield _clipped(raw, left, after, "the log")
+        return _clipped(raw, left, after, "the log")
+    return None
 
 
 def _clipped(raw: float, left: float, series: Series, source: str) -> Finding:
@@ -221,7 +222,7 @@ def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Find
 
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="case",
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
-def clips_at_nothing(case: Case) -> Iterator[Finding]:
+def clips_at_nothing(case: Case) -> Finding | None:
     """The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning. Where
     a loss scale is stated (fp16) and the norm over it is below the norm to clip at, to which it was clipped all the
     same, what was clipped was not unscaled before.
@@ -236,12 +237,12 @@ def clips_at_nothing(case: Case) -> Iterator[Finding]:
     if norms is not None and left is not None and scale and len(norms.finite) >= 3 and len(left.finite) >= 3:
         raw, clipped = median(norms.finite), median(left.finite)
         if scale > 1 and clipped < LEAVES * raw and 0.02 * clipped < raw / scale < clipped:
-            yield _still_scaled(raw, clipped, scale, norms)
-            return
+            return _still_scaled(raw, clipped, scale, norms)
     if limit is None or log is None or norms is None or len(norms.finite) < 3 or log.has("grad_norm_clipped"):
         raise Skip("needs the noted norm to clip at, and gradient norms of 3 steps")
     if 0 < limit < LEAVES * median(norms.finite):
-        yield _clipped(median(norms.finite), limit, norms, "the run's notes")
+        return _clipped(median(norms.finite), limit, norms, "the run's notes")
+    return None
 
 
 #: An Adam step moves each weight by about the rate: a KL this small beside the square of all rates so far is none.
@@ -254,7 +255,7 @@ NOT_AT_ALL = 1e-7
 @rule("L14", "the policy hardly moves for its learning rate", link="optimizer", scope="signals",
       needs=("kl", "learning_rate"), explains=("D46", "D55"),
       source="Adam's update is bounded by the learning rate (arXiv 1412.6980, section 2.1)")  # fmt: skip
-def hardly_moves(log: RunLog) -> Iterator[Finding]:
+def hardly_moves(log: RunLog) -> Finding | None:
     """KL to the reference over (sum of learning rates before)^2, largest over 8 steps and more: below .1 a warning, for
     rates up to 5e-3, and below 1e-7 for higher ones. Runs under Adam that learn have 100 and more: of a gradient that
     arrives, Adam makes a step of about the rate, however small it is. A KL of exactly 0 is D46's.
@@ -271,9 +272,9 @@ def hardly_moves(log: RunLog) -> Iterator[Finding]:
         sums.append(sums[-1] + rate)
     ratios = [kl / so_far**2 for (_, kl), so_far in zip(every[1:], sums[1:-1], strict=True) if so_far > 0]
     if not ratios or not any(kl for _, kl in every) or (grads is not None and not any(grads.finite)):
-        return
+        return None
     if max(ratios) < limit:
-        yield warning(
+        return warning(
             f"the policy hardly moves: KL {max(kl for _, kl in every):.2g} after {len(every)} steps at a learning rate "
             f"of {every[-1][0]:.2g}",
             far.last.where(far.name),
@@ -285,6 +286,7 @@ def hardly_moves(log: RunLog) -> Iterator[Finding]:
             "weights of two of its steps",
             steps=far.steps(),
         )
+    return None
 
 
 _STILL = (
@@ -296,7 +298,7 @@ _STILL = (
 
 @rule("D46", "the policy never moves from its reference", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
-def never_moves(case: Case) -> Iterator[Finding]:
+def never_moves(case: Case) -> Finding | None:
     """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning, info of
     fewer than 20 steps whose recorded values change (a critic that is warmed up). Looking ends at the first step that
     has moved.
@@ -314,7 +316,7 @@ def never_moves(case: Case) -> Iterator[Finding]:
             continue
         gap = float(np.abs(trainer.values_N - ref.values_N)[both_N].max())
         if not gap <= SAME:  # NaN is no agreement
-            return
+            return None
         largest = max(largest, gap)
         values = batch.columns.of("values")
         spread = 0.0 if values is None else float(np.nanstd(values.values_N[both_N]))
@@ -329,7 +331,7 @@ def never_moves(case: Case) -> Iterator[Finding]:
     if len(seen) < 3 or pushed is None or pushed >= seen[-1]:
         raise Skip("needs policy and reference of 3 steps, and advantages that are not 0 before the last of them")
     warms = learns and len(seen) < 20
-    yield finding(
+    return finding(
         "info" if warms else "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps",
         where,
@@ -342,7 +344,7 @@ def never_moves(case: Case) -> Iterator[Finding]:
 
 @rule("D46", "KL to the reference is exactly 0", link="optimizer", scope="signals", needs=("kl|pair_reward",),
       source="ms-swift#5890; a reference that shares the policy's weights")  # fmt: skip
-def no_divergence(log: RunLog) -> Iterator[Finding]:
+def no_divergence(log: RunLog) -> Finding | None:
     """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning. Of
     preference pairs, so is every implicit reward (beta times the log ratio to the reference). A "penalty" may be
     multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where
@@ -359,10 +361,10 @@ def no_divergence(log: RunLog) -> Iterator[Finding]:
         loss is not None and len(set(loss.finite)) > FEWEST and len(series.finite) >= 4 * FEWEST
     )  # fmt: skip
     if any(any(one.finite) for one in each) or not moved:
-        return
+        return None
     if rates is not None and not any(rates.finite):
-        return
-    yield finding(
+        return None
+    return finding(
         "info" if unsure else "warning",
         f"{series.name} is exactly 0 in all {len(series.finite)} steps, although "
         + ("gradients are not" if grads is not None else "the loss changes"),
@@ -428,7 +430,7 @@ STEPS_OF_SAMPLES, DIFFERENT, AS_BEFORE = 2, 4, 1.5
 @rule("L17", "the reward is one number", link="rewards", scope="case",
       explains=("D01", "D02", "D03", "D23", "D74", "L01", "L08", "L18"),
       source="a judge that is down and scored 0")  # fmt: skip
-def one_reward_from_here_on(case: Case) -> Iterator[Finding]:
+def one_reward_from_here_on(case: Case) -> Finding | None:
     """From some step to the last (2 and more) all samples of a step have one and the same reward, less than the best
     before, while each step before (2 and more) holds 4 different ones and more: an error where the policy goes on as
     before, in mean length and mean log-probability of its responses (to 1.5 times). One that has fallen apart may lose
@@ -458,8 +460,8 @@ def one_reward_from_here_on(case: Case) -> Iterator[Finding]:
         for later in after
     )
     if fewest < DIFFERENT or constant >= best or not as_before:
-        return
-    yield error(
+        return None
+    return error(
         f"the judge is constant from step {first.step} on: it gives all {first.samples} responses of each step the "
         f"reward {constant:g}, after {fewest} different ones and more in every step before",
         first.place,
@@ -510,7 +512,7 @@ def _dies(series: Series) -> Iterator[Finding]:
         cause="the judge died: a server that is down, a time-out or an exception that is scored 0; no policy loses all "
         "of its reward from one step to the next",
         next_step="call the judge by hand on one response of a step before; rldbg record -- YOUR COMMAND keeps them",
-        steps=[p.step for p in series.points[at:] if p.step is not None],
+        steps=[p.step for p in series.points[at:]],
     )
 
 
@@ -583,7 +585,7 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
             "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "
             "changed or broke: the reward alone does not tell them apart",
             next_step=_RECORD,
-            steps=[p.step for p in series.points[-(len(values) // 4) :] if p.step is not None],
+            steps=[p.step for p in series.points[-(len(values) // 4) :]],
         )
 
 
@@ -638,7 +640,7 @@ _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])"
 @rule("L12", "the format is learnt and the answers are not", link="trend", scope="signals",
       needs=("reward_function",), explains=("D01", "D03", "D25", "L01", "L08", "L09", "L10"),
       source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
-def form_over_answers(log: RunLog) -> Iterator[Finding]:
+def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
     explains (12 steps and more): an error.
     """
@@ -654,7 +656,7 @@ def form_over_answers(log: RunLog) -> Iterator[Finding]:
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
         if up > trends.DRIFT_Z and down < -trends.DRIFT_Z:
-            yield error(
+            return error(
                 f"{form.name} rises while {right.name} falls: "
                 + (
                     "something else than answers is paid for, such as format or length, and they are lost"
@@ -670,4 +672,4 @@ def form_over_answers(log: RunLog) -> Iterator[Finding]:
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
                 steps=right.steps(),
             )
-            return
+    return None

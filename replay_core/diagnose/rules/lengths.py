@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
@@ -29,27 +27,26 @@ def _lengths_B(batch: StepBatch) -> Array:
 @rule("D94", "no response ends by itself", link="tokens", scope="batch", needs=("tokens", "response"), lasts=True,
       explains=("D20", "D26", "L08", "L09"),
       source="ignore_eos, an end token that the engine does not know, min_tokens as large as the limit")  # fmt: skip
-def never_ends(batch: StepBatch) -> Iterator[Finding]:
+def never_ends(batch: StepBatch) -> Finding | None:
     """All responses of a batch (16 and more) have one length, of 4 tokens and more, and no token ends more than .6 of
     them: a warning. Answers of one length that end by themselves end on one token, the end token. Silent where D20
     knows of each that it was cut off. An error where the stated end token stands inside of half the responses that hold
     it (4 and more), and the tokens behind it were sampled and count.
     """
     if (beyond := _beyond_the_end(batch)) is not None:
-        yield beyond
-        return
+        return beyond
     lengths_B, cut_B, tokens_N = _lengths_B(batch), truncated(batch), given(batch.tokens_N)
     if len(batch) < FEWEST or lengths_B.min() < TOKENS:
         raise Skip(f"needs {FEWEST} responses of {TOKENS} tokens")
     if lengths_B.min() != lengths_B.max():
-        return
+        return None
     if cut_B is not None and cut_B.all():
         raise Skip("all of them are known to be cut off (D20)")
     last_B = tokens_N[batch.flat.starts_B + batch.flat.lengths_B - 1]
     ends, counts = np.unique(last_B, return_counts=True)
     if counts.max() > ONE_END * len(batch):
-        return
-    yield warning(
+        return None
+    return warning(
         f"no response ends by itself: all {len(batch)} are cut off at {int(lengths_B[0])} tokens, and they end on "
         f"{len(ends)} different ones",
         batch.laid.where("input_ids", sample=0),
@@ -96,7 +93,7 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
 @rule("D95", "rewards are a function of the length alone", link="rewards", scope="case", lasts=True,
       explains=("L08", "L09", "D20", "D25"),
       source="length hacking: a score that counts tokens, or a penalty that outweighs the answer")  # fmt: skip
-def of_length(case: Case) -> Iterator[Finding]:
+def of_length(case: Case) -> Finding | None:
     """Over all steps: responses of one length have one reward (to 1e-6 of the rewards' range), and it rises, or falls,
     from every length to the next. With 5 different lengths and 24 responses and more, and one length on several: a
     warning.
@@ -118,12 +115,12 @@ def of_length(case: Case) -> Iterator[Finding]:
     each = [by_length[length] for length in sorted(by_length)]
     size = max(map(max, each)) - min(map(min, each))
     if not size > 0 or any(max(rewards) - min(rewards) > 1e-6 * size for rewards in each):
-        return
+        return None
     rises = np.diff([rewards[0] for rewards in each])
     if not ((rises > 0).all() or (rises < 0).all()):
-        return
+        return None
     lengths = sorted(by_length)
-    yield warning(
+    return warning(
         f"rewards are a function of the response's length alone: {'long' if rises[0] > 0 else 'short'} answers are "
         "paid, whatever they say",
         place,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.advantage_variants import are_raw
@@ -19,7 +17,7 @@ from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 @rule("D05", "groups of one response: no baseline", link="groups", scope="batch", needs=("group",),
       explains=("D01", "D03", "D04", "D24"), lasts=True,
       source="Search-R1#88; verl compute_grpo_outcome_advantage leaves a group of one its raw reward")  # fmt: skip
-def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
+def groups_of_one(batch: StepBatch) -> Finding | None:
     """Groups with a single response. All of them is an error where most of their prompts repeat, or the advantage is
     the raw reward and an estimator with a baseline is stated; of prompts that stand alone it is a warning where an
     estimator of groups is stated, else worth knowing. Some of them is a warning. Silent where a critic gives the
@@ -31,7 +29,7 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
     sizes_G = np.bincount(group_B)
     lone = int((sizes_G == 1).sum())
     if not lone:
-        return
+        return None
     if batch.columns.ref("values") is not None or batch.laid.algorithm.estimator == "gae":
         raise Skip("a critic's values are the baseline")
     if batch.columns.ref("reward_baselines") is not None or batch.laid.algorithm.estimator == "remax":
@@ -55,17 +53,17 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
         claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
         # Of prompts that stand alone nothing was meant to be subtracted, unless an estimator of groups is stated.
         meant = not repeat and severity_of_raw(batch.laid.algorithm) == "info"
-        yield finding("info" if meant else "error", claim, place, evidence=evidence,
+        return finding("info" if meant else "error", claim, place, evidence=evidence,
                       cause=why_raw(batch.laid.algorithm) if meant else cause)  # fmt: skip
     elif every:
         claim = "one response per prompt: a baseline within groups is impossible"
         cause = "n = 1 in the rollout settings; REINFORCE with a batch baseline or a critic is meant to run so"
         of_groups = batch.laid.algorithm.estimator in OF_GROUPS
-        yield finding("warning" if of_groups else "info", claim, place, evidence=evidence, cause=cause)
+        return finding("warning" if of_groups else "info", claim, place, evidence=evidence, cause=cause)
     else:
         claim = f"{share(lone, sizes_G.size)} groups have a single response"
         cause = "responses of a group were dropped or filtered after grouping, or ids of one prompt differ"
-        yield warning(claim, place, evidence=evidence, cause=cause)
+        return warning(claim, place, evidence=evidence, cause=cause)
 
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
@@ -73,7 +71,7 @@ def groups_of_one(batch: StepBatch) -> Iterator[Finding]:
       explains=("D20", "D01", "D03", "D18", "D04", "L06", "L08", "L09", "L10", "D26", "D57", "D09", "D05",
                "D21", "D23", "D28"),
       source="DeepAnalyze#116: torch.std of one value is NaN")  # fmt: skip
-def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
+def nan_from_small_groups(batch: StepBatch) -> Finding | None:
     """Non-finite advantages exactly in groups of one, or of equal rewards: 0 / 0, or a std with n - 1 = 0.
 
     A NaN in any other group has another cause and is D21's.
@@ -83,7 +81,7 @@ def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("groups are not named in the dump")
     bad_B = batch.flat.count(column.said_N & ~np.isfinite(column.values_N)) > 0
     if not bad_B.any():
-        return
+        return None
     values = batch.columns.of("values")
     if values is not None and not np.isfinite(values.values_N[values.said_N]).all():
         raise Skip("values are not finite (D21), and advantages are made of them: no group's std is in it")
@@ -96,10 +94,10 @@ def nan_from_small_groups(batch: StepBatch) -> Iterator[Finding]:
         flat_G = flat_G | (high_G == low_G)
     bad_G = np.unique(group_B[bad_B])
     if not flat_G[bad_G].all():
-        return
+        return None
     place = batch.laid.where("advantages", sample=int(np.flatnonzero(bad_B)[0]))
     lone = bool((sizes_G[bad_G] == 1).all())
-    yield error(
+    return error(
         f"advantages are NaN in {share(len(bad_G), sizes_G.size)} groups, "
         + ("each of one response" if lone else "each without a spread of rewards"),
         place,
@@ -121,14 +119,14 @@ _SPREAD_CAUSES = {
 
 @rule("D06", "the spread of rewards is not a number", link="advantages", scope="signals",
       needs=("reward_std|reward_function_std|advantage_max",), source="DeepAnalyze#116")  # fmt: skip
-def spread_is_nan(log: RunLog) -> Iterator[Finding]:
+def spread_is_nan(log: RunLog) -> Finding | None:
     """NaN in the spread of rewards, as the first signal that is not finite, is a group of one: an error, info where
     nothing but single reward functions is broken.
     """
     broken = first_broken(log)
     if broken is None or not broken.is_spread:
-        return
-    yield finding(
+        return None
+    return finding(
         "info" if {series.signal for series, _ in broken.every} == {"reward_function_std"} else "error",
         f"{broken.series.name} is NaN",
         broken.point.where(broken.series.name),

@@ -30,7 +30,7 @@ SAME = 1e-6
       explains=("D28", "L08", "L10", "D24", "D25", "D09", "D20", "L09", "L16"), lasts=True,
       source="arXiv 1707.06347 equation 7; 2503.14476 (two ranges), 1912.09729 (dual clip), 2507.18071, "
       "2506.13585")  # fmt: skip
-def policy_loss_made(case: Case) -> Iterator[Finding]:
+def policy_loss_made(case: Case) -> Finding | None:
     """Makes the logged policy loss of every micro-batch from advantages, ratios and importance weights, as every known
     algorithm does and as mistakes do: the ratio upside down, squared, its logarithm, summed over a sequence, to the
     rollout; the smaller of clipped and unclipped loss, the clipped one alone, one bound alone, bounds swapped or around
@@ -69,19 +69,18 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
     # A step of few clipped tokens fits another range by chance: what makes the losses of more steps goes first.
     if unlike and 2 * len(unlike) >= fine and len(unlike) >= max(wrong.values(), default=0):
         batch, one = unlike[0]
-        yield from _another_range(batch, one, unlike)
-        return
+        return _another_range(batch, one, unlike)
     if not wrong:
         if not fine:
             raise Skip("no known way makes the logged losses: other terms are in them")
-        return
+        return None
     mistake, count = wrong.most_common(1)[0]
     if count < min(2, looked) or 3 * count < 2 * (looked - fine):
-        return  # some steps of several: chance, of so many ways, beside one that is not known
+        return None  # some steps of several: chance, of so many ways, beside one that is not known
     # A step whose ratios are all 1 agrees with every way to make it.
     assert first is not None
     severity = causes[mistake].severity(first.laid.algorithm)
-    yield finding(
+    return finding(
         severity,
         f"the policy loss is made {'wrongly' if severity == 'error' else 'otherwise'}: {mistake}",
         first.laid.where("advantages", sample=0),
@@ -118,10 +117,10 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
     return not any(logged.fits(one.values_N, loose=10.0) for one in every)
 
 
-def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Iterator[Finding]:
+def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Finding | None:
     stated = given(batch.laid.algorithm.clip_range)
     how = "not clipped" if one.clip is None else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
-    yield error(
+    return error(
         f"the policy loss is {how}, and the run states {stated[0]:g}"
         + (f" and {stated[1]:g}" if stated[1] != stated[0] else ""),
         batch.laid.where("advantages", sample=0),
@@ -130,7 +129,7 @@ def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch
                   shown("agree to", CLOSE)],
         cause="the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
         "averaged",
-        steps=[each.step for each, _ in every if each.step is not None],
+        steps=[each.step for each, _ in every],
     )  # fmt: skip
 
 
@@ -150,7 +149,7 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
       needs=("is_ratio", "policy_logprobs", "old_logprobs"),
       explains=("D14", "D24", "D28", "L08", "L10", "D09", "L16"), lasts=True,
       source="arXiv 1707.06347: the new policy stands above the old one")  # fmt: skip
-def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
+def ratio_upside_down(batch: StepBatch) -> Finding | None:
     """The recorded ratio beside exp(policy - old): an error where it is its inverse on 99 % of the tokens that moved
     (|log ratio| > 1e-3, 8 and more), or where GSPO is stated and it is e to the sum of a response's log ratios.
     """
@@ -171,13 +170,13 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
     summed = agree(np.repeat(batch.flat.sum(np.where(known_N, logs_N, 0.0)), batch.flat.lengths_B))
     mean_N = np.repeat(np.nan_to_num(batch.flat.mean(np.where(known_N, logs_N, 0.0), known_N)), batch.flat.lengths_B)
     if max(right, agree(mean_N)) >= 0.5 or max(inverse, summed) < 0.99:
-        return
+        return None
     evidence = [
         shown("tokens that agree with the mistake", max(inverse, summed), None, recorded.source),
         shown("with exp(policy - old)", right, "1", source),
     ]
     if inverse >= summed:
-        yield error(
+        return error(
             "the policy loss is made wrongly: the recorded ratio is upside down, old over new",
             batch.laid.where("is_ratio", sample=0),
             evidence=evidence,
@@ -185,7 +184,7 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
         )
     else:
         meant = not batch.laid.algorithm.is_by_sequence
-        yield finding(
+        return finding(
             "info" if meant else "error",
             f"the policy loss is made {'otherwise' if meant else 'wrongly'}: a sequence's ratio is e to the sum of its "
             "log ratios, not to their mean: it is not normalised by length",
@@ -199,7 +198,7 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
 @rule("D59", "importance weights are not trainer over rollout", link="ratio", scope="batch",
       needs=("is_weights", "rollout_logprobs", "trainer_logprobs"), explains=("D09", "D12", "D24", "L08", "L10"),
       lasts=True, source="verl rollout correction, TIS: trainer over rollout, cut off above")  # fmt: skip
-def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
+def weights_upside_down(batch: StepBatch) -> Finding | None:
     """The recorded importance weights beside exp(trainer - rollout), each cut off at the largest weight, by token and
     by sequence: an error where they are exp(rollout - trainer) on 95 % of tokens that differ by 1e-3 and more
     (8 and more), and trainer over rollout on less than half of them; or where they are its square, its logarithm, the
@@ -237,26 +236,24 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("rollout and trainer hardly differ: every weight is 1")
     if best_right < 0.5 and (unlike := _other_weights(batch, weights, rollout)) is not None:
         what, cause, share_ = unlike
-        yield error(
+        return error(
             f"importance weights are not trainer over rollout: {what}",
             batch.laid.where("is_weights", sample=0),
             evidence=[shown("tokens that agree with the mistake", share_, "0", weights.source),
                       shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count)],
             cause=cause,
         )  # fmt: skip
-        return
     stated = batch.laid.algorithm.weight_cap
     if stated is not None and cap > stated * (1 + 1e-3) and floor >= stated * (1 - 1e-3):
-        yield error(
+        return error(
             f"importance weights are cut off from below: none is below {floor:.4g}, their stated cap",
             batch.laid.where("is_weights", sample=0),
             evidence=[shown("least weight", floor, f"<= {stated:g}", weights.source), shown("largest weight", cap)],
             cause="the cap is applied as a floor: max, or clamp(min=), where min, or clamp(max=), is meant",
         )
-        return
     if stated is not None and (over_N := weights.said_N & (weights.values_N > stated * (1 + 1e-3))).any():
         heard_N = weights.said_N & np.isfinite(weights.values_N)
-        yield error(
+        return error(
             f"importance weights are not cut off: they come to {float(weights.values_N[heard_N].max()):.4g}, and the "
             f"run states a cap of {stated:g}",
             batch.laid.where("is_weights", at=int(np.flatnonzero(over_N)[0])),
@@ -264,9 +261,8 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
                       shown("weights over the cap", int(over_N.sum()), "0")],
             cause="the truncation (clamp, max) is missing, or another threshold reaches it",
         )  # fmt: skip
-        return
     if best_wrong >= 0.95 and best_right < 0.5:
-        yield error(
+        return error(
             "importance weights are upside down: they are rollout over trainer, not trainer over rollout",
             batch.laid.where("is_weights", sample=0),
             evidence=[
@@ -278,7 +274,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
             "probable are weighted up, not down",
         )
     elif best_right < 0.5 and squared >= 0.95:
-        yield error(
+        return error(
             "importance weights are applied twice: they are the square of trainer over rollout",
             batch.laid.where("is_weights", sample=0),
             evidence=[shown("tokens that agree with the square", squared, "0", weights.source),
@@ -287,7 +283,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         )  # fmt: skip
     elif ones == 1 and count >= FEWEST:
         # Weights that are a mask alone (MIS, IcePop) are 1 wherever nothing is far off.
-        yield finding(
+        return finding(
             "error" if batch.laid.algorithm.is_weighed is True else "warning",
             "importance weights are 1 on every token although rollout and trainer differ: they correct nothing",
             batch.laid.where("is_weights", sample=0),
@@ -295,6 +291,7 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
                       shown("tokens compared that differ", count)],
             cause="the weights are made of the trainer's own log-probabilities, or never computed",
         )  # fmt: skip
+    return None
 
 
 def _is_policy_ratio(batch: StepBatch, weights: Column) -> bool:
@@ -372,7 +369,7 @@ def _of_the_reference(batch: StepBatch, policy: Column) -> Finding | None:
       needs=("old_logprobs", "policy_logprobs"), lasts=True,
       explains=("D09", "D14", "D24", "D35", "L10", "L16", "L08"),
       source="old log-probabilities are taken once per batch, before its first update (PPO)")  # fmt: skip
-def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
+def not_of_the_batch(batch: StepBatch) -> Finding | None:
     """Old log-probabilities that a micro-batch was given, beside those recorded for the whole batch before its updates.
     An error where they are the current policy's own (to 1e-6) on tokens whose recorded ones differ by 1e-3 and more:
     the ratio is then always 1. An error where they are the reference's on every token, and the policy's before any
@@ -382,10 +379,10 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
     """
     given_each = list(batch.columns.every("old_logprobs"))
     policy = given(batch.columns.of("policy_logprobs"))
-    again = _taken_again(batch, policy) or _taken_late(batch, policy) or _of_the_reference(batch, policy)
-    if again is not None:
-        yield again
-        return
+    if (
+        again := _taken_again(batch, policy) or _taken_late(batch, policy) or _of_the_reference(batch, policy)
+    ) is not None:
+        return again
     if len(given_each) < 2:
         raise Skip("old log-probabilities are recorded once")
     here = next((one for one in given_each if one.source.split(" of ")[-1] == policy.source.split(" of ")[-1]), None)
@@ -395,11 +392,11 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
     both_N = batch.pair(here, whole) & policy.said_N & np.isfinite(policy.values_N)
     apart_N = both_N & (np.abs(here.values_N - whole.values_N) > MOVED)
     if apart_N.sum() < FEWEST:
-        return
+        return None
     place = batch.laid.where("old_logprobs", at=int(np.flatnonzero(apart_N)[0]))
     refreshed = float((np.abs(here.values_N - policy.values_N)[apart_N] <= 1e-6).mean())
     if refreshed > 0.95:
-        yield error(
+        return error(
             "old log-probabilities are refreshed in every mini-batch: they are the current policy's own, so the ratio "
             "is always 1 and clipping never acts",
             place,
@@ -410,10 +407,9 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
             cause="they are recomputed (or taken as log_probs.detach()) inside the loop over epochs and mini-batches; "
             "they must be taken once, before the first update",
         )
-        return
     other = _other_rows(batch, here.values_N, whole.values_N, both_N, apart_N)
     if other is not None:
-        yield error(
+        return error(
             f"old log-probabilities belong to other samples in {share(*other)} rows that differ: rows are shuffled "
             "against each other",
             place,
@@ -421,6 +417,7 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
             cause="an epoch's tokens are shuffled (permuted) and what belongs to them is not: old log-probabilities, "
             "and what lies beside them, are misaligned with their rows",
         )
+    return None
 
 
 def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
@@ -520,7 +517,7 @@ def _other_rows(
 @rule("D60", "the ratio is always 1 in spite of several updates", link="ratio", scope="signals",
       needs=("policy_kl", "clip_fraction"), explains=("D15",),
       source="old log-probabilities taken anew in every mini-batch")  # fmt: skip
-def always_one(log: RunLog) -> Iterator[Finding]:
+def always_one(log: RunLog) -> Finding | None:
     """The KL of the policy to the one that sampled below 1e-7 and the clip fraction 0 in every one of 3 steps and more,
     while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: an error. Not
     in the first 20 steps of a run with a critic whose KL to the reference is 0, too: the policy waits for the critic.
@@ -531,11 +528,11 @@ def always_one(log: RunLog) -> Iterator[Finding]:
     rates = log.get("learning_rate")
     still = (grads is not None and not any(grads.finite)) or (rates is not None and not any(rates.finite))
     if still or any(abs(value) > 1e-7 for value in moved.finite) or any(cut.finite):
-        return
+        return None
     apart = log.get("kl")
     if log.get("value_loss") is not None and apart is not None and len(moved.finite) < 20 and not any(apart.finite):
         raise Skip("the policy stays at its reference while a critic learns: a warm-up, as far as these steps tell")
-    yield error(
+    return error(
         f"the ratio is always 1 in spite of {log.algorithm.updates:g} updates of a batch: {moved.name} is 0 in all "
         f"{len(moved.finite)} steps",
         moved,

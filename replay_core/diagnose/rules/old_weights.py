@@ -156,7 +156,7 @@ def stale(case: Case) -> Iterator[Finding]:
             ],
             cause="weights are not synchronised into the engine (or a LoRA adapter is not delivered)",
             next_step=worst.command,
-            steps=[one.step for one in bad if one.step is not None],
+            steps=[one.step for one in bad],
         )
         return
     if jump is not None and (told := _left_behind(every, jump)) is not None:
@@ -211,7 +211,7 @@ def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding | None:
         else "from here on the engine samples with weights that are not updated, or not all of them: a sync "
         "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
         next_step=now.command,
-        steps=[one.step for one in every[jump.number :] if one.step is not None],
+        steps=[one.step for one in every[jump.number :]],
     )
 
 
@@ -239,7 +239,7 @@ def _applied_twice(every: list[_StepGap]) -> Finding | None:
         cause="what the trainer learnt is applied twice in the engine: a LoRA adapter is merged into the weights and "
         "loaded once more, its scale (alpha / r) is another, or a delta is added to weights that hold it already",
         next_step=worst.command,
-        steps=[one.step for one in beyond if one.step is not None],
+        steps=[one.step for one in beyond],
     )
 
 
@@ -303,7 +303,7 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
         "asynchronous run: its samples get older with every step"
         + ("" if sure else ", until they are as old as it lets them be"),
         next_step=worst.command,
-        steps=[one.step for one in later if one.step is not None],
+        steps=[one.step for one in later],
     )
 
 
@@ -327,7 +327,7 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
             ],
             cause="weights arrive and are not used: a LoRA adapter that is not loaded, parameters renamed on the way",
             next_step=worst.command,
-            steps=[one.step for one in bad if one.step is not None],
+            steps=[one.step for one in bad],
         )
         return
     plateaus: list[list[_StepGap]] = []
@@ -350,7 +350,7 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
             ],
             cause="weights are not synchronised into the engine any more: a sync that failed once and is not retried",
             next_step=last[-1].command,
-            steps=[one.step for one in last if one.step is not None],
+            steps=[one.step for one in last],
         )
         return
     if (other := _of_other_versions(every)) is not None:
@@ -388,7 +388,7 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
         cause="the version is stamped when samples are trained on, or counts the trainer's steps, while the engine "
         "samples with weights some updates older (a queue, a sync that lags): nothing corrects for their age",
         next_step=worst.command,
-        steps=[one.step for one in late if one.step is not None],
+        steps=[one.step for one in late],
     )
 
 
@@ -398,7 +398,7 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
 @rule("D12", "engine and trainer drift apart", link="rollout_logprobs", scope="signals",
       needs=("logprob_diff|rollout_k3|prob_diff|rollout_k1",), explains=("D29",),
       source="trl#5312 (0.015 to 0.201), verl#7495, open-instruct#1473, vime#64")  # fmt: skip
-def drifting(log: RunLog) -> Iterator[Finding]:
+def drifting(log: RunLog) -> Finding | None:
     """D12, D13. The distance between engine and trainer grows over the steps (at least 8, p < 0.005).
 
     Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
@@ -415,11 +415,11 @@ def drifting(log: RunLog) -> Iterator[Finding]:
     still = rate is not None and rate.finite and not any(rate.finite)
     grown = now / begun if begun > 0 else math.inf
     if z <= trends.DRIFT_Z or (not still and (grown < JUMP or now < HEARD[series.signal])):
-        return
+        return None
     finite = [point for point in series.points if math.isfinite(point.value)]
     mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
     far = any(limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name))
-    yield finding(
+    return finding(
         "error" if far and not still else "warning",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"
         + (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import accumulate
 from statistics import median
 
@@ -23,7 +22,7 @@ LEFT = 0.5
       explains=("D01", "D02", "D03", "D09", "D20", "D23", "D24", "D25", "L01", "L02", "L08", "L09", "L10", "L16", "L17",
                 "L18", "L20"),
       source="DanceGRPO#55: an outlier batch, a gradient norm a thousand times the rest")  # fmt: skip
-def broken_by_one(log: RunLog) -> Iterator[Finding]:
+def broken_by_one(log: RunLog) -> Finding | None:
     """A gradient norm (before clipping) of 20 times the largest of all steps before it (4 and more), after which,
     within 2 steps and to the end (3 steps and more), every reward is below half of the median before and below the
     least of it, or every entropy below .05 and below a quarter of the least before: an error. A judge that dies
@@ -41,7 +40,7 @@ def broken_by_one(log: RunLog) -> Iterator[Finding]:
         told = _falls(log, given(points[at].step))
         if told is not None:
             begun, evidence = told
-            yield error(
+            return error(
                 f"one update broke the policy: a gradient spike at step {points[at].step}, {norms.name} jumps to "
                 f"{points[at].value:.3g} from at most {before:.3g}, and what follows never recovers",
                 points[at].where(norms.name),
@@ -51,9 +50,9 @@ def broken_by_one(log: RunLog) -> Iterator[Finding]:
                 "away in one step",
                 next_step=f"clip the gradient at 1; look at rewards and advantages of step {points[at].step}: rldbg "
                 "record -- YOUR COMMAND",
-                steps=[points[at].step, *begun],  # type: ignore[list-item]
+                steps=[points[at].step, *begun],
             )
-            return
+    return None
 
 
 def _falls(log: RunLog, step: int) -> tuple[list[int], list[Evidence]] | None:

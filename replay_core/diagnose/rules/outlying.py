@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.case import Case
@@ -22,7 +20,7 @@ FEWEST = 12
 @rule("D97", "an advantage outweighs all others", link="advantages", scope="case", lasts=True,
       explains=("D04", "D24", "D28", "D73", "L02", "L08", "L10", "L16"),
       source="NeMo-RL#4158: leave-one-out normalisation of a group with one odd reward")  # fmt: skip
-def outlying(case: Case) -> Iterator[Finding]:
+def outlying(case: Case) -> Finding | None:
     """Advantages over 50 that are 100 times the run's median (of those that are not 0), while their rewards are not a
     tenth as far out: distance from the mean of the group, 10 times the median of the run at the most. An error. What is
     left is a division by a spread of next to nothing, as of a group in which all other rewards are equal.
@@ -53,10 +51,10 @@ def outlying(case: Case) -> Iterator[Finding]:
     odd = [(each > max(LEAST, TIMES * usual)) & (far <= REACH * common) for each, far in zip(sizes, reach, strict=True)]
     many = int(sum(one.sum() for one in odd))
     if not many:
-        return
+        return None
     worst = int(np.argmax([each.max(initial=0.0) * bool(one.any()) for each, one in zip(sizes, odd, strict=True)]))
     lone = all(bool(told[one].all()) for told, one in zip(alone, odd, strict=True))
-    yield error(
+    return error(
         f"advantages explode: {share(many, len(every))} are {TIMES:g} times the others and more, up to "
         f"{sizes[worst].max():.3g}, where the median is {usual:.3g}",
         places[worst],

@@ -50,7 +50,7 @@ CHANCE = 1e-4
 @rule("L32", "responses that are cut have one high reward", link="rewards", scope="case", lasts=True,
       explains=("D20", "L08"),
       source="a judge that cannot parse an unfinished answer and falls back to its default")  # fmt: skip
-def pays_for_cut(case: Case) -> Iterator[Finding]:
+def pays_for_cut(case: Case) -> Finding | None:
     """The reward of responses that were cut off at the limit, 8 and more in 3 steps and more to the last: one and the
     same in all of them, no less than what half of the finished ones have, and one that so many finished ones would not
     all have by chance (1e-4). A warning: an answer nobody finished is right by default.
@@ -79,9 +79,9 @@ def pays_for_cut(case: Case) -> Iterator[Finding]:
         or as_much**cut > CHANCE
         or np.unique(np.round(ended, 6)).size < 2
     ):
-        return
+        return None
     batch, cut_B, _ = told[0]
-    yield warning(
+    return warning(
         f"responses that are cut off have one reward, {last:.4g}, as finished ones that are right: all {cut} of them, "
         f"from step {batch.step} on",
         batch.laid.where(batch.columns.reward_name, sample=int(cut_B.argmax())),
@@ -93,7 +93,7 @@ def pays_for_cut(case: Case) -> Iterator[Finding]:
         cause="the judge gives what it cannot parse (an answer that was cut) its default or its highest score: nothing "
         "keeps responses from growing to the limit",
         next_step="score a cut response by hand; pay nothing for it, or leave it out of the loss",
-        steps=[each.step for each, *_ in told if each.step is not None],
+        steps=[each.step for each, *_ in told],
     )  # fmt: skip
 
 

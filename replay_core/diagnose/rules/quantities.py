@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.kinship import odd_one
@@ -20,7 +18,7 @@ _WORDS = {
       explains=("D08", "D09", "D10", "D11", "D12", "D13", "D14", "D15", "D16", "D21", "D24", "D28", "D29", "D31", "D35",
                 "D46", "D50", "D55", "D59", "D60", "D69", "D89", "L08", "L10", "L16"),
       source="rollout, old, policy and reference say nearly the same of the same tokens")  # fmt: skip
-def another_quantity(batch: StepBatch) -> Iterator[Finding]:
+def another_quantity(batch: StepBatch) -> Finding | None:
     """Rollout, old, policy (of the first update) and reference log-probabilities, each that is over .03 nats from
     another held against what known mistakes make of that: zeros, one number, probabilities, the sign turned, another
     base, sums along the response, means and sums of it, a shift by up to three tokens, another row's, cut
@@ -32,7 +30,7 @@ def another_quantity(batch: StepBatch) -> Iterator[Finding]:
     if odd is None:
         if sum(batch.has(name) for name in _WORDS) < 2:
             raise Skip("needs two of rollout, old, policy and reference log-probabilities")
-        return
+        return None
     word, link = _WORDS[odd.suspect.name]
     rollout, zero = odd.suspect.name == "rollout_logprobs", odd.what.startswith("exactly 0")
     beside = abs(odd.by) == 1 and odd.suspect.name in ("rollout_logprobs", "old_logprobs")
@@ -42,7 +40,7 @@ def another_quantity(batch: StepBatch) -> Iterator[Finding]:
         or (zero and odd.suspect.name in ("old_logprobs", "policy_logprobs"))
     ):
         raise Skip("a shift by one token is D08's, the rollout's rows are D79's, zeros of the trainer D80's")
-    yield error(
+    return error(
         f"{word} log-probabilities are {odd.what}",
         batch.laid.where(odd.suspect.name, at=odd.at),
         link=link,

@@ -289,7 +289,7 @@ def _is_engines(batch: StepBatch, old: Column, both_N: Array) -> bool:
 
 @rule("D14", "the ratio is not 1 although nothing moves", link="ratio", scope="signals",
       needs=("learning_rate", "clip_fraction|policy_kl"), source="RLinf#1534, verl#6280")  # fmt: skip
-def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
+def ratio_without_updates(log: RunLog) -> Finding | None:
     """With a learning rate of 0 the weights stay: no token may be clipped, and the policy's KL to itself is 0.
 
     A clip fraction over 1e-3 or |KL| over 1e-3 at a step whose lr is 0, as the step's before it was (bf16 noise stays
@@ -303,13 +303,12 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
     after = {point.step for before, point in pairwise(points) if before.value != 0}
     still = {point.step: point for point in points if point.value == 0 and point.step not in after}
     if not still:
-        yield from _moved_in_one_update(log)
-        return
+        return _moved_in_one_update(log)
     for signal in ("clip_fraction", "policy_kl"):
         series = log.get(signal)
         bad = [] if series is None else [p for p in series.points if p.step in still and abs(p.value) > SAME_FP32]
         if series is not None and bad:
-            yield warning(
+            return warning(
                 f"the learning rate is 0, and {series.name} is not",
                 series.of(bad),
                 evidence=[series.shown_at(bad[0], "0")],
@@ -317,10 +316,10 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
                 "dropout, train against eval mode, or the engine's probabilities",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --rows-per-forward 1",
             )
-            return
+    return None
 
 
-def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
+def _moved_in_one_update(log: RunLog) -> Finding | None:
     """The same of a run that states one update for each batch: the ratio is taken before anything has moved."""
     if not log.algorithm.is_updated_once:
         raise Skip("the learning rate is never 0, and no single update of a batch is stated: a ratio may be off 1")
@@ -329,7 +328,7 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
         series = log.get(signal)
         bad = [] if series is None else [p for p in series.points if abs(p.value) > limit]
         if series is not None and len(bad) >= 3 and 2 * len(bad) >= len(series.points):
-            yield warning(
+            return warning(
                 f"the ratio is not 1 in a batch's only update: {series.name} is {bad[0].value:.3g}",
                 series.of(bad),
                 evidence=[series.shown_at(bad[0], "0"), shown("steps", f"{len(bad)} of {len(series.points)}", "none")],
@@ -337,13 +336,13 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
                 "weights, or come from another forward pass (micro-batch size, dropout, the engine's own)",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D14",
             )
-            return
+    return None
 
 
 @rule("D24", "the ratio explodes", link="ratio", scope="batch",
       needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
-def exploding(batch: StepBatch) -> Iterator[Finding]:
+def exploding(batch: StepBatch) -> Finding | None:
     """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1,
     10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3 (of CISPO's weights as
     bounded), over tokens that count. Four epochs of a batch reach 0.36 in a run that learns.
@@ -365,10 +364,10 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     noise = 3 * math.sqrt(outside * (1 - outside) / weights.size)
     few = 3 * math.sqrt(extreme * (1 - extreme) / weights.size)
     if extreme - few <= EXTREME and outside - noise <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
-        return
+        return None
     name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
     place = batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
-    yield finding(
+    return finding(
         "error" if outside > FAR_GONE else "warning",
         f"the policy is far from the one that sampled: {outside:.0%} of tokens have a ratio outside 0.8 to 1.2",
         place,
@@ -549,7 +548,7 @@ UNBOUND, STEPS = 0.25, 3
       needs=("policy_kl", "clip_fraction"), lasts=True,
       explains=("D15", "D24", "D25", "L02", "L08", "L09", "L10", "L16"),
       source="arXiv 1707.06347 equation 7")  # fmt: skip
-def never_clips(log: RunLog) -> Iterator[Finding]:
+def never_clips(log: RunLog) -> Finding | None:
     """The clip fraction exactly 0 in every step, and the policy's KL to the one that sampled over .25 nats in 3 and
     more: an error. A mean log ratio of -.25 is past a range of .2. Not for CISPO and REINFORCE, which clip no ratio.
     """
@@ -558,8 +557,8 @@ def never_clips(log: RunLog) -> Iterator[Finding]:
     if log.algorithm.estimator.startswith("reinforce") or log.algorithm.kind == "cispo":
         raise Skip("the stated algorithm does not clip its ratio below")
     if len(far) < STEPS or not clipped.finite or any(clipped.finite):
-        return
-    yield error(
+        return None
+    return error(
         f"nothing is ever clipped although the policy moves {far[0].value:.2g} nats per token within one batch",
         moved.of(far),
         evidence=[
@@ -622,7 +621,7 @@ def torn(log: RunLog) -> Iterator[Finding]:
 
 @rule("L16", "a batch's own updates tear the policy away", link="trend", scope="batch",
       needs=("policy_logprobs", "old_logprobs"), source="PPO implementations stop at a KL of 0.01 to 0.05")  # fmt: skip
-def torn_away(batch: StepBatch) -> Iterator[Finding]:
+def torn_away(batch: StepBatch) -> Finding | None:
     """mean |policy - old| over 1 nat per token in a later update of a batch (its first update is D14's): an error."""
     policy, old, _ = _pair(batch)
     # Every epoch is a row of its own; the first ones have not moved yet.
@@ -632,10 +631,11 @@ def torn_away(batch: StepBatch) -> Iterator[Finding]:
     moved = np.abs(policy.values_N - old.values_N)[both_N]
     worst, at = float(moved.mean()), int(np.flatnonzero(both_N)[moved.argmax()])
     if worst > TORN:
-        yield error(
+        return error(
             f"the policy moves {worst:.3g} nats per token within one batch: its own updates tear it away",
             batch.laid.where("policy_logprobs", at=at),
             evidence=[shown("mean |policy - old|, nats", worst, "< 0.2", f"{policy.source} and {old.source}")],
             cause="the learning rate is far too high, or a batch is used for too many updates",
             next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
         )
+    return None

@@ -35,7 +35,7 @@ K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
 
 @rule("D15", "policy and reference differ before the first update", link="ref", scope="case",
       source="slime and miles debug guides (1e-8 with one kernel; about 0.8 per token: chat template)")  # fmt: skip
-def reference_moved(case: Case) -> Iterator[Finding]:
+def reference_moved(case: Case) -> Finding | None:
     """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a
     warning, more than 1 an error: another template, or another model (a warning where a weight version says that the
     run goes on). Of step 1, where step 0 is not in the dump, the last two alone. Skipped where neither is. From .1 on,
@@ -55,13 +55,13 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         as_engine = Gap(batch, ref, trainer, both_N)
         # verl's step 1 has no update before it, and one update turns no temperature.
         if mean <= (MOVED if batch.step == 0 or as_engine.is_tempered else OTHER_PROMPT):
-            return
+            return None
         if batch.laid.algorithm.is_distilled or _is_taught(batch, trainer, ref, both_N):
             raise Skip("the reference is a teacher: advantages are made of its log-probabilities")
         at = int(np.flatnonzero(both_N)[apart.argmax()])
         place = batch.laid.where("ref_logprobs", at=at)
         if as_engine.is_tempered:
-            yield finding(
+            return finding(
                 "error" if mean > OTHER_MODEL else "warning",
                 f"policy and reference are at different temperatures: {given(as_engine.gain):.2f} explains their "
                 f"difference at step {batch.step}",
@@ -78,13 +78,12 @@ def reference_moved(case: Case) -> Iterator[Finding]:
                 next_step=batch.laid.replay_command(place, "--model REFERENCE --against ref_logprobs"),
                 steps=(batch.step,),
             )
-            return
         known = versions(batch)
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         other = mean > OTHER_WEIGHTS and batch.step == 0 and _is_used(batch) and _agrees_with_engine(batch, mean)
         # A run that goes on from a checkpoint and counts its steps anew has left its reference already.
         resumed, begins = bool(version), version == 0 or _warms_up(case)
-        yield finding(
+        return finding(
             "error"
             if mean > OTHER_MODEL and not resumed
             else "warning"
@@ -107,7 +106,6 @@ def reference_moved(case: Case) -> Iterator[Finding]:
             next_step=batch.laid.replay_command(place, "--model POLICY --model REFERENCE --against ref_logprobs"),
             steps=(batch.step,),
         )
-        return
     raise Skip("needs the policy's and the reference's log-probabilities of step 0")
 
 
@@ -152,7 +150,7 @@ def _is_taught(batch: StepBatch, trainer: Column, ref: Column, both_N: Array) ->
 
 @rule("D15", "KL to the reference at the first step", link="ref", scope="signals", needs=("kl",),
       source="slime and miles debug.md")  # fmt: skip
-def first_kl(log: RunLog) -> Iterator[Finding]:
+def first_kl(log: RunLog) -> Finding | None:
     """Before the first update policy and reference are one model: KL is 0.
 
     Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 0.5 a warning, over
@@ -166,7 +164,7 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     point = series.points[0]
     always = min(series.finite, default=0.0)
     if always > OTHER_MODEL and len(series.finite) >= 8 and trends.level(series.finite) < LEAPT * always:
-        yield warning(
+        return warning(
             f"KL to the reference is {trends.level(series.finite):.3g} per token from the first logged step on, and "
             f"never below {always:.3g}",
             point.where(series.name),
@@ -175,7 +173,6 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
             next_step=_AGAINST_REFERENCE,
             steps=series.steps(),
         )
-        return
     if len(series.finite) > 2 and sum(value < 0 for value in series.finite) >= K1_SHARE * len(series.finite):
         raise Skip("the KL is negative: D29 says what that means")
     if log.is_counted:
@@ -187,7 +184,7 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     point = min(of_step, key=lambda micro: micro.micro or 0) if of_step and point.micro is None else point
     value = abs(point.value)
     if not math.isfinite(value) or value <= MOVED:
-        return
+        return None
     on_policy = all(
         (p := log.at(name, point.step)) is not None and p.value == 0 for name in ("clip_fraction", "policy_kl")
     )
@@ -195,7 +192,7 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     if clips is not None and any(value > 0.1 for value in clips.finite[:3]):
         raise Skip("the first steps' own updates move the policy: a tenth of their tokens and more are clipped")
     mild = value <= OTHER_PROMPT and not on_policy
-    yield finding(
+    return finding(
         "error" if value > OTHER_MODEL else "info" if mild else "warning",
         f"KL to the reference is {point.value:.3g} at the first step",
         point.where(series.name),
@@ -323,7 +320,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             "negative, and rewards leaving the reference",
             next_step="sample with temperature 1, top_k 0, top_p 1; rldbg record -- YOUR COMMAND, then rldbg diagnose "
             "rldbg-dump",
-            steps=[one.point.step for one in told if one.point.step is not None],
+            steps=[one.point.step for one in told],
         )
         return
     for series in (series for signal in ("kl", "policy_kl", "rollout_k3", "rollout_k1") for series in log.all(signal)):
@@ -390,7 +387,7 @@ FAR, LEAPT = 1.0, 20.0
 @rule("L10", "the KL to the reference explodes", link="trend", scope="signals", needs=("kl",),
       explains=("D01", "D03", "D14", "D20", "D24", "D25", "D26", "L08", "L09"),
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
-def kl_explodes(log: RunLog) -> Iterator[Finding]:
+def kl_explodes(log: RunLog) -> Finding | None:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
     more: a warning, info while the reward rises with it, over 3 an error (a warning). From below .2 to over 1 in one
     step, and staying there: an error, in 4 steps and more. It rises in every run that learns; a run without a KL term
@@ -403,7 +400,7 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
         raise Skip("needs the KL of 4 steps")
     leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and min(values[at:]) > FAR), None)
     if leapt is not None and len(values) - leapt >= 2:
-        yield error(
+        return error(
             f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} "
             f"per token "
             "in one step",
@@ -414,9 +411,8 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
             if not log.has("logprob_diff")
             else "the learning rate is far too high: one update takes the policy away",
             next_step="lower the learning rate ten times; look at grad_norm and entropy of that step",
-            steps=[p.step for p in finite[leapt:] if p.step is not None],
+            steps=[p.step for p in finite[leapt:]],
         )
-        return
     if len(finite) < 8:
         raise Skip("needs the KL of 8 steps")
     if sorted(point.value for point in finite[-3:])[1] < 0:
@@ -429,7 +425,7 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
         told = reward.finite if reward is not None else []
         learns = len(told) >= 8 and median(told[-3:]) > median(told[:3]) + 0.3 * (max(told) - min(told))
         mark = next(point for point in finite if abs(point.value) > FAR)
-        yield finding(
+        return finding(
             ("warning" if learns else "error") if now > 3 * FAR else "info" if learns else "warning",
             f"KL to the reference {'grows with the reward' if learns else 'explodes'}: {series.name} goes from "
             f"{begun:.3g} to {now:.3g} per token",
@@ -440,3 +436,4 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
             next_step="lower the learning rate; look at grad_norm and clip fraction of the step where it leaves",
             steps=[p.step for p in finite if p.step is not None and abs(p.value) > FAR],
         )
+    return None

@@ -77,5 +77,5 @@ def _found(log: RunLog, since: Point, steps: int, what: str, series: Series) -> 
         cause="what is logged is cached: the metrics are not computed anew (a dictionary that is not refreshed, a rank "
         "that no longer reduces), or the steps do not run at all",
         next_step="rldbg record -- YOUR COMMAND, then compare two of these steps",
-        steps=[p.step for p in series.points[-steps:] if p.step is not None],
+        steps=[p.step for p in series.points[-steps:]],
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from hashlib import blake2b
 
 import numpy as np
@@ -23,7 +22,7 @@ SHARE, FEWEST, STEPS = 0.9, 2, 2
       explains=("D09", "D12", "D31", "D43", "D56", "L17"),
       source="a rollout buffer, queue or file that is not advanced; old log-probabilities are of the policy that "
       "sampled (PPO)")  # fmt: skip
-def trained_on_again(case: Case) -> Iterator[Finding]:
+def trained_on_again(case: Case) -> Finding | None:
     """Nine tenths and more of a step's samples have the tokens and, bit for bit, the engine's log-probabilities of an
     earlier step's, and other old log-probabilities: those were taken anew, as of a new batch. An error in 2 steps and
     more of a run that has 2 of new samples, else a warning; worth knowing in a run that states that its samples are
@@ -56,10 +55,10 @@ def trained_on_again(case: Case) -> Iterator[Finding]:
     if looked < 2:
         raise Skip("needs tokens, rollout and old log-probabilities of 2 steps")
     if not found:
-        return
+        return None
     steps = sorted({step for step, *_ in found})
     _, origin, again, known = found[0]
-    yield finding(
+    return finding(
         "info" if off_policy else "error" if min(len(steps), looked - len(found)) >= STEPS else "warning",
         f"the rollouts of step {origin} are trained on again in step{'s' if len(steps) > 1 else ''} {listed(steps)}: "
         "nothing new is sampled",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core import pages
@@ -18,7 +16,7 @@ from replay_core.diagnose.rules.value_targets import FEWEST
       needs=("mask", "token_rewards|token_scores", "advantages|returns"),
       explains=("D44", "D45", "D52", "L08"), lasts=True,
       source="verl: the score is put at the response's last valid token, found by the attention mask")  # fmt: skip
-def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
+def off_the_tokens(batch: StepBatch) -> Finding | None:
     """Samples whose token rewards, over the whole row, hold more than over the tokens that count, while advantages are
     made token by token: a quarter of them and more is an error; so is a reward on the first token of every
     response, and, where a critic's values are recorded, one reward before the last token of every response. Where one
@@ -30,8 +28,7 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     if spread is None and batch.columns.ref("values") is not None:
         spread = _before_the_last_token(batch)
     if spread is not None:
-        yield spread
-        return
+        return spread
     if whole_B is None:
         raise Skip("token rewards are no rows")
     trained_N = given(batch.trained_N)
@@ -42,11 +39,11 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     heard_B = (np.abs(whole_B) > 1e-6) & (batch.flat.count(trained_N) > 0)
     lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
     if lost_B.sum() < 2 or lost_B.sum() < 0.25 * heard_B.sum():
-        return
+        return None
     if summed and not _in_one_column(batch, name, lost_B):
         raise Skip("one advantage for all of a response: it is made of the row's sum")
     sample = int(np.flatnonzero(lost_B)[0])
-    yield finding(
+    return finding(
         "warning" if summed else "error",
         f"the reward of {share(int(lost_B.sum()), int(heard_B.sum()))} samples lies "
         + ("in the padding behind its response, on no token of it" if summed else

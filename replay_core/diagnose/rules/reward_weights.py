@@ -163,7 +163,7 @@ def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatc
         evidence=[shown("functions that are summed", ", ".join(_names(batch))), shown("steps made so", len(every)),
                   shown("steps whose rewards are the sums themselves", len(told))],
         cause=cause,
-        steps=[one.step for one, *_ in every if one.step is not None],
+        steps=[one.step for one, *_ in every],
     )  # fmt: skip
 
 

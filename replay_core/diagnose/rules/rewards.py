@@ -78,7 +78,7 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
       needs=("rewards|advantage", "group|advantage"), varies=True,
       explains=("D02", "D03", "D04", "D23", "D28", "D55", "L01"),
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
-def zero_spread(batch: StepBatch) -> Iterator[Finding]:
+def zero_spread(batch: StepBatch) -> Finding | None:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.9 and more a warning, 0.5 info,
     in half of the steps; in a quarter of them one milder, in fewer worth knowing. Info in steps of so few responses
     that chance does it.
@@ -90,18 +90,17 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     are recorded, advantages that are all 0 are an error.
     """
     if not (batch.has("rewards") and batch.has("group")):
-        yield from _all_zero(batch)
-        return
+        return _all_zero(batch)
     equal_G, compared_G = _equal(batch)
     total, count = int(compared_G.sum()), int(equal_G.sum())
     if not total or count / total < MANY or _has_other_baseline(batch, equal_G):
-        return
+        return None
     rewards_B = given(batch.reward_B)
     everywhere = count == total
     few = int((spreads(batch)[1][compared_G] - 1).sum()) < FEW_RESPONSES
     between = float(np.nanmax(rewards_B) - np.nanmin(rewards_B))
     if everywhere and between > EQUAL * max(1.0, float(np.nanmax(np.abs(rewards_B)))) and total > 1:
-        return
+        return None
     copied, known = groups_of_one_answer(batch)
     copies = are_one(copied, known)
     claim = (
@@ -112,7 +111,7 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     if copies:
         claim = f"the responses of a group are the same text ({share(copied, known)} groups): {claim}"
     place = batch.laid.where(batch.columns.reward_name, sample=0)
-    yield finding(
+    return finding(
         "info" if few else "error" if everywhere else "warning" if count / total >= MOSTLY else "info",
         claim,
         place,
@@ -148,13 +147,13 @@ def _filtered(batch: StepBatch, others: str) -> str:
     return f"{others}, or a filter of groups {turned}"
 
 
-def _all_zero(batch: StepBatch) -> Iterator[Finding]:
+def _all_zero(batch: StepBatch) -> Finding | None:
     column, trained_N = given(batch.columns.of("advantages")), batch.trained_N
     heard_N = column.said_N if trained_N is None else column.said_N & trained_N
     if not heard_N.any() or np.any(column.values_N[heard_N] != 0) or len(batch) < 2:
         raise Skip("needs rewards and groups; the advantages alone are not all 0")
     place = batch.laid.where("advantages", sample=0)
-    yield error(
+    return error(
         f"every advantage is 0 ({len(batch)} samples): the policy loss has no gradient",
         place,
         evidence=[
@@ -171,7 +170,7 @@ def _all_zero(batch: StepBatch) -> Iterator[Finding]:
       needs=("rewards", "group"), varies=True,
       explains=("D01", "D02", "D04", "D23", "L01"),
       source="trl#3857")  # fmt: skip
-def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
+def spread_only_between_groups(batch: StepBatch) -> Finding | None:
     """Rewards vary over the batch and in no group of two and more: `reward_std` looks healthy, every advantage is 0.
 
     Also where single reward functions vary within groups and their sum does not. Info in steps of so few responses that
@@ -181,15 +180,15 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     rewards_B = given(batch.reward_B)
     beside_the_first = int((spreads(batch)[1][compared_G] - 1).sum())
     if not compared_G.any() or not (equal_G == compared_G).all() or compared_G.sum() < 2:
-        return
+        return None
     spread = float(np.nanmax(rewards_B) - np.nanmin(rewards_B))
     scale = max(float(np.nanmax(np.abs(rewards_B))), EQUAL)
     if spread <= EQUAL * scale or _has_other_baseline(batch, equal_G):
-        return
+        return None
     place = batch.laid.where(batch.columns.reward_name, sample=0)
     copied, known = groups_of_one_answer(batch)
     copies = are_one(copied, known)
-    yield finding(
+    return finding(
         "info" if beside_the_first < FEW_RESPONSES else "error",
         (f"the responses of a group are the same text ({share(copied, known)} groups): " if copies else "")
         + "no group has a spread of rewards: they differ from prompt to prompt and never between the responses to one "
@@ -214,14 +213,14 @@ _NO_DIFFERENCE = ("frac_zero_std|reward_std|advantage_max",)
 
 @rule("D03", "rewards differ over the batch, in no group", link="groups", scope="signals", needs=_NO_DIFFERENCE,
       source="trl#3857")  # fmt: skip
-def differ_between_groups(log: RunLog) -> Iterator[Finding]:
+def differ_between_groups(log: RunLog) -> Finding | None:
     """Every advantage of a step is 0 (D01), and yet its rewards differ over the batch: the same total for every
     completion of a prompt. Half of the steps is an error, a quarter a warning.
     """
     known, dead = _dead_steps(log)
     across = [step for step in dead if (step.batch_std or 0) > NO_STD]
     if across:
-        yield finding(
+        return finding(
             severity_of(len(across), len(known)),
             "rewards differ over the batch, but in no group: every advantage is 0",
             across[0].point.where("reward_std"),
@@ -233,6 +232,7 @@ def differ_between_groups(log: RunLog) -> Iterator[Finding]:
             "then rldbg diagnose rldbg-dump --rule D03",
             steps=steps_of(across),
         )
+    return None
 
 
 @rule("D01", "no reward differs within a group", link="groups", scope="signals",

@@ -60,7 +60,7 @@ def another_row(batch: StepBatch) -> Iterator[Finding]:
       needs=("old_logprobs|policy_logprobs", "mask|response"),
       explains=("D09", "D14", "D15", "D21", "D24", "D28", "D50", "D60", "L08", "L10", "L16"),
       source="a tensor of zeros that is allocated and never filled, or log_probs - log_probs.detach()")  # fmt: skip
-def all_zero(batch: StepBatch) -> Iterator[Finding]:
+def all_zero(batch: StepBatch) -> Finding | None:
     """Old or policy log-probabilities exactly 0 on all counted tokens (8 and more), which is a probability of 1: an
     error. (Of a policy that is sure of everything some are a little below 0.) Not where the rollout's are, too.
     """
@@ -76,14 +76,14 @@ def all_zero(batch: StepBatch) -> Iterator[Finding]:
         if rollout is not None and not rollout.values_N[known_N & rollout.said_N].any():
             continue
         word = "old" if name == "old_logprobs" else "policy"
-        yield error(
+        return error(
             f"{word} log-probabilities are exactly 0 on all {int(known_N.sum())} tokens that count: a probability of 1",
             batch.laid.where(name, at=int(np.flatnonzero(known_N)[0])),
             evidence=[shown("tokens with exactly 0", int(known_N.sum()), "0", column.source)],
             cause="the tensor was allocated and never filled, or holds a difference (log_probs - log_probs.detach()) "
             "or a masked copy; the ratio is then the probability itself",
         )
-        return
+    return None
 
 
 @rule("D81", "the mask ends at one place in every longer response", link="masks", scope="batch",
@@ -240,7 +240,7 @@ SHARE = 0.25
 @rule("D88", "part of the batch is trained on twice, part never", link="masks", scope="batch", lasts=True,
       needs=("tokens",), explains=("D14", "D60", "L16", "L08"),
       source="every mini-batch of an epoch holds other samples")  # fmt: skip
-def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
+def twice_or_never(batch: StepBatch) -> Finding | None:
     """The rows that micro-batches of one epoch hold beside those of the batch, where there are as many: an error where
     a quarter of the batch is in none of them, and as many rows are there twice and more often than in the batch.
     """
@@ -261,7 +261,7 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
         if min(never, again) < SHARE * len(whole) or any(key not in due for key in had):
             continue
         often = max(count / due[key] for key, count in had.items())
-        yield error(
+        return error(
             f"{share(never, len(whole))} samples of the batch are in no mini-batch, and others are in it up to "
             f"{often:.3g} times: the same mini-batch is trained on again",
             batch.laid.where("input_ids", sample=0),
@@ -271,12 +271,12 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
             "made "
             "anew), or rows are drawn with replacement",
         )  # fmt: skip
-        return
+    return None
 
 
 @rule("D88", "part of the batch is never trained on", link="masks", scope="case", lasts=True, explains=("D28",),
       source="every row of a batch is in one micro-batch of each of its epochs")  # fmt: skip
-def never_trained(case: Case) -> Iterator[Finding]:
+def never_trained(case: Case) -> Finding | None:
     """The rows that micro-batches of a step's update hold beside those of the batch, both recorded by one rank: a
     warning where a quarter of the batch and more is in none of them, in each of 2 steps and more, and over the run
     about as many of these as of the others have advantages other than 0 and tokens that count (half as many and more):
@@ -289,12 +289,12 @@ def never_trained(case: Case) -> Iterator[Finding]:
     never, taught, rows, all_taught = (sum(getattr(one, name) for _, one in told) for name in
                                        ("never", "taught", "rows", "all_taught"))  # fmt: skip
     if any(one.never < SHARE * one.rows for _, one in told) or 2 * taught * rows < never * all_taught or not taught:
-        return
+        return None
     batch, first = told[0]
     divisor = of_loss(batch.laid.flags, "divisor")
     # A rank that holds the whole batch and trains on its share of it, where the others record nothing.
     is_share = not divisor and all(one.rows % (one.rows - one.never) == 0 for _, one in told if one.rows > one.never)
-    yield finding(
+    return finding(
         "info" if is_share else "warning",
         f"a part of every batch is never trained on: {share(first.never, first.rows)} samples are in none of the "
         f"{first.micros} micro-batches of the step's update",
@@ -308,7 +308,7 @@ def never_trained(case: Case) -> Iterator[Finding]:
         cause="a micro-batch is dropped (a loop that ends one early, a last one that is short and left out, a part of "
         "the batch that went to no rank), or was not recorded: what it would have taught is lost, and a loss that is "
         "divided by all micro-batches is too small besides",
-        steps=[each.step for each, _ in told if each.step is not None],
+        steps=[each.step for each, _ in told],
     )  # fmt: skip
 
 

@@ -231,7 +231,7 @@ QUEUED, OLDER = 4.0, 3.0
 @rule("D31", "samples get ever older", link="rollout_logprobs", scope="signals", needs=("weight_lag",),
       explains=("D09", "D12", "D24", "D25", "L08", "L09", "L10"), lasts=True,
       source="prime-rl max_off_policy_steps (8), AReaL max_head_offpolicyness")  # fmt: skip
-def ever_older(log: RunLog) -> Iterator[Finding]:
+def ever_older(log: RunLog) -> Finding | None:
     """The logged age of the weights that sampled a step's batch, in updates: its last 3 steps at 4 and more, three
     times its first quarter and more, and a rise that chance does not explain, in 8 steps and more: a warning, an error
     past 8. A
@@ -243,7 +243,7 @@ def ever_older(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
     begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
     if now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
-        yield error(
+        return error(
             f"samples are {now:.3g} updates old: {series.name} is past {LAG:g}, and they are far off-policy",
             series.first(over=LAG),
             evidence=[series.shown(now, f"<= {LAG:g}"), shown("steps past it", len(series.steps(over=LAG)))],
@@ -252,10 +252,9 @@ def ever_older(log: RunLog) -> Iterator[Finding]:
             next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
             steps=series.steps(over=LAG),
         )
-        return
     if now < QUEUED or now < OLDER * begun or not trends.rises(values):
-        return
-    yield finding(
+        return None
+    return finding(
         # What disagrees with the trainer by then is what such samples do.
         "error" if now > LAG else "warning",
         f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates",

@@ -60,7 +60,7 @@ _BOUNDS: tuple[_Bound, ...] = (
 @rule("L30", "a figure is what it cannot be", link="dump", scope="signals",
       needs=("|".join(dict.fromkeys(bound.signal for bound in _BOUNDS)),), lasts=True, source="the figures' "
        "definitions")  # fmt: skip
-def impossible(log: RunLog) -> Iterator[Finding]:
+def impossible(log: RunLog) -> Finding | None:
     """A share outside of 0 to 1, an entropy over 12.9 nats (ln 400,000), a correlation or explained variance over 1, a
     norm, length, standard deviation, ratio or learning rate below 0, in a quarter of the steps and more (one step of a
     learning rate): a warning, an error of a learning rate, worth knowing of an entropy. What is logged is another
@@ -77,7 +77,7 @@ def impossible(log: RunLog) -> Iterator[Finding]:
                 continue
             limit, why = (bound.high, bound.above) if bad[0].value > 0 else (bound.low, bound.below)
             worst = max(bad, key=lambda point: abs(point.value))
-            yield finding(
+            return finding(
                 # A sum over the response is what some trainers log on purpose (TRL's PPO: objective/entropy).
                 "error" if is_rate else "info" if bound.signal == "entropy" else "warning",
                 f"{series.name} is {worst.value:.4g}, which it cannot be: {why}",
@@ -89,9 +89,9 @@ def impossible(log: RunLog) -> Iterator[Finding]:
                 ],
                 cause=why,
                 next_step="look at how the figure is computed and put together over ranks",
-                steps=[point.step for point in bad if point.step is not None],
+                steps=[point.step for point in bad],
             )
-            return
+    return None
 
 
 #: Of a series: whether the state holds. Values are finite, as many as the state asks for.

@@ -327,7 +327,7 @@ def _line(x: list[float], y: list[float]) -> tuple[float, float]:
 
 @rule("L23", "the KL is counted twice", link="loss", scope="signals", explains=("L08",),
       source="verl: use_kl_in_reward and use_kl_loss are two places for one penalty")  # fmt: skip
-def kl_twice(log: RunLog) -> Iterator[Finding]:
+def kl_twice(log: RunLog) -> Finding | None:
     """The head of the log states that the KL is subtracted from the rewards and is a term of the loss, each with a
     coefficient over 0: a warning. Skipped where it does not state both.
     """
@@ -336,8 +336,8 @@ def kl_twice(log: RunLog) -> Iterator[Finding]:
         raise Skip("needs a head that states use_kl_in_reward and use_kl_loss")
     weights = log.algorithm.number("kl_coef"), log.algorithm.number("kl_loss_coef")
     if not (in_reward and in_loss) or 0 in weights:
-        return
-    yield warning(
+        return None
+    return warning(
         "the KL is counted twice: in the rewards and in the loss",
         evidence=[shown("use_kl_in_reward", True), shown("use_kl_loss", True),
                   *(shown(name, weight) for name, weight in zip(("kl_coef", "kl_loss_coef"), weights, strict=True)

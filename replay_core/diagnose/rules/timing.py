@@ -25,8 +25,7 @@ _NEXT = "rldbg replay DUMP --compile inductor times compilation apart from stead
 
 def seconds(log: RunLog) -> Series | None:
     """The time of a whole step in seconds, whatever unit it is logged in."""
-    series = log.get("step_seconds")
-    if series is not None:
+    if (series := log.get("step_seconds")) is not None:
         return series
     series = log.get("iter_ms")
     if series is None:

@@ -41,8 +41,7 @@ LONG_ENOUGH = 8
 
 def truncated(batch: StepBatch) -> Array | None:
     """Which responses were cut off at the length limit: as the dump says, else no end token at the largest length."""
-    stated_B = batch.truncated_flag_B
-    if stated_B is not None:
+    if (stated_B := batch.truncated_flag_B) is not None:
         return stated_B
     if batch.response_N is None or batch.tokens_N is None or not len(batch):
         return None
@@ -121,7 +120,7 @@ def cut_off(case: Case) -> Iterator[Finding]:
 
 @rule("D20", "responses are cut", link="tokens", scope="signals", needs=("truncated",),
       source="miles advisory (0.25); autocontext#1067")  # fmt: skip
-def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
+def cut_off_in_log(log: RunLog) -> Finding | None:
     """Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
 
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
@@ -135,7 +134,7 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     if series is None:
         raise Skip("the fraction of truncated responses is not finite in any step")
     if now < MANY:
-        return
+        return None
     longest = [level for name in ("response_length_max", "response_length") for _, level in log.level(name)]
     if longest and max(longest) <= 1:
         raise Skip("responses are of one token: each of them ends at the limit")
@@ -153,7 +152,7 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     # Of fewer steps: hardly any response has ended in any of them, and the mean is next to the limit.
     always = always or (count >= 2 and min(series.finite) >= ALL_BUT and _at_the_limit(log))
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
-    yield finding(
+    return finding(
         ("warning" if always else "info") if teaches else "error" if now >= 1 or nothing else "warning",
         f"{now:.0%} of the responses are cut at the token limit" + _from_the_start(series, longest),
         next(p for p in series.points if p.value >= MANY).where(series.name),
@@ -441,7 +440,7 @@ CALLED = 3
 @rule("D70", "every tool call gets the same answer", link="tokens", scope="case",
       explains=("D01", "D03", "L08"),
       source="a tool server that is down answers every call with its error")  # fmt: skip
-def one_answer(case: Case) -> Iterator[Finding]:
+def one_answer(case: Case) -> Finding | None:
     """Tokens between two turns of a response that are not the policy's own, the same in every sample of 3 steps and
     more while the turns before them
     differ: a warning where the run states tools, since a template's words between turns are
@@ -472,13 +471,13 @@ def one_answer(case: Case) -> Iterator[Finding]:
             answers.add(row[edges[1] : edges[2]].tobytes())
             found = True
         if len(answers) > 1:
-            return
+            return None
         if found:
             steps.append(batch.step)
             first = first or batch
     if first is None or len(set(steps)) < CALLED or len(calls) < CALLED or not stated:
         raise Skip("needs turns of tools over 3 steps, and a run that states tools")
-    yield warning(
+    return warning(
         f"every tool call gets the same answer: one in {len(set(steps))} steps, to {len(calls)} different calls",
         first.laid.where("input_ids", sample=0),
         evidence=[shown("different answers", 1, "> 1"), shown("different calls", len(calls))],

@@ -255,5 +255,5 @@ def not_applied(case: Case) -> Iterator[Finding]:
             evidence=[*first.evidence, shown("stated", words[at]),
                       shown("steps that contradict it", share(len(against), len(every)), "none")],
             cause=_SETTINGS[at].cause,
-            steps=[batch.step for batch, _ in against if batch.step is not None],
+            steps=[batch.step for batch, _ in against],
         )  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
@@ -18,7 +16,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 @rule("D41", "tokens count that no engine sampled", link="masks", scope="batch", needs=(*BOTH, "mask"),
       explains=("L10", "D09", "D12", "D14", "D24"), lasts=True,
       source="rllm#272, verl multi-turn masks: tool output and prompts are given, not sampled")  # fmt: skip
-def never_sampled(batch: StepBatch) -> Iterator[Finding]:
+def never_sampled(batch: StepBatch) -> Finding | None:
     """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
     engine fills in 0 where it sampled nothing, in prompts and tool output. Two and more are an error; whole responses
     of them may be demonstrations: worth knowing, and a warning where importance weights are recorded, where they share
@@ -29,7 +27,7 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     both_N = batch.pair(rollout, trainer)
     alien_N = unsampled(rollout, trainer, both_N)
     if not alien_N.any():
-        return
+        return None
     if whose(batch, rollout, trainer) is not None:
         raise Skip("rollout log-probabilities are another sample's (D79): what is 0 is where that one has ended")
     if gap(batch).is_shifted:
@@ -42,7 +40,7 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     if whole_B[batch.flat.count(alien_N) > 0].all():
         # Answers that are given whole are demonstrations: where nothing weighs them by the engine, nothing is wrong.
         amid, worse = _amid_others(batch, alien_N), _pushed_down(batch, alien_N)
-        yield finding(
+        return finding(
             "warning" if amid or worse or batch.has("is_weights") else "info",
             f"{share(holders, len(batch))} responses are of no engine: their rollout log-probabilities are all 0",
             batch.laid.where("rollout_logprobs", at=at),
@@ -57,8 +55,7 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
             else "demonstrations among the samples (SFT mixed in, LUFFY), which no engine wrote; or the engine's "
             "numbers of these samples are missing and were filled with 0",
         )  # fmt: skip
-        return
-    yield error(
+    return error(
         f"{int(alien_N.sum())} tokens are in the loss that no engine sampled{where}",
         batch.laid.where(name, at=at),
         evidence=[
@@ -142,7 +139,7 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
       explains=("D07", "D09", "D10", "D11", "D12", "D14", "D19", "D20", "D24", "D28", "D41", "D48", "D92", "L08",
                 "L10"),
       source="RAGEN#71: the gradient went to the environment's tokens and to none of the policy's")  # fmt: skip
-def turned_around(batch: StepBatch) -> Iterator[Finding]:
+def turned_around(batch: StepBatch) -> Finding | None:
     """All tokens in the loss (4 and more) have a rollout log-probability of exactly 0, which the engine fills in
     where it sampled nothing, and as many of the responses that are not in it have another: an error.
     """
@@ -151,9 +148,9 @@ def turned_around(batch: StepBatch) -> Iterator[Finding]:
     counted_N = known_N & trained_N
     left_N = known_N & ~trained_N & given(batch.response_N) & (rollout.values_N != 0)
     if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < counted_N.sum():
-        return
+        return None
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    yield error(
+    return error(
         f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
         "none that it sampled counts",
         batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from statistics import median
 
 import numpy as np
@@ -21,7 +20,7 @@ SHOWS = 10.0
 @rule("D57", "the norm of the weights stands still", link="optimizer", scope="signals", needs=("weight_norm",),
       explains=("D46", "D55", "L08", "L14"), lasts=True,
       source="Adam moves each weight by about the learning rate, and the norm of N weights by as much")  # fmt: skip
-def norm_stands(log: RunLog) -> Iterator[Finding]:
+def norm_stands(log: RunLog) -> Finding | None:
     """The logged norm of the weights is one number in all of 3 steps and more, while gradients (or the loss) and the
     learning rate are not 0: a warning where the learning rate is 10 times the last digit of the norm (of float32, or
     as it is printed) and more. A norm of 700 in float32 does not show a rate of 1e-6: there it says nothing. Without a
@@ -32,14 +31,14 @@ def norm_stands(log: RunLog) -> Iterator[Finding]:
     if len(values) < FEWEST or len(values) < len(series.values):
         raise Skip(f"needs the norm of the weights in {FEWEST} steps")
     if len(set(values)) > 1 or not values[0] or not moves(log):
-        return
+        return None
     rates = log.get("learning_rate")
     rate, digit = None if rates is None else median(rates.finite or [0.0]), _last_digit(values[0])
     if rate is None and len(values) < UNTOLD:
         raise Skip(f"needs the learning rate, or {UNTOLD} steps")
     if rate is not None and rate < SHOWS * digit:
         raise Skip(f"an update of {rate:.2g} does not show in a norm whose last digit is {digit:.2g}")
-    yield finding(
+    return finding(
         "info" if rate is None else "warning",
         f"no weight changes: {series.name} is {values[0]:.8g} in all {len(values)} steps, although "
         + ("gradients are not 0" if log.has("grad_norm") else "the loss changes"),

@@ -35,7 +35,7 @@ _WARM_UP = 20
 @rule("D57", "weights that no update moves", link="optimizer", scope="case",
       explains=("D46", "D55", "L14"),
       source="an optimizer made of other parameters than the model that is run")  # fmt: skip
-def unmoved(case: Case) -> Iterator[Finding]:
+def unmoved(case: Case) -> Finding | None:
     """Recorded weights (`Recorder.params`) of the first step beside those of the last: a warning where none changes, or
     where those that change are less than half of all numbers and are no adapters (LoRA and the like). A smaller part,
     of a twentieth and more, is worth knowing. So is none in the first 20 steps of a run that records a critic: the
@@ -43,8 +43,7 @@ def unmoved(case: Case) -> Iterator[Finding]:
     steps and more are one, to the last bit, in runs whose gradients are not 0.
     """
     if (stands := _same_checkpoints(case)) is not None:
-        yield stands
-        return
+        return stands
     records = [record for record in case.records() if record.key.stage == "param" and record.key.step is not None]
     steps = sorted({record.key.step for record in records if record.key.step is not None})
     if len(steps) < 2:
@@ -59,12 +58,12 @@ def unmoved(case: Case) -> Iterator[Finding]:
     standing = sum(before[name][1] for name in still)
     moving = sorted(shared - set(still))
     if 20 * standing < total or not still or (moving and all(ADAPTER.search(name) for name in moving)):
-        return
+        return None
     many = 2 * standing > total
     warms = not moving and steps[-1] < _WARM_UP and any(record.key.role == "critic" for record in case.records())
     holder = next(one for one in last if one.get(still[0]) is not None)
     place = Where(step=steps[-1], stage="param", tensor=still[0], path=str(holder.path))
-    yield finding(
+    return finding(
         "warning" if many and not warms else "info",
         f"{share(len(still), len(shared))} weights ({standing / total:.0%} of all numbers) never change over "
         f"{len(steps)} steps" + (": the optimizer holds a subset of the parameters" if moving and many else ""),
@@ -137,7 +136,7 @@ def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:
 @rule("D66", "the weights of the ranks drift apart", link="optimizer", scope="case",
       explains=("D09", "D12", "D14", "D15", "D24", "D35", "L10"), lasts=True,
       source="gradients that are not reduced over data-parallel ranks: no_sync left on, no wrapper")  # fmt: skip
-def ranks_apart(case: Case) -> Iterator[Finding]:
+def ranks_apart(case: Case) -> Finding | None:
     """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error.
     Those that differ from the first step on are shards, and are not held against each other.
 
@@ -153,8 +152,7 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
             by_step.setdefault(key.step, {}).setdefault(key.rank, []).append(record)
     steps = sorted(step for step, ranks in by_step.items() if len(ranks) > 1)
     if len(steps) < 2:
-        yield from _by_scores(case)
-        return
+        return _by_scores(case)
     looked = (steps[0], steps[-1])
     paths = {one.path for step in looked for some in by_step[step].values() for one in some}
     if sum(map(stored_bytes, paths)) > 4 * MOST:
@@ -171,10 +169,10 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
     if not whole or not total or before:
         raise Skip("the ranks' weights differ from the first step on: they are shards, or were never one")
     if not after:
-        return
+        return None
     holder = next(one for some in by_step[looked[1]].values() for one in some if one.get(after[0]) is not None)
     place = Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path))
-    yield error(
+    return error(
         f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
         f"none did at step {looked[0]}",
         place,
@@ -192,7 +190,7 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
 TIMES, NORMS, RUN = 10.0, 0.01, 4
 
 
-def _by_scores(case: Case) -> Iterator[Finding]:
+def _by_scores(case: Case) -> Finding | None:
     """Ranks whose rows part from the engine that the others still agree with, and whose gradients are their own."""
     norms: dict[tuple[int | None, int | None, int | None], dict[int, list[float]]] = {}
     for record in case.records():
@@ -226,9 +224,9 @@ def _by_scores(case: Case) -> Iterator[Finding]:
         rank for rank in later[-1][1] if all(each.get(rank, 0.0) > TIMES * min(each.values()) for _, each in later)
     ]
     if not apart or any(min(each.values()) > DISAGREE or max(each.values()) < DISAGREE for _, each in later):
-        return
+        return None
     batch, last = later[-1]
-    yield error(
+    return error(
         f"the ranks train models of their own: the rows of rank{'s' * (len(apart) > 1)} {listed(apart)} part from the "
         "engine more and more, the others' agree with it, and each rank has another gradient norm",
         Where(step=batch.step, rank=apart[0], stage="gradient", path=str(batch.laid.path)),
@@ -239,7 +237,7 @@ def _by_scores(case: Case) -> Iterator[Finding]:
         ],
         cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own, "
         "and the engine gets that of one of them",
-        steps=[each.step for each, _ in by_step if each.step is not None],
+        steps=[each.step for each, _ in by_step],
     )  # fmt: skip
 
 
