@@ -520,8 +520,7 @@ def _in_some_groups(batch: StepBatch, heard_B: Array, kept_B: Array, close: Arra
             continue
         for what, other_B, cause in (
             ("0", np.zeros_like(values_B), "part of the batch is cleared: rows that are masked, filled in late, or "
-            "left "
-             "out by a loop that ends too early"),
+            "left out by a loop that ends too early"),
             ("of the other sign", -values_B, "the sign is turned for a part of the batch"),
         ):  # fmt: skip
             if are(other_B)[~right_G].all():

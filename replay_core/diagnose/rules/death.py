@@ -30,8 +30,7 @@ _ALONE = regex(r"nccl(?:System|Internal|InvalidUsage|UnhandledCuda)\w*|invalid u
 _ABORT = regex(r"terminate called|SIGABRT|exitcode: -6\b|signal: 6\b|Signal 6\b|Received 6 |\bAborted\b")
 #: What a launcher or scheduler does to the others, and says of the one that failed.
 _ENDED = regex(
-    r"SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending|[Ee]xit(?:ed with)? "
-    r"(?:exit )?code"
+    r"SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending|[Ee]xit(?:ed with)? (?:exit )?code"
 )
 #: What waits is no death: an engine's worker that does not answer, a stack that stands in a collective.
 _HUNG = regex(r"shared memory broadcast block|watchdog_timeout|^\s*\w+ \(\S+:\d+\)$")
@@ -220,8 +219,7 @@ def _hang(every: list[Told]) -> _Hang | None:
 #: A line of a stack that a hanging process stands in, as py-spy writes it: function (file:line).
 _STANDS = regex(r"^\s*(\w+) \((\S+):\d+\)$")
 _SYNCS = regex(r"update_named_param|update_weight|sync_weight|_to_vllm|_to_sglang|broadcast_(?:to|param|weight)"
-    r"|weight_sync"
-               r"|load_weights|full_tensor")  # fmt: skip
+    r"|weight_sync|load_weights|full_tensor")  # fmt: skip
 
 
 def _stands(every: list[Told]) -> str:

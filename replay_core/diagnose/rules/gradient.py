@@ -169,9 +169,7 @@ def _never_any(log: RunLog) -> Iterator[Finding]:
         evidence=[norms.shown(0.0, "> 0"), reward.shown(reward.last.value)],
         cause="rewards differ between prompts and never within a group, so that all advantages are 0 (log the spread "
         "within groups); or the loss does not reach the weights: detached log-probabilities, frozen parameters, a loss "
-        "scale of "
-        "0, an "
-        "empty mask; or no group has a spread of rewards, which is not logged",
+        "scale of 0, an empty mask; or no group has a spread of rewards, which is not logged",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
     )
 
@@ -282,8 +280,7 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
         at, _ = broken
         return warning(
             f"the gradient norm leaps at step {finite[at].step} and does not come back: {max(values[at:]):.3g}, at "
-            f"most "
-            f"{max(values[:at]):.3g} before",
+            f"most {max(values[:at]):.3g} before",
             finite[at].where(series.name),
             evidence=[series.shown_at(finite[at], f"< {EXPLODED:g} x {max(values[:at]):.3g}"),
                       shown("steps since", len(values) - at)],

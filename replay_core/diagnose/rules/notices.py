@@ -129,9 +129,8 @@ _TABLE: tuple[_Notice, ...] = (
         "optimizer.step(), then lr_scheduler.step()",
     ),
     _Notice(
-        regex(r"NCCL WARN NET/"), "warning", "time", "NCCL warns of its network", "a link or interface that fails "
-            "or is not "
-        "usable", "NCCL_DEBUG=INFO; ibstat; NCCL_SOCKET_IFNAME=IFACE",
+        regex(r"NCCL WARN NET/"), "warning", "time", "NCCL warns of its network", "a link or interface that fails or "
+            "is not usable", "NCCL_DEBUG=INFO; ibstat; NCCL_SOCKET_IFNAME=IFACE",
     ),
     _Notice(
         regex(r"OVERFLOW! (?:Rank|Skipping)"), "warning", "gradient",
@@ -185,9 +184,8 @@ _TABLE: tuple[_Notice, ...] = (
 
 
 #: An engine's account of itself with one request running and none waiting, and no prompt that comes in.
-_ALONE = regex(r"Avg prompt throughput: 0\.0 tokens/s.*Running: 1 reqs?, "
-               r"(?:Swapped: 0 reqs, )?(?:Pending|Waiting): 0 reqs"
-               r"|#running-req: 1,(?!.*#queue-req: [1-9])")  # fmt: skip
+_ALONE = regex(r"Avg prompt throughput: 0\.0 tokens/s.*Running: 1 reqs?, (?:Swapped: 0 reqs, )?(?:Pending|Waiting): 0 "
+               r"reqs|#running-req: 1,(?!.*#queue-req: [1-9])")  # fmt: skip
 _ENGINE = regex(r"Engine (\d+)|\b(?:pid=|DP|TP)(\d+)")
 _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
 #: Seconds that one request generates alone before the batch is told to wait for it; and lines of it.

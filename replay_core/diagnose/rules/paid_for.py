@@ -128,9 +128,8 @@ def pays(log: RunLog) -> Iterator[Finding]:
     cut = log.get("truncated")
     if cut is not None and (by := _by_changes(reward, cut)) is not None and by > IN_STEP and trends.rises(cut.finite):
         yield error(
-            f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which "
-            f"comes to "
-            f"{trends.level(cut.finite, 3):.2g}",
+            f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which comes "
+            f"to {trends.level(cut.finite, 3):.2g}",
             cut.last.where(cut.name),
             evidence=[shown("correlation of their changes", by, f"< {IN_STEP:g}", reward.source),
                       cut.shown(trends.level(cut.finite, 3), f"about {trends.level(cut.finite[:3], 3):.2g}")],
@@ -149,8 +148,7 @@ def pays(log: RunLog) -> Iterator[Finding]:
         return
     yield error(
         f"the reward pays for {'longer' if longer else 'shorter'} responses: {reward.name} follows {length.name} step "
-        f"by "
-        f"step, and the length goes from {begun:.3g} to {now:.3g}: length hacking",
+        f"by step, and the length goes from {begun:.3g} to {now:.3g}: length hacking",
         length.last.where(length.name),
         evidence=[
             shown("correlation of their changes", by, f"< {IN_STEP:g} in size", reward.source),

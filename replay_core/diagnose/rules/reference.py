@@ -316,8 +316,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             evidence=[shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}")],
             cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
             "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 "
-            "is then "
-            "negative, and rewards leaving the reference",
+            "is then negative, and rewards leaving the reference",
             next_step="sample with temperature 1, top_k 0, top_p 1; rldbg record -- YOUR COMMAND, then rldbg diagnose "
             "rldbg-dump",
             steps=[one.point.step for one in told],
@@ -336,8 +335,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 bad[0].where(series.name),
                 evidence=[series.shown_at(bad[0], ">= 0")],
                 cause="the plain difference (k1) is taken, the estimator's arguments come from two places (swapped, or "
-                "masked differently), or it is "
-                "computed in a dtype too narrow for e^x - 1",
+                "masked differently), or it is computed in a dtype too narrow for e^x - 1",
                 next_step="rldbg record -- YOUR COMMAND, then "
                 "rldbg diagnose rldbg-dump --rule D29 recomputes every estimator",
                 steps=series.steps(under=K3_FLOOR),
@@ -401,9 +399,8 @@ def kl_explodes(log: RunLog) -> Finding | None:
     leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and min(values[at:]) > FAR), None)
     if leapt is not None and len(values) - leapt >= 2:
         return error(
-            f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} "
-            f"per token "
-            "in one step",
+            f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} per "
+            "token in one step",
             finite[leapt].where(series.name),
             evidence=[series.shown_at(finite[leapt], f"< {FAR:g}"), shown("first step above it", finite[leapt].step)],
             cause="the learning rate is far too high: one update takes the policy away; or what it is held against is "

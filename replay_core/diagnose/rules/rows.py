@@ -268,8 +268,7 @@ def twice_or_never(batch: StepBatch) -> Finding | None:
             evidence=[shown("samples that are never trained on", never, "0", held.parts[0].held.record.path.name),
                       shown("rows that are there once more", again, "0"), shown("rows of the epoch", len(held))],
             cause="the loop takes the first mini-batch every time (an index that is not moved, an iterator that is "
-            "made "
-            "anew), or rows are drawn with replacement",
+            "made anew), or rows are drawn with replacement",
         )  # fmt: skip
     return None
 

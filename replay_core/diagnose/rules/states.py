@@ -141,8 +141,7 @@ _STATES: tuple[_FigureState, ...] = (
         "weight_version", _still, 8, "warning", "rollout_logprobs",
         "the engine samples with one version of the weights throughout: {name} is {now:g} in all {n} steps", "rises",
         "the synchronisation to the engine never happens, or the version is not handed on: every step is sampled by "
-        "old "
-        "weights", "compare the engine's weights with the trainer's: rldbg weights", moving=True,
+        "old weights", "compare the engine's weights with the trainer's: rldbg weights", moving=True,
     ),
     _FigureState(
         "update_norm", _always(0.0), 5, "warning", "optimizer",

@@ -320,8 +320,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
     elif fit.gamma < 0.98 and abs(fit.lam - 1) <= SETTING and gamma is None:
         yield warning(
             f"GAE was made with {fit.words()}: a token {round(1 / (1 - fit.gamma)) * 2} places before the reward "
-            f"hardly "
-            "sees it",
+            "hardly sees it",
             place,
             evidence=evidence,
             cause="gamma and lambda are swapped: recipes for language models have gamma 1 and lambda below it",

@@ -52,8 +52,7 @@ def waits(log: RunLog) -> Iterator[Finding]:
         evidence=[shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
                   shown("seconds between the first and the last", waited, f"< {LONG:g}")],
         cause="a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, "
-        "a "
-        "worker that is stuck, a message that was lost), and nothing times out",
+        "a worker that is stuck, a message that was lost), and nothing times out",
         next_step="look at the other process: py-spy dump --pid PID on both sides shows where each stands",
     )  # fmt: skip
 
