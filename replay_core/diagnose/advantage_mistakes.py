@@ -21,13 +21,12 @@ from replay_core.diagnose.advantage_variants import (
     squashed,
     zeroed,
 )
-from replay_core.diagnose.algorithm import OF_GROUPS, divides_by_length
+from replay_core.diagnose.algorithm import OF_GROUPS, divides_by_length, severity_of_raw
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import share
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
 from replay_core.diagnose.rule import Skip, given
-from replay_core.diagnose.unbaselined import severity_of_raw
 from replay_core.objectives import advantages
 
 if TYPE_CHECKING:

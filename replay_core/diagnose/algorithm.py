@@ -5,11 +5,13 @@ One place reads the settings, in every framework's words; rules ask here before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from replay_core.diagnose.stated import stated, stated_number
 from replay_core.records import Run
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 #: Spellings of one estimator of advantages, by what it is called here; the longest that is in the name counts.
 _ESTIMATORS = {
@@ -295,3 +297,63 @@ def whitens(algorithm: Algorithm) -> bool:
 def entropy_bonus(algorithm: Algorithm) -> float | None:
     """The coefficient of the entropy in the loss."""
     return algorithm.number("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef")
+
+
+#: A configuration is a few levels deep.
+_DEEPEST = 8
+
+
+def stated(facts: Mapping[str, Any], *names: str) -> Any:
+    """The value of the first of these names, wherever in the settings it stands; None where none stands there, or where
+    it stands twice with two values.
+    """
+    for name in names:
+        found = list(_every(facts, name, _DEEPEST))
+        if found and all(each == found[0] for each in found):
+            return found[0]
+    return None
+
+
+def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
+    """`stated`, where that is a number."""
+    value = stated(facts, *names)
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _every(facts: Mapping[str, Any], name: str, deep: int) -> Iterator[Any]:
+    for key, value in facts.items():
+        if str(key).lower().rpartition(".")[2] == name and not isinstance(value, Mapping):
+            yield value
+        elif isinstance(value, Mapping) and deep:
+            yield from _every(value, name, deep - 1)
+
+
+def severity_of_raw(algorithm: Algorithm) -> Severity:
+    """An error contradicts what is stated: plain REINFORCE needs no baseline, ReMax's is 0 where every greedy answer
+    fails, REINFORCE++'s may be taken later (a warning), and what is not stated, or under a name that is not known here,
+    may be meant (RAFT).
+    """
+    if algorithm.estimator in ("", "reinforce", "remax"):
+        return "info"
+    return "warning" if algorithm.estimator.startswith("reinforce++") else "error"
+
+
+def why_raw(algorithm: Algorithm) -> str:
+    """The cause that goes with that severity."""
+    if algorithm.estimator == "reinforce":
+        return "reinforce is stated, which needs no baseline: right, and of a high variance"
+    if algorithm.estimator == "remax":
+        return "ReMax subtracts the greedy answer's reward: right where every greedy answer earns 0, else it is lost"
+    if algorithm.estimator.startswith("reinforce++"):
+        return f"{algorithm.estimator} is stated, and neither a mean is subtracted nor a std divided by"
+    if not algorithm.estimator:
+        return (
+            "no baseline is computed: right for REINFORCE and RAFT, and wrong where a baseline is meant (GRPO, RLOO); "
+            "the run states no estimator that is known here"
+        )
+    return "no baseline is computed"

@@ -15,10 +15,9 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.contexts import Contexts, contexts
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import Kin, odd_one
-from replay_core.diagnose.places import places_of
+from replay_core.diagnose.places import Contexts, contexts, places_of
 from replay_core.diagnose.rule import Skip, given
 from replay_core.diagnose.softmax import divided_after_softmax
 from replay_core.measure.lag import Lag, detect_lag

@@ -10,12 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, of_loss, stated_by
+from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, of_loss, stated_by, stated_number
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
-from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 from replay_core.records import Record, TensorRef
 

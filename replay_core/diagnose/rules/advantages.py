@@ -21,13 +21,12 @@ from replay_core.diagnose.advantage_variants import (
     tolerance,
     zeroed,
 )
-from replay_core.diagnose.algorithm import OF_GROUPS
+from replay_core.diagnose.algorithm import OF_GROUPS, severity_of_raw, why_raw
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 from replay_core.objectives import advantages
 
 

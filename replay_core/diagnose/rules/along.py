@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +23,7 @@ FADES = (0.05, 0.995)
 @rule("D78", "advantages change along the response", link="advantages", scope="batch",
       needs=("advantages", "mask"), explains=("D04", "D28", "L08"), lasts=True,
       source="GRPO, RLOO and REINFORCE++ give every token of a response its one advantage")  # fmt: skip
-def along_the_response(batch: StepBatch) -> Iterator[Finding]:
+def along_the_response(batch: StepBatch) -> Finding | None:
     """Where no values are recorded, the advantages of each response from its first counted token on, over responses
     that have one there and three counted tokens and more (4 of them and more): an error where all but the first token's
     are 0, or all but the last's; a warning where they are 0 behind the first turn (a gap in the mask) and one number
@@ -36,7 +35,7 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
     column, counted_N = given(batch.columns.of("advantages")), given(batch.trained_N)
     counted_N = counted_N & column.said_N
     if batch.advantage_B is not None or not np.isfinite(column.values_N[counted_N]).all():
-        return
+        return None
     rows, turns = [], []
     for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
         at = start + np.flatnonzero(counted_N[start : start + length])
@@ -51,7 +50,7 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
     if told is None:
         raise Skip("advantages change along responses in no way that is known: rewards by turn or by token")
     severity, claim, cause, many = told
-    yield finding(
+    return finding(
         severity,
         claim,
         batch.laid.where("advantages", sample=0),

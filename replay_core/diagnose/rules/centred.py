@@ -26,7 +26,7 @@ MOST = 0.5
 @rule("D93", "advantages of a group are not measured against it", link="advantages", scope="case", lasts=True,
       explains=("D02", "D23", "D28", "D73", "L08"),
       source="GRPO, RLOO: a group's advantages add up to 0; TRL hands over no rewards")  # fmt: skip
-def not_centred(case: Case) -> Iterator[Finding]:
+def not_centred(case: Case) -> Finding | None:
     """Where advantages are recorded and rewards are not: equal prompts are a group, and a group's advantages add up to
     0, whatever its rewards were. Looked at with 3 groups of one size and more whose advantages differ, no critic and no
     stated REINFORCE. Where they do not add up: an error where they do for rows in another order or in other groups,
@@ -56,12 +56,12 @@ def not_centred(case: Case) -> Iterator[Finding]:
         raise Skip("needs advantages without rewards, of three groups of equal prompts and one size")
     found = max(ballot.values(), key=len, default=[])
     if 2 * len(found) < looked or not found or (len(found) < 2 and found[0][1].severity == "warning"):
-        return
+        return None
     batch, guess = found[0]
     numbers = given(_numbers(batch.once))
     means = [float(numbers[0][numbers[1] == group].mean()) for group in np.unique(numbers[1])]
     column = batch.columns.of("advantages")
-    yield finding(
+    return finding(
         guess.severity,
         guess.claim,
         batch.laid.where("advantages", sample=0),

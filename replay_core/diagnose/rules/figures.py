@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from statistics import median
 
+from replay_core.diagnose.algorithm import severity_of_raw, why_raw
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, share, shown
-from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 from replay_core.regexes import regex
 
 #: Logs print four decimals and more.

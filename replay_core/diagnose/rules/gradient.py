@@ -84,7 +84,7 @@ def _of_dead_adapter(batch: StepBatch) -> int:
 
 @rule("D23", "gradient 0 although advantages are not", link="gradient", scope="signals",
       needs=("grad_norm",), source="ms-swift#5890")  # fmt: skip
-def zero_gradient(log: RunLog) -> Iterator[Finding]:
+def zero_gradient(log: RunLog) -> Finding | None:
     """grad_norm = 0 while some group's rewards differ: the advantages do not reach the weights.
 
     Without a spread, in all of 5 steps and more while the mean reward changes: an error.
@@ -96,8 +96,7 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
     """
     known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
     if not known:
-        yield from _never_any(log)
-        return
+        return _never_any(log)
     broken = [step for step in known if step.grad == 0 and not step.is_dead and not step.is_cut]
     if broken:
         first = broken[0]
@@ -105,7 +104,7 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
         # Where ratios leave the range, an update may have no token that is not clipped; not half of all updates.
         may_be = bool(clipped) and 2 * len(broken) < len(known)
         severity = severity_of(len(broken) - len(clipped) if may_be else len(broken), len(known))
-        yield finding(
+        return finding(
             "info" if may_be and len(clipped) == len(broken) else severity,
             "the gradient is exactly 0 although rewards differ within groups"
             + (", in an update where ratios are clipped" if may_be else ""),
@@ -123,6 +122,7 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
             "COMMAND, then rldbg diagnose rldbg-dump",
             steps=steps_of(broken),
         )  # fmt: skip
+    return None
 
 
 #: The clip fraction of a step from which one of its updates may have no token left.
@@ -144,7 +144,7 @@ def _largest(batch: StepBatch) -> float:
     return float(heard[np.isfinite(heard)].max(initial=0.0))
 
 
-def _never_any(log: RunLog) -> Iterator[Finding]:
+def _never_any(log: RunLog) -> Finding | None:
     """A norm of exactly 0 in all of 5 steps and more, where the log tells no spread of rewards but their mean
     changes.
     """
@@ -152,7 +152,7 @@ def _never_any(log: RunLog) -> Iterator[Finding]:
     if norms is not None and len(norms.finite) >= 3 and not any(norms.finite):
         largest = max((_largest(batch) for batch in log.samples()), default=0.0)
         if largest > 1e-6:
-            yield error(
+            return error(
                 f"the gradient is exactly 0 in all {len(norms.finite)} steps although advantages are not",
                 norms,
                 evidence=[norms.shown(0.0, "> 0"), shown("largest |advantage| on counted tokens", largest)],
@@ -160,10 +160,9 @@ def _never_any(log: RunLog) -> Iterator[Finding]:
                 "trainable), logits are detached, or the mask cuts the graph",
                 next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
             )
-            return
     if norms is None or len(norms.finite) < 5 or any(norms.finite) or reward is None or len(set(reward.finite)) < 3:
         raise Skip("no step has both a grad_norm and the spread of its rewards")
-    yield error(
+    return error(
         f"the gradient is exactly 0 in all {len(norms.finite)} steps although rewards change",
         norms,
         evidence=[norms.shown(0.0, "> 0"), reward.shown(reward.last.value)],
@@ -203,7 +202,7 @@ SUMMED, AT_LEAST = 10.0, 50.0
 @rule("L37", "the gradient is a sum over the batch", link="loss", scope="signals",
       needs=("grad_norm", "response_length"),
       source="verl loss_agg_mode, TRL loss_type: each of them divides by samples or tokens")  # fmt: skip
-def summed(log: RunLog) -> Iterator[Finding]:
+def summed(log: RunLog) -> Finding | None:
     """The gradient norm (before clipping) is over 50 in each of 8 steps and more, and its median over 10 times the mean
     response length: a warning. A loss that is summed over each response's tokens is divided by the samples and comes to
     a few times the length. Where rewards are larger than 1 (as far as logged), by as much more; not where it leaps
@@ -218,8 +217,8 @@ def summed(log: RunLog) -> Iterator[Finding]:
                for each in one.finite]  # fmt: skip
     size = max([1.0, *rewards])
     if min(values) < AT_LEAST * size or now < SUMMED * long * size or max(values[:4]) * EXPLODED < max(values):
-        return
-    yield warning(
+        return None
+    return warning(
         f"the gradient norm is large in every step: {series.name} is {now:.3g}, {now / long:.3g} times the mean "
         f"response length of {long:.3g}: the loss is most likely a sum over all tokens, not divided by them",
         series,

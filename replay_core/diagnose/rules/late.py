@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.advantage_variants import variants
@@ -22,7 +20,7 @@ ONE = 8
 @rule("D76", "advantages are those of the step before", link="advantages", scope="case",
       explains=("D04", "D28", "L08"), lasts=True,
       source="a buffer that is read before it is filled anew")  # fmt: skip
-def of_the_step_before(case: Case) -> Iterator[Finding]:
+def of_the_step_before(case: Case) -> Finding | None:
     """Advantages that are a known variant of the rewards and groups of the step recorded before, sample by sample, and
     none of their own step's, in 2 steps and more and in most of those that tell the two apart: an error. One step will
     do where it is the only one recorded right after another, and its advantages have 8 values and more.
@@ -53,8 +51,8 @@ def of_the_step_before(case: Case) -> Iterator[Finding]:
     # Of steps that do not follow each other, only those that have the last recorded one's advantages tell anything.
     at_once = [step for step in late if step in looked]
     if 2 * len(at_once) < len(looked) or not (len(late) >= STEPS or (len(at_once) == 1 == len(looked) and many)):
-        return
-    yield error(
+        return None
+    return error(
         f"advantages are those of the step before, in {len(late)} of {len({*late, *looked})} steps that tell",
         where,
         evidence=[shown("steps whose advantages the rewards of the step before give", len(late), "0")],

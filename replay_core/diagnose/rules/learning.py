@@ -12,12 +12,12 @@ from statistics import median
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stated import stated_number
 from replay_core.regexes import regex
 
 #: Steps of one figure before it is a habit.
@@ -154,7 +154,7 @@ def _rests(log: RunLog) -> bool:
 
 @rule("L07", "the settings leave nothing to learn with", link="optimizer", scope="case",
       source="a warm-up counted in samples; a norm to clip at that stands for a learning rate")  # fmt: skip
-def settings(case: Case) -> Iterator[Finding]:
+def settings(case: Case) -> Finding | None:
     """What the trainer noted of its settings (`Recorder.note`): a learning rate of 0, or a warm-up that is as long as
     the run and longer, is a warning.
     """
@@ -165,19 +165,20 @@ def settings(case: Case) -> Iterator[Finding]:
     if warmup is None and lr is None:
         raise Skip("no settings are noted")
     if warmup is not None and total is not None and warmup >= total > 0 and warmup > 1:
-        yield warning(
+        return warning(
             f"the warm-up of {warmup:g} steps is longer than the run of {total:g}: the learning rate never gets there",
             evidence=[shown("warm-up steps", warmup, f"< {total:g}", "the run's notes")],
             cause="its steps are counted in samples or micro-batches, or another run's number was kept",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
     elif lr == 0:
-        yield warning(
+        return warning(
             "the learning rate is 0, as the run states it: nothing is learnt",
             evidence=[shown("learning rate", 0.0, "> 0", "the run's notes")],
             cause="the rate is 0 in the configuration",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
         )
+    return None
 
 
 #: Of a gradient, the share that clipping may leave before it is all that is left.
@@ -534,7 +535,7 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
 
 @rule("L08", "the reward falls", link="trend", scope="signals", needs=("reward",),
       source="rldbg; Mann-Kendall (p = 0.005)")  # fmt: skip
-def reward_falls(log: RunLog) -> Iterator[Finding]:
+def reward_falls(log: RunLog) -> Finding | None:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
     more, and the fall is none that chance explains: a warning, and worth knowing where three quarters of the first
     third's are left, as where prompts get harder. Or it breaks off: every one of its last 3 and more
@@ -554,7 +555,7 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
                    if min(values[:at]) - max(values[at:]) > 0.5 * (max(values) - min(values))), None)  # fmt: skip
     if broken is not None:
         point = [p for p in series.points if math.isfinite(p.value)][broken]
-        yield finding(
+        return finding(
             "warning" if harder is None else "info",
             f"{series.name} breaks off: at most {max(values[broken:]):.3g} from step {point.step} on, at least "
             f"{min(values[:broken]):.3g} before",
@@ -567,9 +568,8 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
             next_step=_RECORD,
             steps=[p.step for p in series.points if p.step is not None and p.step >= (point.step or 0)],
         )
-        return
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
-        yield finding(
+        return finding(
             "info" if harder is not None or (before > 0 and now > 0.75 * before) else "warning",
             f"{series.name} falls from {before:.3g} to {now:.3g}: "
             + ("the policy moves away from what is rewarded" if harder is None else f"{harder.name} changes with it"),
@@ -587,6 +587,7 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
             next_step=_RECORD,
             steps=[p.step for p in series.points[-(len(values) // 4) :]],
         )
+    return None
 
 
 _HARDER = "the prompts get harder, as a curriculum makes them: a reward of other prompts is no fall of the policy"

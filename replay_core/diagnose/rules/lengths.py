@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.tokens import truncated
-from replay_core.diagnose.stated import stated_number
 
 #: Responses of a batch, and tokens of each, before one length is no chance; the share that may end on one token.
 FEWEST, TOKENS, ONE_END = 16, 4, 0.6

@@ -23,9 +23,8 @@ from replay_core.diagnose.finding import Evidence, Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.rules.divided import undivided
-from replay_core.diagnose.rules.kl_summed import summed_kl
 from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.rules.summed import summed_kl, undivided
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.diagnose.surrogates import logged_of, surrogates

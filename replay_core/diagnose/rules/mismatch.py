@@ -14,16 +14,14 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.collected import Growth, Misplaced, Partway
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, worst_of
 from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, cause_of
-from replay_core.diagnose.misplaced import Misplaced
-from replay_core.diagnose.padded import Growth
 from replay_core.diagnose.parting import AGREES, comes_to_rest
-from replay_core.diagnose.partway import Partway
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
@@ -258,7 +256,7 @@ def _is_one_update(values: list[float], rounding: float, most: float) -> bool:
     return bool(np.median(later[half:]) <= 1.2 * np.median(later[: max(half, 2)])) and not trends.rises(later)
 
 
-def _leaps(log: RunLog) -> Iterator[Finding]:
+def _leaps(log: RunLog) -> Finding | None:
     """The mismatch past its error limit, and 5 times all before it (2 steps and more), in 2 steps in a row."""
     for signal in ("logprob_diff", "rollout_k3", "prob_diff"):
         series = log.get(signal)
@@ -269,7 +267,7 @@ def _leaps(log: RunLog) -> Iterator[Finding]:
             if series is None or now <= limit or now <= JUMP * max(before, 1e-12):
                 continue
             bad = [point for point in points[at:] if point.value > limit]
-            yield finding(
+            return finding(
                 "error" if bad[-1] is points[-1] else "warning",
                 f"engine and trainer disagree from step {points[at].step} on: {series.name} leaps to "
                 f"{points[at].value:.3g}, at most {before:.3g} before",
@@ -281,7 +279,7 @@ def _leaps(log: RunLog) -> Iterator[Finding]:
                 next_step=TOLD_APART,
                 steps=steps_of(bad),
             )  # fmt: skip
-            return
+    return None
 
 
 def _is_sure(log: RunLog) -> bool:
@@ -296,7 +294,7 @@ def _is_sure(log: RunLog) -> bool:
 
 @rule("D09", "engine and trainer disagree", link="logprobs", scope="signals", needs=("|".join(LIMITS),),
       source="NeMo-RL docs; slime and miles CI; verl-omni#637")  # fmt: skip
-def mismatch(log: RunLog) -> Iterator[Finding]:
+def mismatch(log: RunLog) -> Finding | None:
     """Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
 
     mean|d| over 0.03 (0.1 an error), mean e^|d| over 1.05 (1.2), k3 over 1e-3 (0.1), mean difference of the
@@ -313,8 +311,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         if limit.is_past(now, limit.warning) and not (signal == "prob_pearson" and _is_sure(log))
     ]
     if not bad:
-        yield from _leaps(log)
-        return
+        return _leaps(log)
     if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
     limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
@@ -323,7 +320,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     usual = late or (now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z)
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     cut = not late and _is_of_truncation(log)
-    yield finding(
+    return finding(
         "info" if usual else "error" if limit.is_past(now, limit.error) else "warning",
         f"engine and trainer disagree: {series.name} is {now:.3g}"
         + (

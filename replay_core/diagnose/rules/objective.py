@@ -15,10 +15,10 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import STOOD, before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.rules.summed import ESTIMATORS
 from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.surrogates import CLOSE, Logged, Surrogate, logged_of, surrogates
-from replay_core.objectives import kl
 
 #: Tokens that must say something, and |log ratio| from which two directions are told apart.
 FEWEST, MOVED = 8, 1e-3
@@ -543,13 +543,10 @@ def always_one(log: RunLog) -> Finding | None:
     )
 
 
-_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "|log r|": kl.absolute}
-
-
 @rule("D29", "the KL term is another estimator than stated", link="ref", scope="case", lasts=True,
       explains=("L10", "L08", "D49"),
       source="Schulman 2020; k1's gradient is 0 on average: it is no loss (arXiv 2510.01555)")  # fmt: skip
-def kl_term(case: Case) -> Iterator[Finding]:
+def kl_term(case: Case) -> Finding | None:
     """The logged KL loss of micro-batches, made of policy and reference by k1, k2, k3 and |log r|, each also with the
     two swapped: an error where only an estimator fits that is not the stated one, or the swapped order; a warning where
     k1 fits and none is stated, since its gradient is 0 on average and it cannot hold the policy near its reference.
@@ -572,7 +569,7 @@ def kl_term(case: Case) -> Iterator[Finding]:
         # Samples are of the old policy: an unbiased estimator is weighed with the ratio.
         old = batch.columns.of("old_logprobs")
         ratio_N = 1.0 if old is None else np.exp(np.clip(np.where(both_N & old.said_N, p_N - old.values_N, 0), -20, 20))
-        for name, estimate in _ESTIMATORS.items():
+        for name, estimate in ESTIMATORS.items():
             if logged.fits(estimate(p_N, r_N)) or logged.fits(ratio_N * estimate(p_N, r_N)):
                 fits[name] += 1
             elif logged.fits(estimate(r_N, p_N)):
@@ -583,10 +580,10 @@ def kl_term(case: Case) -> Iterator[Finding]:
         raise Skip("no estimator makes the logged KL losses: other tokens, or a cut-off")
     name, count = fits.most_common(1)[0]
     if 2 * count < looked or name == stated or (not stated and name in ("k2", "k3", "|log r|")):
-        return
+        return None
     if stated and 2 * fits[stated] >= looked:
-        return
-    yield finding(
+        return None
+    return finding(
         "error" if stated or "swapped" in name else "warning",
         f"the KL loss is {name}" + (f", and the run states {stated}" if stated else ": it can be negative"),
         first.laid.where("ref_logprobs", sample=0),

@@ -10,13 +10,13 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.collected import Misplaced
 from replay_core.diagnose.compared import TOLD_APART, worst_of
 from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, ahead_of, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
-from replay_core.diagnose.misplaced import Misplaced
 from replay_core.diagnose.parting import AGREES, ENOUGH, parting
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.staleness import versions
@@ -88,7 +88,7 @@ def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
 @rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="case",
       explains=("L10", "D09", "D13", "D14", "D24", "D31"), lasts=True,
       source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
-def stale(case: Case) -> Iterator[Finding]:
+def stale(case: Case) -> Finding | None:
     """Two signs, over all steps. mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03, up to the last
     step: what was sampled agrees with the reference, the initial weights, and not with the policy. Or a mismatch of 5
     times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error. Where
@@ -124,16 +124,13 @@ def stale(case: Case) -> Iterator[Finding]:
     if not every:
         raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     if (twice := _applied_twice(every)) is not None:
-        yield replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
-        return
+        return replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
     jump = _jump(every)
     if (jump is None or not jump.is_clean) and (grown := _never_updated(every)) is not None:
-        yield _of_an_adapter(grown) if _trains_an_adapter(case) else grown
-        return
+        return _of_an_adapter(grown) if _trains_an_adapter(case) else grown
     known = [one.version for one in every if one.version is not None]
     if len(set(known)) > 1:
-        yield from _against_versions(case, every)
-        return
+        return _against_versions(case, every)
     parted = [one for one in every if one.mean > DISAGREE]
     bad = [one for one in parted if one.is_stale]
     first = every[0]
@@ -145,7 +142,7 @@ def stale(case: Case) -> Iterator[Finding]:
         starts = begins and len(every) < ENOUGH and not known and first.mean <= AGREES
         # Past what any policy learns from, whatever was meant (D09 is an error there, too).
         starts = starts and not LIMITS["logprob_diff"].is_past(worst.mean, LIMITS["logprob_diff"].error)
-        yield finding(
+        return finding(
             "warning" if starts else "error",
             "the rollout was sampled by the initial weights, not by the policy that is trained",
             worst.place,
@@ -158,9 +155,9 @@ def stale(case: Case) -> Iterator[Finding]:
             next_step=worst.command,
             steps=[one.step for one in bad],
         )
-        return
     if jump is not None and (told := _left_behind(every, jump)) is not None:
-        yield told
+        return told
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +304,7 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
     )
 
 
-def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
+def _against_versions(case: Case, every: list[_StepGap]) -> Finding | None:
     """Weight versions that advance: what they say is held against what was sampled, and they against the steps."""
     told = [one for one in every if one.version is not None]
     oldest = min(one.version for one in told if one.version is not None)
@@ -316,7 +313,7 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
     own = told[0].mean > max(DISAGREE, 0.3 * max(one.mean for one in told)) and told[0].version == oldest
     if bad and not own and bad[-1] is told[-1] and 2 * len(bad) >= len([one for one in later if one.mean > DISAGREE]):
         worst = max(bad, key=lambda one: one.mean)
-        yield error(
+        return error(
             "the rollout was sampled by the initial weights, although its weight version advances",
             worst.place,
             evidence=[
@@ -329,7 +326,6 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
             next_step=worst.command,
             steps=[one.step for one in bad],
         )
-        return
     plateaus: list[list[_StepGap]] = []
     for one in told:
         if plateaus and plateaus[-1][0].version == one.version:
@@ -340,7 +336,7 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
     before = float(np.median([one.mean for each in plateaus[:-1] for one in each])) if longest else 0.0
     grown = last[-1].mean > max(DISAGREE, GROWS * before)
     if longest and len(last) >= 3 and len(last) > 2 * longest and grown:
-        yield error(
+        return error(
             f"the engine is no longer updated: its weight version stays {last[0].version:g} for {len(last)} steps",
             last[-1].place,
             evidence=[
@@ -352,12 +348,10 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
             next_step=last[-1].command,
             steps=[one.step for one in last],
         )
-        return
     if (other := _of_other_versions(every)) is not None:
         # The policy's own, where nothing else is recorded, are of updates of the step as well.
         before_updates = all(batch.has("old_logprobs") for batch in case.batches())
-        yield other if before_updates else replace(other, severity="warning")
-        return
+        return other if before_updates else replace(other, severity="warning")
     raise Skip("weight versions advance: the engine gets new weights, however late")
 
 

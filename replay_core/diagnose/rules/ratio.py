@@ -106,7 +106,7 @@ WHOLE_RANK = 0.3
       needs=("policy_logprobs", "old_logprobs"),
       explains=("D24", "L16"),
       source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
-def on_policy(batch: StepBatch) -> Iterator[Finding]:
+def on_policy(batch: StepBatch) -> Finding | None:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
@@ -125,7 +125,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
         known_N = both_N & recorded.said_N & np.isfinite(recorded.values_N)
         logs = (policy.values_N - old.values_N)[known_N]
         if known_N.sum() >= FEWEST and np.abs(recorded.values_N[known_N] - logs).max() < 1e-4:
-            yield error(
+            return error(
                 "the ratio is the difference of log-probabilities: the exponential is missing",
                 batch.laid.where("is_ratio", at=int(np.flatnonzero(known_N)[0])),
                 evidence=[shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
@@ -133,7 +133,6 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
                 cause="the ratio is never exponentiated (or is a tensor of 0 that is never filled): it is about 0 where"
                 " it has to be about 1, and clipping cuts tokens off as if the policy had left",
             )  # fmt: skip
-            return
     both_N = both_N & before_any_update_N(batch)
     if both_N.sum() < FEWEST:
         raise Skip("no tokens are surely of the first update")
@@ -148,12 +147,12 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     )
     limit = SAME_BF16 if half or batch.laid.flags.get("dtype") is None else SAME_FP32
     if largest <= limit:
-        return
+        return None
     at = int(np.flatnonzero(both_N)[apart.argmax()])
     place = batch.laid.where("policy_logprobs", at=at)
     clipped = float((apart > 0.2).mean())
     if (lag := _lag(batch, policy, old)) is not None:
-        yield error(
+        return error(
             f"the policy's log-probabilities are shifted by {-lag.lag:+d} token against the old ones, before any "
             "update",
             place,
@@ -165,12 +164,11 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
             cause="one forward is about the token at its index, the other about the next: labels or logits are off by "
             "one (a slice or a roll) where the loss is made",
         )  # fmt: skip
-        return
     as_engine = Gap(batch, old, policy, both_N)
     of_engine = _is_engines(batch, old, both_N)
     # Of older weights, too, a policy that got sharper looks as if it were at another temperature.
     if as_engine.is_tempered and not (of_engine and batch.step):
-        yield error(
+        return error(
             "policy and old log-probabilities are at different temperatures before any update: "
             f"{given(as_engine.gain):.2f} explains their difference",
             place,
@@ -181,10 +179,9 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
             ],
             cause="one of the two forwards divides its logits by the sampling temperature and the other does not",
         )
-        return
     if not of_engine and (leak := as_engine.leak) is not None:
         clean_B, how = leak
-        yield error(
+        return error(
             f"the ratio is off 1 by up to {largest:.3g} before any update, in every sample but the first of each pack: "
             "attention crosses samples",
             place,
@@ -198,7 +195,6 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
             "the old log-probabilities did not",
             next_step=batch.laid.replay_command(place, "--packing"),
         )
-        return
     # What lies in one row of many is that sample's (an id that nobody attends to, an image), and not the forward's.
     rows = batch.flat.sample_N[both_N]
     off = np.unique(rows[apart > 0.2])
@@ -206,7 +202,7 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     if (micros := _moved_between(batch, rows, apart, limit)) and not of_engine:
         # Where mini-batches are not numbered, each of these may be one.
         numbered = all(key is not None and key.minibatch is not None for key in batch.laid.keys_of("policy_logprobs"))
-        yield finding(
+        return finding(
             "error" if numbered else "warning",
             f"the weights change within an update: the ratio is 1 in its first micro-batch and off 1 (by up to "
             f"{largest:.3g}) in all {micros - 1} that follow"
@@ -221,11 +217,10 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
             "update of its own, of a smaller batch than is meant",
             next_step="call optimizer.step() and zero_grad() once for all micro-batches of a mini-batch",
         )  # fmt: skip
-        return
     few = clipped < FEW_MOVED or (
         len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
     )
-    yield finding(
+    return finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"
         + (": the old log-probabilities are the engine's own" if of_engine else alone),
@@ -575,7 +570,7 @@ def never_clips(log: RunLog) -> Finding | None:
       lasts=True,
       explains=("D01", "D03", "D20", "D24", "D25", "L08", "L09", "L10"),
       source="PPO implementations stop a batch's epochs at a KL of 0.01 to 0.05")  # fmt: skip
-def torn(log: RunLog) -> Iterator[Finding]:
+def torn(log: RunLog) -> Finding | None:
     """KL of the policy to the one that sampled, over 1 nat per token in any step: an error. Over .05 in the middle of
     12 steps and more, with a logged learning rate of 1e-4 and more, a reward that does not rise and no older samples
     stated: a warning.
@@ -583,28 +578,27 @@ def torn(log: RunLog) -> Iterator[Finding]:
     series = given(log.get("policy_kl"))
     bad = [point for point in series.points if math.isfinite(point.value) and abs(point.value) > TORN]
     if bad:
-        yield error(
+        return error(
             f"the policy moves {abs(bad[0].value):.3g} nats per token within one batch: its own updates tear it away",
             series.of(bad),
             evidence=[series.shown_at(bad[0], "< 0.05")],
             cause="the learning rate is far too high, or a batch is used for too many updates",
             next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
         )
-        return
     sizes = [abs(value) for value in series.finite]
     rate, reward = log.get("learning_rate"), log.get("reward")
     if len(sizes) < LONG or median(sizes) < STOPS or rate is None or not rate.finite or reward is None:
-        return
+        return None
     # Of older samples the distance is not the update's; at a small rate it has another cause.
     if log.algorithm.is_off_policy or max(rate.finite) < LARGE_RATE:
-        return
+        return None
     clipped = log.get("clip_fraction")
     is_torn = clipped is not None and bool(clipped.finite) and median(clipped.finite) > CLIPPED
     # A task that is solved has a reward that does not rise, and an adapter has such a rate (LoRA).
     is_worse = is_torn or trends.rises([-value for value in reward.finite]) or max(rate.finite) > NO_ADAPTERS
     if trends.rises(reward.finite) or not is_worse:
-        return
-    yield warning(
+        return None
+    return warning(
         f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats "
         f"per token within each batch ({series.name}), and the reward does not rise",
         series,

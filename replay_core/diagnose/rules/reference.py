@@ -243,7 +243,7 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array, *ratios_N: Array
 @rule("D29", "the KL estimator is turned around", link="ref", scope="batch",
       needs=("kl", "ref_logprobs", "trainer_logprobs"),
       source="trl#2854, grail#42, marin#1708; Schulman 2020")  # fmt: skip
-def estimator(batch: StepBatch) -> Iterator[Finding]:
+def estimator(batch: StepBatch) -> Finding | None:
     """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
     Each may be weighed with the ratio to the policy that sampled. The recorded KL that agrees only with the swapped
     order is an error; one that agrees with no estimator a warning where one is stated, else worth knowing. Zeros where
@@ -268,7 +268,7 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
         ]
         found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N], *weights)
         if found is not None and not found[1]:
-            return
+            return None
         best = best or found
         lowest = float(recorded.values_N[both_N].min())
         if found is None:
@@ -276,14 +276,13 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
     if best is None:
         raise Skip("policy and reference are equal, or share too few tokens: every estimator is 0")
     if best[1]:
-        yield error(
+        return error(
             f"the recorded KL is {best[0]} with policy and reference swapped",
             place,
             evidence=[shown("tokens that agree", compared, None, recorded.source)],
             cause="the arguments of the estimator are in the wrong order: its sign, or its weighting, is turned around",
         )
-        return
-    yield finding(
+    return finding(
         # Another estimator is wrong where one of these is stated, and may be meant where none is.
         "warning" if batch.laid.algorithm.kl_estimator else "info",
         "the recorded KL is not k1, k2, k3 (clamped or not) or |log ratio| of policy and reference",

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import OF_GROUPS
+from replay_core.diagnose.algorithm import OF_GROUPS, severity_of_raw
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.figures import agree, together
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.stating import finding, shown
-from replay_core.diagnose.unbaselined import severity_of_raw
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ SAMPLES = 4
       needs=("rollout_logprobs", "trainer_logprobs", "mask|response"), lasts=True,
       explains=("L10", "D08", "D09", "D10", "D11", "D12", "D14", "D15", "D16", "D24"),
       source="rows of a batch that is sorted, balanced or rolled, and one tensor of it that is not")  # fmt: skip
-def another_row(batch: StepBatch) -> Iterator[Finding]:
+def another_row(batch: StepBatch) -> Finding | None:
     """Every sample's rollout log-probabilities beside the trainer's of every sample (of 512 and fewer, over the tokens
     that both have, 3 and more): an error where most of the samples, 4 and more, have another's, a fifth as far away as
     their own and within .03 nats.
@@ -36,13 +36,13 @@ def another_row(batch: StepBatch) -> Iterator[Finding]:
         raise Skip(f"it is {odd.suspect.name} that are another quantity (D92)")
     found_B = whose(batch, rollout, trainer)
     if found_B is None:
-        return
+        return None
     moved = np.flatnonzero(found_B >= 0)
     by, counts = np.unique((moved - found_B[moved]) % len(batch), return_counts=True)
     most = int(by[counts.argmax()])
     rolled = counts.max() >= 0.8 * len(moved)
     first = int(moved[0])
-    yield error(
+    return error(
         f"rollout log-probabilities are in the wrong rows: those of {share(len(moved), len(batch))} samples are "
         f"another sample's"
         + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
@@ -183,7 +183,7 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
 @rule("D82", "all prompts of a batch are one", link="groups", scope="batch", needs=("tokens", "group", "response"),
       lasts=True, explains=("D42", "D43", "D64", "D75", "L17"),
       source="a data loader that is built anew for every row, or an index that is never moved")  # fmt: skip
-def one_prompt(batch: StepBatch) -> Iterator[Finding]:
+def one_prompt(batch: StepBatch) -> Finding | None:
     """Groups that are named (3 and more) whose prompts are one and the same, to the last token: a warning."""
     prompt_B, group_B = batch.prompt_B, given(batch.group_B)
     if prompt_B is None or not batch.group_is_named:
@@ -192,8 +192,8 @@ def one_prompt(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("no prompt stands before the tokens that count")
     groups = np.unique(group_B).size
     if groups < 3 or np.unique(prompt_B).size > 1:
-        return
-    yield warning(
+        return None
+    return warning(
         f"all {groups} groups of the batch have the same prompt",
         batch.laid.where("input_ids", sample=0),
         evidence=[shown("distinct prompts", 1, str(groups), f"token ids of {batch.name}"), shown("groups", groups)],
@@ -205,7 +205,7 @@ def one_prompt(batch: StepBatch) -> Iterator[Finding]:
 @rule("D83", "a sequence's ratio differs within a response", link="ratio", scope="batch",
       needs=("is_ratio",), lasts=True, explains=("D24", "D28", "D50", "L16"),
       source="GSPO (arXiv 2507.18071): one ratio stands for a response")  # fmt: skip
-def by_token(batch: StepBatch) -> Iterator[Finding]:
+def by_token(batch: StepBatch) -> Finding | None:
     """The run states GSPO or ratios by sequence, and in half of the responses whose recorded ratio is not 1 it differs
     from token to token by 1e-3 and more: an error.
     """
@@ -221,9 +221,9 @@ def by_token(batch: StepBatch) -> Iterator[Finding]:
     low_B, high_B = batch.flat.extremes(ratio.values_N, known_N)
     differ_B = moved_B & (high_B - low_B > 1e-3)
     if 2 * differ_B.sum() < moved_B.sum():
-        return
+        return None
     worst = int(np.where(differ_B, high_B - low_B, 0.0).argmax())
-    yield error(
+    return error(
         f"the run states ratios by sequence, and they are token ratios: they differ within "
         f"{share(int(differ_B.sum()), int(moved_B.sum()))} responses",
         batch.laid.where("is_ratio", sample=worst),

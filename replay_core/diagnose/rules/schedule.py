@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -24,7 +23,7 @@ FALLEN = 1 / 50
 @rule("L22", "the learning rate leaps or starts again", link="optimizer", scope="signals", needs=("learning_rate",),
       explains=("L02", "L08", "L09", "L10", "L16", "D01", "D03", "D20", "D24", "D25", "D26"), lasts=True,
       source="torch.optim.lr_scheduler.LRScheduler.state_dict is part of a checkpoint")  # fmt: skip
-def leaps(log: RunLog) -> Iterator[Finding]:
+def leaps(log: RunLog) -> Finding | None:
     """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one
     over 10 times where 2 before it and more are one number; an error where the KL to the reference comes to 5 times all
     before in the 3 steps that follow. Or one that comes
@@ -37,8 +36,7 @@ def leaps(log: RunLog) -> Iterator[Finding]:
     series = given(log.get("learning_rate"))
     values = series.finite
     if (broken := _broken_at_once(log, series)) is not None:
-        yield broken
-        return
+        return broken
     if len(values) < 2 * CONSTANT or len(values) < len(series.points):
         raise Skip(f"needs the learning rate of {2 * CONSTANT} steps")
     for at in range(CONSTANT, len(values)):
@@ -52,31 +50,29 @@ def leaps(log: RunLog) -> Iterator[Finding]:
                 "the schedule has a step that is wrong, a checkpoint was resumed with other settings, or a second "
                 "parameter group's rate is logged",
             )  # fmt: skip
-            yield _worse(told, log, series.points[at].step)
-            return
+            return _worse(told, log, series.points[at].step)
         if at < BEFORE or len(values) < 2 * BEFORE:
             continue
         after = values[at : at + RISES + 1]
         if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(
             b > a for a, b in pairwise(after)
         ):  # fmt: skip
-            yield _told(
+            return _told(
                 log, series.points[at], f"the learning rate's warm-up begins again at step {series.points[at].step}: "
                 f"{values[at - 1]:.3g}, then {values[at]:.3g} and rising",
                 "the run resumed without the state of its scheduler, and most likely of its optimizer: Adam's moments "
                 "begin at 0 as well",
             )  # fmt: skip
-            return
         now = values[at : at + BEFORE]
         if len(now) == BEFORE and 0 < max(now) < FALLEN * min(before[-BEFORE:]):
-            yield _told(
+            return _told(
                 log, series.points[at], f"the learning rate falls to a {values[at - 1] / values[at]:.3g}th at step "
                 f"{series.points[at].step}, from {values[at - 1]:.3g} to {values[at]:.3g}: "
                 "next to nothing is learnt after it",
                 "the schedule has a step that is wrong (a factor in percent, a power instead of a product), or the run "
                 "resumed with other settings",
             )  # fmt: skip
-            return
+    return None
 
 
 #: A rate that breaks policies: a hundred times that of adapters. What is left of the reward soon, and ever after, of

@@ -71,7 +71,7 @@ def _numbers(text: str) -> list[float]:
 
 @rule("D31", "samples of old weights", link="rollout_logprobs", scope="batch",
       source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
-def old_weights(batch: StepBatch) -> Iterator[Finding]:
+def old_weights(batch: StepBatch) -> Finding | None:
     """Newest weight version of the batch - oldest version of each sample. More than the limit the dump states (else
     8) is a warning; any lag, or samples that span versions, is worth saying (info): asynchronous trainers run so
     on purpose.
@@ -84,14 +84,14 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
     mixed = int(np.nansum(high_B > low_B))
     lag = float(np.nanmax(lag_B))
     if lag <= 0:
-        return
+        return None
     stated = next(
         (float(batch.laid.flags[name]) for name in _LIMITS if isinstance(batch.laid.flags.get(name), (int, float))),
         None,
     )
     limit = LAG if stated is None else stated
     place = batch.laid.where("weight_version", sample=int(np.nanargmax(lag_B)))
-    yield finding(
+    return finding(
         "warning" if lag > limit else "info",
         f"samples are up to {lag:g} weight versions old",
         place,

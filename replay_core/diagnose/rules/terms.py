@@ -226,7 +226,7 @@ def _aligned(*every: Series) -> list[tuple[float, ...]]:
       needs=("loss", "kl|entropy|value_loss"), lasts=True,
       explains=("D01", "D20", "D25", "D74", "L02", "L08", "L09", "L10", "D15"),
       source="loss = pg_loss + beta KL - c entropy + v value_loss: verl dp_actor, TRL, OpenRLHF")  # fmt: skip
-def terms(log: RunLog) -> Iterator[Finding]:
+def terms(log: RunLog) -> Finding | None:
     """Solves loss - pg_loss = beta KL - c entropy + v value_loss over 8 steps and more. Where the logged terms leave
     less than a tenth of it (rms), the fewest terms that do: a negative beta, c or v is an error (the KL drives away
     from the reference, entropy is pressed down, the critic unlearns); an entropy term 5 times the policy's loss while
@@ -239,8 +239,7 @@ def terms(log: RunLog) -> Iterator[Finding]:
     loss, pg = given(log.get("loss")), log.get("pg_loss")
     # Some log the whole loss under both names.
     if pg is None or all(abs(a - b) <= 1e-5 for a, b in _aligned(loss, pg)):
-        yield from _against_one(log, loss)
-        return
+        return _against_one(log, loss)
     best: tuple[float, dict[str, Series], dict[str, float]] | None = None
     named = [(kind, series) for kind in ("kl", "entropy", "value_loss") for series in log.all(kind)[:2]]
     for count in (1, 2, 3):
@@ -263,8 +262,7 @@ def terms(log: RunLog) -> Iterator[Finding]:
             }
             best = fitted[0], dict(chosen), heard
         if best is not None:
-            yield from _judged(log, pg, *best[1:])
-            return
+            return _judged(log, pg, *best[1:])
     raise Skip("the logged terms do not make the difference of loss and pg_loss, or there is none")
 
 
@@ -274,7 +272,7 @@ LINE, CHANGES = 0.975, 0.9
 BONUS = 0.1
 
 
-def _against_one(log: RunLog, loss: Series) -> Iterator[Finding]:
+def _against_one(log: RunLog, loss: Series) -> Finding | None:
     """A loss that is a line of one of its terms: -mean(A) of centred advantages is small beside the term of a KL that
     runs away, or of an entropy with a large coefficient. A loss that rises with the KL is what a KL term makes of it.
     """
@@ -307,14 +305,14 @@ def _against_one(log: RunLog, loss: Series) -> Iterator[Finding]:
             cause = "the sign of the term is turned where the loss is summed up"
         else:
             continue
-        yield error(
+        return error(
             claim, term.last.where(term.name), evidence=told, cause=cause,
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
             steps=term.steps(),
         )  # fmt: skip
-        return
     if not looked:
         raise Skip("needs pg_loss; without it a KL of 10 steps that grows over 0.1, or an entropy")
+    return None
 
 
 def _line(x: list[float], y: list[float]) -> tuple[float, float]:
@@ -354,7 +352,7 @@ OUTWEIGHS = 3.0
 @rule("L27", "the KL outweighs the policy's loss", link="loss", scope="signals",
       needs=("kl_coefficient", "kl", "pg_loss", "reward"),
       source="recipes weigh the KL 0.001 to 0.1; an adaptive controller begins at 0.2")  # fmt: skip
-def pinned(log: RunLog) -> Iterator[Finding]:
+def pinned(log: RunLog) -> Finding | None:
     """The logged coefficient of the KL is over 2, its product with the KL over 3 times the size of the policy's loss
     (medians of the last half), and the reward does not rise in 12 steps and more: a warning.
     """
@@ -365,8 +363,8 @@ def pinned(log: RunLog) -> Iterator[Finding]:
     late = rows[len(rows) // 2 :]
     term, loss = median(abs(row[0] * row[1]) for row in late), median(abs(row[2]) for row in late)
     if min(row[0] for row in late) <= LARGEST_BETA or term <= OUTWEIGHS * loss or trends.rises(reward.finite):
-        return
-    yield warning(
+        return None
+    return warning(
         f"the KL coefficient is too large ({weight.last.value:.3g}): its term outweighs the policy's loss "
         f"{term / max(loss, 1e-12):.2g} times, and the reward does not rise",
         weight.place,
@@ -378,7 +376,7 @@ def pinned(log: RunLog) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[str, float]) -> Iterator[Finding]:
+def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[str, float]) -> Finding | None:
     wrong = {
         "kl": ("the KL term is subtracted from the loss: the policy is driven away from its reference", -1),
         "entropy": ("the entropy term has the wrong sign: added to the loss, it presses the entropy down", 1),
@@ -388,18 +386,17 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
     for kind, weight in weights.items():
         claim, side = wrong[kind]
         if weight * side > FLOOR:
-            yield error(
+            return error(
                 f"{claim} (coefficient {weight:.3g})",
                 series[kind],
                 evidence=told,
                 cause="the sign of the term is turned where the loss is summed up",
                 next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
             )
-            return
     beta = weights.get("kl", 0.0)
     stated = log.algorithm.number("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
     if beta > LARGEST_BETA or (stated and beta > 3 * stated):
-        yield warning(
+        return warning(
             f"the KL term weighs {beta:.3g} in the loss"
             + (f", and the run states {stated:g}" if stated else ": recipes use 0.001 to 0.1"),
             series["kl"],
@@ -407,13 +404,12 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
             cause="the coefficient is far too large, or applied twice: what is learnt is to stay at the reference",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
-        return
     weight = weights.get("entropy", 0.0)
     if not weight:
-        return
+        return None
     share = abs(weight) * trends.level(series["entropy"].finite, 3) / max(median(map(abs, pg.finite)), 1e-9)
     if share > 5 and trends.rises(series["entropy"].finite):
-        yield warning(
+        return warning(
             f"the entropy bonus outweighs the policy's loss {share:.2g} times, and the entropy rises",
             series["entropy"].last.where(series["entropy"].name),
             evidence=[*told, shown("entropy term / median |pg_loss|", share, "< 5")],
@@ -421,3 +417,4 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
             next_step="lower the entropy coefficient; look at reward and response length at the same steps",
             steps=series["entropy"].steps(),
         )
+    return None

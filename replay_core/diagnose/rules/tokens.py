@@ -62,7 +62,7 @@ def truncated(batch: StepBatch) -> Array | None:
 @rule("D20", "responses are cut off", link="tokens", scope="case",
       explains=("D01", "D02", "D03", "D07", "D23", "L01"),
       source="autocontext#1067, ms-swift#4950; a quarter: miles advisory")  # fmt: skip
-def cut_off(case: Case) -> Iterator[Finding]:
+def cut_off(case: Case) -> Finding | None:
     """Share of responses without an end token at the length limit, over all steps looked at.
 
     97 % (and at least 4) is a warning, an error where the rewards have no spread either: then it is why. From
@@ -95,12 +95,12 @@ def cut_off(case: Case) -> Iterator[Finding]:
     if not total:
         raise Skip("needs responses and either their end token or what stopped them")
     if cut / total < MANY or first is None:
-        return
+        return None
     every, most = cut == total and total >= FEWEST, cut >= MOST * total and total >= FEWEST
     dead = sum(high <= lowest for _, high in least)
     pays = cut >= FEWEST and best_cut <= lowest and bool(mean_ended) and float(np.mean(mean_ended)) > lowest
     starves = dead >= 2 and 2 * dead >= len(least) and cut >= (LAMED if pays else CUT_OFF) * total
-    yield finding(
+    return finding(
         "error" if (spread == 0 and (most or pays)) or starves else "warning" if most or pays else "info",
         f"{'all' if every else share(cut, total)} responses are cut off at the length limit"
         + (": none ever ends" if every else ", and each of them earns the lowest reward" if pays else "")
@@ -186,7 +186,7 @@ def _from_the_start(series: Series, longest: list[float]) -> str:
 @rule("D26", "degenerate output", link="tokens", scope="batch", needs=("tokens", "response"),
       explains=("D01", "D03", "D18", "D19", "D20"),
       source="verl#2626 (`!!!!` from NaN weights); slime repetition_frac")  # fmt: skip
-def degenerate(batch: StepBatch) -> Iterator[Finding]:
+def degenerate(batch: StepBatch) -> Finding | None:
     """Share of the most frequent token among all response tokens. Above 0.5 is a warning, an error above 0.95
     and where it is id 0: what sampling from NaN logits gives. Skipped where responses are short on average (below 8
     tokens). Where all responses are of one length and end in a run of it, it is an end that nobody heeds. Where nothing
@@ -201,11 +201,11 @@ def degenerate(batch: StepBatch) -> Iterator[Finding]:
     ids, counts = np.unique(written, return_counts=True)
     most, top = int(ids[counts.argmax()]), float(counts.max() / written.size)
     if top <= DEGENERATE or most == batch.pad_id:
-        return
+        return None
     at = int(np.flatnonzero(response_N & (tokens_N == most))[0])
     place = batch.laid.where("input_ids", at=at)
     unheeded = top < NOTHING_ELSE and _ends_in(batch, response_N, most)
-    yield finding(
+    return finding(
         "error" if most == 0 or top >= NOTHING_ELSE else "warning",
         f"token {most} is {top:.0%} of everything that was written"
         + (": a run of it ends every response, and all are of one length" if unheeded else ""),
@@ -387,7 +387,7 @@ HARDLY = 2.0
 @rule("L09", "responses get far longer or shorter", link="trend", scope="signals", needs=("response_length",),
       explains=("D01", "D20", "D25", "D37", "L05", "L08", "L10"),
       source="rldbg; DAPO section 3.4 (overlong responses); R1-Zero (a growth that is wanted)")  # fmt: skip
-def lengths(log: RunLog) -> Iterator[Finding]:
+def lengths(log: RunLog) -> Finding | None:
     """The mean length's last 3 steps over its first 3, in 12 steps and more, and a trend that chance does not explain:
     threefold, or one and a half where half of the responses are cut at the limit, is a warning; so is a third. An error
     where all are cut in the end, or hardly a token is left (a mean below 2).
@@ -402,12 +402,12 @@ def lengths(log: RunLog) -> Iterator[Finding]:
     # A response has one token at the least: what ends there may have begun anywhere.
     most = max(values[:3]) if now < HARDLY else begun
     if not longer and not (z < -trends.DRIFT_Z and now < SHRUNK * most):
-        return
+        return None
     reward = log.get("reward")
     falls = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
     entropy = next((level for _, level in log.level("entropy") if not longer and 0 <= level < ENTROPY_MIN), None)
     also = "" if entropy is None else f", and the entropy to {entropy:.2g}: the policy has collapsed onto one answer"
-    yield finding(
+    return finding(
         "error" if (longer and cut >= 1) or (not longer and now < HARDLY) else "warning",
         f"response length {'explodes' if longer else 'collapses'}: {series.name} goes from {begun:.3g} to "
         f"{now:.3g}{also}" + (f", and {cut:.0%} of them are cut at the limit" if longer and cut >= 0.5 else ""),

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from replay_core import pages
+from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stated import stated_number
 from replay_core.diagnose.stating import finding, share, shown
 from replay_core.records import Record, TensorRef
 

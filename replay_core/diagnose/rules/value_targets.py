@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core import pages
+from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stated import stated_number
 
 #: What a recomputed target may leave of the recorded one, by the precision it was stored in.
 CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}

@@ -1,24 +1,25 @@
-"""The recorded weights over the steps: which of them an optimizer moves."""
+"""The weights over the steps, recorded or their norm in a log: which of them an optimizer moves."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
-from replay_core.diagnose.algorithm import stated_by
+from replay_core.diagnose.algorithm import stated_by, stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
 from replay_core.diagnose.gap import DISAGREE
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stated import stated_number
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.states import moves
+from replay_core.diagnose.signals import RunLog
 from replay_core.records import Record
 from replay_core.regexes import regex
 
@@ -244,7 +245,7 @@ def _by_scores(case: Case) -> Finding | None:
 @rule("D67", "updates are lost in half-precision weights", link="optimizer", scope="case",
       explains=("D46", "D55", "D57", "L14"), lasts=True,
       source="bf16 has 8 bits: a step of the learning rate is lost beside a weight over 256 times it")  # fmt: skip
-def rounded_away(case: Case) -> Iterator[Finding]:
+def rounded_away(case: Case) -> Finding | None:
     """Recorded matrices whose numbers are all bfloat16's (or float16's), in whatever precision they are stored, first
     step beside last. Of numbers whose half spacing is over 4 times the learning rate, which one step of Adam does not
     cross: with a float32 master copy as many change as they have moved, in shares of their spacing (3 tenths of the
@@ -285,9 +286,9 @@ def rounded_away(case: Case) -> Iterator[Finding]:
     if not grids:
         raise Skip("no weights that are trained are kept in half precision")
     if expected < EXPECTED or moved > 0.1 * expected:
-        return
+        return None
     words = " and ".join(sorted(_BITS[bits] for bits in grids))
-    yield warning(
+    return warning(
         f"updates are lost in {words} weights: {1 - changed / total:.1%} of the recorded numbers are the same to the "
         f"last bit after {len(steps) - 1} steps at a learning rate of {rate:.2g}",
         Where(step=steps[-1], stage="param", tensor=names[0], path=str(records[-1].path)),
@@ -340,3 +341,53 @@ def _is_of(values: NDArray[np.float32], bits: int) -> bool:
         return False
     kept = np.ascontiguousarray(values).view(np.uint32)
     return not bool((kept & np.uint32((1 << (23 - bits)) - 1)).any())
+
+
+#: Steps before it is no chance; and without a learning rate to hold it against.
+FEWEST, UNTOLD = 3, 8
+#: How many times its last digit an update has to be before a norm that stands is no rounding.
+SHOWS = 10.0
+
+
+@rule("D57", "the norm of the weights stands still", link="optimizer", scope="signals", needs=("weight_norm",),
+      explains=("D46", "D55", "L08", "L14"), lasts=True,
+      source="Adam moves each weight by about the learning rate, and the norm of N weights by as much")  # fmt: skip
+def norm_stands(log: RunLog) -> Finding | None:
+    """The logged norm of the weights is one number in all of 3 steps and more, while gradients (or the loss) and the
+    learning rate are not 0: a warning where the learning rate is 10 times the last digit of the norm (of float32, or
+    as it is printed) and more. A norm of 700 in float32 does not show a rate of 1e-6: there it says nothing. Without a
+    logged learning rate, 8 steps are worth knowing.
+    """
+    series = given(log.get("weight_norm"))
+    values = series.finite
+    if len(values) < FEWEST or len(values) < len(series.values):
+        raise Skip(f"needs the norm of the weights in {FEWEST} steps")
+    if len(set(values)) > 1 or not values[0] or not moves(log):
+        return None
+    rates = log.get("learning_rate")
+    rate, digit = None if rates is None else median(rates.finite or [0.0]), _last_digit(values[0])
+    if rate is None and len(values) < UNTOLD:
+        raise Skip(f"needs the learning rate, or {UNTOLD} steps")
+    if rate is not None and rate < SHOWS * digit:
+        raise Skip(f"an update of {rate:.2g} does not show in a norm whose last digit is {digit:.2g}")
+    return finding(
+        "info" if rate is None else "warning",
+        f"no weight changes: {series.name} is {values[0]:.8g} in all {len(values)} steps, although "
+        + ("gradients are not 0" if log.has("grad_norm") else "the loss changes"),
+        series,
+        evidence=[
+            series.shown(values[0], "another number in every step"),
+            *([] if rate is None else [shown("learning rate", rate, None, given(rates).source)]),
+            shown("last digit of the norm", digit),
+        ],
+        cause="no update reaches the weights: the optimizer holds other parameters than the model that is run (copies, "
+        "or those from before it was wrapped, moved or given its adapter), steps are skipped (a loss scale, a gradient "
+        "that is not finite), or updates are lost in bf16",
+        next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
+    )
+
+
+def _last_digit(value: float) -> float:
+    """What the norm can tell apart: float32's spacing, or the last decimal that it is printed with."""
+    decimals = len(repr(value).partition("e")[0].partition(".")[2])
+    return max(float(np.spacing(np.float32(abs(value)))), 10.0**-decimals)
