@@ -1,6 +1,6 @@
 """What a diagnosis says: findings, each with its evidence, and the rules that could not look. Plain data, no numpy.
 
-yield warning("the learning rate is 0", series, evidence=[series.shown(0.0, "> 0")], cause="...")
+return warning("the learning rate is 0", series, series.shown(0.0, "> 0"), cause="...")
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def shown(name: str, value: Any, expected: str | None = None, source: str | None
 
 def finding(
     severity: Severity, claim: str, where: Where | Traced | None = None, *told: Evidence, cause: str,
-    evidence: Iterable[Evidence] = (), next_step: str | None = None, steps: Iterable[int | None] = (), id: str = "", link: str = "",
+    evidence: Iterable[Evidence] = (), next_step: str | None = None, steps: Iterable[int | None] = (),
+    id: str = "", link: str = "",
 ) -> Finding:  # fmt: skip
     """A finding of the rule that yields it, which gives it its id, link and source.
 

@@ -315,7 +315,7 @@ _PLAIN: dict[str, str] = {
     "tokens_per_second": "throughput toks_per_second tok_s tokens_per_second tokens_per_sec tok_per_sec tok_per_s "
     "toks_per_s",
     "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb vram_gb",
-}  # fmt: skip
+}
 _BARE = {name: signal for signal, names in _PLAIN.items() for name in names.split()}
 #: (what it is of, statistic) -> signal. Those that are not here have a mean alone.
 _BY_STATISTIC = {
@@ -338,8 +338,7 @@ _ROOMS = _words(
     "pi game task objective generation generate learner worker algo ep episode"
 )
 _OF_CRITICS = _words("value_loss value_clip_fraction explained_variance value return")
-_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std",
-          "hi": "max", "lo": "min"}  # fmt: skip
+_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std", "hi": "max", "lo": "min"}
 _BETWEEN = regex(r"[\s/._\-()|:%]+")
 
 

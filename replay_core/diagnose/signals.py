@@ -48,9 +48,7 @@ class Point:
         return self.step, self.micro, self.rank
 
     def where(self, name: str | None = None) -> Where:
-        return Where(
-            step=self.step, micro=self.micro, rank=self.rank, tensor=name, line=self.line, path=self.path
-        )  # fmt: skip
+        return Where(step=self.step, micro=self.micro, rank=self.rank, tensor=name, line=self.line, path=self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
         yield error(
             f"the KL term is subtracted from the loss: it has the wrong sign (coefficient {beta:.3g})",
             where,
-            evidence=evidence,
+            *evidence,
             cause="the sign of the term is turned where the loss is summed up: distance from the reference is rewarded",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
@@ -132,7 +132,7 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
         yield error(
             f"the KL term weighs {beta:.3g} in the loss, and the run states a coefficient of {stated:g}",
             where,
-            evidence=evidence,
+            *evidence,
             cause="the coefficient that is configured does not reach the loss, is scaled on its way (a percentage, a "
             "world size), or is overwritten by a controller",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
@@ -141,7 +141,7 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
         yield error(
             f"the KL term is not in the loss: loss is pg_loss alone, and the run states a coefficient of {stated:g}",
             where,
-            evidence=evidence,
+            *evidence,
             cause="the KL loss is computed, logged, and left out where the loss is summed up",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
@@ -174,8 +174,8 @@ def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Fin
         "warning" if accumulated or unseen else "error",
         f"the loss is {factor:.4g} times its terms: pg_loss is all that is recorded of it",
         Where(key.step, key.micro, key.rank, key.role, key.stage, "loss", path=str(record.path)),
-        evidence=[shown("loss / pg_loss", factor, "1, or the ranks", record.path.name),
-                  shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)],
+        shown("loss / pg_loss", factor, "1, or the ranks", record.path.name),
+        shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros),
         cause="it is multiplied by the micro-batches of an update, and its gradient is summed over them: accumulation "
         "is not divided (right where the schedule divides afterwards, as Megatron's does)"
         if accumulated
@@ -201,8 +201,8 @@ def _divided_again(case: Case, factor: float, rows: list[tuple[float, float, Rec
         f"the loss is divided by the {micros} micro-batches of an update twice: it is 1/{micros} of pg_loss, which is "
         "a sum over the tokens of the whole update already",
         Where(key.step, key.micro, key.rank, key.role, key.stage, "loss", path=str(record.path)),
-        evidence=[shown("loss / pg_loss", factor, "1", record.path.name),
-                  shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)],
+        shown("loss / pg_loss", factor, "1", record.path.name),
+        shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros),
         cause="gradient accumulation is divided out once more: each micro-batch's loss is its share of the update, and "
         "the sum of them is what the update should be",
         next_step="rldbg diagnose --explain D49   # then look at the line that scales the loss",
@@ -272,13 +272,15 @@ def _judged_entropy(case: Case, weight: float, place: Where, steps: list[int], t
         yield error(
             f"the entropy term has the wrong sign: added to the loss, it presses the entropy down (coefficient "
             f"{weight:.3g})",
-            place, evidence=evidence, next_step=next_step, steps=steps,
+            place,
+            *evidence, next_step=next_step, steps=steps,
             cause="the sign of the term is turned where the loss is summed up: a bonus is subtracted from the loss",
         )  # fmt: skip
     elif stated and not 1 / WEIGHED < -weight / stated < WEIGHED:
         yield error(
             f"the entropy term weighs {-weight:.3g} in the loss, and the run states a coefficient of {stated:g}",
-            place, evidence=evidence, next_step=next_step, steps=steps,
+            place,
+            *evidence, next_step=next_step, steps=steps,
             cause="the coefficient that is configured does not reach the loss, or is scaled on its way",
         )  # fmt: skip
 

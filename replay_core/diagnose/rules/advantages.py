@@ -168,10 +168,8 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
                 claim, cause = told
                 yield error(
                     claim, batch.laid.where("advantages"),
-                    evidence=[
-                        shown("the estimator that agrees", name, None, what),
-                        shown("estimator that is stated", batch.laid.algorithm.estimator),
-                    ],
+                    shown("the estimator that agrees", name, None, what),
+                    shown("estimator that is stated", batch.laid.algorithm.estimator),
                     cause=cause,
                 )  # fmt: skip
                 return
@@ -184,7 +182,8 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
             yield info(
                 f"advantages are {name}",
                 batch.laid.where("advantages"),
-                evidence=[shown("computed from", what), shown("agree to", stored)],
+                shown("computed from", what),
+                shown("agree to", stored),
                 cause="the variant that was recomputed and agrees; nothing is wrong",
                 next_step="rldbg diagnose --explain D04",
             )
@@ -216,11 +215,9 @@ def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:
         f"rounding in the rewards is amplified: rewards of a group are equal up to {apart:.2g}, and advantages of "
         f"{share(bad, len(groups))} groups come to {far:.3g} apart",
         batch.laid.where("advantages", sample=sample),
-        evidence=[
-            shown("advantages of one group apart by", far, "0"),
-            shown("rewards of such a group apart by, at most", apart),
-            shown("largest |reward|", float(np.abs(reward_B).max())),
-        ],
+        shown("advantages of one group apart by", far, "0"),
+        shown("rewards of such a group apart by, at most", apart),
+        shown("largest |reward|", float(np.abs(reward_B).max())),
         cause="what rounding leaves of equal rewards is divided by its own std, with no epsilon or one far smaller "
         "than it: noise (a jitter, a sum in another order) is taught at full size",
     )
@@ -253,11 +250,9 @@ def _taught_of_equal(batch: StepBatch, kept_B: Array, reward_B: Array, name: str
         f"groups of equal rewards have advantages, up to {max(sizes):.3g}, in {share(len(bad), len(equal))} such "
         f"groups: they should be 0; the others are {name}",
         batch.laid.where("advantages", sample=int(np.flatnonzero(group_B == bad[0])[0])),
-        evidence=[
-            shown("largest |advantage| of a group of equal rewards", max(sizes), f"< {TAUGHT:g}"),
-            shown("advantages of one such group apart by", apart, "0"),
-            shown("groups of equal rewards", len(equal)), shown("all groups", len(groups)),
-        ],
+        shown("largest |advantage| of a group of equal rewards", max(sizes), f"< {TAUGHT:g}"),
+        shown("advantages of one such group apart by", apart, "0"),
+        shown("groups of equal rewards", len(equal)), shown("all groups", len(groups)),
         cause="what rounding (or a jitter that is not recorded) leaves of equal rewards is divided by its own std, "
         "with no epsilon or one far smaller than it: noise is taught at full size",
     )  # fmt: skip
@@ -280,12 +275,10 @@ def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Ar
         f"noise in the rewards is taught: {share(len(bad), len(groups))} groups have nearly equal rewards (apart by "
         f"{float(spread_G[noisy_G & taught_G].max()):.2g} at most), and advantages of full size",
         batch.laid.where("advantages", sample=sample),
-        evidence=[
-            shown("largest spread of rewards in such a group", float(spread_G[noisy_G & taught_G].max()),
-                  f"0, or > {NO_SPREAD:g} x {whole:.3g}"),
-            shown("largest |advantage| in one", float(np.abs(heard_B[np.isin(group_B, bad)]).max()), f"< {TAUGHT:g}"),
-            shown("advantages are", name),
-        ],
+        shown("largest spread of rewards in such a group", float(spread_G[noisy_G & taught_G].max()),
+        f"0, or > {NO_SPREAD:g} x {whole:.3g}"),
+        shown("largest |advantage| in one", float(np.abs(heard_B[np.isin(group_B, bad)]).max()), f"< {TAUGHT:g}"),
+        shown("advantages are", name),
         cause="a tiny difference between rewards (rounding, a jitter, a time in the score) is divided by a std that is "
         "as tiny: round the rewards, raise the epsilon, or leave groups without a spread out",
     )  # fmt: skip
@@ -342,7 +335,7 @@ def made_by_mistake(case: Case) -> Finding | None:
             severity_of_raw(algorithm),
             "advantages are the raw rewards: nothing is subtracted",
             raw[0].laid.where("advantages", sample=0),
-            evidence=[shown("steps in which they are", len(raw), "0")],
+            shown("steps in which they are", len(raw), "0"),
             cause=why_raw(algorithm),
             steps=[batch.step for batch in raw],
         )
@@ -371,7 +364,8 @@ def made_by_mistake(case: Case) -> Finding | None:
         guess.severity,
         guess.claim,
         batch.laid.where("advantages", sample=int(np.flatnonzero(kept_B)[0]) if len(kept_B) == len(batch) else 0),
-        evidence=[*evidence, shown("groups", listed(np.bincount(group_B), 4))],
+        *evidence,
+        shown("groups", listed(np.bincount(group_B), 4)),
         cause=guess.cause,
         steps=[each.step for each, _, _ in found],
     )

@@ -54,10 +54,8 @@ def along_the_response(batch: StepBatch) -> Finding | None:
         severity,
         claim,
         batch.laid.where("advantages", sample=0),
-        evidence=[
-            shown("responses that are made so", share(many, many), None, column.source),
-            shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
-        ],
+        shown("responses that are made so", share(many, many), None, column.source),
+        shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
         cause=cause,
     )
 

@@ -65,11 +65,9 @@ def not_centred(case: Case) -> Finding | None:
         guess.severity,
         guess.claim,
         batch.laid.where("advantages", sample=0),
-        evidence=[
-            shown("means of the groups", listed([f"{mean:.3g}" for mean in means]), "0",
-                  column.source if column is not None else batch.name),
-            shown("steps that show it", share(len(found), looked)),
-        ],
+        shown("means of the groups", listed([f"{mean:.3g}" for mean in means]), "0",
+        column.source if column is not None else batch.name),
+        shown("steps that show it", share(len(found), looked)),
         cause=guess.cause,
         steps=[each.step for each, _ in found],
     )  # fmt: skip

@@ -40,7 +40,7 @@ def incomplete(case: Case) -> Finding | None:
             "info" if inferred else "warning",
             f"the dump is not whole: {first}" + (f" (and {count - 1} more)" if count > 1 else ""),
             Where(path=lost[0].where if lost else str(case.run.path)),
-            evidence=[shown("holes and unreadable records", count, "0", str(case.run.path))],
+            shown("holes and unreadable records", count, "0", str(case.run.path)),
             cause="a rank died, a disk was full, the dump is still being written, or ranks share a file name",
             next_step=f"rldbg ls {case.run.path}",
         )
@@ -67,10 +67,8 @@ def _overwritten(case: Case) -> Finding | None:
     return warning(
         f"mini-batches before {min(numbers)} are missing: they were written over",
         Where(step=step, rank=rank, path=str(case.run.path)),
-        evidence=[
-            shown("first mini-batch that is left", min(numbers), "0", str(case.run.path)),
-            shown("steps and ranks of which this holds", len(lost)),
-        ],
+        shown("first mini-batch that is left", min(numbers), "0", str(case.run.path)),
+        shown("steps and ranks of which this holds", len(lost)),
         cause="micro-batches are numbered within their mini-batch, and the file name says no mini-batch",
         next_step=f"rldbg ls {case.run.path}",
     )

@@ -80,10 +80,8 @@ def not_the_same(batch: StepBatch) -> Finding | None:
         return warning(
             f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
             place,
-            evidence=[
-                shown("largest difference", float(difference[counted_N].max()), "0", f"{a.source} and {b.source}"),
-                shown("tokens in both", int(both_N.sum())),
-            ],
+            shown("largest difference", float(difference[counted_N].max()), "0", f"{a.source} and {b.source}"),
+            shown("tokens in both", int(both_N.sum())),
             cause="it was computed twice (dropout, atomics, another micro-batch), or changed between the two records",
         )
     return None
@@ -143,17 +141,14 @@ def _of_rows(batch: StepBatch, name: str, by: int, off: Array, source: str) -> F
         f"{share(off.size, len(batch))} rows {'they are those' if name == 'advantages' else 'it is that'} of the row "
         f"{away}{whole}",
         batch.laid.where(name, sample=0),
-        evidence=[
-            shown("rows that differ between batch and update", int(off.size), "0", source),
-            shown(f"of them those of the row {away}", int(off.size)),
-        ],
+        shown("rows that differ between batch and update", int(off.size), "0", source),
+        shown(f"of them those of the row {away}", int(off.size)),
         cause="a micro-batch or mini-batch takes its tokens from one place and this tensor from another: an index that "
         "counts within the mini-batch where it has to count in the batch, or that is one ahead",
     )
 
 
-@rule("D38", "two copies differ in padding only", link="dump", scope="batch",
-      source="docs/evidence.md#critics")  # fmt: skip
+@rule("D38", "two copies differ in padding only", link="dump", scope="batch", source="docs/evidence.md#critics")
 def only_padding(batch: StepBatch) -> Finding | None:
     """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
     if batch.trained_N is None:
@@ -165,14 +160,13 @@ def only_padding(batch: StepBatch) -> Finding | None:
             return info(
                 f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
                 place,
-                evidence=[shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}")],
+                shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}"),
                 cause="padding or prompt is filled in differently; nothing reads it",
             )
     return None
 
 
-@rule("D40", "two copies differ by a cast", link="dump", scope="batch",
-      source="sglang comparator, diff after downcast")  # fmt: skip
+@rule("D40", "two copies differ by a cast", link="dump", scope="batch", source="sglang comparator, diff after downcast")
 def only_cast(batch: StepBatch) -> Finding | None:
     """Copies of one tensor in two dtypes that agree to the rounding of the narrower: info, noise and no bug."""
     for a, b in _pairs(batch):
@@ -184,7 +178,7 @@ def only_cast(batch: StepBatch) -> Finding | None:
             return info(
                 f"copies of {a.name} differ by rounding alone ({a.dtype} and {b.dtype})",
                 place,
-                evidence=[shown("largest difference", largest, None, f"{a.source} and {b.source}")],
+                shown("largest difference", largest, None, f"{a.source} and {b.source}"),
                 cause="one of them was stored in the narrower dtype",
             )
     return None

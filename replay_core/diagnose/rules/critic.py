@@ -103,7 +103,8 @@ def explains_nothing(case: Case) -> Finding | None:
         return warning(
             f"the critic gives every token one number in all {len(found)} steps: it is never updated",
             where,
-            evidence=[shown("largest - smallest value of a step", 0.0, "> 0"), shown("steps", len(found))],
+            shown("largest - smallest value of a step", 0.0, "> 0"),
+            shown("steps", len(found)),
             cause=_NOTHING,
             steps=[one.step for one in constant],
         )
@@ -114,11 +115,9 @@ def explains_nothing(case: Case) -> Finding | None:
         return warning(
             f"the critic explains nothing of its returns after {len(found)} steps, and comes no nearer to them",
             where,
-            evidence=[
-                shown("explained variance, later half", median(one.explained for one in later), "> 0"),
-                shown("mean squared error, later half", median(one.error for one in later)),
-                shown("mean squared error, first step", found[0].error),
-            ],
+            shown("explained variance, later half", median(one.explained for one in later), "> 0"),
+            shown("mean squared error, later half", median(one.error for one in later)),
+            shown("mean squared error, first step", found[0].error),
             cause=_NOTHING,
             steps=[one.step for one in later],
         )
@@ -155,7 +154,7 @@ def never_learns(log: RunLog) -> Finding | None:
         return warning(
             f"{values.name} is {values.finite[0]:.4g} in all {len(values.finite)} steps: the critic is never updated",
             values,
-            evidence=[values.shown(values.finite[0], "another number in every step")],
+            values.shown(values.finite[0], "another number in every step"),
             cause=_NOTHING,
             next_step="print the critic's learning rate and the norm of its gradient after a step",
         )
@@ -165,7 +164,7 @@ def never_learns(log: RunLog) -> Finding | None:
             return warning(
                 f"the value loss explodes: {loss.name} goes from {begun:.3g} to {now:.3g}",
                 loss.first(over=EXPLODED * begun),
-                evidence=[loss.shown(now, f"< {EXPLODED:g} x {begun:.3g}")],
+                loss.shown(now, f"< {EXPLODED:g} x {begun:.3g}"),
                 cause="the critic diverges: its learning rate is too high, its targets grow with its own values, or "
                 "returns are not clipped or scaled",
                 next_step="lower the critic's learning rate; look at values and returns of the same steps",
@@ -181,10 +180,8 @@ def never_learns(log: RunLog) -> Finding | None:
             "info" if early else "warning",
             f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
             series.last.where(series.name),
-            evidence=[
-                series.shown(now, "> 0"),
-                *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss else []),
-            ],
+            series.shown(now, "> 0"),
+            *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss else []),
             cause=_NOTHING,
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
             steps=series.steps(),
@@ -223,16 +220,14 @@ def overshoots(log: RunLog) -> Finding | None:
         f"the critic's values explode past their targets: {values.name} is {worst.value:.3g} at step {worst.step}, and "
         f"returns are {by_step[worst.step]:.3g}",
         worst.where(values.name),
-        evidence=[
-            values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"),
-            shown("in the first step", apart[0][1]),
-            shown("steps", share(len(bad), len(apart))),
-        ],
+        values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"),
+        shown("in the first step", apart[0][1]),
+        shown("steps", share(len(bad), len(apart))),
         cause="the critic's learning rate is too high: its values explode past their targets and swing back; or it is "
         "taught other targets than the returns that are logged (another scale or unit)",
         next_step="lower the critic's learning rate ten times; look at its loss and gradient norm",
         steps=[point.step for point, _ in bad],
-    )  # fmt: skip
+    )
 
 
 #: Tokens of a response that are followed for places that samples share.
@@ -274,11 +269,9 @@ class _Shared:
         return error(
             "values are read one token late: each depends on the very token whose value it is to be before",
             self.where,
-            evidence=[
-                shown("mean range of values where samples differ in that token alone", apart, "0"),
-                shown("where they share it, too", same),
-                shown("places", len(self.parted)),
-            ],
+            shown("mean range of values where samples differ in that token alone", apart, "0"),
+            shown("where they share it, too", same),
+            shown("places", len(self.parted)),
             cause="a slice is one off where the critic is read: the value of a state holds what was done in it, and "
             "advantages no longer tell of the token; the reward's token has the value of what comes after the end",
             steps=sorted(self.steps),
@@ -332,8 +325,8 @@ def beside(case: Case) -> Finding | None:
     return error(
         f"values are shifted by one token: each is what the critic gives at the token {words} it, before any update",
         where,
-        evidence=[shown("mean distance to the critic's value of the same token", apart, "0"),
-                  shown(f"to that of the token {words}", min(late, early)), shown("tokens", size)],
+        shown("mean distance to the critic's value of the same token", apart, "0"),
+        shown(f"to that of the token {words}", min(late, early)), shown("tokens", size),
         cause="a slice is one off where values are read before the updates, or where the critic is updated: a value is "
         "of the state before its token; GAE and returns are then of other places than the critic's predictions",
         steps=sorted(steps),
@@ -399,7 +392,8 @@ def other_scale(case: Case) -> Finding | None:
     return warning(
         claim,
         where,
-        evidence=[*told, shown("explained variance, median", float(np.median(explained)), "> 0")],
+        *told,
+        shown("explained variance, median", float(np.median(explained)), "> 0"),
         cause="the critic's output is in another unit: normalised targets whose mean and std are not put back "
         "(PopArt, value norm), a head that was taken over from a reward model or badly initialised, rewards that are "
         "scaled for the returns alone. Advantages are then what the critic is off by, not what was earned",

@@ -72,7 +72,8 @@ def died(log: RunLog) -> Iterator[Finding]:
         yield info(
             f"an exception at line {caught[0].point.line}, and the run went on: {_words(caught[0])}",
             caught[0].point.where(),
-            evidence=[shown("exceptions", len(caught), "0", f"from line {caught[0].point.line}"), *_frame(caught[0])],
+            shown("exceptions", len(caught), "0", f"from line {caught[0].point.line}"),
+            *_frame(caught[0]),
             cause="the trainer caught it, or another process of the run raised it",
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
@@ -148,12 +149,10 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
         f"the run {'was stopped by hand' if by_hand else 'hung' if hung else 'died'} at line {one.point.line}, {step}"
         f"{', and was started again' if went_on else ''}: {words}",
         one.point.where(),
-        evidence=[
-            shown("line", one.text.splitlines()[0][:200], None, f"line {one.point.line}"),
-            *_frame(one),
-            *(shown(f"{rank} waited in", what) for rank, what in (hang.waits if hang else ())),
-            shown("lines that tell of an end", len(every), "0", "log"),
-        ],
+        shown("line", one.text.splitlines()[0][:200], None, f"line {one.point.line}"),
+        *_frame(one),
+        *(shown(f"{rank} waited in", what) for rank, what in (hang.waits if hang else ())),
+        shown("lines that tell of an end", len(every), "0", "log"),
         cause=cause,
         next_step=next_step,
         steps=steps_of([one.point]),
@@ -383,12 +382,12 @@ def waits(log: RunLog) -> Iterator[Finding]:
     yield warning(
         f"the run only waits{how_long}: {len(same)} lines say so and no metric follows: {words!r}",
         first.point.where(),
-        evidence=[shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
-                  shown("seconds between the first and the last", waited, f"< {LONG:g}")],
+        shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
+        shown("seconds between the first and the last", waited, f"< {LONG:g}"),
         cause="a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, "
         "a worker that is stuck, a message that was lost), and nothing times out",
         next_step="look at the other process: py-spy dump --pid PID on both sides shows where each stands",
-    )  # fmt: skip
+    )
 
 
 def _stands_at_0(log: RunLog) -> Iterator[Finding]:
@@ -403,7 +402,7 @@ def _stands_at_0(log: RunLog) -> Iterator[Finding]:
         f"the data workers hang: {bar.text.split(':')[0].strip()} stands at 0 after {since[1] if since else 'minutes'}"
         + (", behind a fork of a tokenizer that had used its threads" if forked else ""),
         bar.point.where(),
-        evidence=[shown("line", bar.text[:160], None, f"line {bar.point.line}")],
+        shown("line", bar.text[:160], None, f"line {bar.point.line}"),
         cause=("a forked worker waits for a lock of the tokenizer's threads, which the fork did not take along (or for "
                "another lock that was held: a logger's, OpenMP's)" if forked else
                "a worker never began: a lock that was held when it was forked, a file or network that does not "

@@ -45,7 +45,8 @@ def foreign(log: RunLog) -> Finding | None:
         f"the engine writes with other weights than the trainer has: {series.name} is {values[0]:.3g} nats per token "
         "from the first step on, and what it writes earns nothing",
         series.place,
-        evidence=[series.shown(values[0], f"< {TWO_MODELS:g} even of an odd setting"), *symptoms],
+        series.shown(values[0], f"< {TWO_MODELS:g} even of an odd setting"),
+        *symptoms,
         cause="the engine holds another model than the trainer: weights that were never loaded or sent (a dummy load "
         "format, a sync that fails silently), another checkpoint, or another tokenizer or chat template for its "
         "prompts. Constant rewards and responses that do not end follow from it",
@@ -111,13 +112,11 @@ def foreign_samples(case: Case) -> Finding | None:
         "the engine writes with other weights than the trainer has: they disagree by "
         f"{first.mean:.3g} nats per token from the first step on, in all rows, and what it writes earns nothing",
         place,
-        evidence=[
-            shown("mean |trainer - rollout| in the first step", first.mean, f"< {DISAGREE} nats"),
-            shown("mean trainer - rollout", float(first.d.mean()), "0"),
-            shown("correlation", first.correlation, "> 0.9"),
-            shown("least mean |trainer - rollout| of a step", min(between.mean for between, _, _ in seen)),
-            *symptoms,
-        ],
+        shown("mean |trainer - rollout| in the first step", first.mean, f"< {DISAGREE} nats"),
+        shown("mean trainer - rollout", float(first.d.mean()), "0"),
+        shown("correlation", first.correlation, "> 0.9"),
+        shown("least mean |trainer - rollout| of a step", min(between.mean for between, _, _ in seen)),
+        *symptoms,
         cause="the engine holds another model than the trainer: weights that were converted wrongly for it (rows of a "
         "head or an embedding moved, a tensor under another name), never loaded (a dummy format), or another "
         "checkpoint, tokenizer or prompt. Responses that do not end and constant rewards follow from it",

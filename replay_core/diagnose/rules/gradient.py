@@ -53,11 +53,9 @@ def no_gradient(batch: StepBatch) -> Finding | None:
         "the gradient is exactly 0 although advantages are not"
         + (", in both matrices of the adapter (LoRA): no gradient reaches it" if matrices else ""),
         place,
-        evidence=[
-            shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
-            shown("largest |advantage| on counted tokens", float(heard.max()), None, advantages.source),
-            *([shown("recorded gradients of adapters that are 0", matrices)] if matrices else []),
-        ],
+        shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
+        shown("largest |advantage| on counted tokens", float(heard.max()), None, advantages.source),
+        *([shown("recorded gradients of adapters that are 0", matrices)] if matrices else []),
         cause="both matrices were initialised to 0 (A's gradient is a product with B, and B's with A), the scale "
         "(alpha) is 0, or the loss is cut off before them: times 0, detached, or inputs that require no gradient under "
         "gradient checkpointing"
@@ -109,7 +107,7 @@ def zero_gradient(log: RunLog) -> Finding | None:
             "the gradient is exactly 0 although rewards differ within groups"
             + (", in an update where ratios are clipped" if may_be else ""),
             first.point.where("grad_norm"),
-            evidence=numbers(
+            *numbers(
                 grad_norm=0.0, loss=first.loss, frac_zero_std=first.frac_zero, reward_std=first.group_std,
                 advantage_max=first.advantage, steps=len(broken),
             ),
@@ -155,7 +153,8 @@ def _never_any(log: RunLog) -> Finding | None:
             return error(
                 f"the gradient is exactly 0 in all {len(norms.finite)} steps although advantages are not",
                 norms,
-                evidence=[norms.shown(0.0, "> 0"), shown("largest |advantage| on counted tokens", largest)],
+                norms.shown(0.0, "> 0"),
+                shown("largest |advantage| on counted tokens", largest),
                 cause="no parameter takes part: all are frozen (requires_grad is off, an adapter that is not marked "
                 "trainable), logits are detached, or the mask cuts the graph",
                 next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
@@ -165,7 +164,8 @@ def _never_any(log: RunLog) -> Finding | None:
     return error(
         f"the gradient is exactly 0 in all {len(norms.finite)} steps although rewards change",
         norms,
-        evidence=[norms.shown(0.0, "> 0"), reward.shown(reward.last.value)],
+        norms.shown(0.0, "> 0"),
+        reward.shown(reward.last.value),
         cause="rewards differ between prompts and never within a group, so that all advantages are 0 (log the spread "
         "within groups); or the loss does not reach the weights: detached log-probabilities, frozen parameters, a loss "
         "scale of 0, an empty mask; or no group has a spread of rewards, which is not logged",
@@ -185,7 +185,7 @@ def never_a_number(log: RunLog) -> Finding | None:
     return error(
         "grad_norm is NaN at every step while the loss is finite",
         broken.point.where(broken.series.name),
-        evidence=broken.evidence,
+        *broken.evidence,
         cause="gradients divided by an accumulation of 0 micro-batches (mini_batch // (micro_batch * data_parallel) = "
         "0), or an overflow in the backward pass from the start",
         next_step="check that the micro-batch is no larger than the mini-batch per rank; "
@@ -222,7 +222,8 @@ def summed(log: RunLog) -> Finding | None:
         f"the gradient norm is large in every step: {series.name} is {now:.3g}, {now / long:.3g} times the mean "
         f"response length of {long:.3g}: the loss is most likely a sum over all tokens, not divided by them",
         series,
-        evidence=[series.shown(now, f"< {SUMMED:g} x {long:.3g}"), length.shown(long)],
+        series.shown(now, f"< {SUMMED:g} x {long:.3g}"),
+        length.shown(long),
         cause="the loss is added up over tokens and samples (or micro-batches) and never divided: its size, and the "
         "update's unless it is clipped, hang on how many tokens a batch has; or another scale of the loss (an fp16 "
         "loss scale that is not taken off, advantages that are not normalised)",
@@ -265,10 +266,8 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
         return warning(
             "the gradient norm grows and stays there",
             begun.where(series.name),
-            evidence=[
-                shown("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
-                shown("median of the first half", before, None, series.source),
-            ],
+            shown("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
+            shown("median of the first half", before, None, series.source),
             cause="the learning rate is too high, the policy has left the data it is trained on, or entropy has "
             "collapsed",
             next_step="look at KL, clip fraction and entropy at the same steps; rldbg record --gradients . -- YOUR "
@@ -281,14 +280,14 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
             f"the gradient norm leaps at step {finite[at].step} and does not come back: {max(values[at:]):.3g}, at "
             f"most {max(values[:at]):.3g} before",
             finite[at].where(series.name),
-            evidence=[series.shown_at(finite[at], f"< {EXPLODED:g} x {max(values[:at]):.3g}"),
-                      shown("steps since", len(values) - at)],
+            series.shown_at(finite[at], f"< {EXPLODED:g} x {max(values[:at]):.3g}"),
+            shown("steps since", len(values) - at),
             cause="one update broke the policy (a batch with rare tokens or an outlier advantage, a learning rate too "
             "high without clipping): every gradient after it is large",
             next_step="clip the gradient at 1; look at reward, KL and loss at the same steps; rldbg record --gradients "
             ". -- YOUR COMMAND",
             steps=steps_of(finite[at:]),
-        )  # fmt: skip
+        )
     middle, sigma = trends.spread(values)
     spikes = [p for p in finite if middle > 0 and p.value > max(5 * middle, middle + trends.OUTLIER_SIGMAS * sigma)]
     if spikes and sigma > 0:
@@ -301,10 +300,8 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
             "single steps have a far larger gradient norm than the rest: "
             f"{worst.value:.3g} at step {worst.step}, and {middle:.3g} in between",
             worst.where(series.name),
-            evidence=[
-                series.shown_at(worst, f"median {middle:.3g}", "grad_norm"),
-                shown("such steps", len(spikes), None, series.source),
-            ],
+            series.shown_at(worst, f"median {middle:.3g}", "grad_norm"),
+            shown("such steps", len(spikes), None, series.source),
             cause="a batch with rare tokens or an outlier advantage; clipping bounds its update",
             next_step="look at the worst micro-batch of that step",
             steps=steps_of(spikes),
@@ -340,10 +337,8 @@ def norm_piles_up(log: RunLog) -> Finding | None:
     return warning(
         f"gradients pile up: {series.name} grows from {first:.3g} to {last:.3g} and hardly wavers from step to step",
         series.first(over=BEGUN * first),
-        evidence=[
-            series.shown(last, f"< {PILED:g} x {first:.3g}"),
-            shown("change from one step to the next, median of the last half", noise, f"> {SMOOTH:g}"),
-        ],
+        series.shown(last, f"< {PILED:g} x {first:.3g}"),
+        shown("change from one step to the next, median of the last half", noise, f"> {SMOOTH:g}"),
         cause="the gradients of earlier updates are never cleared: optimizer.zero_grad() is missing, or is called on "
         "another optimizer",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D68",
@@ -385,7 +380,7 @@ def _odd(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"grad_norm is the same in all {len(values)} steps: {high:.5g}",
             series,
-            evidence=[series.shown(high, "another number in every step")],
+            series.shown(high, "another number in every step"),
             cause="the norm is measured after clipping or normalising, not before; or every step is clipped to it",
             next_step="log what clip_grad_norm_ returns: the norm before clipping",
         )
@@ -394,7 +389,7 @@ def _odd(log: RunLog) -> Iterator[Finding]:
             "error" if low > ABSURD else "warning",
             f"grad_norm is {begun:.3g} from the first step on: gradients are far too large",
             series.place,
-            evidence=[series.shown(begun, f"< {HUGE:g}")],
+            series.shown(begun, f"< {HUGE:g}"),
             cause=_SCALED,
             next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
             steps=series.steps(over=HUGE),
@@ -414,7 +409,7 @@ def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"the loss is {median(sizes):.3g} in every step: it is no mean over tokens",
             series.place,
-            evidence=[series.shown(median(sizes), f"< {ABSURD:g}")],
+            series.shown(median(sizes), f"< {ABSURD:g}"),
             cause="a sum over tokens, samples or ranks stands for the mean, a value loss of rewards that are not "
             "scaled, or log-probabilities of padding",
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
@@ -476,12 +471,10 @@ def never_zeroed(case: Case) -> Finding | None:
         return error(
             "gradients pile up from update to update: they are never zeroed (zero_grad is not called)",
             Where(step=key.step, micro=key.micro, stage=key.stage, tensor=refs[0].name, path=str(record.path)),
-            evidence=[
-                shown("median cosine of a step's gradient and the next one's", median(cosines), f"< {ALIKE}"),
-                shown("median cosine of what two steps in a row change of it", median(onward), "about -0.5"),
-                shown("norm of the last steps", now_at, f"< {GROWN:g} x {begun:.3g}"),
-                shown("pairs compared", len(cosines)),
-            ],
+            shown("median cosine of a step's gradient and the next one's", median(cosines), f"< {ALIKE}"),
+            shown("median cosine of what two steps in a row change of it", median(onward), "about -0.5"),
+            shown("norm of the last steps", now_at, f"< {GROWN:g} x {begun:.3g}"),
+            shown("pairs compared", len(cosines)),
             cause="backward adds to .grad, and nothing clears it: gradients of all earlier batches are carried along. "
             "zero_grad() is missing, or clears those of other parameters: an optimizer that holds a copy of the model",
             next_step="call optimizer.zero_grad() before the first backward of every optimizer step",

@@ -55,7 +55,7 @@ def of_the_step_before(case: Case) -> Finding | None:
     return error(
         f"advantages are those of the step before, in {len(late)} of {len({*late, *looked})} steps that tell",
         where,
-        evidence=[shown("steps whose advantages the rewards of the step before give", len(late), "0")],
+        shown("steps whose advantages the rewards of the step before give", len(late), "0"),
         cause="the batch that is trained on holds the last step's advantages: a buffer is read before it is filled, or "
         "they are computed after the update they are meant for",
         steps=late,
@@ -108,12 +108,12 @@ def old_of_the_step_before(case: Case) -> Finding | None:
         "old log-probabilities are those of the step before: row by row they are what its samples had, not this "
         "batch's own",
         where,
-        evidence=[shown("steps whose old log-probabilities are the step before's", len(late), "0"),
-                  shown("steps compared", looked)],
+        shown("steps whose old log-probabilities are the step before's", len(late), "0"),
+        shown("steps compared", looked),
         cause="a buffer is read before it is filled anew, or written under the next step's key: ratios are of two "
         "different texts",
         steps=late,
-    )  # fmt: skip
+    )
 
 
 def _by_place(batch: StepBatch, name: str) -> Array | None:

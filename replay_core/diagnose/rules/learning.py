@@ -56,7 +56,7 @@ def rate(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"the learning rate is 0 in all {len(values)} steps: nothing is learnt",
             series,
-            evidence=[series.shown(0.0, "> 0")],
+            series.shown(0.0, "> 0"),
             cause="the scheduler's total or warm-up steps are wrong (0, or never stepped), or the rate is 0 in the "
             "configuration",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
@@ -69,7 +69,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
             f"the learning rate has run out: it is 0 from step {series.points[spent].step} on, for the last "
             f"{len(values) - spent} of {len(values)} steps",
             series.points[spent].where(series.name),
-            evidence=[series.shown_at(series.points[spent], "> 0"), shown("largest learning rate", max(values))],
+            series.shown_at(series.points[spent], "> 0"),
+            shown("largest learning rate", max(values)),
             cause="the scheduler is stepped too often (for every micro-batch or mini-batch instead of every step), or "
             "its total is too small: it decays to 0 early",
             next_step="call scheduler.step() once per optimizer step, and give it the number of those as total",
@@ -80,7 +81,7 @@ def rate(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"the learning rate never comes above {max(values):.2g} in {len(values)} steps: no weight moves by it",
             series,
-            evidence=[series.shown(max(values), f"> {NOTHING:g}; RL trains at 1e-7 to 1e-3")],
+            series.shown(max(values), f"> {NOTHING:g}; RL trains at 1e-7 to 1e-3"),
             cause="a number of the schedule stands for the rate (an epsilon, a decay), or it is divided twice; updates "
             "of this size are lost in the weights' precision",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
@@ -100,11 +101,9 @@ def rate(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
             series.last.where(series.name),
-            evidence=[
-                series.shown(values[-1], "its full value"),
-                shown("rise per step", median(rises)),
-                *([far.shown(max(map(abs, far.finite)), f"> {STOOD:g}")] if far is not None and far.finite else []),
-            ],
+            series.shown(values[-1], "its full value"),
+            shown("rise per step", median(rises)),
+            *([far.shown(max(map(abs, far.finite)), f"> {STOOD:g}")] if far is not None and far.finite else []),
             cause="the warm-up is longer than the run: its steps are counted in samples or micro-batches, or a ratio "
             "was given as a number of steps",
             next_step="compare warmup_steps with the number of optimizer steps",
@@ -115,13 +114,13 @@ def rate(log: RunLog) -> Iterator[Finding]:
             f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} "
             f"steps{', from 0' if from_nothing else ''}",
             series.last.where(series.name),
-            evidence=[series.shown(values[-1], "its full value, which the log does not tell"),
-                      shown("rise per step", median(rises))],
+            series.shown(values[-1], "its full value, which the log does not tell"),
+            shown("rise per step", median(rises)),
             cause="a warm-up that is not over: right if the run is long; else its steps are counted in samples or "
             "micro-batches, and the rate never gets there",
             next_step="compare warmup_steps with the number of optimizer steps",
             steps=series.steps(),
-        )  # fmt: skip
+        )
 
 
 def _has_gradients(log: RunLog) -> bool:
@@ -167,14 +166,16 @@ def settings(case: Case) -> Finding | None:
     if warmup is not None and total is not None and warmup >= total > 0 and warmup > 1:
         return warning(
             f"the warm-up of {warmup:g} steps is longer than the run of {total:g}: the learning rate never gets there",
-            evidence=[shown("warm-up steps", warmup, f"< {total:g}", "the run's notes")],
+            None,
+            shown("warm-up steps", warmup, f"< {total:g}", "the run's notes"),
             cause="its steps are counted in samples or micro-batches, or another run's number was kept",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
     elif lr == 0:
         return warning(
             "the learning rate is 0, as the run states it: nothing is learnt",
-            evidence=[shown("learning rate", 0.0, "> 0", "the run's notes")],
+            None,
+            shown("learning rate", 0.0, "> 0", "the run's notes"),
             cause="the rate is 0 in the configuration",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
         )
@@ -203,7 +204,8 @@ def _clipped(raw: float, left: float, series: Series, source: str) -> Finding:
     return warning(
         f"clipping leaves {left:.2g} of a gradient norm of {raw:.3g}: every step is clipped to next to nothing",
         series,
-        evidence=[shown("norm after clipping", left, f"> {LEAVES * raw:.2g}", source), shown("norm before", raw)],
+        shown("norm after clipping", left, f"> {LEAVES * raw:.2g}", source),
+        shown("norm before", raw),
         cause="max_grad_norm is far too small (a learning rate or an epsilon at its place)",
         next_step="set max_grad_norm to 1 and look at grad_norm",
     )
@@ -214,7 +216,9 @@ def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Find
         f"gradients are clipped before they are unscaled: their norm of {raw:.3g} is {raw / scale:.2g} times the loss "
         f"scale, and is clipped to {left:.3g}",
         series,
-        evidence=[shown("norm before clipping", raw), shown("over the loss scale", raw / scale), shown("after", left)],
+        shown("norm before clipping", raw),
+        shown("over the loss scale", raw / scale),
+        shown("after", left),
         cause=f"scaler.unscale_(optimizer) is missing before clip_grad_norm_: {left / scale:.2g} is left of the norm "
         "once the step unscales it",
         next_step="call scaler.unscale_(optimizer) before clip_grad_norm_, and look at grad_norm",
@@ -279,7 +283,7 @@ def hardly_moves(log: RunLog) -> Finding | None:
             f"the policy hardly moves: KL {max(kl for _, kl in every):.2g} after {len(every)} steps at a learning rate "
             f"of {every[-1][0]:.2g}",
             far.last.where(far.name),
-            evidence=[shown("KL / (sum of rates)^2", max(ratios), f"> {limit:g}", far.source)],
+            shown("KL / (sum of rates)^2", max(ratios), f"> {limit:g}", far.source),
             cause="next to nothing of the gradient reaches the weights: it is clipped to almost nothing "
             "(max_grad_norm), the optimizer holds few of the parameters, or updates are lost in bf16 weights; or the "
             "reference follows the policy",
@@ -336,7 +340,7 @@ def never_moves(case: Case) -> Finding | None:
         "info" if warms else "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps",
         where,
-        evidence=[shown("max |policy - ref|", largest, f"> {SAME:g} after an update")],
+        shown("max |policy - ref|", largest, f"> {SAME:g} after an update"),
         cause="the critic learns alone: a warm-up of the critic has the policy wait for it" if warms else _STILL,
         next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
         steps=seen,
@@ -370,7 +374,7 @@ def no_divergence(log: RunLog) -> Finding | None:
         f"{series.name} is exactly 0 in all {len(series.finite)} steps, although "
         + ("gradients are not" if grads is not None else "the loss changes"),
         series,
-        evidence=[series.shown(0.0, "> 0 after the first update")],
+        series.shown(0.0, "> 0 after the first update"),
         cause=("the coefficient it is multiplied by is 0, as a run without a KL term has it; or " if unsure else "")
         + _STILL,
         next_step=_RECORD,
@@ -413,7 +417,7 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
         "error" if values[0] == 0 and not differ else "warning",
         f"every step has the same reward: {series.name} is {values[0]:.4g} in all {len(values)} of them",
         series,
-        evidence=[series.shown(values[0], "another number in every step")],
+        series.shown(values[0], "another number in every step"),
         cause="rewards differ within a batch, and are the same in every step: they are cached, or belong to the "
         "samples of another step"
         if differ
@@ -466,12 +470,10 @@ def one_reward_from_here_on(case: Case) -> Finding | None:
         f"the judge is constant from step {first.step} on: it gives all {first.samples} responses of each step the "
         f"reward {constant:g}, after {fewest} different ones and more in every step before",
         first.place,
-        evidence=[
-            shown("different rewards of a step from there on", 1, f">= {fewest}"),
-            shown("largest reward before", best),
-            shown("mean length before and after", f"{before[-1].length:.3g}, {first.length:.3g}", "about the same"),
-            shown("mean -log p before and after", f"{before[-1].surprise:.3g}, {first.surprise:.3g}", "about the same"),
-        ],
+        shown("different rewards of a step from there on", 1, f">= {fewest}"),
+        shown("largest reward before", best),
+        shown("mean length before and after", f"{before[-1].length:.3g}, {first.length:.3g}", "about the same"),
+        shown("mean -log p before and after", f"{before[-1].surprise:.3g}, {first.surprise:.3g}", "about the same"),
         cause="the judge died: a server that is down, a time-out or an exception that is scored as one number; the "
         "policy writes what it wrote before",
         next_step="call the judge by hand on one response of a step before",
@@ -509,7 +511,8 @@ def _dies(series: Series) -> Iterator[Finding]:
         f"the reward is 0 from step {point.step} on, in all of the last {left} steps: {series.name} was at least "
         f"{min(values[:at]):.3g} before",
         point.where(series.name),
-        evidence=[series.shown_at(point, f">= {min(values[:at]):.3g}"), shown("steps at 0", left)],
+        series.shown_at(point, f">= {min(values[:at]):.3g}"),
+        shown("steps at 0", left),
         cause="the judge died: a server that is down, a time-out or an exception that is scored 0; no policy loses all "
         "of its reward from one step to the next",
         next_step="call the judge by hand on one response of a step before; rldbg record -- YOUR COMMAND keeps them",
@@ -526,7 +529,7 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     yield warning(
         f"one reward function never pays: {dead[0].name} is 0 in all {len(dead[0].finite)} steps, always the same",
         dead[0],
-        evidence=[dead[0].shown(0.0, "> 0 for some response")],
+        dead[0].shown(0.0, "> 0 for some response"),
         cause="it looks for what nobody writes (a tag the prompt does not ask for, a regular expression that does not "
         "match across lines), or an exception in it is caught and scored 0",
         next_step="call it by hand on one response that should be paid",
@@ -560,7 +563,8 @@ def reward_falls(log: RunLog) -> Finding | None:
             f"{series.name} breaks off: at most {max(values[broken:]):.3g} from step {point.step} on, at least "
             f"{min(values[:broken]):.3g} before",
             point.where(series.name),
-            evidence=[series.shown(max(values[broken:]), f">= {min(values[:broken]):.3g}"), *_shown(harder)],
+            series.shown(max(values[broken:]), f">= {min(values[:broken]):.3g}"),
+            *_shown(harder),
             cause=_HARDER
             if harder is not None
             else "the judge changed or broke (a server that is down, a time-out scored 0), the weights did (a bad "
@@ -574,11 +578,9 @@ def reward_falls(log: RunLog) -> Finding | None:
             f"{series.name} falls from {before:.3g} to {now:.3g}: "
             + ("the policy moves away from what is rewarded" if harder is None else f"{harder.name} changes with it"),
             series.first(under=(before + now) / 2 + 1e-12),
-            evidence=[
-                series.shown(now, f">= {before:.3g}"),
-                shown("Mann-Kendall z", trends.drift(values)),
-                *_shown(harder),
-            ],
+            series.shown(now, f">= {before:.3g}"),
+            shown("Mann-Kendall z", trends.drift(values)),
+            *_shown(harder),
             cause=_HARDER
             if harder is not None
             else "a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "
@@ -665,10 +667,8 @@ def form_over_answers(log: RunLog) -> Finding | None:
                     else "the format is learnt, the answers are lost"
                 ),
                 right.last.where(right.name),
-                evidence=[
-                    form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
-                    right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
-                ],
+                form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
+                right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
                 cause="the judge pays for the form alone, or pays more for it than for a right answer",
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
                 steps=right.steps(),

@@ -50,11 +50,9 @@ def never_ends(batch: StepBatch) -> Finding | None:
         f"no response ends by itself: all {len(batch)} are cut off at {int(lengths_B[0])} tokens, and they end on "
         f"{len(ends)} different ones",
         batch.laid.where("input_ids", sample=0),
-        evidence=[
-            shown("length of every response", int(lengths_B[0]), "several lengths"),
-            shown("share that ends on the commonest token", float(counts.max() / len(batch)), f"> {ONE_END:g}",
-                  f"token ids of {batch.name}"),
-        ],
+        shown("length of every response", int(lengths_B[0]), "several lengths"),
+        shown("share that ends on the commonest token", float(counts.max() / len(batch)), f"> {ONE_END:g}",
+        f"token ids of {batch.name}"),
         cause="the limit of tokens is too small for the answers; or the end token (EOS) does not stop the engine: "
         "ignore_eos is on, another end token is configured than the model writes, min_tokens is as large as the limit",
     )  # fmt: skip
@@ -83,11 +81,11 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
         f"generation goes on after the end token (EOS, {stated:g}) in {share(beyond, holders)} responses that hold "
         "one, and what follows is trained on",
         batch.laid.where("input_ids", at=at),
-        evidence=[shown("responses that go on behind their end", beyond, "0", f"token ids of {batch.name}"),
-                  shown("responses with an end token", holders)],
+        shown("responses that go on behind their end", beyond, "0", f"token ids of {batch.name}"),
+        shown("responses with an end token", holders),
         cause="the end token does not stop the engine (ignore_eos, another stop token is configured), and the mask "
         "does not end there: tokens after the end count",
-    )  # fmt: skip
+    )
 
 
 @rule("D95", "rewards are a function of the length alone", link="rewards", scope="case", lasts=True,
@@ -124,12 +122,10 @@ def of_length(case: Case) -> Finding | None:
         f"rewards are a function of the response's length alone: {'long' if rises[0] > 0 else 'short'} answers are "
         "paid, whatever they say",
         place,
-        evidence=[
-            shown("responses whose reward their length gives", share(count, count), None, "rewards of all steps"),
-            shown("different lengths", len(lengths)),
-            shown(f"reward of {lengths[0]} tokens", each[0][0]),
-            shown(f"reward of {lengths[-1]} tokens", each[-1][0]),
-        ],
+        shown("responses whose reward their length gives", share(count, count), None, "rewards of all steps"),
+        shown("different lengths", len(lengths)),
+        shown(f"reward of {lengths[0]} tokens", each[0][0]),
+        shown(f"reward of {lengths[-1]} tokens", each[-1][0]),
         cause="the score counts tokens (a length bonus or penalty) and nothing of the answer is in it: the policy "
         "learns the length",
         steps=steps,

@@ -193,15 +193,13 @@ def _disagreement(batch: StepBatch, between: Gap) -> tuple[Finding, MismatchCaus
         "info" if mild else "error" if between.mean > BADLY else "warning",
         f"engine and trainer disagree by {between.mean:.3g} {_PER_TOKEN}" + (f": {short}" if short else ""),
         place,
-        evidence=[
-            *figures_of(between),
-            shown("99th percentile of |d|", between.p99),
-            shown("mean e^|d|", between.multiplier, "<= 1.05"),
-            shown("k3(rollout, trainer)", between.k3, "<= 1e-3"),
-            shown("correlation at lag 0", between.correlation),
-            shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
-            *why.figures,
-        ],
+        *figures_of(between),
+        shown("99th percentile of |d|", between.p99),
+        shown("mean e^|d|", between.multiplier, "<= 1.05"),
+        shown("k3(rollout, trainer)", between.k3, "<= 1e-3"),
+        shown("correlation at lag 0", between.correlation),
+        shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
+        *why.figures,
         cause=why.sentence,
         next_step=batch.laid.mismatch_command(),
     )
@@ -272,8 +270,8 @@ def _leaps(log: RunLog) -> Finding | None:
                 f"engine and trainer disagree from step {points[at].step} on: {series.name} leaps to "
                 f"{points[at].value:.3g}, at most {before:.3g} before",
                 points[at].where(series.name),
-                evidence=[series.shown_at(points[at], f"< {limit:g}"), shown("largest before", before),
-                          shown("steps past the limit", len(bad))],
+                series.shown_at(points[at], f"< {limit:g}"), shown("largest before", before),
+                shown("steps past the limit", len(bad)),
                 cause="from one step to the next the two have other weights: a checkpoint was loaded or resumed and "
                 "the engine was not synchronised, a synchronisation failed, or the trainer's precision changed",
                 next_step=TOLD_APART,
@@ -331,7 +329,7 @@ def mismatch(log: RunLog) -> Finding | None:
             else _steady(series, limit) or _grown(series, limit)
         ),
         series.of(past),
-        evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
+        series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}"),
         cause="the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
         "they are never less, and up to -log(top_p) more. Take raw log-probabilities, or sample with top_p 1, no top_k"
         if cut

@@ -218,11 +218,9 @@ def _long_tail(log: RunLog) -> Iterator[Finding]:
     yield warning(
         f"one request generates alone for {waited / 60:.3g} minutes: the batch waits for its longest response",
         lines[0].point.where(),
+        shown("line", lines[-1].text.splitlines()[0][:200], None, f"line {lines[-1].point.line}"),
+        shown("seconds with one request running", waited, f"< {LONG}"),
         link="time",
-        evidence=[
-            shown("line", lines[-1].text.splitlines()[0][:200], None, f"line {lines[-1].point.line}"),
-            shown("seconds with one request running", waited, f"< {LONG}"),
-        ],
         cause="the long tail of synchronous generation: all other responses have ended, and the GPUs idle until the "
         "longest has (it may never end by itself, and run to the limit of tokens)",
         next_step="look whether it ends or loops; a smaller limit of tokens, partial or asynchronous rollouts",
@@ -269,11 +267,9 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             if lost
             else known.claim,
             lines[0].point.where(),
+            shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
+            shown("lines that say so", len(lines), "0", "log"),
             link=known.link,
-            evidence=[
-                shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
-                shown("lines that say so", len(lines), "0", "log"),
-            ],
             cause=known.cause,
             next_step=known.next_step,
             steps=steps_of(told.point for told in lines),

@@ -84,12 +84,10 @@ def policy_loss_made(case: Case) -> Finding | None:
         severity,
         f"the policy loss is made {'wrongly' if severity == 'error' else 'otherwise'}: {mistake}",
         first.laid.where("advantages", sample=0),
+        shown("steps whose losses it makes", share(count, looked)),
+        shown("steps whose losses a right way makes", fine),
+        shown("agree to", CLOSE),
         link=causes[mistake].link,
-        evidence=[
-            shown("steps whose losses it makes", share(count, looked)),
-            shown("steps whose losses a right way makes", fine),
-            shown("agree to", CLOSE),
-        ],
         cause=causes[mistake].cause,
         steps=steps[mistake],
     )
@@ -124,13 +122,13 @@ def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch
         f"the policy loss is {how}, and the run states {stated[0]:g}"
         + (f" and {stated[1]:g}" if stated[1] != stated[0] else ""),
         batch.laid.where("advantages", sample=0),
+        shown("steps whose losses it makes, and the stated range does not", len(every)),
+        shown("agree to", CLOSE),
         link="ratio",
-        evidence=[shown("steps whose losses it makes, and the stated range does not", len(every)),
-                  shown("agree to", CLOSE)],
         cause="the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
         "averaged",
         steps=[each.step for each, _ in every],
-    )  # fmt: skip
+    )
 
 
 def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
@@ -179,7 +177,7 @@ def ratio_upside_down(batch: StepBatch) -> Finding | None:
         return error(
             "the policy loss is made wrongly: the recorded ratio is upside down, old over new",
             batch.laid.where("is_ratio", sample=0),
-            evidence=evidence,
+            *evidence,
             cause="exp(old - new) stands for exp(new - old): an update that raises a token's probability lowers it",
         )
     else:
@@ -189,7 +187,7 @@ def ratio_upside_down(batch: StepBatch) -> Finding | None:
             f"the policy loss is made {'otherwise' if meant else 'wrongly'}: a sequence's ratio is e to the sum of its "
             "log ratios, not to their mean: it is not normalised by length",
             batch.laid.where("is_ratio", sample=0),
-            evidence=evidence,
+            *evidence,
             cause="GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios; RLOO takes "
             "the whole response's",
         )
@@ -239,8 +237,8 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
         return error(
             f"importance weights are not trainer over rollout: {what}",
             batch.laid.where("is_weights", sample=0),
-            evidence=[shown("tokens that agree with the mistake", share_, "0", weights.source),
-                      shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count)],
+            shown("tokens that agree with the mistake", share_, "0", weights.source),
+            shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count),
             cause=cause,
         )  # fmt: skip
     stated = batch.laid.algorithm.weight_cap
@@ -248,7 +246,8 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
         return error(
             f"importance weights are cut off from below: none is below {floor:.4g}, their stated cap",
             batch.laid.where("is_weights", sample=0),
-            evidence=[shown("least weight", floor, f"<= {stated:g}", weights.source), shown("largest weight", cap)],
+            shown("least weight", floor, f"<= {stated:g}", weights.source),
+            shown("largest weight", cap),
             cause="the cap is applied as a floor: max, or clamp(min=), where min, or clamp(max=), is meant",
         )
     if stated is not None and (over_N := weights.said_N & (weights.values_N > stated * (1 + 1e-3))).any():
@@ -257,19 +256,17 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
             f"importance weights are not cut off: they come to {float(weights.values_N[heard_N].max()):.4g}, and the "
             f"run states a cap of {stated:g}",
             batch.laid.where("is_weights", at=int(np.flatnonzero(over_N)[0])),
-            evidence=[shown("largest weight", float(weights.values_N[heard_N].max()), f"<= {stated:g}", weights.source),
-                      shown("weights over the cap", int(over_N.sum()), "0")],
+            shown("largest weight", float(weights.values_N[heard_N].max()), f"<= {stated:g}", weights.source),
+            shown("weights over the cap", int(over_N.sum()), "0"),
             cause="the truncation (clamp, max) is missing, or another threshold reaches it",
-        )  # fmt: skip
+        )
     if best_wrong >= 0.95 and best_right < 0.5:
         return error(
             "importance weights are upside down: they are rollout over trainer, not trainer over rollout",
             batch.laid.where("is_weights", sample=0),
-            evidence=[
-                shown("tokens that agree with exp(rollout - trainer)", best_wrong, "0", weights.source),
-                shown("with exp(trainer - rollout)", best_right, "1"),
-                shown("tokens compared", count),
-            ],
+            shown("tokens that agree with exp(rollout - trainer)", best_wrong, "0", weights.source),
+            shown("with exp(trainer - rollout)", best_right, "1"),
+            shown("tokens compared", count),
             cause="the difference of log-probabilities is taken the wrong way round: tokens that the engine found too "
             "probable are weighted up, not down",
         )
@@ -277,8 +274,8 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
         return error(
             "importance weights are applied twice: they are the square of trainer over rollout",
             batch.laid.where("is_weights", sample=0),
-            evidence=[shown("tokens that agree with the square", squared, "0", weights.source),
-                      shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count)],
+            shown("tokens that agree with the square", squared, "0", weights.source),
+            shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count),
             cause="the correction is multiplied in at two places, or the log ratio is doubled",
         )  # fmt: skip
     elif ones == 1 and count >= FEWEST:
@@ -287,10 +284,10 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
             "error" if batch.laid.algorithm.is_weighed is True else "warning",
             "importance weights are 1 on every token although rollout and trainer differ: they correct nothing",
             batch.laid.where("is_weights", sample=0),
-            evidence=[shown("tokens whose weight is exactly 1", ones, "0", weights.source),
-                      shown("tokens compared that differ", count)],
+            shown("tokens whose weight is exactly 1", ones, "0", weights.source),
+            shown("tokens compared that differ", count),
             cause="the weights are made of the trainer's own log-probabilities, or never computed",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -357,9 +354,9 @@ def _of_the_reference(batch: StepBatch, policy: Column) -> Finding | None:
         "old log-probabilities are the reference's: the ratio is taken to the reference, not to the policy that "
         "sampled",
         batch.laid.where("old_logprobs", at=int(np.flatnonzero(moved_N)[0])),
-        evidence=[shown("largest |old - ref|", float(apart.max()), "> 0 once the policy has moved", old.source),
-                  shown("mean |policy - old| before any update",
-                        float(np.abs(policy.values_N - old.values_N)[first_N].mean()), "0")],
+        shown("largest |old - ref|", float(apart.max()), "> 0 once the policy has moved", old.source),
+        shown("mean |policy - old| before any update",
+        float(np.abs(policy.values_N - old.values_N)[first_N].mean()), "0"),
         cause="the reference's forward fills both tensors (an adapter that is switched off, one name for two tensors): "
         "what is clipped is the distance to the reference",
     )  # fmt: skip
@@ -400,10 +397,8 @@ def not_of_the_batch(batch: StepBatch) -> Finding | None:
             "old log-probabilities are refreshed in every mini-batch: they are the current policy's own, so the ratio "
             "is always 1 and clipping never acts",
             place,
-            evidence=[
-                shown("tokens whose old log-probability is the policy's", refreshed, "0", here.source),
-                shown("tokens that differ from the batch's own", int(apart_N.sum()), "0", whole.source),
-            ],
+            shown("tokens whose old log-probability is the policy's", refreshed, "0", here.source),
+            shown("tokens that differ from the batch's own", int(apart_N.sum()), "0", whole.source),
             cause="they are recomputed (or taken as log_probs.detach()) inside the loop over epochs and mini-batches; "
             "they must be taken once, before the first update",
         )
@@ -413,7 +408,7 @@ def not_of_the_batch(batch: StepBatch) -> Finding | None:
             f"old log-probabilities belong to other samples in {share(*other)} rows that differ: rows are shuffled "
             "against each other",
             place,
-            evidence=[shown("rows with another sample's", share(*other), "none", f"{here.source} and {whole.source}")],
+            shown("rows with another sample's", share(*other), "none", f"{here.source} and {whole.source}"),
             cause="an epoch's tokens are shuffled (permuted) and what belongs to them is not: old log-probabilities, "
             "and what lies beside them, are misaligned with their rows",
         )
@@ -448,11 +443,11 @@ def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
         "old log-probabilities are refreshed in every epoch: they are the current policy's own, so the ratio is always "
         "1 and clipping never acts",
         batch.laid.where("old_logprobs", at=at),
-        evidence=[shown("tokens whose old log-probability is another in a later epoch", other, "0", old.source),
-                  shown("of these, the policy's own", own, "0")],
+        shown("tokens whose old log-probability is another in a later epoch", other, "0", old.source),
+        shown("of these, the policy's own", own, "0"),
         cause="they are recomputed (or taken as log_probs.detach()) inside the loop over epochs and mini-batches; they "
         "must be taken once, before the first update",
-    )  # fmt: skip
+    )
 
 
 #: How many times as far from the engine the old log-probabilities of a later mini-batch are, and how far, nats.
@@ -482,14 +477,12 @@ def _taken_late(batch: StepBatch, policy: Column) -> Finding | None:
         "old log-probabilities are refreshed before every mini-batch: they are the current policy's own, so the ratio "
         "is always 1 and clipping never acts",
         batch.laid.where("old_logprobs", at=int(np.flatnonzero(both_N & (mini_N == minis[1]))[0])),
-        evidence=[
-            shown("mean |old - rollout| in the first mini-batch", far[0], None, f"{old.source} and {rollout.source}"),
-            shown("least of it in a later one", min(far[1:]), f"< {max(APART, PARTED * far[0]):.3g}"),
-            shown("mini-batches", len(minis)),
-        ],
+        shown("mean |old - rollout| in the first mini-batch", far[0], None, f"{old.source} and {rollout.source}"),
+        shown("least of it in a later one", min(far[1:]), f"< {max(APART, PARTED * far[0]):.3g}"),
+        shown("mini-batches", len(minis)),
         cause="they are recomputed (or taken as log_probs.detach()) inside the loop over mini-batches, after updates "
         "of the same batch; they must be taken once, before the first",
-    )  # fmt: skip
+    )
 
 
 def _other_rows(
@@ -536,7 +529,8 @@ def always_one(log: RunLog) -> Finding | None:
         f"the ratio is always 1 in spite of {log.algorithm.updates:g} updates of a batch: {moved.name} is 0 in all "
         f"{len(moved.finite)} steps",
         moved,
-        evidence=[moved.shown(0.0, "> 0 after the first update"), cut.shown(0.0)],
+        moved.shown(0.0, "> 0 after the first update"),
+        cut.shown(0.0),
         cause="old log-probabilities are recomputed with the current policy in every mini-batch or epoch, so that "
         "clipping never acts",
         next_step="take old log-probabilities once, before the first update; rldbg record -- YOUR COMMAND shows them",
@@ -587,10 +581,8 @@ def kl_term(case: Case) -> Finding | None:
         "error" if stated or "swapped" in name else "warning",
         f"the KL loss is {name}" + (f", and the run states {stated}" if stated else ": it can be negative"),
         first.laid.where("ref_logprobs", sample=0),
-        evidence=[
-            shown("steps whose KL losses it makes", share(count, looked)),
-            shown("estimator stated", stated or None),
-        ],
+        shown("steps whose KL losses it makes", share(count, looked)),
+        shown("estimator stated", stated or None),
         cause="the estimator that is configured does not reach the loss"
         + (
             "; k1, the plain difference, is negative for half of the tokens, and its gradient is not the KL's"

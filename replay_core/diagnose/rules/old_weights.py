@@ -146,11 +146,9 @@ def stale(case: Case) -> Finding | None:
             "warning" if starts else "error",
             "the rollout was sampled by the initial weights, not by the policy that is trained",
             worst.place,
-            evidence=[
-                shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
-                shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
-                shown("steps that show it", share(len(bad), len(every))),
-            ],
+            shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
+            shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+            shown("steps that show it", share(len(bad), len(every))),
             cause="weights are not synchronised into the engine (or a LoRA adapter is not delivered)",
             next_step=worst.command,
             steps=[one.step for one in bad],
@@ -197,11 +195,9 @@ def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding | None:
         else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
         f"{now.mean:.3g} nats per token after {jump.before:.3g}",
         now.place,
-        evidence=[
-            shown(f"mean |d| at step {now.step}", now.mean, f"< {max(DISAGREE, JUMP * jump.before):.3g}"),
-            shown("median of the steps before", jump.before),
-            shown("mean |d| at the last step", every[-1].mean),
-        ],
+        shown(f"mean |d| at step {now.step}", now.mean, f"< {max(DISAGREE, JUMP * jump.before):.3g}"),
+        shown("median of the steps before", jump.before),
+        shown("mean |d| at the last step", every[-1].mean),
         cause="every sync delivers weights that are rounded or changed on the way: quantised (fewer bits, "
         "coarser scales), of another precision, or a tensor in another layout"
         if rests
@@ -228,11 +224,9 @@ def _applied_twice(every: list[_StepGap]) -> Finding | None:
     return error(
         f"the engine goes {by:.3g} times as far from the reference as the trainer's policy, the same way",
         worst.place,
-        evidence=[
-            shown("rollout - trainer over trainer - ref, median", by - 1, "0"),
-            shown("steps that show it", share(len(beyond), len(moved))),
-            shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
-        ],
+        shown("rollout - trainer over trainer - ref, median", by - 1, "0"),
+        shown("steps that show it", share(len(beyond), len(moved))),
+        shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
         cause="what the trainer learnt is applied twice in the engine: a LoRA adapter is merged into the weights and "
         "loaded once more, its scale (alpha / r) is another, or a delta is added to weights that hold it already",
         next_step=worst.command,
@@ -286,12 +280,10 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
         + (found.where if found.is_in_part else "")
         + (", although its weight version advances" if up_to_date else ""),
         worst.place,
-        evidence=[
-            shown("mean |trainer - rollout| in the first step", found.first, f"< {DISAGREE} nats"),
-            shown("mean |trainer - rollout| later, where they part", found.last, "as in the first step"),
-            shown("by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
-            *([shown("rows that part in the last step", share(*found.rows))] if found.is_in_part else []),
-        ],
+        shown("mean |trainer - rollout| in the first step", found.first, f"< {DISAGREE} nats"),
+        shown("mean |trainer - rollout| later, where they part", found.last, "as in the first step"),
+        shown("by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
+        *([shown("rows that part in the last step", share(*found.rows))] if found.is_in_part else []),
         cause="a part of the rows is sampled with old weights: a prefix cache (KV cache) of the engine that is not "
         "emptied after a weight update, or one replica (rank, adapter) of the engine that a weight sync never reaches"
         if found.is_in_part
@@ -316,12 +308,10 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Finding | None:
         return error(
             "the rollout was sampled by the initial weights, although its weight version advances",
             worst.place,
-            evidence=[
-                shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
-                shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
-                shown("weight version it names", worst.version),
-                shown("steps that show it", share(len(bad), len(later))),
-            ],
+            shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
+            shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+            shown("weight version it names", worst.version),
+            shown("steps that show it", share(len(bad), len(later))),
             cause="weights arrive and are not used: a LoRA adapter that is not loaded, parameters renamed on the way",
             next_step=worst.command,
             steps=[one.step for one in bad],
@@ -339,11 +329,9 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Finding | None:
         return error(
             f"the engine is no longer updated: its weight version stays {last[0].version:g} for {len(last)} steps",
             last[-1].place,
-            evidence=[
-                shown("steps with this version", len(last), f"<= {2 * longest}, as before"),
-                shown("mean |trainer - rollout| at the last step", last[-1].mean, f"< {DISAGREE} nats"),
-                shown("mean |trainer - rollout| before", before),
-            ],
+            shown("steps with this version", len(last), f"<= {2 * longest}, as before"),
+            shown("mean |trainer - rollout| at the last step", last[-1].mean, f"< {DISAGREE} nats"),
+            shown("mean |trainer - rollout| before", before),
             cause="weights are not synchronised into the engine any more: a sync that failed once and is not retried",
             next_step=last[-1].command,
             steps=[one.step for one in last],
@@ -373,12 +361,8 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
         f"step{'s' * (fresh > 1)}, and are {worst.mean:.3g} nats per token apart later, as {fresh} "
         f"update{'s' * (fresh > 1)} old or more",
         worst.place,
-        evidence=[
-            shown(
-                "mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12]), "as at first"
-            ),
-            shown("weight version less step, in every step", float(told[0][1] - told[0][0])),
-        ],
+        shown("mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12]), "as at first"),
+        shown("weight version less step, in every step", float(told[0][1] - told[0][0])),
         cause="the version is stamped when samples are trained on, or counts the trainer's steps, while the engine "
         "samples with weights some updates older (a queue, a sync that lags): nothing corrects for their age",
         next_step=worst.command,
@@ -422,11 +406,9 @@ def drifting(log: RunLog) -> Finding | None:
             else ": the engine does not follow the trainer: it has old weights, or an adapter never reaches it"
         ),
         mark.where(series.name),
+        replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
+        shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
         id="D13" if still else "D12",
-        evidence=[
-            replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
-            shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
-        ],
         cause="nothing is trained: the engine's caches or kernels drift, or weights change on the way to it"
         if still
         else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, a renamed "

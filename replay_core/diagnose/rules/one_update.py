@@ -45,7 +45,8 @@ def broken_by_one(log: RunLog) -> Finding | None:
                 f"one update broke the policy: a gradient spike at step {points[at].step}, {norms.name} jumps to "
                 f"{points[at].value:.3g} from at most {before:.3g}, and what follows never recovers",
                 points[at].where(norms.name),
-                evidence=[norms.shown_at(points[at], f"< {LEAPS:g} x {before:.3g}"), *evidence],
+                norms.shown_at(points[at], f"< {LEAPS:g} x {before:.3g}"),
+                *evidence,
                 cause="an outlier in that batch (a huge advantage or reward, a group whose spread is rounding, a ratio "
                 "that overflowed) made a gradient that is not clipped, or is clipped far too high: the weights leapt "
                 "away in one step",
@@ -112,15 +113,9 @@ def lost(log: RunLog) -> Finding | None:
         f"the reward falls from the first update on: {series.name} goes from {first:.3g} to {values[gone]:.3g} within "
         f"{gone + 1} steps and never comes back: the policy is trained to be worse",
         series.points[gone].where(series.name),
-        evidence=[
-            series.shown_at(series.points[gone], f"> {LEFT_OF_FIRST * first:.3g}"),
-            shown("the largest reward after it", max(values[gone:]), f"was {first:.3g}"),
-            *(
-                [shown("largest share cut off until then", max(cut.values[:gone]))]
-                if cut is not None and before
-                else []
-            ),
-        ],
+        series.shown_at(series.points[gone], f"> {LEFT_OF_FIRST * first:.3g}"),
+        shown("the largest reward after it", max(values[gone:]), f"was {first:.3g}"),
+        *([shown("largest share cut off until then", max(cut.values[:gone]))] if cut is not None and before else []),
         cause="the sign of the loss or of the advantages is turned, or the judge pays the opposite while the logged "
         "reward is another; else one update destroys the policy: a learning rate that is far too high, a loss that is "
         "summed and not divided. Lengths, cut answers and groups without a spread follow from it",

@@ -58,12 +58,10 @@ def outlying(case: Case) -> Finding | None:
         f"advantages explode: {share(many, len(every))} are {TIMES:g} times the others and more, up to "
         f"{sizes[worst].max():.3g}, where the median is {usual:.3g}",
         places[worst],
-        evidence=[
-            shown("largest |advantage|", float(sizes[worst].max()), f"< {max(LEAST, TIMES * usual):.3g}"),
-            shown("median |advantage| that is not 0", usual),
-            shown("its reward - the mean of its group", float(reach[worst][sizes[worst].argmax()]),
-                  f"others' median {common:.3g}"),
-        ],
+        shown("largest |advantage|", float(sizes[worst].max()), f"< {max(LEAST, TIMES * usual):.3g}"),
+        shown("median |advantage| that is not 0", usual),
+        shown("its reward - the mean of its group", float(reach[worst][sizes[worst].argmax()]),
+        f"others' median {common:.3g}"),
         cause="it is the one odd reward of its group: the std of the others (leave-one-out) is 0 but for rounding, and "
         "only an epsilon is left to divide by. Divide by the std of the whole group, or leave such groups undivided"
         if lone

@@ -36,7 +36,7 @@ def metadata(batch: StepBatch) -> Iterator[Finding]:
         yield error(
             what,
             place,
-            evidence=evidence,
+            *evidence,
             cause="lengths of another batch, padding counted in, or a boundary lost when samples were joined",
         )
         return
@@ -98,10 +98,8 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
             "error" if disagrees(batch) and not _is_of_older_weights(batch) else "warning",
             "position ids count padding: samples do not begin at 0",
             place,
-            evidence=[
-                shown("position of the first token", float(column.values_N[at]), "0", column.source),
-                shown("samples that begin elsewhere", int((first_B != 0).sum()), "0"),
-            ],
+            shown("position of the first token", float(column.values_N[at]), "0", column.source),
+            shown("samples that begin elsewhere", int((first_B != 0).sum()), "0"),
             cause="positions are 0, 1, 2 ... over the padded row; they have to count the attended tokens",
         )
         return
@@ -109,17 +107,15 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
         yield warning(
             "position ids stop counting before samples end",
             place,
-            evidence=[shown("tokens with another position", int(off_N.sum()), "0", column.source)],
+            shown("tokens with another position", int(off_N.sum()), "0", column.source),
             cause="the tail of each sample is padding to whoever made the positions, and tokens to the attention mask",
         )
         return
     yield error(
         "position ids do not begin again with every sample",
         place,
-        evidence=[
-            shown("position id", float(column.values_N[at]), str(int(batch.flat.position_N[at])), column.source),
-            shown("tokens with another position", int(off_N.sum()), "0"),
-        ],
+        shown("position id", float(column.values_N[at]), str(int(batch.flat.position_N[at])), column.source),
+        shown("tokens with another position", int(off_N.sum()), "0"),
         cause="positions run on through the pack, or begin again inside a sample: attention then mixes samples",
     )
 
@@ -164,7 +160,7 @@ def _segments(batch: StepBatch) -> Iterator[Finding]:
     yield error(
         "segment ids change inside a sample",
         place,
-        evidence=[shown("segments in one sample", f"{low_B[sample]:g} to {high_B[sample]:g}", "one", column.source)],
+        shown("segments in one sample", f"{low_B[sample]:g} to {high_B[sample]:g}", "one", column.source),
         cause="segment ids and sample lengths were made from different batches",
     )
 
@@ -212,12 +208,10 @@ def attended(batch: StepBatch) -> Finding | None:
         f"padding is attended to: the attention mask is 1 over the token {pad}, which fills "
         f"{share(int((left_B > 0).sum()), len(batch))} rows up on the left",
         batch.laid.where("attention_mask", sample=int(left_B.argmax())),
-        evidence=[
-            shown("its runs at the left, by length", listed(np.unique(left_B)), "masked out"),
-            shown("rows that end in it", share(int((right_B > 0).sum()), len(batch))),
-            *([] if between is None else [shown("mean |trainer - rollout|", between, f"< {DISAGREE} nats")]),
-            *([] if stated is None else [shown("pad token that the run states", int(stated))]),
-        ],
+        shown("its runs at the left, by length", listed(np.unique(left_B)), "masked out"),
+        shown("rows that end in it", share(int((right_B > 0).sum()), len(batch))),
+        *([] if between is None else [shown("mean |trainer - rollout|", between, f"< {DISAGREE} nats")]),
+        *([] if stated is None else [shown("pad token that the run states", int(stated))]),
         cause="the attention mask is made of ones, or by another pad id than the rows are padded with: a prompt's "
         "tokens see its padding, and positions count it; the more padding, the further from the engine's",
     )

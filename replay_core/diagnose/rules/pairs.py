@@ -35,7 +35,8 @@ def pairs(log: RunLog) -> Finding | None:
             f"chosen and rejected responses are the same text: {likely.name} and {unlikely.name} are equal in all "
             f"{len(likely.values)} steps",
             likely,
-            evidence=[likely.shown(likely.last.value), unlikely.shown(unlikely.last.value, "another number")],
+            likely.shown(likely.last.value),
+            unlikely.shown(unlikely.last.value, "another number"),
             cause="both columns are read from one field, or both are cut to the prompt they share (a limit that is "
             "too small)",
             next_step=_LOOK,
@@ -50,7 +51,8 @@ def pairs(log: RunLog) -> Finding | None:
         return error(
             f"the wrong way round: the rejected responses are preferred, by a margin of {-now:.3g} that grows",
             rejected.last.where(rejected.name),
-            evidence=[chosen.shown(chosen.last.value), rejected.shown(rejected.last.value, "below the chosen ones'")],
+            chosen.shown(chosen.last.value),
+            rejected.shown(rejected.last.value, "below the chosen ones'"),
             cause="chosen and rejected are swapped in the data or where the loss is made, or its sign is turned",
             next_step=_LOOK,
             steps=rejected.steps(),
@@ -60,8 +62,8 @@ def pairs(log: RunLog) -> Finding | None:
         return warning(
             f"both fall: chosen responses get less likely too, {median(fallen):.3g} for a margin of {now:.3g}",
             chosen.last.where(chosen.name),
-            evidence=[chosen.shown(median(fallen), f"> {-LOST:g}"), shown("margin", now),
-                      rejected.shown(rejected.last.value)],
+            chosen.shown(median(fallen), f"> {-LOST:g}"), shown("margin", now),
+            rejected.shown(rejected.last.value),
             cause="the loss sees the difference alone: the likelihood goes to responses that stand in no pair "
             "(learning rate too high, beta too low, pairs that are nearly alike)",
             next_step="lower the learning rate or raise beta; add an SFT term on the chosen responses (rpo_alpha)",

@@ -45,12 +45,10 @@ def another_quantity(batch: StepBatch) -> Finding | None:
     return error(
         f"{word} log-probabilities are {odd.what}",
         batch.laid.where(odd.suspect.name, at=odd.at),
+        shown("share of the tokens that tell which it makes", odd.share, "0", odd.suspect.source),
+        shown("tokens that tell", odd.tokens),
+        shown("made of", odd.model.source),
         link=link,
-        evidence=[
-            shown("share of the tokens that tell which it makes", odd.share, "0", odd.suspect.source),
-            shown("tokens that tell", odd.tokens),
-            shown("made of", odd.model.source),
-        ],
         cause=odd.cause,
     )
 
@@ -74,6 +72,7 @@ def shifted(batch: StepBatch) -> Finding | None:
     return error(
         f"rollout log-probabilities are shifted by {lag.lag:+d} token against the trainer's",
         place,
-        evidence=[*lags, *figures_of(between)],
+        *lags,
+        *figures_of(between),
         cause="one side is about the token at its index, the other about the next: a roll or a slice is off by one",
     )

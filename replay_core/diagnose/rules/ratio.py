@@ -128,11 +128,11 @@ def on_policy(batch: StepBatch) -> Finding | None:
             return error(
                 "the ratio is the difference of log-probabilities: the exponential is missing",
                 batch.laid.where("is_ratio", at=int(np.flatnonzero(known_N)[0])),
-                evidence=[shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
-                          shown("mean of log pi - log pi_old", float(logs.mean()))],
+                shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
+                shown("mean of log pi - log pi_old", float(logs.mean())),
                 cause="the ratio is never exponentiated (or is a tensor of 0 that is never filled): it is about 0 where"
                 " it has to be about 1, and clipping cuts tokens off as if the policy had left",
-            )  # fmt: skip
+            )
     both_N = both_N & before_any_update_N(batch)
     if both_N.sum() < FEWEST:
         raise Skip("no tokens are surely of the first update")
@@ -156,11 +156,9 @@ def on_policy(batch: StepBatch) -> Finding | None:
             f"the policy's log-probabilities are shifted by {-lag.lag:+d} token against the old ones, before any "
             "update",
             place,
-            evidence=[
-                *(shown(f"correlation at lag {-by:+d}", value, "the largest" if by == 0 else None)
-                  for by, value in lag.correlations.items()),
-                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
-            ],
+            *(shown(f"correlation at lag {-by:+d}", value, "the largest" if by == 0 else None)
+            for by, value in lag.correlations.items()),
+            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             cause="one forward is about the token at its index, the other about the next: labels or logits are off by "
             "one (a slice or a roll) where the loss is made",
         )  # fmt: skip
@@ -172,11 +170,9 @@ def on_policy(batch: StepBatch) -> Finding | None:
             "policy and old log-probabilities are at different temperatures before any update: "
             f"{given(as_engine.gain):.2f} explains their difference",
             place,
-            evidence=[
-                shown("temperature of the old over the policy's", given(as_engine.gain), "0.9 to 1.1"),
-                shown("correlation", as_engine.correlation),
-                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
-            ],
+            shown("temperature of the old over the policy's", given(as_engine.gain), "0.9 to 1.1"),
+            shown("correlation", as_engine.correlation),
+            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             cause="one of the two forwards divides its logits by the sampling temperature and the other does not",
         )
     if not of_engine and (leak := as_engine.leak) is not None:
@@ -185,11 +181,9 @@ def on_policy(batch: StepBatch) -> Finding | None:
             f"the ratio is off 1 by up to {largest:.3g} before any update, in every sample but the first of each pack: "
             "attention crosses samples",
             place,
-            evidence=[
-                shown("mean |policy - old| of the first samples", float(np.nanmean(as_engine.by_sample_B[clean_B]))),
-                shown("mean |policy - old| of the later ones", float(np.nanmean(as_engine.by_sample_B[~clean_B])), "0"),
-                shown("packs", how),
-            ],
+            shown("mean |policy - old| of the first samples", float(np.nanmean(as_engine.by_sample_B[clean_B]))),
+            shown("mean |policy - old| of the later ones", float(np.nanmean(as_engine.by_sample_B[~clean_B])), "0"),
+            shown("packs", how),
             cause="the update packs samples without a block-diagonal mask (no cu_seqlens, a mask of ones), or position "
             "ids do not begin again with each of them: a sample sees those before it in its pack, and the forward of "
             "the old log-probabilities did not",
@@ -208,15 +202,13 @@ def on_policy(batch: StepBatch) -> Finding | None:
             f"{largest:.3g}) in all {micros - 1} that follow"
             + ("" if numbered else ", or these are mini-batches that were recorded without their numbers"),
             place,
-            evidence=[
-                shown("micro-batches of the update", micros),
-                shown("share of tokens off by more than 0.2", clipped, "0"),
-                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
-            ],
+            shown("micro-batches of the update", micros),
+            shown("share of tokens off by more than 0.2", clipped, "0"),
+            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             cause="the optimizer steps after every micro-batch, and not once they are all accumulated: each is an "
             "update of its own, of a smaller batch than is meant",
             next_step="call optimizer.step() and zero_grad() once for all micro-batches of a mini-batch",
-        )  # fmt: skip
+        )
     few = clipped < FEW_MOVED or (
         len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
     )
@@ -225,11 +217,9 @@ def on_policy(batch: StepBatch) -> Finding | None:
         f"the ratio is off 1 by up to {largest:.3g} before any update"
         + (": the old log-probabilities are the engine's own" if of_engine else alone),
         place,
-        evidence=[
-            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
-            shown("share of tokens off by more than 0.2", clipped, "0"),
-            shown("mean |policy - old|", float(np.abs(moved).mean())),
-        ],
+        shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
+        shown("share of tokens off by more than 0.2", clipped, "0"),
+        shown("mean |policy - old|", float(np.abs(moved).mean())),
         cause="the rollout's log-probabilities are taken for the old ones (a bypass of the trainer's own forward, as "
         "some asynchronous trainers run): the ratio holds the distance between engine and trainer, and the age of the "
         "weights"
@@ -306,7 +296,7 @@ def ratio_without_updates(log: RunLog) -> Finding | None:
             return warning(
                 f"the learning rate is 0, and {series.name} is not",
                 series.of(bad),
-                evidence=[series.shown_at(bad[0], "0")],
+                series.shown_at(bad[0], "0"),
                 cause="old and new log-probabilities come from forward passes that disagree: other micro-batch sizes, "
                 "dropout, train against eval mode, or the engine's probabilities",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --rows-per-forward 1",
@@ -326,7 +316,8 @@ def _moved_in_one_update(log: RunLog) -> Finding | None:
             return warning(
                 f"the ratio is not 1 in a batch's only update: {series.name} is {bad[0].value:.3g}",
                 series.of(bad),
-                evidence=[series.shown_at(bad[0], "0"), shown("steps", f"{len(bad)} of {len(series.points)}", "none")],
+                series.shown_at(bad[0], "0"),
+                shown("steps", f"{len(bad)} of {len(series.points)}", "none"),
                 cause="old log-probabilities are not this policy's: they are stale, of an earlier step or of older "
                 "weights, or come from another forward pass (micro-batch size, dropout, the engine's own)",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D14",
@@ -366,12 +357,10 @@ def exploding(batch: StepBatch) -> Finding | None:
         "error" if outside > FAR_GONE else "warning",
         f"the policy is far from the one that sampled: {outside:.0%} of tokens have a ratio outside 0.8 to 1.2",
         place,
-        evidence=[
-            shown("share outside 0.8 to 1.2", outside, f"<= {MOSTLY_CLIPPED}", source),
-            shown("share outside 0.1 to 10", extreme, f"<= {EXTREME}"),
-            shown("largest ratio", largest),
-            shown("effective sample size", effective, f">= {FEW_EFFECTIVE}"),
-        ],
+        shown("share outside 0.8 to 1.2", outside, f"<= {MOSTLY_CLIPPED}", source),
+        shown("share outside 0.1 to 10", extreme, f"<= {EXTREME}"),
+        shown("largest ratio", largest),
+        shown("effective sample size", effective, f">= {FEW_EFFECTIVE}"),
         cause="the learning rate is too high, a batch is used for too many updates, or it is too old",
     )
 
@@ -417,10 +406,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                     else ""
                 ),
                 series.first(over=CLIPPED),
-                evidence=[
-                    series.shown(now, f"< {CLIPPED} (bad over {MOSTLY_CLIPPED})"),
-                    *([shown("sqrt(2 x mean policy KL / clip fraction)", reach, f"> {NO_RANGE:g}")] if hardly else []),
-                ],
+                series.shown(now, f"< {CLIPPED} (bad over {MOSTLY_CLIPPED})"),
+                *([shown("sqrt(2 x mean policy KL / clip fraction)", reach, f"> {NO_RANGE:g}")] if hardly else []),
                 cause="the clip range (eps) is far too small; or old and new log-probabilities differ by noise that is "
                 "no move of the policy: dropout left on, two forwards with other kernels or another order. GSPO alone "
                 "has so small a range on purpose"
@@ -436,7 +423,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             yield warning(
                 f"the largest importance ratio is {now:.3g}",
                 series.first(over=LARGEST),
-                evidence=[series.shown(now, f"< {LARGEST:g}")],
+                series.shown(now, f"< {LARGEST:g}"),
                 cause="the policy is far from the one that sampled: off-policy data, or log-probabilities that do not "
                 "belong together",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
@@ -447,7 +434,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             yield warning(
                 f"importance weights leave {now:.0%} of the samples effective",
                 series.first(under=EFFECTIVE),
-                evidence=[series.shown(now, f"> {EFFECTIVE:g}")],
+                series.shown(now, f"> {EFFECTIVE:g}"),
                 cause="engine and trainer disagree about the samples' probabilities, or the samples are stale",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D09",
                 steps=series.steps(under=EFFECTIVE),
@@ -556,10 +543,8 @@ def never_clips(log: RunLog) -> Finding | None:
     return error(
         f"nothing is ever clipped although the policy moves {far[0].value:.2g} nats per token within one batch",
         moved.of(far),
-        evidence=[
-            moved.shown_at(far[0], "< 0.05"), clipped.shown(0.0, "> 0 at such a move"),
-            shown("steps that move so far", len(far)),
-        ],
+        moved.shown_at(far[0], "< 0.05"), clipped.shown(0.0, "> 0 at such a move"),
+        shown("steps that move so far", len(far)),
         cause="the clip range is not in effect: it is far too wide, or the unclipped loss is used, and the batch's own "
         "updates carry the policy away",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D50",
@@ -581,7 +566,7 @@ def torn(log: RunLog) -> Finding | None:
         return error(
             f"the policy moves {abs(bad[0].value):.3g} nats per token within one batch: its own updates tear it away",
             series.of(bad),
-            evidence=[series.shown_at(bad[0], "< 0.05")],
+            series.shown_at(bad[0], "< 0.05"),
             cause="the learning rate is far too high, or a batch is used for too many updates",
             next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
         )
@@ -602,11 +587,9 @@ def torn(log: RunLog) -> Finding | None:
         f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats "
         f"per token within each batch ({series.name}), and the reward does not rise",
         series,
-        evidence=[
-            series.shown(median(sizes), f"< {STOPS:g}"), rate.shown(max(rate.finite)),
-            reward.shown(median(reward.finite)),
-            *([clipped.shown(median(clipped.finite))] if clipped is not None and clipped.finite else []),
-        ],
+        series.shown(median(sizes), f"< {STOPS:g}"), rate.shown(max(rate.finite)),
+        reward.shown(median(reward.finite)),
+        *([clipped.shown(median(clipped.finite))] if clipped is not None and clipped.finite else []),
         cause="each update goes far past what the clip range is to hold it to: the learning rate is too high, or a "
         "batch is used for too many updates",
         next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
@@ -628,7 +611,7 @@ def torn_away(batch: StepBatch) -> Finding | None:
         return error(
             f"the policy moves {worst:.3g} nats per token within one batch: its own updates tear it away",
             batch.laid.where("policy_logprobs", at=at),
-            evidence=[shown("mean |policy - old|, nats", worst, "< 0.2", f"{policy.source} and {old.source}")],
+            shown("mean |policy - old|, nats", worst, "< 0.2", f"{policy.source} and {old.source}"),
             cause="the learning rate is far too high, or a batch is used for too many updates",
             next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
         )

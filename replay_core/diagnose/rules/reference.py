@@ -66,13 +66,9 @@ def reference_moved(case: Case) -> Finding | None:
                 f"policy and reference are at different temperatures: {given(as_engine.gain):.2f} explains their "
                 f"difference at step {batch.step}",
                 place,
-                evidence=[
-                    shown(
-                        f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"
-                    ),
-                    shown("temperature of the reference over the policy's", given(as_engine.gain), "0.9 to 1.1"),
-                    shown("correlation", as_engine.correlation),
-                ],
+                shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
+                shown("temperature of the reference over the policy's", given(as_engine.gain), "0.9 to 1.1"),
+                shown("correlation", as_engine.correlation),
                 cause="one of the two divides its logits by the sampling temperature and the other does not: the KL "
                 "pulls the policy towards another distribution than the one it began with",
                 next_step=batch.laid.replay_command(place, "--model REFERENCE --against ref_logprobs"),
@@ -92,10 +88,8 @@ def reference_moved(case: Case) -> Finding | None:
             f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}"
             + (", before any update: the reference is another checkpoint than the policy began with" if other else ""),
             place,
-            evidence=[
-                shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
-                shown("largest", float(apart.max())),
-            ],
+            shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
+            shown("largest", float(apart.max())),
             cause="the reference has other weights than the policy began with, or sees another chat template"
             if mean > OTHER_PROMPT
             else "the reference log-probabilities come from other weights than the policy was started from: another "
@@ -168,7 +162,7 @@ def first_kl(log: RunLog) -> Finding | None:
             f"KL to the reference is {trends.level(series.finite):.3g} per token from the first logged step on, and "
             f"never below {always:.3g}",
             point.where(series.name),
-            evidence=[series.shown(always, f"< {OTHER_MODEL:g} in some step")],
+            series.shown(always, f"< {OTHER_MODEL:g} in some step"),
             cause=_NOT_THE_START,
             next_step=_AGAINST_REFERENCE,
             steps=series.steps(),
@@ -196,7 +190,7 @@ def first_kl(log: RunLog) -> Finding | None:
         "error" if value > OTHER_MODEL else "info" if mild else "warning",
         f"KL to the reference is {point.value:.3g} at the first step",
         point.where(series.name),
-        evidence=[series.shown_at(point, "0 before the first update")],
+        series.shown_at(point, "0 before the first update"),
         cause="mini-batches after the first have been updated already, or two kernels differ"
         if mild
         else _NOT_THE_START,
@@ -279,7 +273,7 @@ def estimator(batch: StepBatch) -> Finding | None:
         return error(
             f"the recorded KL is {best[0]} with policy and reference swapped",
             place,
-            evidence=[shown("tokens that agree", compared, None, recorded.source)],
+            shown("tokens that agree", compared, None, recorded.source),
             cause="the arguments of the estimator are in the wrong order: its sign, or its weighting, is turned around",
         )
     return finding(
@@ -287,10 +281,8 @@ def estimator(batch: StepBatch) -> Finding | None:
         "warning" if batch.laid.algorithm.kl_estimator else "info",
         "the recorded KL is not k1, k2, k3 (clamped or not) or |log ratio| of policy and reference",
         place,
-        evidence=[
-            shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),
-            shown("tokens compared", compared),
-        ],
+        shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),
+        shown("tokens compared", compared),
         cause="it is computed from other log-probabilities than those recorded, or another estimator",
     )
 
@@ -312,7 +304,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"the KL to the reference is negative: the trainer says so in {len(told)} lines",
             told[0].point.where(),
-            evidence=[shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}")],
+            shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}"),
             cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
             "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 "
             "is then negative, and rewards leaving the reference",
@@ -332,7 +324,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             yield error(
                 f"{series.name} is negative, which its estimator {one} cannot be",
                 bad[0].where(series.name),
-                evidence=[series.shown_at(bad[0], ">= 0")],
+                series.shown_at(bad[0], ">= 0"),
                 cause="the plain difference (k1) is taken, the estimator's arguments come from two places (swapped, or "
                 "masked differently), or it is computed in a dtype too narrow for e^x - 1",
                 next_step="rldbg record -- YOUR COMMAND, then "
@@ -346,7 +338,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 f"the KL of the loss is the estimator k1 (the plain log ratio): {series.name} is negative in "
                 f"{len(negative)} of {len(values)} steps",
                 series.first(under=0),
-                evidence=[series.shown(min(values), ">= 0 of k2 and k3")],
+                series.shown(min(values), ">= 0 of k2 and k3"),
                 cause="k1 is an estimate of the KL's value, and its gradient as a term of the loss is 0 on average: "
                 "the policy is not held to its reference",
                 next_step="k3 (low_var_kl) or k2 in the loss, or k1 in the rewards",
@@ -361,7 +353,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             yield warning(
                 f"{series.name} is negative in {len(negative)} of {len(values)} steps",
                 series.first(under=0),
-                evidence=[series.shown(mean(values), "a mean near or over 0")],
+                series.shown(mean(values), "a mean near or over 0"),
                 cause="the arguments of k1 are swapped, or the tokens were not sampled from the policy that is "
                 "measured",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D29",
@@ -401,7 +393,8 @@ def kl_explodes(log: RunLog) -> Finding | None:
             f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} per "
             "token in one step",
             finite[leapt].where(series.name),
-            evidence=[series.shown_at(finite[leapt], f"< {FAR:g}"), shown("first step above it", finite[leapt].step)],
+            series.shown_at(finite[leapt], f"< {FAR:g}"),
+            shown("first step above it", finite[leapt].step),
             cause="the learning rate is far too high: one update takes the policy away; or what it is held against is "
             "wrong: an engine that samples with old weights, a loss that is not clipped"
             if not log.has("logprob_diff")
@@ -426,7 +419,8 @@ def kl_explodes(log: RunLog) -> Finding | None:
             f"KL to the reference {'grows with the reward' if learns else 'explodes'}: {series.name} goes from "
             f"{begun:.3g} to {now:.3g} per token",
             mark.where(series.name),
-            evidence=[series.shown(now, f"< {FAR:g}"), shown("first step above it", mark.step)],
+            series.shown(now, f"< {FAR:g}"),
+            shown("first step above it", mark.step),
             cause="the learning rate is too high, the KL coefficient too low, or gradients are not clipped: the policy "
             "has left the reference",
             next_step="lower the learning rate; look at grad_norm and clip fraction of the step where it leaves",

@@ -75,9 +75,7 @@ def _found(log: RunLog, since: Point, steps: int, what: str, series: Series) -> 
     return warning(
         f"the log repeats itself: {what} {'is' if what == series.name else 'are'} the same in the last {steps} steps",
         since.where(series.name),
-        evidence=[
-            series.shown_at(since, "another number in every step"), shown("steps that repeat the one before", steps)
-        ],
+        series.shown_at(since, "another number in every step"), shown("steps that repeat the one before", steps),
         cause="what is logged is cached: the metrics are not computed anew (a dictionary that is not refreshed, a rank "
         "that no longer reduces), or the steps do not run at all",
         next_step="rldbg record -- YOUR COMMAND, then compare two of these steps",
@@ -136,16 +134,14 @@ def trained_on_again(case: Case) -> Finding | None:
         f"the rollouts of step {origin} are trained on again in step{'s' if len(steps) > 1 else ''} {listed(steps)}: "
         "nothing new is sampled",
         where,
-        evidence=[
-            shown("samples with an earlier one's tokens and engine's log-probabilities", share(again, known), "0"),
-            shown("of them with other old log-probabilities than then", again),
-        ],
+        shown("samples with an earlier one's tokens and engine's log-probabilities", share(again, known), "0"),
+        shown("of them with other old log-probabilities than then", again),
         cause="the rollout buffer is not refilled (a queue or file that is not advanced, a cache that is not "
         "cleared): old log-probabilities are taken anew each time, so the ratio starts at 1 and does not correct for "
         "the weights that sampled. What engine and trainer disagree by grows with the samples' age, and tells nothing "
         "of the engine",
         steps=steps,
-    )  # fmt: skip
+    )
 
 
 def _keys(batch: StepBatch, column: Column) -> list[bytes | None]:

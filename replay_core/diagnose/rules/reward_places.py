@@ -49,11 +49,9 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
         + ("in the padding behind its response, on no token of it" if summed else
            "on a token that does not count: padding, or outside of the mask"),
         batch.laid.where(name, sample=sample),
-        evidence=[
-            shown("reward on counted tokens of the first such sample", float(inside_B[sample]),
-                  f"{whole_B[sample]:.4g}", f"{name} of {batch.name}"),
-            shown("samples", int(lost_B.sum()), "0"),
-        ],
+        shown("reward on counted tokens of the first such sample", float(inside_B[sample]),
+        f"{whole_B[sample]:.4g}", f"{name} of {batch.name}"),
+        shown("samples", int(lost_B.sum()), "0"),
         cause="the score is put at the last position of the row instead of the response's last token: "
         + ("one advantage for a response is made of the row's sum and has it, anything made token by token has not"
            if summed else "returns and advantages never see it"),
@@ -86,11 +84,9 @@ def _on_every_token(batch: StepBatch) -> Finding | None:
         f"the reward stands on every token of a response, in all {int(heard_B.sum())} that have one: long answers "
         "collect more",
         batch.laid.where(name, sample=sample),
-        evidence=[
-            shown("reward of a token of the first such sample", float(high_B[sample]), None, f"{name} of {batch.name}"),
-            shown("its tokens", tokens, "1 with a reward"),
-            shown("what its response collects", float(high_B[sample]) * tokens, f"{high_B[sample]:.4g}"),
-        ],
+        shown("reward of a token of the first such sample", float(high_B[sample]), None, f"{name} of {batch.name}"),
+        shown("its tokens", tokens, "1 with a reward"),
+        shown("what its response collects", float(high_B[sample]) * tokens, f"{high_B[sample]:.4g}"),
         cause="an outcome reward is put on all tokens instead of on the last one: returns add it up token by token",
     )
 
@@ -126,10 +122,8 @@ def _before_the_last_token(batch: StepBatch) -> Finding | None:
     return error(
         f"the reward stands before the last token of its response, in all {int(heard_B.sum())} that have one",
         batch.laid.where(name, sample=sample),
-        evidence=[
-            shown("token of the first such sample that has it", int(place_B[sample]), f"{int(counts_B[sample])}"),
-            shown("responses", int(heard_B.sum()), "0"),
-        ],
+        shown("token of the first such sample that has it", int(place_B[sample]), f"{int(counts_B[sample])}"),
+        shown("responses", int(heard_B.sum()), "0"),
         cause="an outcome's reward is put at another place than the end (a length that counts the prompt, or words, or "
         "half of the row): tokens behind it are taught nothing",
     )
@@ -150,8 +144,8 @@ def _on_the_first_token(batch: StepBatch) -> Finding | None:
         f"the reward stands on the first token of a response, in all {int(heard_B.sum())} that have one: the tokens "
         "that earned it come after it",
         batch.laid.where(name, sample=sample),
-        evidence=[shown("responses with their reward on the first token", share(int(heard_B.sum()),
-                  int(heard_B.sum())), "none", f"{name} of {batch.name}")],
+        shown("responses with their reward on the first token", share(int(heard_B.sum()),
+        int(heard_B.sum())), "none", f"{name} of {batch.name}"),
         cause="an index from the wrong end (0 for -1): returns of all later tokens are 0, and nothing but the first "
         "token is taught",
     )  # fmt: skip

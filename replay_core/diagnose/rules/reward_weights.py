@@ -160,8 +160,8 @@ def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatc
         "error" if severity == "error" else "warning",
         f"{claim}, from step {batch.step} on",
         batch.laid.where("reward", sample=0),
-        evidence=[shown("functions that are summed", ", ".join(_names(batch))), shown("steps made so", len(every)),
-                  shown("steps whose rewards are the sums themselves", len(told))],
+        shown("functions that are summed", ", ".join(_names(batch))), shown("steps made so", len(every)),
+        shown("steps whose rewards are the sums themselves", len(told)),
         cause=cause,
         steps=[one.step for one, *_ in every],
     )  # fmt: skip
@@ -187,10 +187,8 @@ def _said(one: _Summed, severity: str, right_F: Array, whose: str, every: list[_
         )
         + f": {whose.format(right)}",
         one.place,
-        evidence=[
-            shown("weights solved for", _listed(one.names, one.weights_F), _listed(one.names, right_F)),
-            shown("steps with these weights", len(every)),
-        ],
+        shown("weights solved for", _listed(one.names, one.weights_F), _listed(one.names, right_F)),
+        shown("steps with these weights", len(every)),
         cause="the function stands in the sum twice: once by itself, and once more in another that adds it or in a "
         "list that was extended again"
         if twice

@@ -117,13 +117,9 @@ def zero_spread(batch: StepBatch) -> Finding | None:
         "info" if few else "error" if everywhere else "warning" if count / total >= MOSTLY else "info",
         claim,
         place,
-        evidence=[
-            shown(
-                "share of groups without a spread", count / total, f"< {MOSTLY}", f"rewards and groups of {batch.name}"
-            ),
-            shown("smallest reward", float(np.nanmin(rewards_B))),
-            shown("largest reward", float(np.nanmax(rewards_B))),
-        ],
+        shown("share of groups without a spread", count / total, f"< {MOSTLY}", f"rewards and groups of {batch.name}"),
+        shown("smallest reward", float(np.nanmin(rewards_B))),
+        shown("largest reward", float(np.nanmax(rewards_B))),
         cause=_NO_CHANCE
         if copies
         else _filtered(batch, "the judge or reward function returns a constant, the prompts are all solved or failed")
@@ -158,10 +154,8 @@ def _all_zero(batch: StepBatch) -> Finding | None:
     return error(
         f"every advantage is 0 ({len(batch)} samples): the policy loss has no gradient",
         place,
-        evidence=[
-            shown("largest |advantage|", 0.0, "> 0", column.source),
-            shown("rewards in the dump", batch.has("rewards")),
-        ],
+        shown("largest |advantage|", 0.0, "> 0", column.source),
+        shown("rewards in the dump", batch.has("rewards")),
         cause="no group has a spread of rewards, or advantages are cleared before the loss; the dump holds no "
         "rewards and groups to tell which",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
@@ -196,11 +190,9 @@ def spread_only_between_groups(batch: StepBatch) -> Finding | None:
         + "no group has a spread of rewards: they differ from prompt to prompt and never between the responses to one "
         "prompt, so that all advantages are 0",
         place,
-        evidence=[
-            shown("reward std over the batch", float(np.nanstd(rewards_B)), None, f"rewards of {batch.name}"),
-            shown("groups with a spread", 0, "> 0"),
-            shown("groups", int(compared_G.sum())),
-        ],
+        shown("reward std over the batch", float(np.nanstd(rewards_B)), None, f"rewards of {batch.name}"),
+        shown("groups with a spread", 0, "> 0"),
+        shown("groups", int(compared_G.sum())),
         cause=_NO_CHANCE
         if copies
         else _filtered(
@@ -226,7 +218,7 @@ def differ_between_groups(log: RunLog) -> Finding | None:
             severity_of(len(across), len(known)),
             "rewards differ over the batch, but in no group: every advantage is 0",
             across[0].point.where("reward_std"),
-            evidence=_figures(across),
+            *_figures(across),
             cause="every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
             "the completions of a group are alike, or the reward functions cancel in their sum); the std logged per "
             "reward function is over the batch, not over a group",
@@ -260,7 +252,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             if varies
             else "all rewards of every group are equal: every advantage is 0",
             alike[0].point.where("reward_std"),
-            evidence=_figures(alike),
+            *_figures(alike),
             cause="the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
@@ -282,7 +274,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             f"{'most groups' if most else 'half of the groups or more'} have no difference in reward: they teach "
             "nothing",
             worst.point.where("frac_zero_std"),
-            evidence=numbers(frac_zero_std=worst.frac_zero, reward_std=worst.group_std),
+            *numbers(frac_zero_std=worst.frac_zero, reward_std=worst.group_std),
             cause="prompts too easy or too hard for this policy: all completions of a group are right, or all are "
             "wrong",
             next_step="filter prompts by solve rate, raise the temperature, or sample more completions per prompt",
@@ -351,7 +343,8 @@ def _one_group(points: list[Point], micros: int, evidence: list[Evidence], why: 
         severity_of(len(points), micros),
         "all rewards of a group are equal: every advantage is 0",
         points[0].where("rewards"),
-        evidence=[*evidence, shown("micro-batches", share(len(points), micros), None, "log")],
+        *evidence,
+        shown("micro-batches", share(len(points), micros), None, "log"),
         cause=f"{why}; a loss that is not 0 is then KL alone",
         next_step="look at one group's completions and scores; rldbg record -- YOUR COMMAND",
         steps=steps_of(points),
@@ -381,12 +374,10 @@ def missing(batch: StepBatch) -> Finding | None:
         f"{share(int(none_B.sum()), int(none_B.size))} samples have no reward: every function gives NaN for them"
         + ("" if counted is None else f", and they count as {counted:g}"),
         batch.laid.where(batch.columns.reward_functions[0], sample=sample),
-        evidence=[
-            shown("samples that are not finite in every function", share(int(none_B.sum()), int(none_B.size)), "none",
-                  batch.columns.reward_functions[0]),
-            shown("reward they are counted with", counted),
-            shown("reward functions", len(functions_FB)),
-        ],
+        shown("samples that are not finite in every function", share(int(none_B.sum()), int(none_B.size)), "none",
+        batch.columns.reward_functions[0]),
+        shown("reward they are counted with", counted),
+        shown("reward functions", len(functions_FB)),
         cause="the reward function fails on these answers (a division by 0, a parser that finds nothing, a judge that "
         "does not answer) and its NaN is summed as 0 (nansum): answers that nobody judged are taught as bad ones. "
         "Return a number, or leave such samples out of their groups",
@@ -432,17 +423,17 @@ def groups_of_one(batch: StepBatch) -> Finding | None:
         claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
         # Of prompts that stand alone nothing was meant to be subtracted, unless an estimator of groups is stated.
         meant = not repeat and severity_of_raw(batch.laid.algorithm) == "info"
-        return finding("info" if meant else "error", claim, place, evidence=evidence,
+        return finding("info" if meant else "error", claim, place, *evidence, 
                       cause=why_raw(batch.laid.algorithm) if meant else cause)  # fmt: skip
     elif every:
         claim = "one response per prompt: a baseline within groups is impossible"
         cause = "n = 1 in the rollout settings; REINFORCE with a batch baseline or a critic is meant to run so"
         of_groups = batch.laid.algorithm.estimator in OF_GROUPS
-        return finding("warning" if of_groups else "info", claim, place, evidence=evidence, cause=cause)
+        return finding("warning" if of_groups else "info", claim, place, *evidence, cause=cause)
     else:
         claim = f"{share(lone, sizes_G.size)} groups have a single response"
         cause = "responses of a group were dropped or filtered after grouping, or ids of one prompt differ"
-        return warning(claim, place, evidence=evidence, cause=cause)
+        return warning(claim, place, *evidence, cause=cause)
 
 
 @rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
@@ -480,10 +471,8 @@ def nan_from_small_groups(batch: StepBatch) -> Finding | None:
         f"advantages are NaN in {share(len(bad_G), sizes_G.size)} groups, "
         + ("each of one response" if lone else "each without a spread of rewards"),
         place,
-        evidence=[
-            shown("samples with a non-finite advantage", int(bad_B.sum()), "0", column.source),
-            shown("size of the first such group", int(sizes_G[bad_G[0]]), ">= 2"),
-        ],
+        shown("samples with a non-finite advantage", int(bad_B.sum()), "0", column.source),
+        shown("size of the first such group", int(sizes_G[bad_G[0]]), ">= 2"),
         cause="the std of one value with n - 1 is 0 / 0" if lone else "a std of 0 is divided by, without an epsilon",
     )
 
@@ -509,7 +498,7 @@ def spread_is_nan(log: RunLog) -> Finding | None:
         "info" if {series.signal for series, _ in broken.every} == {"reward_function_std"} else "error",
         f"{broken.series.name} is NaN",
         broken.point.where(broken.series.name),
-        evidence=broken.evidence,
+        *broken.evidence,
         cause=_SPREAD_CAUSES[broken.series.signal],
         next_step="sample at least two completions per prompt, or use a biased std; "
         "rldbg record -- YOUR COMMAND shows the groups",

@@ -63,10 +63,8 @@ def routing(batch: StepBatch) -> Finding | None:
             return error(
                 f"layer {empty[0]} has no routing: every token went to expert 0, {len(empty)} layers in all",
                 place,
-                evidence=[
-                    shown("layers that are all 0", len(empty), "0", record.path.name),
-                    shown("layers", tokens.shape[1]),
-                ],
+                shown("layers that are all 0", len(empty), "0", record.path.name),
+                shown("layers", tokens.shape[1]),
                 cause="routing of another pipeline stage or rank was not gathered before it was recorded",
             )
     return _compared(batch)
@@ -100,12 +98,10 @@ def _compared(batch: StepBatch) -> Finding | None:
             f"{different:.0%} of tokens are routed to other experts in {theirs} of {other.name} than in {name} of "
             f"{sheet.name}" + ("" if moved is None else f": experts stand in another order ({moved})"),
             batch.laid.where(theirs),
-            evidence=[
-                shown("share of tokens routed differently", different, "<= 0.05"),
-                shown("share of routers that route differently", float(other_KL.mean())),
-                shown("tokens compared", int(both_N.sum())),
-                *([] if apart is None else [shown("mean |trainer - rollout|", apart)]),
-            ],
+            shown("share of tokens routed differently", different, "<= 0.05"),
+            shown("share of routers that route differently", float(other_KL.mean())),
+            shown("tokens compared", int(both_N.sum())),
+            *([] if apart is None else [shown("mean |trainer - rollout|", apart)]),
             cause="the router's rows, or the experts, are loaded in another order on one side: a token goes to other "
             "experts' weights"
             if moved is not None

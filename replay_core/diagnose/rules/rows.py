@@ -47,10 +47,8 @@ def another_row(batch: StepBatch) -> Finding | None:
         f"another sample's"
         + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
         batch.laid.where("rollout_logprobs", sample=first),
-        evidence=[
-            shown("samples with another's", len(moved), "0", rollout.source),
-            shown(f"sample {first} has those of", int(found_B[first]), str(first), trainer.source),
-        ],
+        shown("samples with another's", len(moved), "0", rollout.source),
+        shown(f"sample {first} has those of", int(found_B[first]), str(first), trainer.source),
         cause="rows were permuted (sorted by length, balanced over ranks, shuffled or rolled) and this tensor was not "
         "permuted with them",
     )
@@ -79,7 +77,7 @@ def all_zero(batch: StepBatch) -> Finding | None:
         return error(
             f"{word} log-probabilities are exactly 0 on all {int(known_N.sum())} tokens that count: a probability of 1",
             batch.laid.where(name, at=int(np.flatnonzero(known_N)[0])),
-            evidence=[shown("tokens with exactly 0", int(known_N.sum()), "0", column.source)],
+            shown("tokens with exactly 0", int(known_N.sum()), "0", column.source),
             cause="the tensor was allocated and never filled, or holds a difference (log_probs - log_probs.detach()) "
             "or a masked copy; the ratio is then the probability itself",
         )
@@ -115,10 +113,8 @@ def ends_early(batch: StepBatch) -> Iterator[Finding]:
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
         batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
-        evidence=[
-            shown("tokens that count, at most", int(ends[0]), f"{int(sampled_B.max())}, as sampled", rollout.source),
-            shown("sampled tokens that do not count", int((sampled_B - counts_B)[cut_B].sum()), "0"),
-        ],
+        shown("tokens that count, at most", int(ends[0]), f"{int(sampled_B.max())}, as sampled", rollout.source),
+        shown("sampled tokens that do not count", int((sampled_B - counts_B)[cut_B].sum()), "0"),
         cause="the mask covers only the first part (half) of the responses: it is cut to a length of its own, to the "
         "shortest, or to the prompt's",
     )
@@ -170,11 +166,9 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
         f"the mask ends at the token {token} in every response that holds it: what the policy sampled behind it (an "
         f"answer after its mark) never counts, in {share(cut, len(batch))} samples",
         batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
-        evidence=[
-            shown("samples whose mask ends at it", cut, None, name),
-            shown("different texts behind it", len(tails)),
-            shown("sampled tokens that do not count", left, "0"),
-        ],
+        shown("samples whose mask ends at it", cut, None, name),
+        shown("different texts behind it", len(tails)),
+        shown("sampled tokens that do not count", left, "0"),
         cause="the mask is cut at a mark in the text (the answer's, the end of thinking): the part that is rewarded is "
         "not trained, the end token with it",
     )
@@ -196,7 +190,8 @@ def one_prompt(batch: StepBatch) -> Finding | None:
     return warning(
         f"all {groups} groups of the batch have the same prompt",
         batch.laid.where("input_ids", sample=0),
-        evidence=[shown("distinct prompts", 1, str(groups), f"token ids of {batch.name}"), shown("groups", groups)],
+        shown("distinct prompts", 1, str(groups), f"token ids of {batch.name}"),
+        shown("groups", groups),
         cause="the data loader gives one row over and over (built anew in the loop, an index that is not moved, one "
         "seed for all workers), or a prompt was repeated over the batch instead of within its group",
     )
@@ -227,7 +222,7 @@ def by_token(batch: StepBatch) -> Finding | None:
         f"the run states ratios by sequence, and they are token ratios: they differ within "
         f"{share(int(differ_B.sum()), int(moved_B.sum()))} responses",
         batch.laid.where("is_ratio", sample=worst),
-        evidence=[shown("ratios of one response differ by", float((high_B - low_B)[worst]), "0", ratio.source)],
+        shown("ratios of one response differ by", float((high_B - low_B)[worst]), "0", ratio.source),
         cause="the importance ratio is taken per token as in GRPO: the mean over the response's log ratios is missing, "
         "and GSPO's narrow clip range cuts nearly every token off",
     )
@@ -265,8 +260,8 @@ def twice_or_never(batch: StepBatch) -> Finding | None:
             f"{share(never, len(whole))} samples of the batch are in no mini-batch, and others are in it up to "
             f"{often:.3g} times: the same mini-batch is trained on again",
             batch.laid.where("input_ids", sample=0),
-            evidence=[shown("samples that are never trained on", never, "0", held.parts[0].held.record.path.name),
-                      shown("rows that are there once more", again, "0"), shown("rows of the epoch", len(held))],
+            shown("samples that are never trained on", never, "0", held.parts[0].held.record.path.name),
+            shown("rows that are there once more", again, "0"), shown("rows of the epoch", len(held)),
             cause="the loop takes the first mini-batch every time (an index that is not moved, an iterator that is "
             "made anew), or rows are drawn with replacement",
         )  # fmt: skip
@@ -298,17 +293,15 @@ def never_trained(case: Case) -> Finding | None:
         f"a part of every batch is never trained on: {share(first.never, first.rows)} samples are in none of the "
         f"{first.micros} micro-batches of the step's update",
         batch.laid.where("input_ids", sample=0),
-        evidence=[
-            shown("samples in no micro-batch, over all steps", share(never, rows), "0"),
-            shown("of them with an advantage other than 0", taught, "0"),
-            shown("steps compared, each with such samples", len(told)),
-            *([shown("divisor that is stated", divisor, f"{first.micros} micro-batches")] if divisor else []),
-        ],
+        shown("samples in no micro-batch, over all steps", share(never, rows), "0"),
+        shown("of them with an advantage other than 0", taught, "0"),
+        shown("steps compared, each with such samples", len(told)),
+        *([shown("divisor that is stated", divisor, f"{first.micros} micro-batches")] if divisor else []),
         cause="a micro-batch is dropped (a loop that ends one early, a last one that is short and left out, a part of "
         "the batch that went to no rank), or was not recorded: what it would have taught is lost, and a loss that is "
         "divided by all micro-batches is too small besides",
         steps=[each.step for each, _ in told],
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

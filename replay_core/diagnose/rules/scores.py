@@ -53,11 +53,9 @@ def outlier(batch: StepBatch) -> Finding | None:
                 else f"{out} samples' rewards outweigh the batch: up to {reward_B[worst]:.6g}, and all others lie "
                 f"between {rest.min():.4g} and {rest.max():.4g}",
                 batch.laid.where(batch.columns.reward_name, sample=worst),
-                evidence=[
-                    shown("distance from the middle, in ranges of the others", float(away_B[far].min() / size),
-                          f"< {APART:g}", f"rewards of {batch.name}"),
-                    shown("sample", worst), shown("samples so far out", out, "0"),
-                ],
+                shown("distance from the middle, in ranges of the others", float(away_B[far].min() / size),
+                f"< {APART:g}", f"rewards of {batch.name}"),
+                shown("sample", worst), shown("samples so far out", out, "0"),
                 cause="an outlier of the judge: another unit, a count or an error code that is taken for a score; what "
                 "is normalised by it makes the group's other answers all alike",
             )  # fmt: skip
@@ -85,7 +83,8 @@ def outweighs(log: RunLog) -> Finding | None:
                 f"one sample's reward outweighs the batch: {reward.name} hardly wavers from {median(values):.4g}, and "
                 f"{series.name} is {median(series.finite):.4g} in every step",
                 series,
-                evidence=[reward.shown(median(values)), series.shown(median(series.finite), f"< {times:g} x the mean")],
+                reward.shown(median(values)),
+                series.shown(median(series.finite), f"< {times:g} x the mean"),
                 cause="an outlier of the judge, far larger than all other rewards: another unit, a count or an error "
                 "code that is taken for a score",
                 next_step="look at the largest reward of one batch; rldbg record -- YOUR COMMAND keeps them",
@@ -128,10 +127,8 @@ def of_other_samples(batch: StepBatch) -> Finding | None:
         "token rewards are other samples' scores: the same numbers in another order, "
         f"{share(int(other_B.sum()), len(other_B))} rows differ" + (f", those {how}" if how else ""),
         batch.laid.where("token_rewards", sample=int(np.flatnonzero(other_B)[0])),
-        evidence=[
-            shown("rows whose reward is not their score", int(other_B.sum()), "0", f"rewards of {batch.name}"),
-            shown("largest difference of both, sorted", float(np.abs(np.sort(rewards_B) - np.sort(scores_B)).max())),
-        ],
+        shown("rows whose reward is not their score", int(other_B.sum()), "0", f"rewards of {batch.name}"),
+        shown("largest difference of both, sorted", float(np.abs(np.sort(rewards_B) - np.sort(scores_B)).max())),
         cause="rewards come back in another order than the samples, or were rolled or permuted after they were scored: "
         "advantages are made of the neighbours' scores",
     )
@@ -207,14 +204,14 @@ def of_the_answers(case: Case) -> Finding | None:
         return warning(
             f"the reward is 0 for all {total} samples, although {right} answers end in their ground truth",
             place,
-            evidence=[shown("answers that end in their ground truth", share(right, total)),
-                      shown("scores that are not 0", 0, f">= {right}")],
+            shown("answers that end in their ground truth", share(right, total)),
+            shown("scores that are not 0", 0, f">= {right}"),
             cause="the verifier does not find the answer (answers lack the format it asks for, a parse or extraction "
             "that fails, an exception that is scored 0), or its score is lost on the way: there is no signal to learn "
             "from",
             next_step="call the reward function by hand on one of these texts",
             steps=steps,
-        )  # fmt: skip
+        )
     low = float(every.min())
 
     def agreement(by: int) -> float:
@@ -230,13 +227,13 @@ def of_the_answers(case: Case) -> Finding | None:
     return error(
         f"scores belong to other samples: they are those of the answers {rows}, as texts and ground truths tell",
         place,
-        evidence=[shown("scores that agree with their own answer", own, f">= {OWN:g}"),
-                  shown(f"that agree with the answer {rows}", agreement(by)),
-                  shown("samples", total)],
+        shown("scores that agree with their own answer", own, f">= {OWN:g}"),
+        shown(f"that agree with the answer {rows}", agreement(by)),
+        shown("samples", total),
         cause="scores come back in another order than the samples, or were rolled or shuffled after they were "
         "computed: a row is paid for its neighbour's answer",
         steps=steps,
-    )  # fmt: skip
+    )
 
 
 #: Steps, and how well the changes of two figures go together before one makes the other: of 12 pairs by chance, one in
@@ -305,11 +302,9 @@ def pays_for_cut(case: Case) -> Finding | None:
         f"responses that are cut off have one reward, {last:.4g}, as finished ones that are right: all {cut} of them, "
         f"from step {batch.step} on",
         batch.laid.where(batch.columns.reward_name, sample=int(cut_B.argmax())),
-        evidence=[
-            shown("responses that were cut", cut), shown("their reward", float(last)),
-            shown("median reward of finished ones", float(np.median(ended))),
-            shown("finished ones with just this reward", as_much, "as many"),
-        ],
+        shown("responses that were cut", cut), shown("their reward", float(last)),
+        shown("median reward of finished ones", float(np.median(ended))),
+        shown("finished ones with just this reward", as_much, "as many"),
         cause="the judge gives what it cannot parse (an answer that was cut) its default or its highest score: nothing "
         "keeps responses from growing to the limit",
         next_step="score a cut response by hand; pay nothing for it, or leave it out of the loss",
@@ -335,10 +330,8 @@ def pays(log: RunLog) -> Finding | None:
         return error(
             f"the reward's sign is turned: {reward.name} falls whenever {one.name} rises, and rises when it falls",
             reward,
-            evidence=[
-                shown("correlation of their changes", by, f"> -{IN_STEP:g}", reward.source),
-                one.shown(one.values[-1]),
-            ],
+            shown("correlation of their changes", by, f"> -{IN_STEP:g}", reward.source),
+            one.shown(one.values[-1]),
             cause="right answers are punished: the score is negated, a distance or a loss stands for a reward, or a "
             "component's weight is negative",
             next_step="score a right and a wrong answer by hand",
@@ -350,13 +343,13 @@ def pays(log: RunLog) -> Finding | None:
             f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which comes "
             f"to {trends.level(cut.finite, 3):.2g}",
             cut.last.where(cut.name),
-            evidence=[shown("correlation of their changes", by, f"< {IN_STEP:g}", reward.source),
-                      cut.shown(trends.level(cut.finite, 3), f"about {trends.level(cut.finite[:3], 3):.2g}")],
+            shown("correlation of their changes", by, f"< {IN_STEP:g}", reward.source),
+            cut.shown(trends.level(cut.finite, 3), f"about {trends.level(cut.finite[:3], 3):.2g}"),
             cause="an answer that is not finished counts as right, or is not punished as a wrong one is: the policy "
             "learns never to end",
             next_step="score a cut response by hand; leave cut ones out of the loss, or pay nothing for them",
             steps=cut.steps(),
-        )  # fmt: skip
+        )
     by = None if length is None else _by_changes(reward, length)
     if length is None or by is None:
         raise Skip(f"needs reward and response length, or the share of right answers, of {FEWEST_STEPS} steps")
@@ -368,10 +361,8 @@ def pays(log: RunLog) -> Finding | None:
         f"the reward pays for {'longer' if longer else 'shorter'} responses: {reward.name} follows {length.name} step "
         f"by step, and the length goes from {begun:.3g} to {now:.3g}: length hacking",
         length.last.where(length.name),
-        evidence=[
-            shown("correlation of their changes", by, f"< {IN_STEP:g} in size", reward.source),
-            length.shown(now, f"about {begun:.3g}"),
-        ],
+        shown("correlation of their changes", by, f"< {IN_STEP:g} in size", reward.source),
+        length.shown(now, f"about {begun:.3g}"),
         cause=f"the judge pays for {'length' if longer else 'brevity'} (a bonus or penalty per token, a reward model "
         f"with that bias), and the policy learns it instead of the task",
         next_step="score one answer padded and cut by hand; look at what is right per length; reward within a group of "

@@ -58,15 +58,13 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
             yield error(
                 f"the KL penalty in the rewards has the wrong sign: rewards are scores + {-beta:.3g} x {name}",
                 batch.laid.where("token_rewards", at=int(np.flatnonzero(both_N)[0])),
-                evidence=[
-                    shown(
-                        "beta that explains them",
-                        beta,
-                        "> 0",
-                        rewards.source if scores is None else f"{rewards.source} - {scores.source}",
-                    ),
-                    shown("tokens compared", int(both_N.sum())),
-                ],
+                shown(
+                    "beta that explains them",
+                    beta,
+                    "> 0",
+                    rewards.source if scores is None else f"{rewards.source} - {scores.source}",
+                ),
+                shown("tokens compared", int(both_N.sum())),
                 cause="policy and reference are swapped in the penalty, or it is added: the policy is paid for "
                 "leaving its reference",
             )
@@ -127,11 +125,9 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
             yield error(
                 f"advantages are not what returns and values give: {what}",
                 batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
-                evidence=[
-                    shown("correlation with returns - values", right, "> 0.999", advantages.source),
-                    shown("share of their spread that the mistake leaves unexplained", left, "0"),
-                    shown("tokens compared", int(counted_N.sum())),
-                ],
+                shown("correlation with returns - values", right, "> 0.999", advantages.source),
+                shown("share of their spread that the mistake leaves unexplained", left, "0"),
+                shown("tokens compared", int(counted_N.sum())),
                 cause=cause,
             )
             return
@@ -152,11 +148,9 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
                 if values is not None and returns is not None
                 else f"advantages are not the reward to come: {what}",
                 batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
-                evidence=[
-                    shown("correlation with what is right", right, "> 0.999", advantages.source),
-                    shown("correlation with the mistake", r),
-                    shown("tokens compared", int(counted_N.sum())),
-                ],
+                shown("correlation with what is right", right, "> 0.999", advantages.source),
+                shown("correlation with the mistake", r),
+                shown("tokens compared", int(counted_N.sum())),
                 cause=cause,
             )
             return
@@ -278,11 +272,9 @@ def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array
             "advantages are whitened over padding too: their mean over the tokens that count is "
             f"{float(a.mean()):.3g}, not 0",
             batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
-            evidence=[
-                shown("mean over tokens that count", float(a.mean()), "0", column.source),
-                shown("what was subtracted", centre, f"{float(x.mean()):.4g}"),
-                shown("mean over every slot of the rows", mean),
-            ],
+            shown("mean over tokens that count", float(a.mean()), "0", column.source),
+            shown("what was subtracted", centre, f"{float(x.mean()):.4g}"),
+            shown("mean over every slot of the rows", mean),
             cause="mean and std are taken over the whole tensor, without the mask: zeros of the padding pull the mean "
             "to 0 and the std down",
         )

@@ -95,10 +95,8 @@ def old_weights(batch: StepBatch) -> Finding | None:
         "warning" if lag > limit else "info",
         f"samples are up to {lag:g} weight versions old",
         place,
-        evidence=[
-            shown("largest lag", lag, f"<= {limit:g}" + ("" if stated is not None else " (no limit is in the dump)")),
-            shown("samples that span versions", share(mixed, len(batch)), None, f"weight versions of {batch.name}"),
-        ],
+        shown("largest lag", lag, f"<= {limit:g}" + ("" if stated is not None else " (no limit is in the dump)")),
+        shown("samples that span versions", share(mixed, len(batch)), None, f"weight versions of {batch.name}"),
         cause="asynchronous rollouts: the queue is longer than the trainer is fast"
         if lag > limit
         else "asynchronous rollouts",
@@ -151,7 +149,8 @@ def behind(case: Case) -> Iterator[Finding]:
             f"weight versions fall up to {lag:g} behind the steps, and samples are no older for it: engine and trainer "
             "are no further apart",
             worst[1],
-            evidence=[shown("versions behind", lag), shown("steps past the limit", share(len(past), len(found)))],
+            shown("versions behind", lag),
+            shown("steps past the limit", share(len(past), len(found))),
             cause="versions are counted by something else than the steps are (synchronisations, recorded steps), or "
             "stand still while weights do not",
             steps=past,
@@ -161,10 +160,8 @@ def behind(case: Case) -> Iterator[Finding]:
         f"samples are up to {lag:g} weight versions behind the step that trains on them"
         + (f", and the run allows {limit:g}" if limit is not None else ""),
         worst[1],
-        evidence=[
-            shown("versions behind", lag, f"<= {allowed:g}"),
-            shown("steps past it", share(len(past), len(found))),
-        ],
+        shown("versions behind", lag, f"<= {allowed:g}"),
+        shown("steps past it", share(len(past), len(found))),
         cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, or "
         "new weights do not reach the engine",
         next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
@@ -210,12 +207,10 @@ def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where
         f"samples are up to {age:g} weight versions old, and nothing corrects for it: engine and trainer are "
         f"{there:.2g} nats per token apart where they are",
         where,
-        evidence=[
-            shown(f"mean |trainer - rollout| of steps {OLD} versions behind and more, nats", there, f"< {BADLY:g}"),
-            shown("of steps whose samples are fresh", here),
-            shown("versions behind, at most", age, f"< {OLD}"),
-            shown("steps", share(len(far), len(apart))),
-        ],
+        shown(f"mean |trainer - rollout| of steps {OLD} versions behind and more, nats", there, f"< {BADLY:g}"),
+        shown("of steps whose samples are fresh", here),
+        shown("versions behind, at most", age, f"< {OLD}"),
+        shown("steps", share(len(far), len(apart))),
         cause="stale samples: weights reach the engine late, or the queue between engine and trainer is long, and the "
         "trainer takes the samples for its own: no importance weights (truncated, TIS) are recorded, and no limit is "
         "stated",
@@ -246,7 +241,8 @@ def ever_older(log: RunLog) -> Finding | None:
         return error(
             f"samples are {now:.3g} updates old: {series.name} is past {LAG:g}, and they are far off-policy",
             series.first(over=LAG),
-            evidence=[series.shown(now, f"<= {LAG:g}"), shown("steps past it", len(series.steps(over=LAG)))],
+            series.shown(now, f"<= {LAG:g}"),
+            shown("steps past it", len(series.steps(over=LAG))),
             cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, "
             "or new weights do not reach the engine",
             next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
@@ -259,10 +255,8 @@ def ever_older(log: RunLog) -> Finding | None:
         "error" if now > LAG else "warning",
         f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates",
         series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
-        evidence=[
-            series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
-            shown("Mann-Kendall z", trends.drift(values)),
-        ],
+        series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
+        shown("Mann-Kendall z", trends.drift(values)),
         cause="the engine makes more than the trainer takes, and the oldest are taken first (a queue without a limit), "
         "or new weights reach it ever later: the policy is trained on what stale weights sampled",
         next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",

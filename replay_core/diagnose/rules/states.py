@@ -82,11 +82,9 @@ def impossible(log: RunLog) -> Finding | None:
                 "error" if is_rate else "info" if bound.signal == "entropy" else "warning",
                 f"{series.name} is {worst.value:.4g}, which it cannot be: {why}",
                 bad[0].where(series.name),
+                series.shown_at(worst, f"{'<=' if worst.value > 0 else '>='} {limit:g}"),
+                shown("steps", share(len(bad), len(series.points)), "none", "log"),
                 link="optimizer" if is_rate else "",
-                evidence=[
-                    series.shown_at(worst, f"{'<=' if worst.value > 0 else '>='} {limit:g}"),
-                    shown("steps", share(len(bad), len(series.points)), "none", "log"),
-                ],
                 cause=why,
                 next_step="look at how the figure is computed and put together over ranks",
                 steps=[point.step for point in bad],
@@ -272,8 +270,8 @@ def tells(log: RunLog) -> Iterator[Finding]:
             state.severity,
             state.claim.format(name=series.name, now=now, n=len(series.finite), most=max(series.finite)),
             series,
+            series.shown(now, state.expected),
             link=state.link,
-            evidence=[series.shown(now, state.expected)],
             cause=state.cause,
             next_step=state.next_step,
         )

@@ -59,12 +59,10 @@ def summed(case: Case) -> Finding | None:
         f"the loss is a sum over tokens: it is pg_loss times the tokens of {factors[0][2]}, {min(counts)} to "
         f"{max(counts)} times",
         where,
-        evidence=[
-            shown("loss / pg_loss", factors[0][1], "1"),
-            shown("steps where that is the number of tokens", len(factors)),
-            *([] if clipped is None else [shown("gradient norm over the norm it is clipped at, median", clipped,
-                                                f"< {FAR_OVER:g}")]),
-        ],
+        shown("loss / pg_loss", factors[0][1], "1"),
+        shown("steps where that is the number of tokens", len(factors)),
+        *([] if clipped is None else [shown("gradient norm over the norm it is clipped at, median", clipped,
+        f"< {FAR_OVER:g}")]),
         cause="the division by the number of tokens (a mean, an average) is missing in what is trained on, while the "
         "mean is logged: the gradient is as many times too large, its size goes with the lengths of the answers, and "
         "clipping leaves its direction alone"
@@ -156,11 +154,9 @@ def summed_kl(case: Case) -> Finding | None:
         f"the KL loss is a sum over {how}, and the run states a loss of {stated.replace('_', ' ')}: the KL is weighted "
         "by length",
         batch.laid.where_record(batch.columns.scalars("kl_loss")[0].record, "kl_loss"),
+        shown("kl_loss", value, f"{mean:.6g}, the mean over tokens"), shown("estimator that makes it", name),
+        shown("micro-batches that agree", told),
         link="ref",
-        evidence=[
-            shown("kl_loss", value, f"{mean:.6g}, the mean over tokens"), shown("estimator that makes it", name),
-            shown("micro-batches that agree", told),
-        ],
         cause="the KL term is not reduced as the policy's loss is: its division by the tokens is missing, and it "
         f"weighs {value / mean:.3g} times what its coefficient says, more the longer the responses are",
         steps=sorted({each.step for each, *_ in whole[0] if each.step is not None}),
@@ -222,15 +218,13 @@ def undivided(case: Case) -> Finding | None:
         f"micro-batches are accumulated and not divided by their number: each loss is {divisor:g} times what the run "
         f"states, a {mean.replace('_', ' ')} over {divisor:g}",
         batch.laid.where_record(scalar.record, scalar.name),
-        evidence=[
-            shown(scalar.name, scalar.value, f"{scalar.value / divisor:.6g}", scalar.record.path.name),
-            shown("micro-batches that agree", told),
-            shown("divisor that is stated", divisor),
-        ],
+        shown(scalar.name, scalar.value, f"{scalar.value / divisor:.6g}", scalar.record.path.name),
+        shown("micro-batches that agree", told),
+        shown("divisor that is stated", divisor),
         cause=f"the division by the accumulated micro-batches is missing: the gradient is {divisor:g} times too large "
         "(clipping and Adam hide it). Where the loss is recorded before it is divided, the gradient is right",
         steps=list(steps),
-    )  # fmt: skip
+    )
 
 
 def _made(batch: StepBatch, mean: str) -> Iterator[tuple[Scalar, float]]:

@@ -92,22 +92,20 @@ def _tempered(batch: StepBatch, between: Gap, surprise: Surprise) -> Finding:
     return error(
         f"rollout and trainer are at different temperatures: {gain:.2f} explains their difference{why}",
         place,
-        evidence=[
-            shown("temperature that explains it", gain, "0.9 to 1.1"),
-            shown("slope of rollout on trainer", between.slope),
-            *(
-                [
-                    shown("slope over tokens drawn in one place", between.contexts.slope, "0.9 to 1.1"),
-                    shown("tokens drawn in one place", between.contexts.tokens),
-                ]
-                if between.contexts.temperature is not None
-                else []
-            ),
-            shown("correlation", between.correlation),
-            *([] if stated is None else [shown("temperature the dump states", stated)]),
-            *([] if drawn is None else [shown("mean -log p - entropy of the trainer's", surprise.mean, "0")]),
-            *figures_of(between),
-        ],
+        shown("temperature that explains it", gain, "0.9 to 1.1"),
+        shown("slope of rollout on trainer", between.slope),
+        *(
+            [
+                shown("slope over tokens drawn in one place", between.contexts.slope, "0.9 to 1.1"),
+                shown("tokens drawn in one place", between.contexts.tokens),
+            ]
+            if between.contexts.temperature is not None
+            else []
+        ),
+        shown("correlation", between.correlation),
+        *([] if stated is None else [shown("temperature the dump states", stated)]),
+        *([] if drawn is None else [shown("mean -log p - entropy of the trainer's", surprise.mean, "0")]),
+        *figures_of(between),
         cause=cause,
         next_step=batch.laid.mismatch_command(),
     )
@@ -152,13 +150,11 @@ def _after_softmax(between: Gap, temperature: float, place: Where) -> Finding:
         f"rollout log-probabilities were divided by a temperature ({temperature:.2f}) after the softmax: they are no "
         "log-probabilities",
         place,
-        evidence=[
-            shown("temperature that explains it", temperature, "1"),
-            shown("slope of rollout on trainer", between.slope),
-            shown("mean rollout log-probability", float(between.rollout.values_N[between.both_N].mean())),
-            shown("mean trainer log-probability", float(between.trainer.values_N[between.both_N].mean())),
-            *figures_of(between),
-        ],
+        shown("temperature that explains it", temperature, "1"),
+        shown("slope of rollout on trainer", between.slope),
+        shown("mean rollout log-probability", float(between.rollout.values_N[between.both_N].mean())),
+        shown("mean trainer log-probability", float(between.trainer.values_N[between.both_N].mean())),
+        *figures_of(between),
         cause="log_softmax(logits) / T in place of log_softmax(logits / T): raw log-probabilities of the engine are "
         "scaled by the sampling temperature afterwards. Divide the logits, or let the engine return processed "
         "log-probabilities",
@@ -193,14 +189,12 @@ def renormalised(batch: StepBatch) -> Finding | None:
             f"{between.one_sided:.0%} of the tokens have more of it than the trainer gives them"
         ),
         place,
-        evidence=[
-            shown("share of tokens with rollout > trainer", between.one_sided, "about 0.5"),
-            shown("mean rollout - trainer", -float(between.d.mean()), "0"),
-            shown("probability kept, geometric mean", kept),
-            shown("probability kept, least (1 % of the tokens)", float(np.exp(np.quantile(between.d, 0.01)))),
-            shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
-            *figures_of(between),
-        ],
+        shown("share of tokens with rollout > trainer", between.one_sided, "about 0.5"),
+        shown("mean rollout - trainer", -float(between.d.mean()), "0"),
+        shown("probability kept, geometric mean", kept),
+        shown("probability kept, least (1 % of the tokens)", float(np.exp(np.quantile(between.d, 0.01)))),
+        shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
+        *figures_of(between),
         cause="ignore_eos, a min_tokens as large as the limit, or a logit bias bans the end token in the engine: its "
         "log-probabilities are of what is left, the trainer's of the whole"
         if endless

@@ -86,8 +86,8 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
                         f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and "
                         f"{stated[1]:g}",
                         place,
+                        *evidence,
                         link="ratio",
-                        evidence=evidence,
                         cause="the clip range that is configured does not reach the loss, or another one is logged",
                     )
                 return
@@ -96,8 +96,8 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
                 yield error(
                     f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
                     place,
+                    *evidence,
                     link="ratio",
-                    evidence=evidence,
                     cause="the clipped loss is computed and not used, or the range is ignored",
                 )
             return
@@ -109,7 +109,7 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
             yield warning(
                 f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
                 + (f", and the run states {stated[0]:g} and {stated[1]:g}" if stated else ", where recipes have 0.1 to "
-                   "0.4"), place, link="ratio", evidence=evidence,
+                   "0.4"), place, *evidence, link="ratio", 
                 cause="the clip range that is configured does not reach the loss, or another one is logged: so wide a "
                 "range cuts nothing off, so narrow a one nearly every token",
             )  # fmt: skip
@@ -119,13 +119,14 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
             severity = one.severity(batch.laid.algorithm)
             how = "otherwise" if severity == "info" else "wrongly"
             yield finding(
-                severity, f"the loss of a token is made {how}: {one.mistake}", place, link=one.link,
-                evidence=evidence, cause=one.cause,
+                severity, f"the loss of a token is made {how}: {one.mistake}", place,
+                *evidence, link=one.link,
+                cause=one.cause,
             )  # fmt: skip
             return
     if (times := _times(loss_N, a_N, ratio_kinds, ranges)) is not None:
         yield warning(
-            f"the loss of a token is {times:.4g} times what it should be", place, evidence=evidence,
+            f"the loss of a token is {times:.4g} times what it should be", place, *evidence, 
             cause="a factor too many in the loss of a token: the advantage is multiplied in twice as a number, a world "
             "size, a weight that is not recorded",
         )  # fmt: skip
@@ -306,7 +307,7 @@ def _against_one(log: RunLog, loss: Series) -> Finding | None:
         else:
             continue
         return error(
-            claim, term.last.where(term.name), evidence=told, cause=cause,
+            claim, term.last.where(term.name), *told, cause=cause,
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
             steps=term.steps(),
         )  # fmt: skip
@@ -336,10 +337,10 @@ def kl_twice(log: RunLog) -> Finding | None:
     if not (in_reward and in_loss) or 0 in weights:
         return None
     return warning(
-        "the KL is counted twice: in the rewards and in the loss",
-        evidence=[shown("use_kl_in_reward", True), shown("use_kl_loss", True),
-                  *(shown(name, weight) for name, weight in zip(("kl_coef", "kl_loss_coef"), weights, strict=True)
-                    if weight is not None)],
+        "the KL is counted twice: in the rewards and in the loss", None,
+        shown("use_kl_in_reward", True), shown("use_kl_loss", True),
+        *(shown(name, weight) for name, weight in zip(("kl_coef", "kl_loss_coef"), weights, strict=True)
+        if weight is not None),
         cause="both settings are on: the policy is held to its reference by two penalties, and their weights add up",
         next_step="rldbg diagnose --explain L23   # then turn one of the two off",
     )  # fmt: skip
@@ -368,8 +369,8 @@ def pinned(log: RunLog) -> Finding | None:
         f"the KL coefficient is too large ({weight.last.value:.3g}): its term outweighs the policy's loss "
         f"{term / max(loss, 1e-12):.2g} times, and the reward does not rise",
         weight.place,
-        evidence=[weight.shown(weight.last.value, f"<= {LARGEST_BETA:g}"), shown("coefficient x KL", term),
-                  shown("|pg_loss|", loss)],
+        weight.shown(weight.last.value, f"<= {LARGEST_BETA:g}"), shown("coefficient x KL", term),
+        shown("|pg_loss|", loss),
         cause="the policy is held at its reference: what is learnt is to stay there, not what is rewarded",
         next_step="lower the coefficient to 0.1 or less; look at KL and reward",
         steps=weight.steps(over=LARGEST_BETA),
@@ -389,7 +390,7 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
             return error(
                 f"{claim} (coefficient {weight:.3g})",
                 series[kind],
-                evidence=told,
+                *told,
                 cause="the sign of the term is turned where the loss is summed up",
                 next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
             )
@@ -400,7 +401,7 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
             f"the KL term weighs {beta:.3g} in the loss"
             + (f", and the run states {stated:g}" if stated else ": recipes use 0.001 to 0.1"),
             series["kl"],
-            evidence=told,
+            *told,
             cause="the coefficient is far too large, or applied twice: what is learnt is to stay at the reference",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
         )
@@ -412,7 +413,8 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
         return warning(
             f"the entropy bonus outweighs the policy's loss {share:.2g} times, and the entropy rises",
             series["entropy"].last.where(series["entropy"].name),
-            evidence=[*told, shown("entropy term / median |pg_loss|", share, "< 5")],
+            *told,
+            shown("entropy term / median |pg_loss|", share, "< 5"),
             cause=f"the entropy coefficient is {abs(weight):.3g}: recipes use 0 to 0.01",
             next_step="lower the entropy coefficient; look at reward and response length at the same steps",
             steps=series["entropy"].steps(),

@@ -82,10 +82,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"{series.name} takes {factor:.1f} times its own median at step {point.step}",
             point.where(series.name),
-            evidence=[
-                series.shown_at(point, f"< {STALL:g} x {middles[series.name]:.3g} s"),
-                shown("such steps", len({point.step for _, _, point in stalls}), None, "log"),
-            ],
+            series.shown_at(point, f"< {STALL:g} x {middles[series.name]:.3g} s"),
+            shown("such steps", len({point.step for _, _, point in stalls}), None, "log"),
             cause="a straggler, a long tail of responses, a recompile, or a checkpoint",
             next_step="look at the longest response of the step; TORCH_LOGS=recompiles; " + _NEXT,
             steps=slow,
@@ -105,7 +103,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
             + (f": {grown.name} grows from step to step" if grown is not None else ""),
             whole.last.where(whole.name),
-            evidence=[shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source)],
+            shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source),
             cause="responses get longer"
             if longer
             else "something accumulates in that phase: a queue or cache that is never emptied, requests that are not "
@@ -161,7 +159,7 @@ def _shares(log: RunLog, phases: list[Series], typical: float) -> Iterator[Findi
                 yield warning(
                     f"{what} takes {now / typical:.0%} of a step: {series.name} is {now:.3g} of {typical:.3g} s",
                     series.last.where(series.name),
-                    evidence=[shown("share of the step", now / typical, f"< {limit:g}", series.source)],
+                    shown("share of the step", now / typical, f"< {limit:g}", series.source),
                     cause=why,
                     next_step="time it alone; rldbg diagnose shows the trends of all phases",
                     steps=series.steps(),
@@ -188,7 +186,7 @@ def _throughput(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"throughput falls: {series.name} goes from {before:.3g} to {after:.3g}",
             series.last.where(series.name),
-            evidence=[series.shown(after, f"> {before:.3g} / {SLOWER:g}")],
+            series.shown(after, f"> {before:.3g} / {SLOWER:g}"),
             cause="something accumulates (a growing buffer, logging, fragmentation), a machine slows down, or "
             "responses get shorter",
             next_step="log the time of a step's phases, and compare their trends",
@@ -209,13 +207,11 @@ def _warm_up(log: RunLog, whole: Series | None) -> Iterator[Finding]:
         if grew
         else "the first iterations are slower than the rest: warm-up",
         second.where(whole.name),
-        evidence=[
-            *(
-                shown(f"step {p.step} (s)", round(p.value, 3), None, f"line {p.line}" if p.line else whole.source)
-                for p in (first, second)
-            ),
-            *([shown("median of the rest (s)", round(median(rest), 3), None, whole.source)] if rest else []),
-        ],
+        *(
+            shown(f"step {p.step} (s)", round(p.value, 3), None, f"line {p.line}" if p.line else whole.source)
+            for p in (first, second)
+        ),
+        *([shown("median of the rest (s)", round(median(rest), 3), None, whole.source)] if rest else []),
         cause="a first graph for the first length, then one for any length: normal, if later iterations are fast",
         next_step="let it run to the fourth iteration; with compile=False the first two are like the rest; " + _NEXT,
         steps=steps_of([first, second]),
@@ -231,7 +227,7 @@ def _expected(log: RunLog, whole: Series | None) -> Iterator[Finding]:
         yield info(
             f"slower than the GRPO notes expect: {slow[0]['what']}",
             whole.last.where(whole.name),
-            evidence=[
+            *[
                 shown(
                     row["what"],
                     row["seen"]["median"],
@@ -259,7 +255,7 @@ def long_tail(log: RunLog) -> Finding | None:
         return info(
             f"the longest response has {top / now:.1f} times the mean length",
             longest.last.where(longest.name),
-            evidence=[shown(longest.name, top, f"< {TAIL:g} x {now:.4g}", longest.source)],
+            shown(longest.name, top, f"< {TAIL:g} x {now:.4g}", longest.source),
             cause="synchronous generation waits for the longest response; the others' GPUs idle",
             next_step="partial or asynchronous rollouts, or a smaller limit of tokens",
         )
@@ -291,10 +287,8 @@ def recompiles(log: RunLog) -> Finding | None:
         return error(
             "the recompile limit is reached: the function runs without compilation from here on",
             hit[0].point.where(),
-            evidence=[
-                shown("limit", number, None, f"line {hit[0].point.line}"),
-                shown("recompiles logged", len(again), None, "log"),
-            ],
+            shown("limit", number, None, f"line {hit[0].point.line}"),
+            shown("recompiles logged", len(again), None, "log"),
             cause="a new graph for every length or every value of a Python number",
             next_step="torch.compile(dynamic=True) or mark_dynamic on the token axis, or pad to few lengths; "
             "TORCH_LOGS=recompiles names the guard; rldbg replay DUMP --compile inductor --dynamic on times it",
@@ -311,7 +305,7 @@ def recompiles(log: RunLog) -> Finding | None:
         return warning(
             f"{name} is compiled {len(most) + 1} times",
             most[0].point.where(),
-            evidence=[shown("recompiles", len(most), f"<= {NORMAL_RECOMPILES}", f"from line {most[0].point.line}")],
+            shown("recompiles", len(most), f"<= {NORMAL_RECOMPILES}", f"from line {most[0].point.line}"),
             cause="its inputs differ in a length or a Python number that Dynamo guards on",
             next_step="torch.compile(dynamic=True) or mark_dynamic on the token axis; "
             "rldbg replay DUMP --compile inductor --dynamic on",
@@ -335,10 +329,8 @@ def graph_breaks(log: RunLog) -> Finding | None:
         "warning" if items else "info",
         "the compiled graph breaks" + (f" at .item(){unpads}" if items else ""),
         told.point.where(),
-        evidence=[
-            shown("graph breaks", len(breaks), "0", f"line {told.point.line}"),
-            shown("the first", told.text.splitlines()[0][:160], None, f"line {told.point.line}"),
-        ],
+        shown("graph breaks", len(breaks), "0", f"line {told.point.line}"),
+        shown("the first", told.text.splitlines()[0][:160], None, f"line {told.point.line}"),
         cause="a tensor's value is needed in Python: in flash attention's unpadding it is the longest length"
         if items
         else "code that Dynamo does not trace; each break ends a graph and starts another",

@@ -106,10 +106,8 @@ def cut_off(case: Case) -> Finding | None:
         + (": none ever ends" if every else ", and each of them earns the lowest reward" if pays else "")
         + (f", and in {share(dead, len(least))} steps none of them earns anything" if starves and spread else ""),
         first,
-        evidence=[
-            shown("share of responses cut off", cut / total, "< 0.25", "end tokens and lengths of the responses"),
-            shown("responses", total),
-        ],
+        shown("share of responses cut off", cut / total, "< 0.25", "end tokens and lengths of the responses"),
+        shown("responses", total),
         cause="the limit on new tokens is too small, or the end token is not among those the engine stops at"
         if every
         else "the limit on new tokens is reached often (it is too small, or the policy does not stop); where the "
@@ -156,7 +154,8 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         ("warning" if always else "info") if teaches else "error" if now >= 1 or nothing else "warning",
         f"{now:.0%} of the responses are cut at the token limit" + _from_the_start(series, longest),
         next(p for p in series.points if p.value >= MANY).where(series.name),
-        evidence=[series.shown(now, f"< {MANY}"), *nothing],
+        series.shown(now, f"< {MANY}"),
+        *nothing,
         cause="the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
         + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
         next_step="raise the token limit, and see whether the responses would end; rldbg record -- YOUR COMMAND, then "
@@ -210,11 +209,9 @@ def degenerate(batch: StepBatch) -> Finding | None:
         f"token {most} is {top:.0%} of everything that was written"
         + (": a run of it ends every response, and all are of one length" if unheeded else ""),
         place,
-        evidence=[
-            shown("share of the most frequent token", top, "<= 0.5", f"responses of {batch.name}"),
-            shown("token id", most),
-            shown("different tokens", ids.size),
-        ],
+        shown("share of the most frequent token", top, "<= 0.5", f"responses of {batch.name}"),
+        shown("token id", most),
+        shown("different tokens", ids.size),
         cause="sampling from NaN logits returns id 0: look for the first non-finite weight of the step before"
         if most == 0
         else "generation goes on after the end token (EOS) up to the limit: the engine ignores it (ignore_eos, an id "
@@ -278,7 +275,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             f"{share(len(different), len(pairs))} samples have other token ids in {sheet.name} than "
             f"in {batch.spine.name}: the two do not join" + (f", {prompts}" if prompts else ""),
             batch.laid.where("input_ids", sample=mine),
-            evidence=evidence,
+            *evidence,
             cause="the prompt is built twice, and not alike: another chat template, a generation prompt that one side "
             "adds, a BOS, or a prompt that is cut; the responses are the sampled ones"
             if prompts
@@ -317,11 +314,9 @@ def _sampled_beside(batch: StepBatch) -> list[Finding] | None:
             f"the token ids trained on are not those that were sampled: {int(apart_N.sum())} tokens differ, in "
             f"{share(rows, len(batch))} responses",
             batch.laid.where("input_ids", at=at),
-            evidence=[
-                shown("tokens that differ", int(apart_N.sum()), "0", sampled.source),
-                shown("first: sampled", int(sampled.values_N[at])),
-                shown("first: trained on", int(batch.tokens_N[at]), str(int(sampled.values_N[at]))),
-            ],
+            shown("tokens that differ", int(apart_N.sum()), "0", sampled.source),
+            shown("first: sampled", int(sampled.values_N[at])),
+            shown("first: trained on", int(batch.tokens_N[at]), str(int(sampled.values_N[at]))),
             cause="re-tokenised: responses are decoded to text and encoded again between engine and trainer, into "
             "other tokens than were sampled; log-probabilities of the engine are then of other tokens. Train on the "
             "engine's own ids",
@@ -412,11 +407,9 @@ def lengths(log: RunLog) -> Finding | None:
         f"response length {'explodes' if longer else 'collapses'}: {series.name} goes from {begun:.3g} to "
         f"{now:.3g}{also}" + (f", and {cut:.0%} of them are cut at the limit" if longer and cut >= 0.5 else ""),
         series.last.where(series.name),
-        evidence=[
-            series.shown(now, f"< {GROWN * begun:.3g}" if longer else f"> {SHRUNK * begun:.3g}"),
-            shown("Mann-Kendall z", z),
-            *([shown("responses cut at the limit", cut)] if cut else []),
-        ],
+        series.shown(now, f"< {GROWN * begun:.3g}" if longer else f"> {SHRUNK * begun:.3g}"),
+        shown("Mann-Kendall z", z),
+        *([shown("responses cut at the limit", cut)] if cut else []),
         cause="the reward falls with it, so nothing pays for long ones: the policy falls apart (by a ratio or its "
         "clipping that is made wrongly, a learning rate too high), or no longer ends its answers"
         if longer and falls
@@ -480,7 +473,8 @@ def one_answer(case: Case) -> Finding | None:
     return warning(
         f"every tool call gets the same answer: one in {len(set(steps))} steps, to {len(calls)} different calls",
         first.laid.where("input_ids", sample=0),
-        evidence=[shown("different answers", 1, "> 1"), shown("different calls", len(calls))],
+        shown("different answers", 1, "> 1"),
+        shown("different calls", len(calls)),
         cause="the tool fails (a server that is down, a parser that never matches) and answers every call with its "
         "error: what the tool is needed for is out of reach",
         steps=sorted(set(steps)),

@@ -251,9 +251,9 @@ def not_applied(case: Case) -> Iterator[Finding]:
             else "warning",
             _SETTINGS[at].claim,
             first.where,
+            *first.evidence, shown("stated", words[at]),
+            shown("steps that contradict it", share(len(against), len(every)), "none"),
             link=_SETTINGS[at].link,
-            evidence=[*first.evidence, shown("stated", words[at]),
-                      shown("steps that contradict it", share(len(against), len(every)), "none")],
             cause=_SETTINGS[at].cause,
             steps=[batch.step for batch, _ in against],
         )  # fmt: skip

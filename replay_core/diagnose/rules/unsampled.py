@@ -44,25 +44,22 @@ def never_sampled(batch: StepBatch) -> Finding | None:
             "warning" if amid or worse or batch.has("is_weights") else "info",
             f"{share(holders, len(batch))} responses are of no engine: their rollout log-probabilities are all 0",
             batch.laid.where("rollout_logprobs", at=at),
-            evidence=[shown("tokens of them", int(alien_N.sum()), None, rollout.source),
-                      shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None,
-                            trainer.source),
-                      shown("of them beside sampled answers to their prompt", share(amid, holders)),
-                      shown("of them with a negative advantage", share(worse, holders), "none of a demonstration")],
+            shown("tokens of them", int(alien_N.sum()), None, rollout.source),
+            shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
+            shown("of them beside sampled answers to their prompt", share(amid, holders)),
+            shown("of them with a negative advantage", share(worse, holders), "none of a demonstration"),
             cause="the engine's numbers of these samples are missing and were filled with 0, or rows of tool output "
             "are in the loss: a demonstration is nothing to be pushed away from"
             if worse
             else "demonstrations among the samples (SFT mixed in, LUFFY), which no engine wrote; or the engine's "
             "numbers of these samples are missing and were filled with 0",
-        )  # fmt: skip
+        )
     return error(
         f"{int(alien_N.sum())} tokens are in the loss that no engine sampled{where}",
         batch.laid.where(name, at=at),
-        evidence=[
-            shown("share of counted tokens", float(alien_N.sum() / both_N.sum()), "< 0.001", rollout.source),
-            shown("samples that hold them", share(holders, len(batch))),
-            shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
-        ],
+        shown("share of counted tokens", float(alien_N.sum() / both_N.sum()), "< 0.001", rollout.source),
+        shown("samples that hold them", share(holders, len(batch))),
+        shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
         cause=cause,
     )
 
@@ -154,9 +151,7 @@ def turned_around(batch: StepBatch) -> Finding | None:
         f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
         "none that it sampled counts",
         batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
-        evidence=[
-            shown("sampled tokens in the loss", 0, "> 0", rollout.source),
-            shown("sampled tokens that are left out", int(left_N.sum()), "0"),
-        ],
+        shown("sampled tokens in the loss", 0, "> 0", rollout.source),
+        shown("sampled tokens that are left out", int(left_N.sum()), "0"),
         cause="1 and 0 are swapped: the mask of the environment's turns (tool output, states) is used as the loss mask",
     )

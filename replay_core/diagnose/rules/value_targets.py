@@ -139,11 +139,11 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
             "value targets are the old values themselves: returns equal values on every token, and the critic learns "
             "nothing",
             place,
-            evidence=[shown("largest |returns - values|", left, "> 0", returns.source),
-                      shown("largest |reward of a token|", float(np.abs(rewards_BT).max()))],
+            shown("largest |returns - values|", left, "> 0", returns.source),
+            shown("largest |reward of a token|", float(np.abs(rewards_BT).max())),
             cause="the critic is taught what it said: advantages are not added to the values, or the wrong tensor is "
             "handed to its loss",
-        )  # fmt: skip
+        )
         return
     if rows.tells_nothing:
         raise Skip("returns are 0, or all values are one number")
@@ -156,11 +156,11 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
         yield error(
             "GAE runs over tokens that the policy did not sample: tool output stands between its steps",
             place,
-            evidence=[shown("over the whole response it is solved by", over.words(), None, returns.source),
-                      shown("over the tokens that count", "nothing solves it")],
+            shown("over the whole response it is solved by", over.words(), None, returns.source),
+            shown("over the tokens that count", "nothing solves it"),
             cause="returns are added up over every token of the response, observations included: each of them takes "
             "its part of gamma and lambda, and its value is one that no action of the policy led to",
-        )  # fmt: skip
+        )
         return
     if found is None:
         raise Skip("no GAE agrees, and no known mistake: a lambda of its own for every response, or shaped rewards")
@@ -168,10 +168,8 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     yield error(
         f"value targets are wrong: {claim}",
         place,
-        evidence=[
-            shown("agree to", rows.close, None, returns.source),
-            shown("setting that agrees with the mistake", setting),
-        ],
+        shown("agree to", rows.close, None, returns.source),
+        shown("setting that agrees with the mistake", setting),
         cause="the critic is taught another target than the return",
     )
 
@@ -249,14 +247,14 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             yield error(
                 "GAE bootstraps from the value at the last token, as if the response went on after its end",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="the value after the end of a response is 0: the terminal value is not masked out",
             )
         elif ended_B.sum() >= 3 and np.abs((fit.left_B + last_r)[ended_B]).max() <= rows.close and last_r.any():
             yield error(
                 "the reward does not reach the returns: at the last token they hold none of it",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="the reward lies at another token than the last that counts (padding), or is dropped",
             )
         elif ended_B.sum() >= 3 and np.ptp(fit.left_B[ended_B]) <= rows.close and ended_B.mean() > MOSTLY:
@@ -264,7 +262,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             yield error(
                 f"GAE bootstraps from a value of {after_end:.4g} after the end of every response",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="the value after the end of a response is 0: the recursion begins with another number (a tensor "
                 "of ones, the value of padding)",
             )
@@ -273,7 +271,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
                 "GAE leaks from padding: at the last token of responses that end before the row does, it takes the "
                 "critic's value behind the end",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="GAE runs over every column of the padded row, without the mask: values after the end of the "
                 "response are not 0, and reach advantages and returns",
             )
@@ -281,7 +279,7 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             yield error(
                 "GAE runs on from one sample into the next",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="value and advantage are not reset at the end of a response (rows are flattened, or packed)",
             )
         else:
@@ -297,7 +295,8 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
         yield error(
             f"gamma and lambda are swapped in GAE: it was made with {fit.words()}",
             place,
-            evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in stated)],
+            *evidence,
+            *(shown(f"{name} that is stated", value) for name, value in stated),
             cause="the two are handed over in the wrong order",
         )
     elif wrong or odd:
@@ -305,14 +304,15 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             f"GAE was made with {fit.words()}"
             + (f", and the run states {' and '.join(f'{name} {value:g}' for name, value in wrong)}" if wrong else ""),
             place,
-            evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in wrong)],
+            *evidence,
+            *(shown(f"{name} that is stated", value) for name, value in wrong),
             cause="the settings that are configured do not reach GAE, or a factor stands at the wrong place in it",
         )
     elif (gamma is None and fit.gamma < LEAST_GAMMA - SETTING) or (lam is None and fit.lam < LEAST_LAMBDA):
         yield warning(
             f"GAE was made with {fit.words()}: recipes for language models have gamma 1 and lambda 0.95 to 1",
             place,
-            evidence=evidence,
+            *evidence,
             cause="the reward stands at the end of the response, and so small a "
             + ("gamma" if fit.gamma < LEAST_GAMMA else "lambda")
             + " hides it from all but the last tokens; the run does not state which it was meant to have",
@@ -322,14 +322,14 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             f"GAE was made with {fit.words()}: a token {round(1 / (1 - fit.gamma)) * 2} places before the reward "
             "hardly sees it",
             place,
-            evidence=evidence,
+            *evidence,
             cause="gamma and lambda are swapped: recipes for language models have gamma 1 and lambda below it",
         )
     else:
         yield info(
             f"returns are GAE's, {fit.words()}",
             place,
-            evidence=evidence,
+            *evidence,
             cause="the settings that were solved for and agree; nothing is wrong",
             next_step="rldbg diagnose --explain D44",
         )

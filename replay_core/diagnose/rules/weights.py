@@ -69,10 +69,8 @@ def unmoved(case: Case) -> Finding | None:
         f"{share(len(still), len(shared))} weights ({standing / total:.0%} of all numbers) never change over "
         f"{len(steps)} steps" + (": the optimizer holds a subset of the parameters" if moving and many else ""),
         place,
-        evidence=[
-            shown("weights that change", listed(moving, 4) or "none"),
-            shown("weights that do not", listed(still, 4), "none", f"steps {steps[0]} and {steps[-1]}"),
-        ],
+        shown("weights that change", listed(moving, 4) or "none"),
+        shown("weights that do not", listed(still, 4), "none", f"steps {steps[0]} and {steps[-1]}"),
         cause=("the critic learns alone, in a warm-up that the policy waits for; or " if warms else "")
         + "the optimizer holds other parameters than the model's, or a part of them; they are frozen, or cut off "
         "from the loss; or updates are too small for their precision",
@@ -110,16 +108,14 @@ def _same_checkpoints(case: Case) -> Finding | None:
         f"the weights never change: checkpoints of {len(steps)} steps are one, to the last bit, although gradients are "
         "not 0",
         Where(step=steps[-1], path=str(places[steps[-1]])),
-        evidence=[
-            shown("bytes that differ", 0, "> 0", f"checkpoints of steps {steps[0]} and {steps[-1]}"),
-            shown("smallest gradient norm", min(norms)),
-        ],
+        shown("bytes that differ", 0, "> 0", f"checkpoints of steps {steps[0]} and {steps[-1]}"),
+        shown("smallest gradient norm", min(norms)),
         cause=("the critic learns alone, in a warm-up that the policy waits for; or " if waits else "")
         + "the optimizer holds other parameters than the model's (a copy, the weights before they were wrapped or "
         "moved), is never stepped, or its learning rate is 0; or the same weights are saved again and again",
         next_step="compare id(p) of optimizer.param_groups with those of model.parameters()",
         steps=steps,
-    )  # fmt: skip
+    )
 
 
 def _weight_files(place: Path) -> list[Path]:
@@ -177,10 +173,8 @@ def ranks_apart(case: Case) -> Finding | None:
         f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
         f"none did at step {looked[0]}",
         place,
-        evidence=[
-            shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
-            shown("ranks", listed(sorted(by_step[looked[1]]))),
-        ],
+        shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
+        shown("ranks", listed(sorted(by_step[looked[1]]))),
         cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own",
         steps=steps,
     )
@@ -231,11 +225,9 @@ def _by_scores(case: Case) -> Finding | None:
         f"the ranks train models of their own: the rows of rank{'s' * (len(apart) > 1)} {listed(apart)} part from the "
         "engine more and more, the others' agree with it, and each rank has another gradient norm",
         Where(step=batch.step, rank=apart[0], stage="gradient", path=str(batch.laid.path)),
-        evidence=[
-            *(shown(f"mean |trainer - rollout| of rank {rank} in the last step", value, f"< {DISAGREE:g}")
-              for rank, value in sorted(last.items())),
-            shown("updates whose gradient norm is another on each rank", share(len(own), len(shared)), "none"),
-        ],
+        *(shown(f"mean |trainer - rollout| of rank {rank} in the last step", value, f"< {DISAGREE:g}")
+        for rank, value in sorted(last.items())),
+        shown("updates whose gradient norm is another on each rank", share(len(own), len(shared)), "none"),
         cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own, "
         "and the engine gets that of one of them",
         steps=[each.step for each, _ in by_step],
@@ -292,11 +284,9 @@ def rounded_away(case: Case) -> Finding | None:
         f"updates are lost in {words} weights: {1 - changed / total:.1%} of the recorded numbers are the same to the "
         f"last bit after {len(steps) - 1} steps at a learning rate of {rate:.2g}",
         Where(step=steps[-1], stage="param", tensor=names[0], path=str(records[-1].path)),
-        evidence=[
-            shown("numbers changed that a step cannot cross", moved, f"about {expected:.0f} with a float32 copy"),
-            shown("numbers of that size", share(large, total)),
-            shown("numbers that changed at all", share(changed, total)),
-        ],
+        shown("numbers changed that a step cannot cross", moved, f"about {expected:.0f} with a float32 copy"),
+        shown("numbers of that size", share(large, total)),
+        shown("numbers that changed at all", share(changed, total)),
         cause=f"the weights are kept in {words} without a float32 master copy: a step that is smaller than half of "
         "their spacing is rounded away, however often it is taken",
         next_step="keep float32 weights in the optimizer (or stochastic rounding): a larger learning rate moves the "
@@ -375,11 +365,9 @@ def norm_stands(log: RunLog) -> Finding | None:
         f"no weight changes: {series.name} is {values[0]:.8g} in all {len(values)} steps, although "
         + ("gradients are not 0" if log.has("grad_norm") else "the loss changes"),
         series,
-        evidence=[
-            series.shown(values[0], "another number in every step"),
-            *([] if rate is None else [shown("learning rate", rate, None, given(rates).source)]),
-            shown("last digit of the norm", digit),
-        ],
+        series.shown(values[0], "another number in every step"),
+        *([] if rate is None else [shown("learning rate", rate, None, given(rates).source)]),
+        shown("last digit of the norm", digit),
         cause="no update reaches the weights: the optimizer holds other parameters than the model that is run (copies, "
         "or those from before it was wrapped, moved or given its adapter), steps are skipped (a loss scale, a gradient "
         "that is not finite), or updates are lost in bf16",
