@@ -24,7 +24,7 @@ from replay_core.diagnose.advantage_variants import (
 from replay_core.diagnose.algorithm import OF_GROUPS, divides_by_length, severity_of_raw
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import share
-from replay_core.diagnose.flat import Array
+from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
 from replay_core.diagnose.rule import Skip, given
 from replay_core.objectives import advantages
@@ -309,7 +309,7 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         if np.isfinite(values_B).all() and np.ptp(values_B) > 0
     ]  # fmt: skip
     # Of one size all advantages are anything: at least one group has three different rewards.
-    several = any(np.unique(np.round(reward_B[group_B == group], 9)).size > 2 for group in np.unique(group_B))
+    several = any(np.unique(np.round(reward_B[inside], 9)).size > 2 for inside in groups_of(group_B))
     if float(np.ptp(heard_B)) <= 1e-6 * float(np.abs(heard_B).max()):
         yield Guess(
             "warning", "one number", f"all advantages are one number ({heard_B[0]:.4g}), although rewards differ",
@@ -501,7 +501,7 @@ def _in_some_groups(batch: StepBatch, heard_B: Array, kept_B: Array, close: Arra
     others, though rewards differ, they are 0, or of the other sign.
     """
     reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
-    spread_G = np.array([float(np.ptp(reward_B[group_B == group])) for group in np.unique(group_B)])
+    spread_G = np.array([float(np.ptp(reward_B[inside])) for inside in groups_of(group_B)])
     several_G = spread_G > 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
     if several_G.sum() < 3:
         return None

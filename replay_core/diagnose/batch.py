@@ -188,6 +188,11 @@ class StepBatch:
                 trained_N = trained_N & np.repeat((kept_B != 0) == wanted, self.flat.lengths_B)
         return trained_N
 
+    @property
+    def mask_name(self) -> str:
+        """Which mask says what counts in the loss."""
+        return "loss_mask" if self.columns.of("loss_mask") else "response_mask"
+
     def _emptied(self) -> Array | None:
         """No token at all, where a mask is recorded that is zero to the last entry: what it masks out, no sample
         holds.

@@ -138,13 +138,10 @@ class Gap:
     @cached_property
     def lag(self) -> Lag:
         """Which shift of the rollout faces the trainer. Both are looked at over the whole response."""
-        rows_a, rows_b = [], []
         inside_N = self.batch.response_N if self.batch.response_N is not None else self.both_N
-        for start, length in zip(self.batch.flat.starts_B, self.batch.flat.lengths_B, strict=True):
-            inside = inside_N[start : start + length]
-            rows_a.append(self.trainer.values_N[start : start + length][inside])
-            rows_b.append(self.rollout.values_N[start : start + length][inside])
-        return detect_lag(rows_a, rows_b)
+        rows = self.batch.flat.spans
+        a, b = ([one.values_N[span][inside_N[span]] for span in rows] for one in (self.trainer, self.rollout))
+        return detect_lag(a, b)
 
     @property
     def is_shifted(self) -> bool:

@@ -71,8 +71,7 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
     inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
     if inside_N is None or not SAMPLES <= len(batch) <= MOST:
         return None
-    spans = [slice(start, start + length) for start, length in zip(
-        batch.flat.starts_B, batch.flat.lengths_B, strict=True)]  # fmt: skip
+    spans = batch.flat.spans
     theirs = [np.nan_to_num(these.values_N[at][inside_N[at]]) for at in spans]
     ours = [np.nan_to_num(those.values_N[at][inside_N[at]]) for at in spans]
     ours_BH = np.full((len(batch), HEAD), np.nan)

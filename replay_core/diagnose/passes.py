@@ -27,11 +27,11 @@ def keys_of(batch: StepBatch) -> list[bytes | None]:
     if old is None or tokens_N is None:
         return [None] * len(batch)
     found: list[bytes | None] = []
-    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        values = old.values_N[start : start + length][old.said_N[start : start + length]].astype(np.float32)
+    for span in batch.flat.spans:
+        values = old.values_N[span][old.said_N[span]].astype(np.float32)
         values = values[values != 0]
         known = values.size >= FEWEST and bool(np.isfinite(values).all())
-        found.append(tokens_N[start : start + length].tobytes() + b"|" + values.tobytes() if known else None)
+        found.append(tokens_N[span].tobytes() + b"|" + values.tobytes() if known else None)
     return found
 
 

@@ -37,8 +37,8 @@ def along_the_response(batch: StepBatch) -> Finding | None:
     if batch.advantage_B is not None or not np.isfinite(column.values_N[counted_N]).all():
         return None
     rows, turns = [], []
-    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        at = start + np.flatnonzero(counted_N[start : start + length])
+    for span in batch.flat.spans:
+        at = span.start + np.flatnonzero(counted_N[span])
         if at.size >= 3:
             rows.append(column.values_N[at])
             turns.append(np.cumsum(np.diff(at, prepend=at[0]) > 1))
@@ -91,8 +91,8 @@ def _ends_elsewhere(batch: StepBatch, a_N: Array, counted_N: Array) -> tuple[Sev
     """Responses whose advantage is one number and then 0 up to the end: where those of a row some rows away end."""
     counts_B = batch.flat.count(counted_N)
     ends_B, early = counts_B.copy(), 0
-    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
-        row = a_N[start : start + length][counted_N[start : start + length]]
+    for sample, span in enumerate(batch.flat.spans):
+        row = a_N[span][counted_N[span]]
         inside = np.flatnonzero(row)
         if not len(inside):
             ends_B[sample] = -1

@@ -13,7 +13,7 @@ from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, finding, listed, share, shown
-from replay_core.diagnose.flat import Array
+from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.rule import Skip, given, rule
 
 #: Groups with a spread before their means say anything; how near 0 a mean is, and a std to 1 (an epsilon, a std over
@@ -100,7 +100,7 @@ def _numbers(batch: StepBatch) -> tuple[Array, Array, Array] | None:
         return None
     group_B = batch.group_B if batch.group_is_named and batch.group_B is not None else prompt_B
     sizes = np.unique(np.bincount(group_B))
-    spread = sum(float(np.ptp(advantage_B[group_B == group])) > 1e-6 for group in np.unique(group_B))
+    spread = sum(float(np.ptp(advantage_B[inside])) > 1e-6 for inside in groups_of(group_B))
     one = float(np.ptp(advantage_B)) <= 1e-6 * float(np.abs(advantage_B).max())
     if sizes.size > 1 or sizes[0] < 3 or (spread < FEWEST and not one):
         return None
@@ -110,7 +110,7 @@ def _numbers(batch: StepBatch) -> tuple[Array, Array, Array] | None:
 
 def _told(values_B: Array, group_B: Array) -> tuple[Array, Array]:
     """Mean and std (over n - 1) of each group whose values differ."""
-    groups = [values_B[group_B == group] for group in np.unique(group_B)]
+    groups = [values_B[inside] for inside in groups_of(group_B)]
     groups = [values for values in groups if np.ptp(values) > 1e-6]
     return np.array([values.mean() for values in groups]), np.array([values.std(ddof=1) for values in groups])
 

@@ -235,15 +235,13 @@ def clips_at_nothing(case: Case) -> Finding | None:
     limit = stated_number(
         case.run.facts, "max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad"
     )
-    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
-    norms = log.get("grad_norm") if log is not None else None
-    left = log.get("grad_norm_clipped") if log is not None else None
+    norms, left = case.log.get("grad_norm"), case.log.get("grad_norm_clipped")
     scale = stated_number({**(case.run.flags or {}), **case.run.facts}, "loss_scale", "init_scale", "initial_scale")
     if norms is not None and left is not None and scale and len(norms.finite) >= 3 and len(left.finite) >= 3:
         raw, clipped = median(norms.finite), median(left.finite)
         if scale > 1 and clipped < LEAVES * raw and 0.02 * clipped < raw / scale < clipped:
             return _still_scaled(raw, clipped, scale, norms)
-    if limit is None or log is None or norms is None or len(norms.finite) < 3 or log.has("grad_norm_clipped"):
+    if limit is None or norms is None or len(norms.finite) < 3 or case.log.has("grad_norm_clipped"):
         raise Skip("needs the noted norm to clip at, and gradient norms of 3 steps")
     if 0 < limit < LEAVES * median(norms.finite):
         return _clipped(median(norms.finite), limit, norms, "the run's notes")

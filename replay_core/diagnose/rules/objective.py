@@ -426,9 +426,7 @@ def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
     own = other = 0
     at = None
     for samples in (each for each in twins.values() if len(each) > 1):
-        spans = [slice(int(batch.flat.starts_B[i]), int(batch.flat.starts_B[i] + batch.flat.lengths_B[i]))
-                 for i in samples]  # fmt: skip
-        first, last = spans[0], spans[-1]
+        first, last = batch.flat.spans[samples[0]], batch.flat.spans[samples[-1]]
         if first.stop - first.start != last.stop - last.start:
             continue
         heard_T = both_N[first] & both_N[last]
@@ -495,8 +493,8 @@ def _other_rows(
     heads: list[tuple[int, bytes]] = []
     differing = set(np.unique(batch.flat.sample_N[apart_N]).tolist())
     response_N = given(batch.trained_N) if batch.trained_N is not None else both_N
-    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
-        at = np.arange(start, start + length)
+    for sample, span in enumerate(batch.flat.spans):
+        at = np.arange(span.start, span.stop)
         at = at[response_N[at]][:2]
         if len(at) < 2:
             continue

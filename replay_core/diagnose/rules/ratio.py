@@ -85,13 +85,10 @@ def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
     """The lag at which old and new log-probabilities face each other, where it is not 0."""
     first_N = before_any_update_N(batch)
     inside_N = batch.response_N if batch.response_N is not None else batch.pair(policy, old)
-    rows_a, rows_b = [], []
-    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        if first_N[start : start + length].any():
-            inside = inside_N[start : start + length]
-            rows_a.append(old.values_N[start : start + length][inside])
-            rows_b.append(policy.values_N[start : start + length][inside])
-    lag = detect_lag(rows_a, rows_b) if rows_a else None
+    rows = [span for span in batch.flat.spans if first_N[span].any()]
+    lag = (
+        detect_lag(*([one.values_N[span][inside_N[span]] for span in rows] for one in (old, policy))) if rows else None
+    )
     return lag if lag is not None and lag.settled and lag.lag != 0 else None
 
 

@@ -105,8 +105,7 @@ def reference_moved(case: Case) -> Finding | None:
 
 def _warms_up(case: Case) -> bool:
     """Whether the learning rate rises from the first logged step on, from half of what it comes to or less."""
-    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
-    rates = log.get("learning_rate") if log is not None else None
+    rates = case.log.get("learning_rate")
     if rates is None or len(rates.finite) < 3 or rates.points[0].step not in (0, 1):
         return False
     first, second, third = rates.finite[:3]

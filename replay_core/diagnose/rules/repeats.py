@@ -148,8 +148,7 @@ def _keys(batch: StepBatch, column: Column) -> list[bytes | None]:
     """Each sample's tokens and values of that tensor as one digest; None where it has too few to be known by."""
     found: list[bytes | None] = []
     assert batch.tokens_N is not None
-    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        span = slice(int(start), int(start + length))
+    for span in batch.flat.spans:
         values = column.values_N[span][column.said_N[span]].astype(np.float32)
         values = values[values != 0]
         digest = blake2b(batch.tokens_N[span].tobytes() + b"|" + values.tobytes(), digest_size=16).digest()

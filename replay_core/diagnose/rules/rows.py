@@ -108,7 +108,7 @@ def ends_early(batch: StepBatch) -> Iterator[Finding]:
         if (marked_off := _at_a_mark(batch, sampled_N, cut_B)) is not None:
             yield marked_off
         return
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    name = batch.mask_name
     yield error(
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
@@ -134,14 +134,14 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
     last, after, tails, inside = set(), set(), set(), []
     behind_tails: list[Array] = []
     left = 0
-    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
-        counted = start + np.flatnonzero(trained_N[start : start + length])
+    for sample, span in enumerate(batch.flat.spans):
+        counted = span.start + np.flatnonzero(trained_N[span])
         if counted.size and counted[-1] - counted[0] + 1 != counted.size:
             return None
         if not cut_B[sample]:
             inside.append(tokens_N[counted])
             continue
-        end, tail = int(counted[-1]), slice(int(counted[-1]) + 1, start + length)
+        end, tail = int(counted[-1]), slice(int(counted[-1]) + 1, span.stop)
         # What is not sampled is another's turn.
         if not sampled_N[tail].all() or not sampled_N[counted].all():
             return None
@@ -150,7 +150,7 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
         after.add(int(tokens_N[end + 1]))
         tails.add(tokens_N[tail].tobytes())
         behind_tails.append(tokens_N[tail])
-        left += length - (end + 1 - start)
+        left += span.stop - (end + 1)
     cut = int(cut_B.sum())
     mark = next((each for each in (last, after) if len(each) == 1), None)
     if mark is None or len(tails) < TAILS or left < 2 * cut:
@@ -161,7 +161,7 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
         return None  # an end, and what fills up the row
     if any((each == token).any() for each in inside):
         return None
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    name = batch.mask_name
     return warning(
         f"the mask ends at the token {token} in every response that holds it: what the policy sampled behind it (an "
         f"answer after its mark) never counts, in {share(cut, len(batch))} samples",

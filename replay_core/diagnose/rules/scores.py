@@ -163,11 +163,7 @@ def _others_speak_last(batch: StepBatch) -> bool:
     if trained_N is None or response_N is None:
         return False
     at_N = np.arange(response_N.size)
-    last_B = [
-        int(at_N[start : start + length][response_N[start : start + length]][-1])
-        for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)
-        if response_N[start : start + length].any()
-    ]
+    last_B = [int(at_N[span][response_N[span]][-1]) for span in batch.flat.spans if response_N[span].any()]
     return bool(last_B) and float(trained_N[last_B].mean()) < MOSTLY
 
 

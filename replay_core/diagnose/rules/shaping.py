@@ -38,9 +38,8 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
     if scores is None:
         # A response's reward lies at its last token: the others hold what is penalised, and nothing else.
         trained_N, scored_N = given(batch.trained_N), np.zeros(both_N.size)
-        last_B = np.full(len(batch), -1, dtype=np.int64)
-        np.maximum.at(last_B, batch.flat.sample_N[trained_N], np.flatnonzero(trained_N))
-        both_N[last_B[last_B >= 0]] = False
+        last_B = batch.flat.last(trained_N)
+        both_N[(batch.flat.starts_B + last_B)[last_B >= 0]] = False
     else:
         both_N, scored_N = both_N & scores.said_N, scores.values_N
     y = (rewards.values_N - scored_N)[both_N]
@@ -288,9 +287,8 @@ def _to_come(batch: StepBatch) -> Iterator[Array]:
     if told is not None:
         rewards_N = np.where(told.said_N, np.nan_to_num(told.values_N), 0.0)
     elif batch.reward_B is not None:
-        last_B = np.full(len(batch), -1, dtype=np.int64)
-        np.maximum.at(last_B, sample_N[trained_N], np.flatnonzero(trained_N))
-        rewards_N[last_B[last_B >= 0]] = batch.reward_B[last_B >= 0]
+        last_B = batch.flat.last(trained_N)
+        rewards_N[(batch.flat.starts_B + last_B)[last_B >= 0]] = batch.reward_B[last_B >= 0]
     at = np.flatnonzero(trained_N)[::-1]
     for gamma in _GAMMAS:
         out_N, coming, sample = np.zeros(trained_N.size), 0.0, -1

@@ -16,15 +16,12 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.surrogates import surrogates
+from replay_core.diagnose.surrogates import DUAL, RANGES, by_sequence, surrogates
 from replay_core.objectives import policy_loss
 
 #: Relative agreement of what is recomputed; and terms smaller than this beside the loss are its rounding.
 CLOSE, FLOOR = 1e-3, 1e-6
 FEWEST = 8
-#: Clip ranges of published recipes (low, high): PPO, DAPO, tighter and wider ones, GSPO's.
-_RANGES = ((0.2, 0.2), (0.2, 0.28), (0.1, 0.1), (0.3, 0.3), (0.2, 0.3), (0.2, 0.4), (3e-4, 4e-4), (3e-3, 4e-3))
-_DUAL = 3.0
 
 
 def _clip_range(batch: StepBatch) -> tuple[float, float] | None:
@@ -32,12 +29,6 @@ def _clip_range(batch: StepBatch) -> tuple[float, float] | None:
     stated = batch.laid.flags.get("loss")
     low, high = (stated.get(name) for name in ("clip_low", "clip_high")) if isinstance(stated, dict) else (None, None)
     return (float(low), float(high)) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
-
-
-def _by_sequence(batch: StepBatch, ratio_N: Array, known_N: Array) -> Array:
-    """GSPO's ratio: e to the mean of a sample's log ratios, for each of its tokens."""
-    logs_N = np.where(known_N, np.log(np.maximum(np.where(known_N, ratio_N, 1.0), 1e-30)), 0.0)
-    return np.repeat(np.exp(np.nan_to_num(batch.flat.mean(logs_N, known_N))), batch.flat.lengths_B)
 
 
 @rule("D50", "the loss of a token is made wrongly", link="loss", scope="batch",
@@ -68,15 +59,15 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
         each = (values_N,) if w_N is None else (values_N, values_N * w_N)
         return any(bool((np.abs(loss_N - one) <= close).all()) for one in each)
 
-    ratio_kinds = (ratio_N[both_N], _by_sequence(batch, ratio_N, both_N)[both_N])
+    ratio_kinds = (ratio_N[both_N], by_sequence(batch, ratio_N, both_N)[both_N])
     stated = _clip_range(batch)
     place = batch.laid.where("token_loss", at=int(np.flatnonzero(both_N)[0]))
     evidence = [shown("tokens recomputed", int(both_N.sum()), None, source), shown("agree to", close)]
-    ranges = (*([stated] if stated else []), *_RANGES)
+    ranges = (*([stated] if stated else []), *RANGES)
     for r_N in ratio_kinds:
         for low, high in ranges:
             plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
-            dual_N = np.where(a_N < 0, np.minimum(plain_N, -_DUAL * a_N), plain_N)
+            dual_N = np.where(a_N < 0, np.minimum(plain_N, -DUAL * a_N), plain_N)
             soft_N = None if logp_N is None else -r_N.clip(1 - low, 1 + high) * a_N * logp_N
             # CISPO's weight is bounded above alone, where its lower bound is none (verl: clip_ratio_low 1 and more).
             above_N = None if logp_N is None else -np.minimum(r_N, 1 + high) * a_N * logp_N

@@ -224,10 +224,7 @@ def degenerate(batch: StepBatch) -> Finding | None:
 def _ends_in(batch: StepBatch, response_N: Array, token: int) -> bool:
     """Whether every response has as many tokens, and nine of ten end in two and more of that one."""
     tokens_N = given(batch.tokens_N)
-    rows = [
-        tokens_N[start : start + length][response_N[start : start + length]]
-        for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)
-    ]
+    rows = [tokens_N[span][response_N[span]] for span in batch.flat.spans]
     if len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
         return False
     alike = sum(1 for row in rows if bool((row[-2:] == token).all()))
@@ -453,13 +450,13 @@ def one_answer(case: Case) -> Finding | None:
             own_N = own_N | (rollout.said_N & (rollout.values_N != 0))
         stated = stated or any("tool" in str(key).lower() for key in _keys(batch.laid.stated))
         found = False
-        for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-            own = own_N[start : start + length]
+        for span in batch.flat.spans:
+            own = own_N[span]
             edges = np.flatnonzero(np.diff(own.astype(np.int8))) + 1
             # Outside, own, outside, own: what lies between the first two turns.
             if own[0] or len(edges) < 3:
                 continue
-            row = tokens_N[start : start + length]
+            row = tokens_N[span]
             calls.add(row[edges[0] : edges[1]].tobytes())
             answers.add(row[edges[1] : edges[2]].tobytes())
             found = True

@@ -33,7 +33,7 @@ def never_sampled(batch: StepBatch) -> Finding | None:
     if gap(batch).is_shifted:
         raise Skip("log-probabilities are shifted (D08): what is filled in with 0 lies beside its place")
     at = int(np.flatnonzero(alien_N)[0])
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    name = batch.mask_name
     holders = int((batch.flat.count(alien_N) > 0).sum())
     where, cause = _given(batch, alien_N, both_N)
     whole_B = batch.flat.count(alien_N) == batch.flat.count(both_N)
@@ -88,8 +88,7 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
     once = int(alien_N.sum()) == len(holders)
     at_N = np.flatnonzero(alien_N)
     ids = None if batch.tokens_N is None else np.unique(batch.tokens_N[at_N])
-    last_B = np.full(len(batch), -1, dtype=np.int64)
-    np.maximum.at(last_B, batch.flat.sample_N[counted_N], batch.flat.position_N[counted_N])
+    last_B = batch.flat.last(counted_N)
     ends = once and bool((batch.flat.position_N[at_N] == last_B[batch.flat.sample_N[at_N]]).all())
     if ends and ids is not None and len(ids) == 1:
         longest = int(batch.flat.count(counted_N).max())
@@ -146,7 +145,7 @@ def turned_around(batch: StepBatch) -> Finding | None:
     left_N = known_N & ~trained_N & given(batch.response_N) & (rollout.values_N != 0)
     if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < counted_N.sum():
         return None
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    name = batch.mask_name
     return error(
         f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
         "none that it sampled counts",

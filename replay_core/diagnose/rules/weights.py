@@ -318,8 +318,7 @@ def _with_gradients(case: Case) -> set[str]:
 
 def _rate(case: Case) -> float | None:
     """The largest learning rate that is logged, else the one that the run states."""
-    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
-    rates = log.get("learning_rate") if log is not None else None
+    rates = case.log.get("learning_rate")
     if rates is not None and rates.finite:
         return float(max(rates.finite))
     return stated_number(stated_by(case.run), "lr", "learning_rate", "actor_lr")
