@@ -26,7 +26,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import share
 from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
-from replay_core.diagnose.rule import Skip, given
+from replay_core.diagnose.rule import Skip, given, skip_if
 from replay_core.objectives import advantages
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
         )  # fmt: skip
         return
-    if are_raw(batch):
-        raise Skip("advantages are the raw rewards in some steps alone: a baseline that begins at 0")
+    skip_if(are_raw(batch), "advantages are the raw rewards in some steps alone: a baseline that begins at 0")
     if (turned := _turned(batch, heard_B, kept_B, close)) is not None:
         yield turned
         return

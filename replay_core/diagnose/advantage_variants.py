@@ -13,8 +13,6 @@ from replay_core.objectives import advantages
 
 #: How close a recomputed advantage has to be, by the precision it was stored in.
 CLOSE = {"float64": 1e-5, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-
-
 _EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
 
 

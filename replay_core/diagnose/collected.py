@@ -95,8 +95,6 @@ _WORDS = {
         "token, by the logits of this one",
     ),
 }
-
-
 #: Fewer tokens tell nothing, nor does a difference that would be less than that many standard errors.
 DRAWN, ERRORS = 64, 5.0
 #: Of the difference that another temperature makes, what noise makes of it at the most, and what counts as one; and how

@@ -10,8 +10,6 @@ from replay_core.diagnose.gap import DISAGREE, Gap, gap
 from replay_core.diagnose.rule import Skip
 
 BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
-
-
 TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
 
 

@@ -18,7 +18,7 @@ from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import Kin, odd_one
 from replay_core.diagnose.places import Contexts, contexts, places_of
-from replay_core.diagnose.rule import Skip, given
+from replay_core.diagnose.rule import Skip, given, skip_if
 from replay_core.diagnose.softmax import divided_after_softmax
 from replay_core.measure.lag import Lag, detect_lag
 
@@ -401,8 +401,7 @@ def gap(batch: StepBatch) -> Gap:
     both_N = both_N & ~unsampled(rollout, trainer, both_N) & _of_first_pass_N(batch, trainer)
     if both_N.sum() < FEWEST:
         raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")
-    if not np.ptp(trainer.values_N[both_N]) > 0:
-        raise Skip("the trainer's log-probabilities are all one number")
+    skip_if(not np.ptp(trainer.values_N[both_N]) > 0, "the trainer's log-probabilities are all one number")
     return Gap(batch, rollout, trainer, both_N)
 
 

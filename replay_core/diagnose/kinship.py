@@ -32,7 +32,6 @@ TOKENS, SAMPLES, MOST, NEARER = 3, 4, 512, 0.2
 ROWS = 160
 #: Of two rows the first tokens are held against each other before all of them: how many, and how far apart at most.
 HEAD, HEAD_APART = 16, 4 * ALIKE
-
 _NAMES = ("rollout_logprobs", "old_logprobs", "policy_logprobs", "ref_logprobs")
 
 

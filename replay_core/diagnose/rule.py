@@ -107,6 +107,12 @@ def rule(
     return register
 
 
+def skip_if(cannot: object, why: str) -> None:
+    """Raise `Skip` where the rule cannot judge."""
+    if cannot:
+        raise Skip(why)
+
+
 def given(value: T | None) -> T:
     """What the rule's `needs` promised."""
     assert value is not None

@@ -31,7 +31,6 @@ DUAL = 3.0
 CLOSE, FLOOR = 2e-4, 1e-6
 #: Micro-batches that must agree before a free factor is no chance.
 FEWEST = 3
-
 _UPSIDE_DOWN = "the ratio is upside down, old over new"
 _SMALLER = "the smaller of clipped and unclipped loss is taken, not the larger"
 _SIGN = "the sign is wrong: it is +A x ratio, and falls with the advantage"
@@ -88,8 +87,6 @@ _CAUSES = {
     _SIGN: "the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
     _SUMMED: "GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios",
 }
-
-
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
     _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED, _OF_ENGINE,

@@ -21,7 +21,6 @@ OUTLIER_SIGMAS = 6.0
 DRIFT_Z = 2.576
 #: More points than that add nothing to the rank test, whose cost is their square.
 _DRIFT_POINTS = 400
-
 _BARS = "▁▂▃▄▅▆▇█"
 
 

@@ -26,7 +26,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.objectives import advantages
 
 
@@ -138,12 +138,9 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
     if not kept_B.all() and batch.trained_N is not None:
         # Samples without a counted token have no advantage; their rewards still belong to their group.
         unheard_B = batch.flat.count(batch.trained_N) == 0
-        if (~kept_B & ~unheard_B).any():
-            raise Skip("some advantages are not finite (D21)")
-    if not kept_B.any() or not np.isfinite(reward_B).all():
-        raise Skip("advantages or rewards are not finite (D21)")
-    if np.bincount(group_B).max() < 2:
-        raise Skip("every group has one response (D05)")
+        skip_if((~kept_B & ~unheard_B).any(), "some advantages are not finite (D21)")
+    skip_if(not kept_B.any() or not np.isfinite(reward_B).all(), "advantages or rewards are not finite (D21)")
+    skip_if(np.bincount(group_B).max() < 2, "every group has one response (D05)")
     column = batch.columns.of("advantages")
     stored = CLOSE.get("float32" if column is None else "bfloat16" if is_rounded(advantage_B[kept_B]) else
                        column.dtype, 1e-4)  # fmt: skip

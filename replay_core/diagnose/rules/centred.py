@@ -14,7 +14,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, finding, listed, share, shown
 from replay_core.diagnose.flat import Array, groups_of
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import given, rule, skip_if
 
 #: Groups with a spread before their means say anything; how near 0 a mean is, and a std to 1 (an epsilon, a std over
 #: n or n - 1, float32).
@@ -52,8 +52,7 @@ def not_centred(case: Case) -> Finding | None:
         guess = min(every, key=lambda one: one.severity != "error", default=None)
         if guess is not None:
             ballot.setdefault(guess.key, []).append((batch, guess))
-    if not looked:
-        raise Skip("needs advantages without rewards, of three groups of equal prompts and one size")
+    skip_if(not looked, "needs advantages without rewards, of three groups of equal prompts and one size")
     found = max(ballot.values(), key=len, default=[])
     if 2 * len(found) < looked or not found or (len(found) < 2 and found[0][1].severity == "warning"):
         return None

@@ -13,7 +13,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.dtypes import EPS, coarsest
 from replay_core.naming import MEANINGS
@@ -42,8 +42,7 @@ def _apart(batch: StepBatch, a: Column, b: Column) -> tuple[Array, Array]:
 
 def _pairs(batch: StepBatch) -> list[tuple[Column, Column]]:
     found = list(_copies(batch))
-    if not found:
-        raise Skip("no tensor is recorded twice in the step; rldbg compare takes two dumps")
+    skip_if(not found, "no tensor is recorded twice in the step; rldbg compare takes two dumps")
     return found
 
 

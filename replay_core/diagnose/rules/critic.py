@@ -14,19 +14,15 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown, warning
 from replay_core.diagnose.places import places_of
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.value_loss import value_rows
 from replay_core.diagnose.rules.value_targets import FEWEST, LEARNT, is_of_gae
 from replay_core.diagnose.signals import RunLog, Series
 
 #: Of what a critic was off at first, the share it is still off by when it has learnt nothing.
 NO_NEARER = 0.8
-
-
 #: How many times its beginning a value loss comes to when the critic diverges.
 EXPLODED = 10.0
-
-
 _NOTHING = (
     "the critic is not updated (its optimizer, its learning rate, its parameters), or it is taught wrong targets; in "
     "the first steps of a new critic this is normal"
@@ -96,8 +92,7 @@ def explains_nothing(case: Case) -> Finding | None:
                 unit, float(v.mean()) / unit, float(v.std()) / unit,
             ))  # fmt: skip
             where = batch.laid.where("values", sample=0)
-    if not known:
-        raise Skip("no values and returns are recorded")
+    skip_if(not known, "no values and returns are recorded")
     constant = [one for one in found if not one.spread > 0]
     if len(found) >= 3 and len(constant) == len(found):
         return warning(
@@ -108,8 +103,7 @@ def explains_nothing(case: Case) -> Finding | None:
             cause=_NOTHING,
             steps=[one.step for one in constant],
         )
-    if len(found) < LEARNT:
-        raise Skip(f"needs values and returns of {LEARNT} steps")
+    skip_if(len(found) < LEARNT, f"needs values and returns of {LEARNT} steps")
     if _no_nearer([one.explained for one in found], [one.error for one in found]) and _had_a_way(found):
         later = found[len(found) // 2 :]
         return warning(
@@ -163,12 +157,11 @@ def never_learns(log: RunLog) -> Finding | None:
         if begun > 0 and now > EXPLODED * begun:
             return warning(
                 f"the value loss explodes: {loss.name} goes from {begun:.3g} to {now:.3g}",
-                loss.first(over=EXPLODED * begun),
+                loss.between(over=EXPLODED * begun),
                 loss.shown(now, f"< {EXPLODED:g} x {begun:.3g}"),
                 cause="the critic diverges: its learning rate is too high, its targets grow with its own values, or "
                 "returns are not clipped or scaled",
                 next_step="lower the critic's learning rate; look at values and returns of the same steps",
-                steps=loss.steps(over=EXPLODED * begun),
             )
     series = log.get("explained_variance")
     if series is None or len(series.finite) < 10:
@@ -179,12 +172,11 @@ def never_learns(log: RunLog) -> Finding | None:
         return finding(
             "info" if early else "warning",
             f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
-            series.last.where(series.name),
+            series.ended,
             series.shown(now, "> 0"),
             *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss else []),
             cause=_NOTHING,
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
-            steps=series.steps(),
         )
     return None
 
@@ -208,8 +200,7 @@ def overshoots(log: RunLog) -> Finding | None:
         (point, abs(point.value - by_step[point.step])) for point in values.points
         if math.isfinite(point.value) and math.isfinite(by_step.get(point.step, math.nan))
     ]  # fmt: skip
-    if len(apart) < 4:
-        raise Skip("needs values and returns of 4 steps")
+    skip_if(len(apart) < 4, "needs values and returns of 4 steps")
     size = max(abs(by_step[point.step]) for point, _ in apart)
     bad = [(point, off) for point, off in apart[1:] if size > 0 and off > OVERSHOT * size and off > apart[0][1]]
     if len(bad) < 2:
@@ -375,8 +366,7 @@ def other_scale(case: Case) -> Finding | None:
         varies = float(v.var()) > 0
         slopes.append(float(np.cov(v, r)[0, 1] / v.var(ddof=1)) if varies else 0.0)
         alike.append(float(np.corrcoef(v, r)[0, 1]) if varies else 0.0)
-    if len(steps) < STEPS:
-        raise Skip(f"needs values and returns of {STEPS} steps")
+    skip_if(len(steps) < STEPS, f"needs values and returns of {STEPS} steps")
     slope = float(np.median(slopes))
     if min(alike) > FOLLOW and (slope > OFF or slope < 1 / OFF):
         claim = f"values are {1 / slope:.3g} times their returns: they follow them on another scale"

@@ -9,7 +9,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, shown
 from replay_core.diagnose.gap import DISAGREE, Gap, gap
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -96,8 +96,7 @@ def foreign_samples(case: Case) -> Finding | None:
         rewards |= set() if batch.reward_B is None else set(batch.reward_B[np.isfinite(batch.reward_B)].tolist())
         cut_B = truncated(batch)
         cut += [] if cut_B is None else cut_B.tolist()
-    if not seen:
-        raise Skip("needs rollout and trainer log-probabilities")
+    skip_if(not seen, "needs rollout and trainer log-probabilities")
     if not all(_are_two_models(between) for between, _, _ in seen):
         return None
     symptoms = []

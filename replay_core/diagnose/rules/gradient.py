@@ -19,7 +19,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, numbers, severity_of, steps_of, steps_told
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog
 from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
@@ -40,8 +40,7 @@ def no_gradient(batch: StepBatch) -> Finding | None:
     recorded, and all of them are 0, either is it: B begins at 0 and has a gradient from the first step on.
     """
     norms = batch.columns.scalars("grad_norm")
-    if not norms:
-        raise Skip("no gradient norm is recorded; rldbg record keeps one")
+    skip_if(not norms, "no gradient norm is recorded; rldbg record keeps one")
     advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
     heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
     heard = heard[np.isfinite(heard)]
@@ -336,13 +335,12 @@ def norm_piles_up(log: RunLog) -> Finding | None:
         return None
     return warning(
         f"gradients pile up: {series.name} grows from {first:.3g} to {last:.3g} and hardly wavers from step to step",
-        series.first(over=BEGUN * first),
+        series.between(over=BEGUN * first),
         series.shown(last, f"< {PILED:g} x {first:.3g}"),
         shown("change from one step to the next, median of the last half", noise, f"> {SMOOTH:g}"),
         cause="the gradients of earlier updates are never cleared: optimizer.zero_grad() is missing, or is called on "
         "another optimizer",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D68",
-        steps=series.steps(over=BEGUN * first),
     )
 
 
@@ -441,8 +439,7 @@ def never_zeroed(case: Case) -> Finding | None:
         refs = sorted((ref for ref in record.tensors() if ref.is_readable and len(ref.shape) > 1), key=lambda r: r.name)
         if refs:
             found[key.step] = record, refs
-    if len(found) <= PAIRS:
-        raise Skip(f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
+    skip_if(len(found) <= PAIRS, f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
     cosines: list[float] = []
     onward: list[float] = []
     norms: list[float] = []
@@ -451,8 +448,7 @@ def never_zeroed(case: Case) -> Finding | None:
     for _, refs in found.values():
         now = np.concatenate([pages.array(ref).astype(np.float64).reshape(-1) for ref in refs])
         norms.append(float(np.linalg.norm(now)))
-        if not norms[-1] > 0 or not math.isfinite(norms[-1]):
-            raise Skip("a step's gradients are 0, or not finite")
+        skip_if(not norms[-1] > 0 or not math.isfinite(norms[-1]), "a step's gradients are 0, or not finite")
         if before is not None and before.shape == now.shape:
             cosines.append(_cosine(before, now))
             if moved is not None and moved.shape == now.shape:
@@ -461,8 +457,7 @@ def never_zeroed(case: Case) -> Finding | None:
         else:
             moved = None  # other parameters have a gradient: an expert without tokens has none
         before = now
-    if len(cosines) < PAIRS:
-        raise Skip(f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
+    skip_if(len(cosines) < PAIRS, f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
     third = max(len(norms) // 3, 1)
     begun, now_at = median(norms[:third]), median(norms[-third:])
     if median(cosines) > ALIKE and now_at > GROWN * begun and median(onward) > ONWARD and not _is_one_batch(case):

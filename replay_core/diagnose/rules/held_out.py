@@ -37,13 +37,12 @@ def overfits(log: RunLog) -> Finding | None:
             return warning(
                 f"{series.name} falls from {begun:.3g} to {now:.3g} while {reward.name} rises: what is learnt does "
                 "not hold on held-out prompts",
-                series.last.where(series.name),
+                series.ended,
                 series.shown(now, f">= {begun:.3g}"),
                 reward.shown(trends.level(reward.finite, 3), f"was {trends.level(reward.finite[:3]):.3g}"),
                 cause="the policy overfits its training prompts, or the reward is hacked: it pays for something that "
                 "the validation does not",
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
-                steps=series.steps(),
             )
     return None
 
@@ -70,13 +69,12 @@ def _lost(log: RunLog, reward: Series) -> Finding | None:
         return error(
             f"{series.name} falls from {values[0]:.3g} to {values[-1]:.3g} while {reward.name} rises from "
             f"{paid[0]:.3g} to {median(paid[-4:]):.3g}: the reward pays for the opposite of what the validation asks",
-            series.last.where(series.name),
+            series.ended,
             series.shown(values[-1], f">= {values[0]:.3g}"),
             reward.shown(paid[-1], f"was {paid[0]:.3g}"),
             cause="the judge is inverted (wrong answers earn 1), or it pays for something else than a right answer, "
             "which the policy has found; a validation that broke would not fall with it step by step",
             next_step="score one right and one wrong response by hand with the judge of the training",
-            steps=series.steps(),
         )
     return None
 
@@ -103,13 +101,12 @@ def scale_leaps(log: RunLog) -> Finding | None:
     return warning(
         f"the scale of rewards leaps {after / before:.3g} times at step {scale.points[at].step}: {scale.name} goes "
         f"from at most {before:.3g} to {after:.3g}",
-        scale.points[at].where(scale.name),
+        scale.of(scale.points[at :]),
         scale.shown_at(scale.points[at], f"<= {before:.3g}"), mean.shown_at(mean.points[at]),
         shown("times what it was", after / before, f"< {LEAPT:g}"),
         cause="the judge was changed, or its weights: another scale of rewards, a normalisation that was lost, a "
         "checkpoint that resumed with other settings",
         next_step="score one response with the judge of both sides of that step",
-        steps=[p.step for p in scale.points[at:]],
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 
 #: How close, and of how many steps, before it is no chance.
 CLOSE, STEPS = 1e-3, 2
@@ -46,8 +46,7 @@ def of_the_step_before(case: Case) -> Finding | None:
                 many = np.unique(np.round(advantage_B, 4)).size >= ONE
                 where = where or _place(batch)
         before, last = own, batch.step
-    if not (late or looked):
-        raise Skip("needs rewards, groups and advantages of two steps in a row, of as many samples")
+    skip_if(not (late or looked), "needs rewards, groups and advantages of two steps in a row, of as many samples")
     # Of steps that do not follow each other, only those that have the last recorded one's advantages tell anything.
     at_once = [step for step in late if step in looked]
     if 2 * len(at_once) < len(looked) or not (len(late) >= STEPS or (len(at_once) == 1 == len(looked) and many)):
@@ -100,8 +99,7 @@ def old_of_the_step_before(case: Case) -> Finding | None:
                     late.append(batch.step)
                     where = where or batch.laid.where("old_logprobs", sample=0)
         before, last = [each for each in own if each is not None], batch.step
-    if not looked:
-        raise Skip("needs old log-probabilities beside the policy's or the rollout's, of two steps in a row")
+    skip_if(not looked, "needs old log-probabilities beside the policy's or the rollout's, of two steps in a row")
     if len(late) < STEPS or 2 * len(late) < looked:
         return None
     return error(

@@ -16,7 +16,7 @@ from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
 
@@ -68,13 +68,12 @@ def rate(log: RunLog) -> Iterator[Finding]:
         yield warning(
             f"the learning rate has run out: it is 0 from step {series.points[spent].step} on, for the last "
             f"{len(values) - spent} of {len(values)} steps",
-            series.points[spent].where(series.name),
+            series.of(series.points[spent:]),
             series.shown_at(series.points[spent], "> 0"),
             shown("largest learning rate", max(values)),
             cause="the scheduler is stepped too often (for every micro-batch or mini-batch instead of every step), or "
             "its total is too small: it decays to 0 early",
             next_step="call scheduler.step() once per optimizer step, and give it the number of those as total",
-            steps=[point.step for point in series.points[spent:]],
         )
         return
     if max(values) < NOTHING:
@@ -100,26 +99,24 @@ def rate(log: RunLog) -> Iterator[Finding]:
     if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or over):
         yield warning(
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
-            series.last.where(series.name),
+            series.ended,
             series.shown(values[-1], "its full value"),
             shown("rise per step", median(rises)),
             *([far.shown(max(map(abs, far.finite)), f"> {STOOD:g}")] if far is not None and far.finite else []),
             cause="the warm-up is longer than the run: its steps are counted in samples or micro-batches, or a ratio "
             "was given as a number of steps",
             next_step="compare warmup_steps with the number of optimizer steps",
-            steps=series.steps(),
         )
     elif from_nothing or (rising and len(values) >= LONG):
         yield info(
             f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} "
             f"steps{', from 0' if from_nothing else ''}",
-            series.last.where(series.name),
+            series.ended,
             series.shown(values[-1], "its full value, which the log does not tell"),
             shown("rise per step", median(rises)),
             cause="a warm-up that is not over: right if the run is long; else its steps are counted in samples or "
             "micro-batches, and the rate never gets there",
             next_step="compare warmup_steps with the number of optimizer steps",
-            steps=series.steps(),
         )
 
 
@@ -192,8 +189,7 @@ LEAVES = 1e-2
 def clipped_away(log: RunLog) -> Finding | None:
     """The gradient's norm after clipping below a hundredth of that before it (medians, 3 steps and more): a warning."""
     before, after = given(log.get("grad_norm")), given(log.get("grad_norm_clipped"))
-    if len(before.finite) < 3 or len(after.finite) < 3:
-        raise Skip("needs the norms before and after clipping of 3 steps")
+    skip_if(len(before.finite) < 3 or len(after.finite) < 3, "needs the norms before and after clipping of 3 steps")
     raw, left = median(before.finite), median(after.finite)
     if 0 < left < LEAVES * raw:
         return _clipped(raw, left, after, "the log")
@@ -267,8 +263,7 @@ def hardly_moves(log: RunLog) -> Finding | None:
     by_step = {point.step: point.value for point in rates.points}
     every = [(by_step[p.step], abs(p.value)) for p in far.points if p.step in by_step and math.isfinite(p.value)]
     grads = log.get("grad_norm")
-    if len(every) < 8 or not all(rate >= 0 for rate, _ in every):
-        raise Skip("needs KL and learning rate of 8 steps")
+    skip_if(len(every) < 8 or not all(rate >= 0 for rate, _ in every), "needs KL and learning rate of 8 steps")
     limit = HARDLY if all(rate <= LARGEST_RATE for rate, _ in every) else NOT_AT_ALL
     sums = [0.0]
     for rate, _ in every:
@@ -280,14 +275,13 @@ def hardly_moves(log: RunLog) -> Finding | None:
         return warning(
             f"the policy hardly moves: KL {max(kl for _, kl in every):.2g} after {len(every)} steps at a learning rate "
             f"of {every[-1][0]:.2g}",
-            far.last.where(far.name),
+            far.ended,
             shown("KL / (sum of rates)^2", max(ratios), f"> {limit:g}", far.source),
             cause="next to nothing of the gradient reaches the weights: it is clipped to almost nothing "
             "(max_grad_norm), the optimizer holds few of the parameters, or updates are lost in bf16 weights; or the "
             "reference follows the policy",
             next_step="log the gradient norm after clipping; rldbg record --params . -- YOUR COMMAND, then compare the "
             "weights of two of its steps",
-            steps=far.steps(),
         )
     return None
 
@@ -356,8 +350,7 @@ def no_divergence(log: RunLog) -> Finding | None:
     series = given(log.get("kl") or log.get("pair_reward"))
     unsure = series.signal == "kl" and "penalty" in series.name.lower() and not _is_weighed(log)
     grads, rates = log.get("grad_norm"), log.get("learning_rate")
-    if len(series.finite) < 2 * FEWEST:
-        raise Skip(f"needs the KL of {2 * FEWEST} steps")
+    skip_if(len(series.finite) < 2 * FEWEST, f"needs the KL of {2 * FEWEST} steps")
     each = [series] if series.signal == "kl" else log.all("pair_reward")
     loss = log.get("loss") or log.get("pg_loss")
     moved = any(grads.finite) if grads is not None else (
@@ -398,8 +391,7 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     """
     series = given(log.get("reward"))
     values = series.finite
-    if len(values) < FEWEST or len(values) < len(series.points):
-        raise Skip(f"needs the reward of {FEWEST} steps")
+    skip_if(len(values) < FEWEST or len(values) < len(series.points), f"needs the reward of {FEWEST} steps")
     if len(set(values)) > 1:
         found = list(_dies(series))
         yield from found or _never_pays(log)
@@ -548,8 +540,7 @@ def reward_falls(log: RunLog) -> Finding | None:
     """
     series = given(log.get("reward"))
     values = series.finite
-    if len(values) < 12:
-        raise Skip("needs the reward of 12 steps")
+    skip_if(len(values) < 12, "needs the reward of 12 steps")
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
     harder = _harder(log, series)
     broken = next((at for at in range(len(values) // 3, len(values) - 2)
@@ -652,8 +643,7 @@ def form_over_answers(log: RunLog) -> Finding | None:
     whole = log.get("reward")
     paid = [*known(_FORM), *([whole] if whole is not None and len(whole.finite) >= 12 else [])]
     pairs = [(form, right) for form in paid for right in known(_RIGHT) if form.values != right.values]
-    if not pairs:
-        raise Skip("needs an accuracy reward, and a format reward or the whole one, of 12 steps")
+    skip_if(not pairs, "needs an accuracy reward, and a format reward or the whole one, of 12 steps")
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
         if up > trends.DRIFT_Z and down < -trends.DRIFT_Z:
@@ -664,11 +654,10 @@ def form_over_answers(log: RunLog) -> Finding | None:
                     if form is whole
                     else "the format is learnt, the answers are lost"
                 ),
-                right.last.where(right.name),
+                right.ended,
                 form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
                 right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
                 cause="the judge pays for the form alone, or pays more for it than for a right answer",
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
-                steps=right.steps(),
             )
     return None

@@ -9,7 +9,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 
 #: Responses of a batch, and tokens of each, before one length is no chance; the share that may end on one token.
@@ -36,8 +36,7 @@ def never_ends(batch: StepBatch) -> Finding | None:
     if (beyond := _beyond_the_end(batch)) is not None:
         return beyond
     lengths_B, cut_B, tokens_N = _lengths_B(batch), truncated(batch), given(batch.tokens_N)
-    if len(batch) < FEWEST or lengths_B.min() < TOKENS:
-        raise Skip(f"needs {FEWEST} responses of {TOKENS} tokens")
+    skip_if(len(batch) < FEWEST or lengths_B.min() < TOKENS, f"needs {FEWEST} responses of {TOKENS} tokens")
     if lengths_B.min() != lengths_B.max():
         return None
     if cut_B is not None and cut_B.all():

@@ -29,8 +29,6 @@ from replay_core.diagnose.signals import RunLog, Series
 
 #: Nats per token of a policy that hardly samples.
 SURE = 0.05
-
-
 #: Of two tokens that have nothing to do with each other, log-probabilities are apart by that much, nats.
 OTHER_TOKENS = 1.0
 
@@ -223,16 +221,10 @@ def _is_usual(between: Gap, short: str) -> bool:
 
 #: Both sides of a mixture of experts in bf16 that is healthy rise and fall together by more.
 ALIKE = 0.95
-
-
 #: Where a mismatch is rounding, what the first step has, whose weights the engine was started with; and what one update
 #: does not come to (nats, probability, k3).
 _OF_AN_UPDATE = {"logprob_diff": (0.01, OLDEST), "prob_diff": (0.003, 0.1), "rollout_k3": (5e-4, 0.1)}
-
-
 _LATE = " after the first step, which has none, and comes to rest: samples are an update old, or more"
-
-
 _LATE_CAUSE = (
     "right of an asynchronous run, whose samples are of weights before the last update; of a synchronous one the "
     "weights reach the engine a step late. Importance weights (truncated, TIS) set it right"

@@ -181,8 +181,6 @@ _TABLE: tuple[_Notice, ...] = (
         "count how often, and leave such samples out of the loss; call it by hand on one of them", fewest=2,
     ),
 )  # fmt: skip
-
-
 #: An engine's account of itself with one request running and none waiting, and no prompt that comes in.
 _ALONE = regex(r"Avg prompt throughput: 0\.0 tokens/s.*Running: 1 reqs?, (?:Swapped: 0 reqs, )?(?:Pending|Waiting): 0 "
                r"reqs|#running-req: 1,(?!.*#queue-req: [1-9])")  # fmt: skip

@@ -13,7 +13,7 @@ from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import STOOD, before_any_update_N
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.rules.summed import ESTIMATORS
 from replay_core.diagnose.sheets import TELL_TWINS, marked
@@ -64,15 +64,13 @@ def policy_loss_made(case: Case) -> Finding | None:
             wrong[mistake] += 1
             causes[mistake] = one
             steps.setdefault(mistake, []).extend([] if batch.step is None else [batch.step])
-    if not looked:
-        raise Skip("needs logged losses of 3 micro-batches, their advantages and ratios")
+    skip_if(not looked, "needs logged losses of 3 micro-batches, their advantages and ratios")
     # A step of few clipped tokens fits another range by chance: what makes the losses of more steps goes first.
     if unlike and 2 * len(unlike) >= fine and len(unlike) >= max(wrong.values(), default=0):
         batch, one = unlike[0]
         return _another_range(batch, one, unlike)
     if not wrong:
-        if not fine:
-            raise Skip("no known way makes the logged losses: other terms are in them")
+        skip_if(not fine, "no known way makes the logged losses: other terms are in them")
         return None
     mistake, count = wrong.most_common(1)[0]
     if count < min(2, looked) or 3 * count < 2 * (looked - fine):
@@ -156,8 +154,7 @@ def ratio_upside_down(batch: StepBatch) -> Finding | None:
     known_N = known_N & recorded.said_N & np.isfinite(recorded.values_N) & (recorded.values_N > 0)
     logs_N = np.log(np.where(known_N, ratio_N, 1.0))
     moved_N = known_N & (np.abs(logs_N) > MOVED)
-    if moved_N.sum() < FEWEST:
-        raise Skip("the ratio has not moved from 1")
+    skip_if(moved_N.sum() < FEWEST, "the ratio has not moved from 1")
     told_N = np.log(np.where(known_N, recorded.values_N, 1.0))
 
     def agree(expected_N: Array) -> float:
@@ -230,8 +227,7 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
         best_wrong = max(best_wrong, *map(agree, (-d_N, -sums_N, -means_N)))
         squared = max(squared, *map(agree, (2 * d_N, 2 * sums_N, 2 * means_N)))
         ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
-    if not count:
-        raise Skip("rollout and trainer hardly differ: every weight is 1")
+    skip_if(not count, "rollout and trainer hardly differ: every weight is 1")
     if best_right < 0.5 and (unlike := _other_weights(batch, weights, rollout)) is not None:
         what, cause, share_ = unlike
         return error(
@@ -380,8 +376,7 @@ def not_of_the_batch(batch: StepBatch) -> Finding | None:
         again := _taken_again(batch, policy) or _taken_late(batch, policy) or _of_the_reference(batch, policy)
     ) is not None:
         return again
-    if len(given_each) < 2:
-        raise Skip("old log-probabilities are recorded once")
+    skip_if(len(given_each) < 2, "old log-probabilities are recorded once")
     here = next((one for one in given_each if one.source.split(" of ")[-1] == policy.source.split(" of ")[-1]), None)
     whole = next((one for one in given_each if one is not here), None)
     if here is None or whole is None:
@@ -568,8 +563,7 @@ def kl_term(case: Case) -> Finding | None:
                 fits[f"{name} with policy and reference swapped"] += 1
     if not looked or first is None:
         raise Skip("needs the KL loss of 2 micro-batches of a step, and a policy that has moved from its reference")
-    if not fits:
-        raise Skip("no estimator makes the logged KL losses: other tokens, or a cut-off")
+    skip_if(not fits, "no estimator makes the logged KL losses: other tokens, or a cut-off")
     name, count = fits.most_common(1)[0]
     if 2 * count < looked or name == stated or (not stated and name in ("k2", "k3", "|log r|")):
         return None

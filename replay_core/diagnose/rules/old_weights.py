@@ -18,7 +18,7 @@ from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, ahead_of, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
 from replay_core.diagnose.parting import AGREES, ENOUGH, parting
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.rules.weights import ADAPTER
 from replay_core.diagnose.signals import RunLog
@@ -34,8 +34,6 @@ UNMOVED = 2.0
 FEW_ROWS = 0.1
 #: And while versions stand: what was there before they stood has another cause.
 GROWS = 1.5
-
-
 #: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
 HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3, "rollout_k1": 0.02}
 
@@ -121,8 +119,7 @@ def stale(case: Case) -> Finding | None:
     every = list(_step_gaps(case, misplaced))
     if misplaced.told() is not None:
         raise Skip("the trainer gathers other tokens than were sampled (D09)")
-    if not every:
-        raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
+    skip_if(not every, "needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     if (twice := _applied_twice(every)) is not None:
         return replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
     jump = _jump(every)

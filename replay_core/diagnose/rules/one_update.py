@@ -8,7 +8,7 @@ from statistics import median
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Evidence, Finding, error, shown
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.signals import Point, RunLog
 
@@ -31,8 +31,7 @@ def broken_by_one(log: RunLog) -> Finding | None:
     """
     norms = given(log.get("grad_norm"))
     points = [point for point in norms.points if point.step is not None and not math.isnan(point.value)]
-    if len(points) < BEFORE + AFTER + 1:
-        raise Skip(f"needs grad_norm of {BEFORE + AFTER + 1} steps")
+    skip_if(len(points) < BEFORE + AFTER + 1, f"needs grad_norm of {BEFORE + AFTER + 1} steps")
     largest = list(accumulate((point.value for point in points), max))
     for at in range(BEFORE, len(points) - 1):
         before = largest[at - 1]
@@ -112,7 +111,7 @@ def lost(log: RunLog) -> Finding | None:
     return error(
         f"the reward falls from the first update on: {series.name} goes from {first:.3g} to {values[gone]:.3g} within "
         f"{gone + 1} steps and never comes back: the policy is trained to be worse",
-        series.points[gone].where(series.name),
+        series.of(series.points[gone:]),
         series.shown_at(series.points[gone], f"> {LEFT_OF_FIRST * first:.3g}"),
         shown("the largest reward after it", max(values[gone:]), f"was {first:.3g}"),
         *([shown("largest share cut off until then", max(cut.values[:gone]))] if cut is not None and before else []),
@@ -121,5 +120,4 @@ def lost(log: RunLog) -> Finding | None:
         "summed and not divided. Lengths, cut answers and groups without a spread follow from it",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump; a turned sign shows in the first "
         "step's advantages and losses",
-        steps=[p.step for p in series.points[gone:]],
     )

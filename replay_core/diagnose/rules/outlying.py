@@ -7,7 +7,7 @@ import numpy as np
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 
 #: How many times the others' an advantage is for the same reward, and how large, before it is a division by nothing.
 TIMES, LEAST = 100.0, 50.0
@@ -44,8 +44,7 @@ def outlying(case: Case) -> Finding | None:
         places.append(batch.laid.where("advantages", sample=int(np.abs(a_B).argmax())))
         steps.append(batch.step)
     every = np.concatenate(sizes) if sizes else np.zeros(0)
-    if (every > 0).sum() < FEWEST:
-        raise Skip(f"needs {FEWEST} responses with one advantage, rewards and groups")
+    skip_if((every > 0).sum() < FEWEST, f"needs {FEWEST} responses with one advantage, rewards and groups")
     usual, near = float(np.median(every[every > 0])), np.concatenate(reach)
     common = float(np.median(near[near > 0])) if (near > 0).any() else 0.0
     odd = [(each > max(LEAST, TIMES * usual)) & (far <= REACH * common) for each, far in zip(sizes, reach, strict=True)]

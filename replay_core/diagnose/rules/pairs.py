@@ -50,23 +50,21 @@ def pairs(log: RunLog) -> Finding | None:
     if now < 0 and trends.drift(margins) < -trends.DRIFT_Z:
         return error(
             f"the wrong way round: the rejected responses are preferred, by a margin of {-now:.3g} that grows",
-            rejected.last.where(rejected.name),
+            rejected.ended,
             chosen.shown(chosen.last.value),
             rejected.shown(rejected.last.value, "below the chosen ones'"),
             cause="chosen and rejected are swapped in the data or where the loss is made, or its sign is turned",
             next_step=_LOOK,
-            steps=rejected.steps(),
         )
     fallen = given(chosen).finite[-4:]
     if median(fallen) < -LOST and trends.drift(chosen.finite) < -trends.DRIFT_Z and -median(fallen) > PRICE * now > 0:
         return warning(
             f"both fall: chosen responses get less likely too, {median(fallen):.3g} for a margin of {now:.3g}",
-            chosen.last.where(chosen.name),
+            chosen.ended,
             chosen.shown(median(fallen), f"> {-LOST:g}"), shown("margin", now),
             rejected.shown(rejected.last.value),
             cause="the loss sees the difference alone: the likelihood goes to responses that stand in no pair "
             "(learning rate too high, beta too low, pairs that are nearly alike)",
             next_step="lower the learning rate or raise beta; add an SFT term on the chosen responses (rpo_alpha)",
-            steps=chosen.steps(),
         )  # fmt: skip
     return None

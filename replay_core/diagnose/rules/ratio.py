@@ -16,7 +16,7 @@ from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.passes import before_any_update_N
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.measure.lag import Lag, detect_lag
 from replay_core.objectives import policy_loss
@@ -86,9 +86,8 @@ def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
     first_N = before_any_update_N(batch)
     inside_N = batch.response_N if batch.response_N is not None else batch.pair(policy, old)
     rows = [span for span in batch.flat.spans if first_N[span].any()]
-    lag = (
-        detect_lag(*([one.values_N[span][inside_N[span]] for span in rows] for one in (old, policy))) if rows else None
-    )
+    a, b = ([one.values_N[span][inside_N[span]] for span in rows] for one in (old, policy))
+    lag = detect_lag(a, b) if rows else None
     return lag if lag is not None and lag.settled and lag.lag != 0 else None
 
 
@@ -131,8 +130,7 @@ def on_policy(batch: StepBatch) -> Finding | None:
                 " it has to be about 1, and clipping cuts tokens off as if the policy had left",
             )
     both_N = both_N & before_any_update_N(batch)
-    if both_N.sum() < FEWEST:
-        raise Skip("no tokens are surely of the first update")
+    skip_if(both_N.sum() < FEWEST, "no tokens are surely of the first update")
     moved = policy.values_N[both_N] - old.values_N[both_N]
     apart = np.abs(np.expm1(np.clip(moved, -50, 50)))
     largest = float(apart.max())
@@ -402,7 +400,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                     if narrow
                     else ""
                 ),
-                series.first(over=CLIPPED),
+                series.between(over=CLIPPED),
                 series.shown(now, f"< {CLIPPED} (bad over {MOSTLY_CLIPPED})"),
                 *([shown("sqrt(2 x mean policy KL / clip fraction)", reach, f"> {NO_RANGE:g}")] if hardly else []),
                 cause="the clip range (eps) is far too small; or old and new log-probabilities differ by noise that is "
@@ -413,28 +411,25 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                 "from other probabilities than the trainer's",
                 next_step="compare old and new log-probabilities of the first mini-batch: rldbg record -- YOUR "
                 "COMMAND, then rldbg diagnose rldbg-dump",
-                steps=series.steps(over=CLIPPED),
             )
     for series, now in log.level("ratio_max"):
         if now > LARGEST:
             yield warning(
                 f"the largest importance ratio is {now:.3g}",
-                series.first(over=LARGEST),
+                series.between(over=LARGEST),
                 series.shown(now, f"< {LARGEST:g}"),
                 cause="the policy is far from the one that sampled: off-policy data, or log-probabilities that do not "
                 "belong together",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
-                steps=series.steps(over=LARGEST),
             )
     for series, now in log.level("ess"):
         if now < EFFECTIVE:
             yield warning(
                 f"importance weights leave {now:.0%} of the samples effective",
-                series.first(under=EFFECTIVE),
+                series.between(under=EFFECTIVE),
                 series.shown(now, f"> {EFFECTIVE:g}"),
                 cause="engine and trainer disagree about the samples' probabilities, or the samples are stale",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D09",
-                steps=series.steps(under=EFFECTIVE),
             )
 
 
@@ -446,14 +441,10 @@ STOPS, LONG = 0.05, 12
 LARGE_RATE = 1e-4
 #: And one that no recipe for adapters has.
 NO_ADAPTERS = 1e-3
-
-
 #: Ratios of whole responses, GSPO's, lie nearer to 1 than that.
 OF_SEQUENCES = 0.05
 #: Clip ranges of published recipes for a token's ratio begin at .1.
 NO_RANGE = 0.1
-
-
 #: What four epochs of a batch come to in a run that learns.
 CLIPPED_OF_EPOCHS = 0.36
 
@@ -600,8 +591,7 @@ def torn_away(batch: StepBatch) -> Finding | None:
     policy, old, _ = _pair(batch)
     # Every epoch is a row of its own; the first ones have not moved yet.
     both_N = batch.pair(policy, old) & ~before_any_update_N(batch)
-    if both_N.sum() < FEWEST:
-        raise Skip("one update for each batch")
+    skip_if(both_N.sum() < FEWEST, "one update for each batch")
     moved = np.abs(policy.values_N - old.values_N)[both_N]
     worst, at = float(moved.mean()), int(np.flatnonzero(both_N)[moved.argmax()])
     if worst > TORN:

@@ -16,7 +16,7 @@ from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.objectives import kl
@@ -168,10 +168,8 @@ def first_kl(log: RunLog) -> Finding | None:
         )
     if len(series.finite) > 2 and sum(value < 0 for value in series.finite) >= K1_SHARE * len(series.finite):
         raise Skip("the KL is negative: D29 says what that means")
-    if log.is_counted:
-        raise Skip("the log does not number its steps: its first line need not be the first step")
-    if point.step not in (0, 1):
-        raise Skip("the log does not begin at the first step")
+    skip_if(log.is_counted, "the log does not number its steps: its first line need not be the first step")
+    skip_if(point.step not in (0, 1), "the log does not begin at the first step")
     # Of several micro-batches the first alone is from before any update.
     of_step = [micro for micro in log.micros("kl") if micro.step == point.step]
     point = min(of_step, key=lambda micro: micro.micro or 0) if of_step and point.micro is None else point
@@ -206,8 +204,6 @@ _NOT_THE_START = (
 _AGAINST_REFERENCE = (
     "rldbg record -- YOUR COMMAND; then rldbg replay rldbg-dump --model POLICY --model REFERENCE --against ref_logprobs"
 )
-
-
 #: KL estimators by the name a framework would use; the right order first.
 _ESTIMATORS = {
     "k1": kl.k1,
@@ -336,12 +332,11 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 "info" if log.algorithm.kl_estimator == "k1" else "warning",
                 f"the KL of the loss is the estimator k1 (the plain log ratio): {series.name} is negative in "
                 f"{len(negative)} of {len(values)} steps",
-                series.first(under=0),
+                series.between(under=0),
                 series.shown(min(values), ">= 0 of k2 and k3"),
                 cause="k1 is an estimate of the KL's value, and its gradient as a term of the loss is 0 on average: "
                 "the policy is not held to its reference",
                 next_step="k3 (low_var_kl) or k2 in the loss, or k1 in the rewards",
-                steps=series.steps(under=0),
             )
         elif (
             series.formula in ("k1", "")
@@ -351,12 +346,11 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         ):
             yield warning(
                 f"{series.name} is negative in {len(negative)} of {len(values)} steps",
-                series.first(under=0),
+                series.between(under=0),
                 series.shown(mean(values), "a mean near or over 0"),
                 cause="the arguments of k1 are swapped, or the tokens were not sampled from the policy that is "
                 "measured",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D29",
-                steps=series.steps(under=0),
             )
 
 
@@ -384,8 +378,7 @@ def kl_explodes(log: RunLog) -> Finding | None:
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
     values = [abs(point.value) for point in finite]
-    if len(finite) < 4:
-        raise Skip("needs the KL of 4 steps")
+    skip_if(len(finite) < 4, "needs the KL of 4 steps")
     leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and min(values[at:]) > FAR), None)
     if leapt is not None and len(values) - leapt >= 2:
         return error(
@@ -401,12 +394,9 @@ def kl_explodes(log: RunLog) -> Finding | None:
             next_step="lower the learning rate ten times; look at grad_norm and entropy of that step",
             steps=[p.step for p in finite[leapt:]],
         )
-    if len(finite) < 8:
-        raise Skip("needs the KL of 8 steps")
-    if sorted(point.value for point in finite[-3:])[1] < 0:
-        raise Skip("the KL is negative: D29 says what that means")
-    if series.name == "objective/kl":
-        raise Skip("it is summed over each response (TRL's PPO), and grows with its length")
+    skip_if(len(finite) < 8, "needs the KL of 8 steps")
+    skip_if(sorted(point.value for point in finite[-3:])[1] < 0, "the KL is negative: D29 says what that means")
+    skip_if(series.name == "objective/kl", "it is summed over each response (TRL's PPO), and grows with its length")
     begun, now = min(values[:4]), sorted(values[-3:])[1]
     if now > FAR and now > LEAPT * begun:
         reward = log.get("reward")

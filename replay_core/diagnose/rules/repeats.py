@@ -11,7 +11,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where, finding, listed, share, shown, warning
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE
 from replay_core.diagnose.signals import Point, RunLog, Series
 
@@ -37,8 +37,7 @@ def repeats(log: RunLog) -> Finding | None:
     the end, and no round number unless it was more and less before, while two others go on.
     """
     moving = [series for series in log.signals() if _counts(series)]
-    if len(moving) < 2:
-        raise Skip(f"needs figures of {BEFORE + AGAIN} steps that change")
+    skip_if(len(moving) < 2, f"needs figures of {BEFORE + AGAIN} steps that change")
     resting = {series.name: _rest(series) for series in moving}
     least = min(resting.values())
     if least >= AGAIN and len(moving) >= SERIES:
@@ -123,8 +122,7 @@ def trained_on_again(case: Case) -> Finding | None:
             found.append((batch.step, max(origins), len(origins), known))
             where = where or batch.laid.where("rollout_logprobs", sample=0)
             off_policy = off_policy or batch.laid.algorithm.is_off_policy
-    if looked < 2:
-        raise Skip("needs tokens, rollout and old log-probabilities of 2 steps")
+    skip_if(looked < 2, "needs tokens, rollout and old log-probabilities of 2 steps")
     if not found:
         return None
     steps = sorted({step for step, *_ in found})

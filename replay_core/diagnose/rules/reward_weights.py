@@ -11,7 +11,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, finding, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.regexes import regex
 
 #: What a sum of float32 is off, beside the largest reward; and how far apart two weights are that are not one.
@@ -50,8 +50,7 @@ def weights(case: Case) -> Iterator[Finding]:
     if (made := _made_otherwise(case, told, others)) is not None:
         yield made
         return
-    if not told:
-        raise Skip("no step tells with which weights several reward functions are summed")
+    skip_if(not told, "no step tells with which weights several reward functions are summed")
     stated = _stated(case, told[0])
     if stated is not None:
         wrong = [one for one in told if _differ(one.weights_F, stated)]

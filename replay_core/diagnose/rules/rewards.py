@@ -15,7 +15,7 @@ from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import NO_STD, StepTold, numbers, severity_of, steps_of, steps_told
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import Point, RunLog
 
 #: So many responses beside the first of their group are not all rewarded alike by chance.
@@ -447,8 +447,7 @@ def nan_from_small_groups(batch: StepBatch) -> Finding | None:
     A NaN in any other group has another cause and is D21's.
     """
     column, group_B, reward_B = given(batch.columns.of("advantages")), given(batch.group_B), batch.reward_B
-    if not batch.group_is_named:
-        raise Skip("groups are not named in the dump")
+    skip_if(not batch.group_is_named, "groups are not named in the dump")
     bad_B = batch.flat.count(column.said_N & ~np.isfinite(column.values_N)) > 0
     if not bad_B.any():
         return None

@@ -12,7 +12,7 @@ from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding, error, finding, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.records import Record, TensorRef
 
@@ -52,8 +52,7 @@ def routing(batch: StepBatch) -> Finding | None:
     routing.
     """
     recorded = _routing(batch)
-    if not recorded:
-        raise Skip("no routing is recorded (routed_experts): only mixtures of experts have one")
+    skip_if(not recorded, "no routing is recorded (routed_experts): only mixtures of experts have one")
     for record, ref in recorded:
         experts = np.asarray(pages.array(ref))
         tokens = experts.reshape(-1, *experts.shape[-2:])

@@ -14,7 +14,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import odd_one, whose
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import marked
 
 #: Samples that tell what is of all rows from what one odd row has.
@@ -182,8 +182,7 @@ def one_prompt(batch: StepBatch) -> Finding | None:
     prompt_B, group_B = batch.prompt_B, given(batch.group_B)
     if prompt_B is None or not batch.group_is_named:
         raise Skip("needs named groups, and where prompts end")
-    if (batch.flat.first(given(batch.response_N)) <= 1).all():
-        raise Skip("no prompt stands before the tokens that count")
+    skip_if((batch.flat.first(given(batch.response_N)) <= 1).all(), "no prompt stands before the tokens that count")
     groups = np.unique(group_B).size
     if groups < 3 or np.unique(prompt_B).size > 1:
         return None
@@ -204,15 +203,13 @@ def by_token(batch: StepBatch) -> Finding | None:
     """The run states GSPO or ratios by sequence, and in half of the responses whose recorded ratio is not 1 it differs
     from token to token by 1e-3 and more: an error.
     """
-    if not batch.laid.algorithm.is_by_sequence:
-        raise Skip("the run states no ratio by sequence")
+    skip_if(not batch.laid.algorithm.is_by_sequence, "the run states no ratio by sequence")
     ratio = given(batch.columns.of("is_ratio"))
     known_N = ratio.said_N & np.isfinite(ratio.values_N)
     known_N = known_N if batch.trained_N is None else known_N & batch.trained_N
     moved_B = batch.flat.count(known_N & (np.abs(ratio.values_N - 1) > 1e-3)) > 0
     moved_B &= batch.flat.count(known_N) > 1
-    if moved_B.sum() < SAMPLES:
-        raise Skip("the ratio has not moved from 1")
+    skip_if(moved_B.sum() < SAMPLES, "the ratio has not moved from 1")
     low_B, high_B = batch.flat.extremes(ratio.values_N, known_N)
     differ_B = moved_B & (high_B - low_B > 1e-3)
     if 2 * differ_B.sum() < moved_B.sum():
@@ -246,8 +243,7 @@ def twice_or_never(batch: StepBatch) -> Finding | None:
         (whole, held) for whole in wholes for held in of_micros
         if len(whole) == len(held) and len({part.held.record.key.epoch for part in held.parts}) == 1
     ]  # fmt: skip
-    if not pairs:
-        raise Skip("needs the micro-batches of one epoch, as many rows as the batch")
+    skip_if(not pairs, "needs the micro-batches of one epoch, as many rows as the batch")
     for whole, held in pairs:
         shared = [name for name in ("advantages", "group_id", "sample_id") if whole.refs(name) and held.refs(name)]
         due, had = Counter(marked(whole, shared)), Counter(marked(held, shared))
@@ -278,8 +274,7 @@ def never_trained(case: Case) -> Finding | None:
     a limit on the KL may end an epoch.
     """
     told = [(batch, one) for batch in case.batches() if (one := _left_out(batch)) is not None]
-    if len(told) < 2:
-        raise Skip("needs 2 steps of one update whose batch and micro-batches are recorded by one rank")
+    skip_if(len(told) < 2, "needs 2 steps of one update whose batch and micro-batches are recorded by one rank")
     never, taught, rows, all_taught = (sum(getattr(one, name) for _, one in told) for name in
                                        ("never", "taught", "rows", "all_taught"))  # fmt: skip
     if any(one.never < SHARE * one.rows for _, one in told) or 2 * taught * rows < never * all_taught or not taught:

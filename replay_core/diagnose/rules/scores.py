@@ -14,7 +14,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import RunLog, Series
@@ -36,8 +36,7 @@ def outlier(batch: StepBatch) -> Finding | None:
     others, of which there are 3 different ones: a warning. Normalised, such a group's other answers are all alike.
     """
     reward_B = given(batch.reward_B)
-    if len(reward_B) < 8 or not np.isfinite(reward_B).all():
-        raise Skip("needs finite rewards of 8 samples")
+    skip_if(len(reward_B) < 8 or not np.isfinite(reward_B).all(), "needs finite rewards of 8 samples")
     away_B = np.abs(reward_B - np.median(reward_B))
     order = np.argsort(away_B)
     few = max(int(FEW * len(reward_B)), 1)
@@ -72,8 +71,7 @@ def outweighs(log: RunLog) -> Finding | None:
     """
     reward = given(log.get("reward"))
     values = reward.finite
-    if len(values) < STEPS or not any(values):
-        raise Skip(f"needs rewards of {STEPS} steps that are not 0")
+    skip_if(len(values) < STEPS or not any(values), f"needs rewards of {STEPS} steps that are not 0")
     beside = [(one, 2.0) for one in log.all("reward_std")] + [(one, 8.0) for one in log.all("reward_max")]
     for series, times in beside:
         if len(series.finite) < STEPS or not _stands(values) or not _stands(series.finite):
@@ -138,10 +136,8 @@ def of_other_samples(batch: StepBatch) -> Finding | None:
 FEWEST, RIGHT, SOME = 16, 4, 0.1
 #: How often scores may agree with their own answers, and how often with another row's they have to.
 OWN, OTHER = 0.85, 0.97
-
 #: Of responses, how many have to end with a token of the policy's own.
 MOSTLY = 0.9
-
 _MARKS = regex(r"(?:<[^<>]{1,20}>|\s|[.,;:!?\"'`*$)\]}])+$")
 _WORD = regex(r"[^\s(\[{\"'`*$:=]+$")
 
@@ -195,8 +191,7 @@ def of_the_answers(case: Case) -> Finding | None:
     place = batch.laid.where(batch.columns.reward_name, sample=int(right_B.argmax()))
     every = np.concatenate([each for _, _, each in looked])
     if not every.any():
-        if right == total:
-            raise Skip("every answer ends in its ground truth, and all scores are 0: it may be the highest")
+        skip_if(right == total, "every answer ends in its ground truth, and all scores are 0: it may be the highest")
         return warning(
             f"the reward is 0 for all {total} samples, although {right} answers end in their ground truth",
             place,
@@ -282,8 +277,7 @@ def pays_for_cut(case: Case) -> Finding | None:
         since -= 1
     told = steps[since:]
     cut = sum(int(cut_B.sum()) for _, cut_B, _ in told)
-    if len(told) < OVER or cut < CUT:
-        raise Skip(f"needs {CUT} responses that were cut, with one reward, over {OVER} steps")
+    skip_if(len(told) < OVER or cut < CUT, f"needs {CUT} responses that were cut, with one reward, over {OVER} steps")
     ended = np.concatenate([reward_B[~cut_B] for _, cut_B, reward_B in told])
     as_much = float((np.abs(ended - last) <= 1e-6).mean())
     if (
@@ -338,13 +332,12 @@ def pays(log: RunLog) -> Finding | None:
         return error(
             f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which comes "
             f"to {trends.level(cut.finite, 3):.2g}",
-            cut.last.where(cut.name),
+            cut.ended,
             shown("correlation of their changes", by, f"< {IN_STEP:g}", reward.source),
             cut.shown(trends.level(cut.finite, 3), f"about {trends.level(cut.finite[:3], 3):.2g}"),
             cause="an answer that is not finished counts as right, or is not punished as a wrong one is: the policy "
             "learns never to end",
             next_step="score a cut response by hand; leave cut ones out of the loss, or pay nothing for them",
-            steps=cut.steps(),
         )
     by = None if length is None else _by_changes(reward, length)
     if length is None or by is None:
@@ -356,12 +349,11 @@ def pays(log: RunLog) -> Finding | None:
     return error(
         f"the reward pays for {'longer' if longer else 'shorter'} responses: {reward.name} follows {length.name} step "
         f"by step, and the length goes from {begun:.3g} to {now:.3g}: length hacking",
-        length.last.where(length.name),
+        length.ended,
         shown("correlation of their changes", by, f"< {IN_STEP:g} in size", reward.source),
         length.shown(now, f"about {begun:.3g}"),
         cause=f"the judge pays for {'length' if longer else 'brevity'} (a bonus or penalty per token, a reward model "
         f"with that bias), and the policy learns it instead of the task",
         next_step="score one answer padded and cut by hand; look at what is right per length; reward within a group of "
         "like lengths, or without the length's term",
-        steps=length.steps(),
     )

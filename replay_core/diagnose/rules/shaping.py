@@ -10,7 +10,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.objectives import kl
 
 #: What a recomputed penalty may leave of the recorded one (rms), and how alike two series are that only whitening
@@ -130,8 +130,7 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
                 cause=cause,
             )
             return
-    if right > TOLD_APART:
-        raise Skip("they follow what is expected so closely that a mistake cannot be told from it")
+    skip_if(right > TOLD_APART, "they follow what is expected so closely that a mistake cannot be told from it")
     for one_N in expected:
         inside_N = np.where(counted_N, one_N, np.nan)
         mistakes += [

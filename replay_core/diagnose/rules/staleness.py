@@ -14,7 +14,7 @@ from replay_core.diagnose.compared import distance
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
@@ -133,8 +133,7 @@ def behind(case: Case) -> Iterator[Finding]:
         corrected = corrected or batch.has("is_weights") or batch.laid.algorithm.is_off_policy
         if (mean := distance(batch)) is not None:
             distances[batch.step] = mean
-    if len(found) < 2:
-        raise Skip("needs weight versions of two steps")
+    skip_if(len(found) < 2, "needs weight versions of two steps")
     nearest = max(0.0, min(one[0] for one in found))
     worst = max(found, key=lambda one: one[0])
     lag = worst[0] - nearest
@@ -240,13 +239,12 @@ def ever_older(log: RunLog) -> Finding | None:
     if now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
         return error(
             f"samples are {now:.3g} updates old: {series.name} is past {LAG:g}, and they are far off-policy",
-            series.first(over=LAG),
+            series.between(over=LAG),
             series.shown(now, f"<= {LAG:g}"),
             shown("steps past it", len(series.steps(over=LAG))),
             cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, "
             "or new weights do not reach the engine",
             next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
-            steps=series.steps(over=LAG),
         )
     if now < QUEUED or now < OLDER * begun or not trends.rises(values):
         return None

@@ -13,7 +13,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.surrogates import DUAL, RANGES, by_sequence, surrogates
@@ -298,12 +298,10 @@ def _against_one(log: RunLog, loss: Series) -> Finding | None:
         else:
             continue
         return error(
-            claim, term.last.where(term.name), *told, cause=cause,
+            claim, term.ended, *told, cause=cause,
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-            steps=term.steps(),
         )  # fmt: skip
-    if not looked:
-        raise Skip("needs pg_loss; without it a KL of 10 steps that grows over 0.1, or an entropy")
+    skip_if(not looked, "needs pg_loss; without it a KL of 10 steps that grows over 0.1, or an entropy")
     return None
 
 
@@ -350,8 +348,7 @@ def pinned(log: RunLog) -> Finding | None:
     """
     weight, kl, pg, reward = (given(log.get(name)) for name in ("kl_coefficient", "kl", "pg_loss", "reward"))
     rows = _aligned(weight, kl, pg)
-    if len(rows) < 12:
-        raise Skip("needs the coefficient, the KL and pg_loss of 12 steps")
+    skip_if(len(rows) < 12, "needs the coefficient, the KL and pg_loss of 12 steps")
     late = rows[len(rows) // 2 :]
     term, loss = median(abs(row[0] * row[1]) for row in late), median(abs(row[2]) for row in late)
     if min(row[0] for row in late) <= LARGEST_BETA or term <= OUTWEIGHS * loss or trends.rises(reward.finite):
@@ -403,11 +400,10 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
     if share > 5 and trends.rises(series["entropy"].finite):
         return warning(
             f"the entropy bonus outweighs the policy's loss {share:.2g} times, and the entropy rises",
-            series["entropy"].last.where(series["entropy"].name),
+            series["entropy"].ended,
             *told,
             shown("entropy term / median |pg_loss|", share, "< 5"),
             cause=f"the entropy coefficient is {abs(weight):.3g}: recipes use 0 to 0.01",
             next_step="lower the entropy coefficient; look at reward and response length at the same steps",
-            steps=series["entropy"].steps(),
         )
     return None

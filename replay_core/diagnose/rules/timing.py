@@ -9,7 +9,7 @@ from statistics import median
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, error, finding, info, shown, warning
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.series import seen
 from replay_core.diagnose.signals import Point, RunLog, Series, Told
 from replay_core.regexes import regex
@@ -158,11 +158,10 @@ def _shares(log: RunLog, phases: list[Series], typical: float) -> Iterator[Findi
             if typical > 0 and limit * typical < now <= 1.05 * typical:
                 yield warning(
                     f"{what} takes {now / typical:.0%} of a step: {series.name} is {now:.3g} of {typical:.3g} s",
-                    series.last.where(series.name),
+                    series.ended,
                     shown("share of the step", now / typical, f"< {limit:g}", series.source),
                     cause=why,
                     next_step="time it alone; rldbg diagnose shows the trends of all phases",
-                    steps=series.steps(),
                 )
                 return
 
@@ -248,8 +247,7 @@ def _expected(log: RunLog, whole: Series | None) -> Iterator[Finding]:
 def long_tail(log: RunLog) -> Finding | None:
     """The longest response is over 3 times the mean one (level over 10 steps): info, generation waits for it."""
     pairs = [(*mean, *longest) for mean in log.level("response_length") for longest in log.level("response_length_max")]
-    if not pairs:
-        raise Skip("needs finite response lengths")
+    skip_if(not pairs, "needs finite response lengths")
     _, now, longest, top = pairs[0]
     if now > 0 and top > TAIL * now:
         return info(

@@ -14,7 +14,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog, Series
@@ -92,8 +92,7 @@ def cut_off(case: Case) -> Finding | None:
             steps += [] if batch.step is None else [batch.step]
             first = first or batch.laid.where("response_ids" if batch.columns.ref("response_ids") else "input_ids",
                                          sample=int(np.flatnonzero(cut_B)[0]))  # fmt: skip
-    if not total:
-        raise Skip("needs responses and either their end token or what stopped them")
+    skip_if(not total, "needs responses and either their end token or what stopped them")
     if cut / total < MANY or first is None:
         return None
     every, most = cut == total and total >= FEWEST, cut >= MOST * total and total >= FEWEST
@@ -134,8 +133,7 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     if now < MANY:
         return None
     longest = [level for name in ("response_length_max", "response_length") for _, level in log.level(name)]
-    if longest and max(longest) <= 1:
-        raise Skip("responses are of one token: each of them ends at the limit")
+    skip_if(longest and max(longest) <= 1, "responses are of one token: each of them ends at the limit")
     spread = next((s for s in log.all("reward_std") if s.formula == "within-group"), None)
     zero = next((level for _, level in log.level("frac_zero_std")), 1.0)
     teaches = zero < 0.5 if spread is None else bool(spread.finite) and trends.level(spread.finite) > 0
@@ -195,8 +193,7 @@ def degenerate(batch: StepBatch) -> Finding | None:
     if not batch.spine.padding_known and batch.trained_N is not None:
         response_N = response_N & batch.trained_N
     written = tokens_N[response_N]
-    if written.size < LONG_ENOUGH * max(1, len(batch)):
-        raise Skip("responses are shorter than 8 tokens on average")
+    skip_if(written.size < LONG_ENOUGH * max(1, len(batch)), "responses are shorter than 8 tokens on average")
     ids, counts = np.unique(written, return_counts=True)
     most, top = int(ids[counts.argmax()]), float(counts.max() / written.size)
     if top <= DEGENERATE or most == batch.pad_id:
@@ -280,8 +277,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             next_step=batch.laid.mismatch_command(),
         )
         return
-    if not looked and len(batch.columns.sheets) < 2:
-        raise Skip("the step holds no second record of the same samples")
+    skip_if(not looked and len(batch.columns.sheets) < 2, "the step holds no second record of the same samples")
 
 
 #: Under which names what the engine sampled stands beside what is trained on.
@@ -386,8 +382,7 @@ def lengths(log: RunLog) -> Finding | None:
     """
     series = given(log.get("response_length"))
     values = series.finite
-    if len(values) < 12:
-        raise Skip("needs the response length of 12 steps")
+    skip_if(len(values) < 12, "needs the response length of 12 steps")
     begun, now, z = trends.level(values[:3]), trends.level(values, 3), trends.drift(values)
     cut = next((level for _, level in log.level("truncated")), 0.0)
     longer = begun > 0 and z > trends.DRIFT_Z and now > (1.5 if cut >= 0.5 else GROWN) * begun

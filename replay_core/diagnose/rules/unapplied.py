@@ -23,7 +23,7 @@ from replay_core.diagnose.algorithm import (
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, finding, share, shown
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 
 #: By how much a bound may be missed (rounding); tokens that tell; from where on policy and reference are apart.
@@ -238,8 +238,7 @@ def not_applied(case: Case) -> Iterator[Finding]:
             if stated is not None and told is not None:
                 words[at] = stated
                 ballot.setdefault(at, []).append((batch, told))
-    if not ballot:
-        raise Skip("no such setting is stated, or what it would show in is not recorded")
+    skip_if(not ballot, "no such setting is stated, or what it would show in is not recorded")
     for at, every in sorted(ballot.items()):
         against = [(batch, told) for batch, told in every if told.contradicts]
         if not against or 2 * len(against) < len(every):

@@ -13,36 +13,22 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 
 #: What a recomputed target may leave of the recorded one, by the precision it was stored in.
 CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
-
-
 #: How far a fitted gamma or lambda may lie from the one that is stated.
 SETTING = 2e-3
-
-
 #: Tokens that two unknowns are solved from; steps before a critic that explains nothing is more than new.
 FEWEST, LEARNT = 8, 6
-
-
 #: A gamma that is solved for and is smaller says that nothing after a token counts: GAE it is not.
 LEAST = 0.05
-
-
 #: Below these, tokens a few places before the reward hardly see it: no recipe for language models comes near.
 LEAST_GAMMA, LEAST_LAMBDA = 0.9, 0.5
-
-
 #: How near a factor of GAE's delta is to a whole number that it is called.
 NEAR = 0.02
-
-
 #: Of the responses, how many end with a value of one and the same size.
 MOSTLY = 0.9
-
-
 #: Rows before returns of another are no chance.
 SEVERAL_ROWS = 4
 
@@ -145,8 +131,7 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
             "handed to its loss",
         )
         return
-    if rows.tells_nothing:
-        raise Skip("returns are 0, or all values are one number")
+    skip_if(rows.tells_nothing, "returns are 0, or all values are one number")
     fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
     if fit is not None and abs(fit.gamma) > LEAST:
         yield from _solved(batch, rows, fit, rewards_BT)

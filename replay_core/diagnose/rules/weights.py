@@ -17,7 +17,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
 from replay_core.diagnose.gap import DISAGREE
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.states import moves
 from replay_core.diagnose.signals import RunLog
 from replay_core.records import Record
@@ -27,8 +27,6 @@ from replay_core.regexes import regex
 ADAPTER = regex(r"lora|adapter|ia3|prompt_encoder|prefix|soft_prompt|bitfit|dora", re.IGNORECASE)
 #: Bytes of one step's weights that are read; larger ones are for `rldbg compare`.
 MOST = 1 << 28
-
-
 #: A warm-up of the critic is over by then.
 _WARM_UP = 20
 
@@ -47,8 +45,7 @@ def unmoved(case: Case) -> Finding | None:
         return stands
     records = [record for record in case.records() if record.key.stage == "param" and record.key.step is not None]
     steps = sorted({record.key.step for record in records if record.key.step is not None})
-    if len(steps) < 2:
-        raise Skip("needs the weights of two steps: rldbg record --params .")
+    skip_if(len(steps) < 2, "needs the weights of two steps: rldbg record --params .")
     first, last = ([one for one in records if one.key.step == step] for step in (steps[0], steps[-1]))
     if sum(map(stored_bytes, {one.path for one in (*first, *last)})) > 2 * MOST:
         raise Skip("the weights are large: rldbg compare --stage param tells which of them change")
@@ -275,8 +272,7 @@ def rounded_away(case: Case) -> Finding | None:
         expected += float(np.minimum(1.0, 0.3 * rate * (len(steps) - 1) / spacing[far]).sum())
         moved += int((a != b)[far].sum())
         changed, total = changed + int((a != b).sum()), total + a.size
-    if not grids:
-        raise Skip("no weights that are trained are kept in half precision")
+    skip_if(not grids, "no weights that are trained are kept in half precision")
     if expected < EXPECTED or moved > 0.1 * expected:
         return None
     words = " and ".join(sorted(_BITS[bits] for bits in grids))
