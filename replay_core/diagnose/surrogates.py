@@ -330,7 +330,7 @@ def logged_of(batch: StepBatch, *names: str, fewest: int = FEWEST) -> Logged | N
     told = next((found for name in names if (found := batch.columns.scalars(name))), [])
     scalars = [
         (scalar, samples) for scalar in told
-        if (samples := rows.get((scalar.record.key.rank, scalar.record.key.micro))) and np.isfinite(scalar.value)
+        if (samples := rows.get(scalar.place)) and np.isfinite(scalar.value)
     ]  # fmt: skip
     if trained_N is None or len(scalars) < fewest or max(abs(scalar.value) for scalar, _ in scalars) < 10 * FLOOR:
         return None
@@ -348,7 +348,7 @@ def logged_of(batch: StepBatch, *names: str, fewest: int = FEWEST) -> Logged | N
             count += len(at)
         tokens.append(count)
     of_update: dict[tuple[int | None, int | None], int] = defaultdict(int)
-    keys = [(scalar.record.key.epoch, scalar.record.key.minibatch) for scalar, _ in scalars]
+    keys = [scalar.update for scalar, _ in scalars]
     for key, count in zip(keys, tokens, strict=True):
         of_update[key] += count
     return Logged(

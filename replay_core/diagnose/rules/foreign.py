@@ -6,8 +6,9 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.compared import gap_of
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, shown
-from replay_core.diagnose.gap import DISAGREE, Gap, gap
+from replay_core.diagnose.gap import DISAGREE, Gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
@@ -85,11 +86,7 @@ def foreign_samples(case: Case) -> Finding | None:
     rewards: set[float] = set()
     cut: list[bool] = []
     for batch in case.batches():
-        if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
-            continue
-        try:
-            between = gap(batch)
-        except Skip:
+        if (between := gap_of(batch)) is None:
             continue
         tokens = np.flatnonzero(between.both_N)
         seen.append((between, batch.laid.where("rollout_logprobs", at=int(tokens[0])), batch.step))

@@ -76,12 +76,12 @@ def _factor(batch: StepBatch) -> tuple[float, str] | None:
     """loss / pg_loss of the step's micro-batches and what it is the number of tokens of; None where it is none."""
     if any(batch.columns.scalars(name) for name in ("kl_loss",)) and _weighs(batch):
         return None
-    parts = {(one.record.key.rank, one.record.key.micro): one.value for one in batch.columns.scalars("pg_loss")}
+    parts = {one.place: one.value for one in batch.columns.scalars("pg_loss")}
     rows, counts_B = batch.laid.rows_by_micro(), batch.flat.count(batch.trained_N)  # type: ignore[arg-type]
     pairs = [
         (one.value / parts[key], int(counts_B[rows[key]].sum()))
         for one in batch.columns.scalars("loss")
-        if (key := (one.record.key.rank, one.record.key.micro)) in parts and key in rows
+        if (key := one.place) in parts and key in rows
         and np.isfinite(one.value) and abs(parts[key]) > FLOOR and abs(one.value) > FLOOR
     ]  # fmt: skip
     if not pairs:
@@ -173,7 +173,7 @@ def _terms(batch: StepBatch) -> Iterator[tuple[float, dict[str, Array], list[int
     made = {name: np.where(both_N & batch.trained_N, each(p_N, r_N), 0.0) for name, each in ESTIMATORS.items()}
     rows = batch.laid.rows_by_micro()
     for scalar in batch.columns.scalars("kl_loss"):
-        samples = rows.get((scalar.record.key.rank, scalar.record.key.micro))
+        samples = rows.get(scalar.place)
         if samples and scalar.record.key.micro is not None and abs(scalar.value) > LEAST:
             yield scalar.value, made, samples
 
@@ -238,7 +238,7 @@ def _made(batch: StepBatch, mean: str) -> Iterator[tuple[Scalar, float]]:
     sums_B, counts_B = batch.flat.sum(np.where(trained_N, token_N, 0.0)), batch.flat.count(trained_N)
     rows = batch.laid.rows_by_micro()
     for scalar in batch.columns.scalars("loss"):
-        samples = rows.get((scalar.record.key.rank, scalar.record.key.micro))
+        samples = rows.get(scalar.place)
         if not samples or scalar.record.key.micro is None or not np.isfinite(scalar.value):
             continue
         sums, counts = sums_B[samples], counts_B[samples]
