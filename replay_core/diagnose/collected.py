@@ -111,7 +111,7 @@ class Surprise:
     def take(self, between: Gap) -> None:
         entropy = between.batch.columns.of("entropy")
         if entropy is not None:
-            known_N = between.both_N & entropy.said_N & np.isfinite(entropy.values_N)
+            known_N = between.also(entropy)
             self.parts.append(-between.trainer.values_N[known_N] - entropy.values_N[known_N])
 
     @property

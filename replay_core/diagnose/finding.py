@@ -41,10 +41,10 @@ class Where:
     path: str | None = None
 
     @classmethod
-    def of(cls, record: Record, tensor: str) -> Where:
+    def of(cls, record: Record, tensor: str | None, sample: int | None = None, position: int | None = None) -> Where:
         """The record that says something, and its name of it."""
-        key = record.key
-        return cls(key.step, key.micro, key.rank, key.role, key.stage, tensor, path=str(record.path))
+        key, path = record.key, str(record.path)
+        return cls(key.step, key.micro, key.rank, key.role, key.stage, tensor, sample, position, path=path)
 
 
 @dataclass(frozen=True, slots=True)

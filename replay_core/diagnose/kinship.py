@@ -243,7 +243,7 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
             "negative log-likelihoods (a cross entropy) are taken for log-probabilities: the sign is missing",
             -y_K,
         )
-    rows = _rows(batch, at_K)
+    rows = batch.flat.sample_N[at_K]
     yield from _scaled(x_K, y_K)
     for what, cause, summed_K in (
         (
@@ -294,7 +294,7 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
     # Every row against every other: the rollout's beside the trainer's are looked at in larger batches, too (D79).
     found_B = whose(batch, suspect, model) if len(batch) <= ROWS else None
     if found_B is not None:
-        yield _Transform(*_of_rows(found_B), _other_rows(batch, model, at_K, found_B))
+        yield _Transform(*of_rows(found_B), _other_rows(batch, model, at_K, found_B))
 
 
 def _scaled(x_K: Array, y_K: Array) -> Iterator[_Transform]:
@@ -327,11 +327,6 @@ def _bounded(x_K: Array, y_K: Array) -> Iterator[_Transform]:
         )
 
 
-def _rows(batch: StepBatch, at_K: Array) -> Array:
-    """The sample of each of these tokens, in order."""
-    return batch.flat.sample_N[at_K]
-
-
 def _cumulated(y_K: Array, rows: Array) -> Array:
     total = np.cumsum(y_K)
     first = np.flatnonzero(np.diff(rows, prepend=rows[0] - 1))
@@ -362,7 +357,8 @@ def _shifted(y_K: Array, rows: Array, by: int) -> Array:
     return moved_K
 
 
-def _of_rows(found_B: Array) -> tuple[str, str]:
+def of_rows(found_B: Array) -> tuple[str, str]:
+    """What a tensor is whose rows are those of other samples (`whose`), and why."""
     moved = np.flatnonzero(found_B >= 0)
     by, counts = np.unique((moved - found_B[moved]) % len(found_B), return_counts=True)
     most = int(by[counts.argmax()])

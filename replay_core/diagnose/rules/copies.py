@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -24,26 +23,20 @@ _COPIED = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "va
 A_CAST = 0.51
 
 
-def _copies(batch: StepBatch) -> Iterator[tuple[Column, Column]]:
-    for name in _COPIED:
-        assert name in MEANINGS
-        yield from combinations(list(batch.columns.every(name)), 2)
-
-
-def _apart(batch: StepBatch, a: Column, b: Column) -> tuple[Array, Array]:
-    """Tokens both say something of, and where they are not bitwise one number.
+def _copies(batch: StepBatch) -> list[tuple[Column, Column, Array]]:
+    """Two records of one tensor, and the tokens that both say something of and that are not bitwise one number.
 
     Samples of equal tokens are left out: which of them is which, two records need not agree on.
     """
-    both_N = a.said_N & b.said_N & ~np.repeat(_twin_B(batch), batch.flat.lengths_B)
-    same_N = (a.values_N == b.values_N) | (np.isnan(a.values_N) & np.isnan(b.values_N))
-    return both_N, both_N & ~same_N
-
-
-def _pairs(batch: StepBatch) -> list[tuple[Column, Column]]:
-    found = list(_copies(batch))
-    skip_if(not found, "no tensor is recorded twice in the step; rldbg compare takes two dumps")
-    return found
+    assert MEANINGS.keys() >= set(_COPIED)
+    pairs = [pair for name in _COPIED for pair in combinations(list(batch.columns.every(name)), 2)]
+    skip_if(not pairs, "no tensor is recorded twice in the step; rldbg compare takes two dumps")
+    alone_N = ~np.repeat(_twin_B(batch), batch.flat.lengths_B)
+    return [
+        (a, b, a.said_N & b.said_N & alone_N & (a.values_N != b.values_N)
+         & ~(np.isnan(a.values_N) & np.isnan(b.values_N)))
+        for a, b in pairs
+    ]  # fmt: skip
 
 
 def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
@@ -66,20 +59,18 @@ def not_the_same(batch: StepBatch) -> Finding | None:
     """
     if (others := _of_other_rows(batch)) is not None:
         return others
-    for a, b in _pairs(batch):
-        both_N, apart_N = _apart(batch, a, b)
+    for a, b, apart_N in _copies(batch):
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
         # What is not finite in one of them is D21's.
         counted_N = counted_N & np.isfinite(a.values_N) & np.isfinite(b.values_N)
         if not counted_N.any() or _is_cast(a, b, counted_N):
             continue
-        difference = np.abs(a.values_N - b.values_N)
-        at = int(np.flatnonzero(counted_N)[0])
-        place = batch.laid.where(a.name, at=at)
+        largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
+        both_N = a.said_N & b.said_N & ~np.repeat(_twin_B(batch), batch.flat.lengths_B)
         return warning(
             f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
-            place,
-            shown("largest difference", float(difference[counted_N].max()), "0", f"{a.source} and {b.source}"),
+            batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0])),
+            shown("largest difference", largest, "0", f"{a.source} and {b.source}"),
             shown("tokens in both", int(both_N.sum())),
             cause="it was computed twice (dropout, atomics, another micro-batch), or changed between the two records",
         )
@@ -152,13 +143,11 @@ def only_padding(batch: StepBatch) -> Finding | None:
     """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
     if batch.trained_N is None:
         raise Skip("needs a mask")
-    for a, b in _pairs(batch):
-        _, apart_N = _apart(batch, a, b)
+    for a, b, apart_N in _copies(batch):
         if apart_N.any() and not (apart_N & batch.trained_N).any():
-            place = batch.laid.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
             return info(
                 f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
-                place,
+                batch.laid.where(a.name, at=int(np.flatnonzero(apart_N)[0])),
                 shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}"),
                 cause="padding or prompt is filled in differently; nothing reads it",
             )
@@ -168,15 +157,13 @@ def only_padding(batch: StepBatch) -> Finding | None:
 @rule("D40", "two copies differ by a cast", link="dump", scope="batch", source="sglang comparator, diff after downcast")
 def only_cast(batch: StepBatch) -> Finding | None:
     """Copies of one tensor in two dtypes that agree to the rounding of the narrower: info, noise and no bug."""
-    for a, b in _pairs(batch):
-        _, apart_N = _apart(batch, a, b)
+    for a, b, apart_N in _copies(batch):
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
         if counted_N.any() and _is_cast(a, b, counted_N):
-            place = batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0]))
             largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
             return info(
                 f"copies of {a.name} differ by rounding alone ({a.dtype} and {b.dtype})",
-                place,
+                batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0])),
                 shown("largest difference", largest, None, f"{a.source} and {b.source}"),
                 cause="one of them was stored in the narrower dtype",
             )

@@ -13,7 +13,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.kinship import odd_one, whose
+from replay_core.diagnose.kinship import odd_one, of_rows, whose
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import marked
 
@@ -37,20 +37,14 @@ def another_row(batch: StepBatch) -> Finding | None:
     found_B = whose(batch, rollout, trainer)
     if found_B is None:
         return None
-    moved = np.flatnonzero(found_B >= 0)
-    by, counts = np.unique((moved - found_B[moved]) % len(batch), return_counts=True)
-    most = int(by[counts.argmax()])
-    rolled = counts.max() >= 0.8 * len(moved)
-    first = int(moved[0])
+    what, cause = of_rows(found_B)
+    first = int((found_B >= 0).argmax())
     return error(
-        f"rollout log-probabilities are in the wrong rows: those of {share(len(moved), len(batch))} samples are "
-        f"another sample's"
-        + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
+        f"rollout log-probabilities are {what}",
         batch.laid.where("rollout_logprobs", sample=first),
-        shown("samples with another's", len(moved), "0", rollout.source),
+        shown("samples with another's", int((found_B >= 0).sum()), "0", rollout.source),
         shown(f"sample {first} has those of", int(found_B[first]), str(first), trainer.source),
-        cause="rows were permuted (sorted by length, balanced over ranks, shuffled or rolled) and this tensor was not "
-        "permuted with them",
+        cause=cause,
     )
 
 
