@@ -32,10 +32,9 @@ def metadata(batch: StepBatch) -> Iterator[Finding]:
     wrong = _cu_seqlens(batch)
     if wrong is not None:
         name, what, evidence = wrong
-        place = batch.laid.where(name)
         yield error(
             what,
-            place,
+            batch.laid.where(name),
             *evidence,
             cause="lengths of another batch, padding counted in, or a boundary lost when samples were joined",
         )
@@ -156,10 +155,9 @@ def _segments(batch: StepBatch) -> Iterator[Finding]:
     if not np.nansum(mixed_B & ~np.isnan(low_B)):
         return
     sample = int(np.flatnonzero(mixed_B & ~np.isnan(low_B))[0])
-    place = batch.laid.where("segment_ids", sample=sample)
     yield error(
         "segment ids change inside a sample",
-        place,
+        batch.laid.where("segment_ids", sample=sample),
         shown("segments in one sample", f"{low_B[sample]:g} to {high_B[sample]:g}", "one", column.source),
         cause="segment ids and sample lengths were made from different batches",
     )

@@ -347,11 +347,10 @@ def exploding(batch: StepBatch) -> Finding | None:
     if extreme - few <= EXTREME and outside - noise <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
         return None
     name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
-    place = batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
     return finding(
         "error" if outside > FAR_GONE else "warning",
         f"the policy is far from the one that sampled: {outside:.0%} of tokens have a ratio outside 0.8 to 1.2",
-        place,
+        batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()])),
         shown("share outside 0.8 to 1.2", outside, f"<= {MOSTLY_CLIPPED}", source),
         shown("share outside 0.1 to 10", extreme, f"<= {EXTREME}"),
         shown("largest ratio", largest),

@@ -150,10 +150,9 @@ def _all_zero(batch: StepBatch) -> Finding | None:
     heard_N = column.said_N if trained_N is None else column.said_N & trained_N
     if not heard_N.any() or np.any(column.values_N[heard_N] != 0) or len(batch) < 2:
         raise Skip("needs rewards and groups; the advantages alone are not all 0")
-    place = batch.laid.where("advantages", sample=0)
     return error(
         f"every advantage is 0 ({len(batch)} samples): the policy loss has no gradient",
-        place,
+        batch.laid.where("advantages", sample=0),
         shown("largest |advantage|", 0.0, "> 0", column.source),
         shown("rewards in the dump", batch.has("rewards")),
         cause="no group has a spread of rewards, or advantages are cleared before the loss; the dump holds no "

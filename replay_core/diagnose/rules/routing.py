@@ -58,10 +58,9 @@ def routing(batch: StepBatch) -> Finding | None:
         tokens = experts.reshape(-1, *experts.shape[-2:])
         empty = [layer for layer in range(tokens.shape[1]) if tokens.shape[0] and not tokens[:, layer].any()]
         if empty and len(tokens) >= 4 and (tokens.shape[2] > 1 or len(empty) < tokens.shape[1]):
-            place = batch.laid.where_record(record, ref.name)
             return error(
                 f"layer {empty[0]} has no routing: every token went to expert 0, {len(empty)} layers in all",
-                place,
+                batch.laid.where_record(record, ref.name),
                 shown("layers that are all 0", len(empty), "0", record.path.name),
                 shown("layers", tokens.shape[1]),
                 cause="routing of another pipeline stage or rank was not gathered before it was recorded",

@@ -90,11 +90,10 @@ def old_weights(batch: StepBatch) -> Finding | None:
         None,
     )
     limit = LAG if stated is None else stated
-    place = batch.laid.where("weight_version", sample=int(np.nanargmax(lag_B)))
     return finding(
         "warning" if lag > limit else "info",
         f"samples are up to {lag:g} weight versions old",
-        place,
+        batch.laid.where("weight_version", sample=int(np.nanargmax(lag_B))),
         shown("largest lag", lag, f"<= {limit:g}" + ("" if stated is not None else " (no limit is in the dump)")),
         shown("samples that span versions", share(mixed, len(batch)), None, f"weight versions of {batch.name}"),
         cause="asynchronous rollouts: the queue is longer than the trainer is fast"

@@ -165,11 +165,10 @@ def ranks_apart(case: Case) -> Finding | None:
     if not after:
         return None
     holder = next(one for some in by_step[looked[1]].values() for one in some if one.get(after[0]) is not None)
-    place = Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path))
     return error(
         f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
         f"none did at step {looked[0]}",
-        place,
+        Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path)),
         shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
         shown("ranks", listed(sorted(by_step[looked[1]]))),
         cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own",
