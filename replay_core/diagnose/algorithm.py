@@ -25,6 +25,8 @@ _ESTIMATORS = {
 OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
 #: Further words for the two sides of a clip range.
 _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprange_high")
+#: Words for the weight of a KL to the reference; the first is that of one in the loss alone.
+KL_WEIGHTS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
 #: Switches of a KL that is subtracted from the rewards.
 KL_IN_REWARDS = ("use_kl_in_reward", "kl_in_reward", "apply_kl_in_reward")
 _KL = {
@@ -211,6 +213,26 @@ class Algorithm:
         )  # fmt: skip
 
     @property
+    def kl_weight(self) -> float | None:
+        """The coefficient of a KL to the reference, wherever it is applied."""
+        return self.number(*KL_WEIGHTS)
+
+    @property
+    def aggregation(self) -> str:
+        """How the loss is put together of its tokens, in the run's own word."""
+        return self.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The policy's learning rate."""
+        return self.number("lr", "learning_rate", "actor_lr")
+
+    @property
+    def largest_norm(self) -> float | None:
+        """What the gradient's norm is clipped at."""
+        return self.number("max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad")
+
+    @property
     def kl_estimator(self) -> str:
         """The estimator of the KL term: k1, k2, k3, |log r|."""
         return _KL.get(self.word("kl_loss_type", "kl_estimator", "kl_type", "kl_penalty", "kl_approx"), "")
@@ -256,7 +278,7 @@ class Algorithm:
 
 def divides_by_length(algorithm: Algorithm) -> bool:
     """Whether the run states a loss that is a mean over a response's tokens, and no length in its advantages."""
-    how = algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+    how = algorithm.aggregation
     meant = algorithm.value("advantage_length_norm", "length_normalized_advantage", "adv_length_norm")
     return how.endswith("token-mean") and meant is not True
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from replay_core.budget import stored_bytes
+from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.batch import StepBatch, batches_of
 from replay_core.diagnose.signals import RunLog
 from replay_core.records import Record, Run, Selection
@@ -46,6 +47,11 @@ class Case:
     def log(self) -> RunLog:
         """The series of the run, of the first where there are several; one that holds nothing where there are none."""
         return self.signals.logs[0] if self.signals is not None and self.signals.logs else RunLog()
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the run states of itself."""
+        return Algorithm(stated_by(self.run))
 
     @property
     def begins(self) -> bool:

@@ -10,7 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, of_loss, stated_by, stated_number
+from replay_core.diagnose.algorithm import (
+    KL_IN_REWARDS,
+    KL_WEIGHTS,
+    entropy_bonus,
+    of_loss,
+    stated_number,
+)
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
@@ -26,7 +32,6 @@ WEIGHED = 1.5
 _Row = tuple[float, float, float, Record]
 _LOOK_AT_SUM = "rldbg diagnose --explain D49   # then look at the line that adds up the loss"
 _LOOK_AT_SCALE = "rldbg diagnose --explain D49   # then look at the line that scales the loss"
-_BETAS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
 
 
 @rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="case",
@@ -76,7 +81,7 @@ def added_up(case: Case) -> Iterator[Finding]:
 
 def _scales(case: Case, records: list[Record]) -> list[float]:
     """What a micro-batch's loss may be divided by before its backward: nothing, what is stated, how many there are."""
-    stated = stated_number(stated_by(case.run), "divisor", "gradient_accumulation_steps")
+    stated = case.algorithm.number("divisor", "gradient_accumulation_steps")
     return list(dict.fromkeys([*([1 / stated] if stated else []), 1.0, 1 / _micros_of_update(records)]))
 
 
@@ -87,11 +92,11 @@ def _micros_of_update(records: list[Record]) -> int:
 
 def _coefficient_of_loss(case: Case) -> float | None:
     """The coefficient that the run states for the KL in its loss: one of the KL in the rewards is none."""
-    algorithm = Algorithm(stated_by(case.run))
+    algorithm = case.algorithm
     if algorithm.is_on("use_kl_loss") is False:
         return None
     in_reward = algorithm.is_on("use_kl_loss") is None and any(map(algorithm.is_on, KL_IN_REWARDS))
-    names = _BETAS[:1] if in_reward else _BETAS
+    names = KL_WEIGHTS[:1] if in_reward else KL_WEIGHTS
     return stated_number(case.run.flags or {}, *names) or stated_number(case.run.facts, *names) or _of_loss(case, "kl")
 
 
@@ -240,7 +245,7 @@ def _entropy(case: Case, scales: list[float]) -> Finding | None:
 
 
 def _bonus(case: Case) -> float | None:
-    return entropy_bonus(Algorithm(stated_by(case.run))) or _of_loss(case, "entropy")
+    return entropy_bonus(case.algorithm) or _of_loss(case, "entropy")
 
 
 def _judged_entropy(

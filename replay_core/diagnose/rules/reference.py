@@ -9,6 +9,7 @@ from statistics import mean, median
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import KL_WEIGHTS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -115,8 +116,7 @@ def _warms_up(case: Case) -> bool:
 def _is_used(batch: StepBatch) -> bool:
     """Whether the run uses a KL to the reference: it states a coefficient over 0, or none and records the KL."""
     algorithm = batch.laid.algorithm
-    stated = [algorithm.number(name) for name in ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta",
-                                                 "kl_in_reward_coef")]  # fmt: skip
+    stated = [algorithm.number(name) for name in (*KL_WEIGHTS, "kl_in_reward_coef")]
     known = [value for value in stated if value is not None]
     return any(known) if known else batch.columns.of("kl") is not None
 

@@ -383,7 +383,7 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
                 next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
             )
     beta = weights.get("kl", 0.0)
-    stated = log.algorithm.number("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+    stated = log.algorithm.kl_weight
     if beta > LARGEST_BETA or (stated and beta > 3 * stated):
         return warning(
             f"the KL term weighs {beta:.3g} in the loss"

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
-from replay_core.diagnose.algorithm import stated_by, stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
@@ -316,7 +315,7 @@ def _rate(case: Case) -> float | None:
     rates = case.log.get("learning_rate")
     if rates is not None and rates.finite:
         return float(max(rates.finite))
-    return stated_number(stated_by(case.run), "lr", "learning_rate", "actor_lr")
+    return case.algorithm.learning_rate
 
 
 def _is_of(values: NDArray[np.float32], bits: int) -> bool:
