@@ -92,12 +92,18 @@ class _Rows:
         x = np.stack([next_v, next_a], 1)
         if len(y) < FEWEST:
             return None
-        found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
-        if rank < 2 or sizes[1] < 1e-3 * sizes[0] or np.abs(x @ found - y).max() > self.close:
+        if (found := _exact(x, y, self.close)) is None:
             return None
-        gamma, product = float(found[0]), float(found[1])
+        gamma, product = found
         left_B = self.at_last(advantages_BT - rewards_BT + values_BT)
         return _Fit(gamma, product / gamma if abs(gamma) > 1e-3 else float("nan"), left_B[self.mask_BT.any(1)])
+
+
+def _exact(x: Array, y: Array, close: float, least: float = 1e-3) -> list[float] | None:
+    """The coefficients of x that make y, every one of it; None where they do not, or x does not tell them apart."""
+    found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
+    is_told = rank == x.shape[1] and sizes[-1] >= least * sizes[0]
+    return [float(one) for one in found] if is_told and np.abs(x @ found - y).max() <= close else None
 
 
 _NEEDED = ("values", "returns", "mask", "token_rewards|token_scores|reward")
@@ -447,10 +453,7 @@ def _other_recursion(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]
         y, x = (a_BT - due_BT + values_BT)[inside], np.stack([x_v[inside], x_a[inside]], 1)
         if len(y) < 2 * FEWEST or not np.ptp(y) > 10 * rows.close:
             continue
-        found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
-        if rank < 2 or sizes[1] < 1e-2 * sizes[0] or np.abs(x @ found - y).max() > rows.close:
-            continue
-        gamma, product = (float(one) for one in found)
+        gamma, product = _exact(x, y, rows.close, 1e-2) or (0.0, 0.0)
         if 0.05 < gamma < 1.01 and -0.01 < product / gamma < 1.01:
             yield what, f"gamma {gamma:.4g}, lambda {product / gamma:.4g}"
 
@@ -465,10 +468,9 @@ def _other_delta(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
     x = np.stack([rows.values_BT[:, :-1][inner_BT], rows.values_BT[:, 1:][inner_BT], a_BT[:, 1:][inner_BT]], 1)
     if len(y) < 2 * FEWEST or not np.ptp(y) > 10 * rows.close:
         return
-    found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
-    if rank < 3 or sizes[2] < 1e-3 * sizes[0] or np.abs(x @ found - y).max() > rows.close:
+    if (found := _exact(x, y, rows.close)) is None:
         return
-    own, following, carried = (float(one) for one in found)
+    own, following, carried = found
     said = f"A(t) - r(t) = {own:.3g} V(t) {following:+.3g} V(t+1) {carried:+.3g} A(t+1)"
     if abs(own - 1) < NEAR and following < -0.05:
         yield "the values have the wrong sign in GAE's delta: V(t) is added and V(t+1) subtracted", said
