@@ -98,6 +98,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
                   "baseline_reward/pct_1 NeMo-RL"),
     "repetition": ("rollout/repetition_frac slime",),
     "preemptions": ("vllm:num_preemptions_total *", "vllm/num_preemptions *"),
+    "generated_batches": ("train/num_gen_batches verl",),
     "ess": ("rollout_corr/rollout_is_eff_sample_size verl",),
     "entropy": (
         "entropy *", "actor/entropy verl", "actor/entropy_loss verl", "train/entropy_loss slime",
@@ -454,7 +455,7 @@ ORDER: tuple[str, ...] = (
 MACHINE = frozenset(
     {
         "step_seconds", "iter_ms", "phase_seconds", "phase_memory_mb", "memory_gb", "tokens_per_second", "mfu",
-        "preemptions", "kv_usage", "padding_share", "weight_version", "rollout_temperature",
+        "preemptions", "kv_usage", "padding_share", "weight_version", "rollout_temperature", "generated_batches",
     }
 )  # fmt: skip
 SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(

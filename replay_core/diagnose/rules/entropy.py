@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import entropy_bonus
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 ENTROPY_MIN = 0.05
 ENTROPY_GROWTH = 2.0
@@ -38,8 +37,9 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and falling, too; an error
     where the reward falls while it comes to three times its beginning, or where it rises by .3 nats and more, no reward
     does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a
-    bonus that outweighs the reward, as is one over .05 that is stated. Info where the reward rises meanwhile and a
-    twelfth is left, or rises step by step with it (rank correlation below -.9).
+    bonus that outweighs the reward. Info where the reward rises meanwhile (and does not fall in its last quarter) and
+    the entropy grows without a stated bonus over .05; or where it rises while a twelfth of the entropy is left, or step
+    by step as that falls (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -52,9 +52,8 @@ def entropy(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"{series.name} is negative: a loss term, not an entropy")
     now = trends.level(values)
     if now < ENTROPY_MIN:
-        yield finding(
+        yield warning(
             # A task of one answer may end there: it contradicts nothing that is stated.
-            "warning",
             f"the policy's entropy is {now:.3g} nats per token: it hardly samples any more",
             series.first(under=ENTROPY_MIN),
             evidence=[series.shown(now, f"> {ENTROPY_MIN:g}")],
@@ -97,14 +96,18 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
     onset = begun + ONSET * (now - begun)
     stated = entropy_bonus(log.algorithm)
     large = stated is not None and stated > STRONG
+    # A policy that falls apart earns less; one that explores more (a higher clip bound, a small bonus) need not.
+    learns = not large and bonus is None and reward is not None and trends.rises(reward.finite) and _holds(reward)
     yield finding(
-        "error" if (lost and now > APART * begun) or bonus is not None else "warning",
+        "error" if (lost and now > APART * begun) or bonus is not None else "info" if learns else "warning",
         f"the policy's entropy has grown from {begun:.3g} to {now:.3g} nats per token"
         + (
             f": the loss is the entropy bonus, {bonus:.3g} times it"
             if bonus is not None
-            else f": the entropy bonus is far too large, {stated:g} times it is in the loss"
+            else f", with an entropy bonus of {stated:g} times it in the loss, where recipes have up to {STRONG:g}"
             if large
+            else " while the reward rises"
+            if learns
             else ""
         ),
         series.first(over=onset),
@@ -118,10 +121,25 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
         ],
         cause="the entropy bonus is far too large: it outweighs the reward, and the policy becomes uniform, which "
         "ends no answer and earns nothing"
-        if bonus is not None or large
+        if bonus is not None
+        else "the entropy bonus is larger than recipes have it: where it outweighs the reward, the policy becomes "
+        "uniform"
+        if large
+        else "the policy explores more, and earns more: a higher clip bound, an entropy bonus; should the reward turn, "
+        "it falls apart"
+        if learns
         else "entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
         next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning rate",
         steps=series.steps(over=onset),
+    )
+
+
+def _holds(reward: Series) -> bool:
+    """Whether the last quarter of the rewards is still above the first half of them, and does not fall."""
+    values = reward.finite
+    last = values[-max(trends.MIN_STEPS, len(values) // 4) :]
+    return trends.level(last, len(last)) > trends.level(values[: len(values) // 2], len(values)) and (
+        trends.drift(last) >= -trends.DRIFT_Z
     )
 
 

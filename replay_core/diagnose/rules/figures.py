@@ -8,10 +8,9 @@ from statistics import median
 
 from replay_core.diagnose.algorithm import severity_of_raw, why_raw
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.regexes import regex
 
 #: Logs print four decimals and more.
@@ -71,8 +70,7 @@ def outside(log: RunLog) -> Iterator[Finding]:
                 continue
             step, (value, limit) = max(bad, key=lambda each: abs(each[1][0] - each[1][1]))
             side = "above the largest" if bad is above else "below the smallest"
-            yield finding(
-                "warning",
+            yield warning(
                 f"{mean.name} is {value:.4g}, {side} of its step ({limit:.4g}): it is a sum over ranks, no mean",
                 next(point for point in mean.points if point.step == step).where(mean.name),
                 evidence=[
@@ -117,8 +115,7 @@ def logged_reward(case: Case) -> Iterator[Finding]:
     if len(ratios) < 2 or at is None:
         raise Skip("needs two steps with rewards and their logged mean")
     if apart >= FEWEST and running == apart:
-        yield finding(
-            "warning",
+        yield warning(
             f"{series.name} is the mean over all steps so far, not of its own step: it is cumulative",
             at.where(series.name),
             evidence=[shown("steps whose value is the running mean", running, "0", series.source)],
@@ -129,8 +126,7 @@ def logged_reward(case: Case) -> Iterator[Finding]:
         return
     for times in WHOLE:
         if all(abs(ratio - times) <= 1e-3 * times for ratio in ratios):
-            yield finding(
-                "warning",
+            yield warning(
                 f"{series.name} is {times} times the mean of the recorded rewards, in all {len(ratios)} steps",
                 at.where(series.name),
                 evidence=[shown("logged / recorded", times, "1", series.source)],
@@ -162,11 +158,10 @@ def raw_in_log(log: RunLog) -> Iterator[Finding]:
             yield finding(
                 severity_of_raw(log.algorithm),
                 "advantages are the raw rewards: nothing is subtracted, their range is the rewards' in every step",
-                top.points[0].where(top.name),
+                top,
                 evidence=[top.shown(top.last.value, "another number than the reward"), reward.shown(reward.last.value)],
                 cause=why_raw(log.algorithm),
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
-                steps=top.steps(),
             )
             return
 
@@ -190,10 +185,9 @@ def loss_of_advantages(log: RunLog) -> Iterator[Finding]:
         return 4 * sum(map(close, ratios)) >= 3 * len(ratios)
 
     if many(-1):
-        yield finding(
-            "error",
+        yield error(
             f"{pg.name} has the wrong sign: it is +mean(advantage), not -mean(advantage)",
-            pg.points[0].where(pg.name),
+            pg.place,
             evidence=[
                 shown("pg_loss / -mean(advantage), median", median(ratios), "1", "log"),
                 shown("steps compared", len(rows)),
@@ -206,10 +200,9 @@ def loss_of_advantages(log: RunLog) -> Iterator[Finding]:
     # A part of it is how trainers log what they accumulate.
     for times in map(float, WHOLE):
         if len(rows) >= 5 and all(abs(ratio - times) <= 2e-3 * times for ratio in ratios):
-            yield finding(
-                "warning",
+            yield warning(
                 f"{pg.name} is {times:g} times -mean(advantage) in all {len(rows)} steps",
-                pg.points[0].where(pg.name),
+                pg.place,
                 evidence=[shown("pg_loss / -mean(advantage)", times, "1", "log")],
                 cause="a factor too many or too few: the world size, or the number of micro-batches (accumulation)",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",

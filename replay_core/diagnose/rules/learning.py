@@ -534,13 +534,13 @@ def reward_falls(log: RunLog) -> Finding | None:
 
     Worth knowing alone where what is asked changes with it, as a logged difficulty, stage of a curriculum or mean
     prompt length says: the reward falls where that does change and not within what follows, or step by step with it
-    (rank correlation beyond .6).
+    (rank correlation beyond .6). And where it falls in leaps (4 times what a step changes) and rises between them.
     """
     series = given(log.get("reward"))
     values = series.finite
     skip_if(len(values) < 12, "needs the reward of 12 steps")
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
-    harder = _harder(log, series)
+    harder = harder_prompts(log, series)
     broken = next((at for at in range(len(values) // 3, len(values) - 2)
                    if min(values[:at]) - max(values[at:]) > 0.5 * (max(values) - min(values))), None)  # fmt: skip
     if broken is not None:
@@ -560,16 +560,26 @@ def reward_falls(log: RunLog) -> Finding | None:
             steps=[p.step for p in series.points if p.step is not None and p.step >= (point.step or 0)],
         )
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
+        leaps = learns_between(values) if harder is None else []
         return finding(
-            "info" if harder is not None or (before > 0 and now > 0.75 * before) else "warning",
+            "info" if harder is not None or leaps or (before > 0 and now > 0.75 * before) else "warning",
             f"{series.name} falls from {before:.3g} to {now:.3g}: "
-            + ("the policy moves away from what is rewarded" if harder is None else f"{harder.name} changes with it"),
+            + (
+                f"{harder.name} changes with it"
+                if harder is not None
+                else f"in {len(leaps)} leap{'s' if len(leaps) > 1 else ''}, and rises between them"
+                if leaps
+                else "the policy moves away from what is rewarded"
+            ),
             series.first(under=(before + now) / 2 + 1e-12),
             series.shown(now, f">= {before:.3g}"),
             shown("Mann-Kendall z", trends.drift(values)),
             *_shown(harder),
             cause=_HARDER
             if harder is not None
+            else "the policy learns between the leaps: other prompts (a stage of a curriculum), or another judge, from "
+            "each of them on"
+            if leaps
             else "a turned sign of loss, advantage or KL term pushes the policy away from what is rewarded; or it "
             "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "
             "changed or broke: the reward alone does not tell them apart",
@@ -584,11 +594,31 @@ _HARDER = "the prompts get harder, as a curriculum makes them: a reward of other
 LONGER, WITH_IT = 1.2, 0.6
 
 
+#: A leap beside what a step changes; steps of a section that tell whether it rises, and sections.
+LEAP, SECTION = 4.0, 8
+
+
+def learns_between(values: list[float]) -> list[int]:
+    """Where the values leap down, if they rise in all that lies between (no section falls by more than chance
+    explains, and all together rise by more: Hirsch, Slack and Smith's seasonal Kendall test, 1982); empty where not.
+    """
+    change = median(abs(b - a) for a, b in pairwise(values))
+    leaps = [at for at in range(1, len(values)) if values[at - 1] - values[at] > LEAP * change > 0]
+    edges = [0, *leaps, len(values)]
+    sections = [values[a:b] for a, b in pairwise(edges) if b - a >= SECTION]
+    # Leaps here and there are no stages: what lies between two is.
+    if not leaps or sum(map(len, sections)) < 0.9 * len(values):
+        return []
+    drifts = [trends.drift(section) for section in sections]
+    rises = sum(drifts) / math.sqrt(len(drifts)) > trends.DRIFT_Z
+    return leaps if rises and min(drifts) > -trends.DRIFT_Z else []
+
+
 def _shown(harder: Series | None) -> list[Evidence]:
     return [] if harder is None else [shown(harder.name, f"{harder.finite[0]:.4g} to {harder.finite[-1]:.4g}")]
 
 
-def _harder(log: RunLog, reward: Series) -> Series | None:
+def harder_prompts(log: RunLog, reward: Series) -> Series | None:
     """What the log says of the prompts that changes where the reward falls; None where nothing does."""
     for series in (*log.all("difficulty"), *log.all("prompt_length")):
         asked = {point.step: point.value for point in series.points if math.isfinite(point.value)}

@@ -12,14 +12,13 @@ from replay_core.diagnose.advantage_variants import made_with_all
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog
-from replay_core.diagnose.stating import finding, look_at, share, shown
 from replay_core.records import Inline, Record, TensorRef
 from replay_core.samples.batch import Batch
 
@@ -48,8 +47,7 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     empty_B = counts_B == 0
     place = batch.laid.where(name, sample=int(np.flatnonzero(empty_B)[0]) if empty_B.any() else 0)
     if empty_B.all():
-        yield finding(
-            "error",
+        yield error(
             "the mask keeps no token: the loss is 0 whatever the policy does",
             place,
             evidence=[shown("tokens in the loss", 0, "> 0", source), shown("samples", len(batch))],
@@ -64,8 +62,7 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
         # A trainer that masks them out of its attention too leaves no response to measure, only ids.
         cut_B = _unheard_B(batch) if cut_B is None else cut_B | _unheard_B(batch)
         if min(empty_B.sum(), (~empty_B).sum()) >= 2 and (cut_B == ~empty_B).all():
-            yield finding(
-                "error",
+            yield error(
                 "the filter of cut-off responses is turned around: it masks the complete ones and leaves those that "
                 f"were cut off in the loss, all {int(cut_B.sum())} of them",
                 place,
@@ -80,8 +77,7 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
         on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
         with_them = None if on_purpose or _dropped(batch, empty_B) else made_with_all(batch, empty_B)
         if with_them is not None and not _is_pattern(empty_B):
-            yield finding(
-                "warning",
+            yield warning(
                 "responses that are masked as a whole still enter their group's mean and std: "
                 f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss, and advantages of the "
                 "others are made with their rewards",
@@ -168,8 +164,7 @@ def _ends_early(
     place = batch.laid.where(name, sample=0)
     if stated_B is not None and (counts_B > stated_B).any():
         worst = int((counts_B - stated_B).argmax())
-        yield finding(
-            "warning",
+        yield warning(
             f"the mask counts more tokens than the response has in {int((counts_B > stated_B).sum())} samples",
             batch.laid.where(name, sample=worst),
             evidence=[shown("tokens in the loss", int(counts_B[worst]), f"<= {int(stated_B[worst])}", source)],
@@ -240,8 +235,7 @@ def lengths_disagree(case: Case) -> Iterator[Finding]:
         if not silent or any(not masks[number][0] for number in silent):
             continue
         explained = sum((_counted(record) == 0) != masks[number][1] for number, record in enumerate(mine))
-        yield finding(
-            "error",
+        yield error(
             "logits/mask lengths disagree: masked-position count 0 while masks exist",
             evidence=[
                 shown("micros whose loss counted no position", len(silent), "0", path.name),
@@ -300,8 +294,7 @@ def no_token_counts(log: RunLog) -> Iterator[Finding]:
     if none or (empty and not lost):
         points = [told.point for told in none] or empty
         warned = [shown("warning", told.text[:120], None, f"line {told.point.line}") for told in none[:1]]
-        yield finding(
-            "error",
+        yield error(
             "the batch holds no masked position: nothing is trained on",
             points[0].where("masks_in_X"),
             evidence=warned or [shown("masks_in_X", 0.0, "> 0", f"line {points[0].line}")],
@@ -316,8 +309,7 @@ def no_token_counts(log: RunLog) -> Iterator[Finding]:
     # A mean over counted tokens that is never 0 is 0: there are none.
     none_counts = [step for step in uncut if step.step in silent and not step.loss]
     if none_counts and entropy is not None and 2 * len(none_counts) >= len(known):
-        yield finding(
-            "error",
+        yield error(
             f"no token counts in the loss: {entropy.name}, a mean over counted tokens, is exactly 0 with loss and "
             f"gradient",
             none_counts[0].point.where(entropy.name),
@@ -360,8 +352,7 @@ def _lost_mask(log: RunLog, lost: list[Point]) -> Finding:
         if first.place in said:
             evidence.append(shown(name, said[first.place].value, expected, f"line {said[first.place].line}"))
     evidence.append(shown("micro-batches", share(len(lost), max(len(losses), len(lost))), None, "log"))
-    return finding(
-        "error",
+    return error(
         "logits/mask lengths disagree: masked-position count 0 while masks exist"
         if exist
         else "masked-position count 0: no token counts in the loss",
@@ -435,8 +426,7 @@ def mask_shifted(batch: StepBatch) -> Iterator[Finding]:
 
 def _begins_late(batch: StepBatch, by: int, late_B: Array, name: str) -> Finding:
     column = batch.columns.of(name)
-    return finding(
-        "warning",
+    return warning(
         f"the mask is shifted by {by:+d}: it begins {by} token{'s' * (by > 1)} late in "
         f"{share(int((late_B == by).sum()), len(late_B))} samples, and leaves out what the engine sampled first",
         batch.laid.where(name, sample=0),
@@ -486,8 +476,7 @@ def prompt_trained(batch: StepBatch) -> Iterator[Finding]:
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
     if (shared := _prompts_shared(batch)) is not None:
         name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-        yield finding(
-            "error",
+        yield error(
             f"prompt tokens are in the loss: the mask counts from each sample's first tokens on, and {min(shared)} "
             "tokens and more there are the same in all answers of a group",
             batch.laid.where(name, sample=0),
@@ -506,8 +495,7 @@ def prompt_trained(batch: StepBatch) -> Iterator[Finding]:
     if not heard_B.any() or bad_B.sum() < 0.8 * heard_B.sum():
         return
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    yield finding(
-        "error",
+    yield error(
         f"prompt tokens are in the loss: {int(counted_B.sum())} of them count, in "
         f"{share(int(bad_B.sum()), len(batch))} samples",
         batch.laid.where(name, at=int(np.flatnonzero(trained_N & ~response_N)[0])),
@@ -634,7 +622,8 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     And where the engine says of responses (16 and more) that they stopped by themselves, and no id ends half of them:
     what they stopped at is not there. Or where the trainer itself says that the pad id is what ends them: it gives it
     the slot after the last token with a probability over 1/2 in half of the rows that have one (8 and more), and no
-    token that counts has that id.
+    token that counts has that id; not where masks end in four ids at the most, which are what the engine
+    stops at, and it has no log-probability of a token there.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
@@ -688,8 +677,7 @@ def _stopped_at_nothing(batch: StepBatch, response_N: Array) -> Finding | None:
     ids, counts = np.unique(given(batch.tokens_N)[last_B[stopped_B]], return_counts=True)
     if 2 * counts.max() >= stopped_B.sum() or ids.size <= ENDS:
         return None
-    return finding(
-        "error",
+    return error(
         f"the end token (EOS) is stripped from the responses: {share(int(stopped_B.sum()), len(batch))} stopped by "
         f"themselves, and they end in {ids.size} different tokens: the policy never learns to stop",
         batch.laid.where("input_ids", at=int(last_B[np.flatnonzero(stopped_B)[0]])),
@@ -713,6 +701,7 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
     if pad is None or batch.tokens_N is None or (batch.tokens_N[trained_N] == pad).any():
         return None
     said: list[float] = []
+    sampled: list[float] = []
     for sheet, _ in batch.columns.sheets:
         for part in sheet.parts:
             ref = part.held.find("old_logprobs", "policy_logprobs")
@@ -722,19 +711,23 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
             if ref.shape != (len(part), part.width - 1):
                 continue
             scores_BT = pages.array(ref)
+            engine = part.held.find("rollout_logprobs")
+            engine_BT = None if engine is None or engine.shape != ref.shape else pages.array(engine)
             for row, held in enumerate(part.layout.sample_BS >= 0):
                 after = int(np.flatnonzero(held)[-1]) + 1 if held.any() else len(held)
                 if after < len(held) and part.ids_BS[row, after] == pad:
                     said.append(float(scores_BT[row, after - 1]))
+                    sampled.append(0.0 if engine_BT is None else float(engine_BT[row, after - 1]))
         if said:
             break
     # What is filled with 0 says nothing.
     expected = [each for each in said if EXPECTED < each < 0]
     if len(said) < PADDED or 2 * len(expected) < len(said):
         return None
+    if 2 * np.count_nonzero(sampled) < len(sampled) and _stops_elsewhere(batch, trained_N, len(said)):
+        return None  # and the engine says nothing of a token there
     name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    return finding(
-        "error",
+    return error(
         f"the end token (EOS) is the pad token, {pad}, and is masked out as padding in every response: it is in the "
         "loss of none, and the policy never learns to stop",
         batch.laid.where(name, sample=0),
@@ -747,6 +740,15 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
         cause="pad_token_id is eos_token_id, and masks are made of the ids (ids != pad): the end of the response goes "
         "with its padding. Make them of the lengths, or pad with another id",
     )
+
+
+def _stops_elsewhere(batch: StepBatch, trained_N: Array, rows: int) -> bool:
+    """Whether masks end in a few ids (four times as many rows, and more), as where the engine stops at strings: the end
+    token that would follow is not sampled then. The text before an end that was masked out ends in anything.
+    """
+    last_B = _last(batch, trained_N)
+    ends = np.unique(given(batch.tokens_N)[(batch.flat.starts_B + last_B)[last_B >= 0]]).size
+    return ends <= ENDS and rows >= 4 * ends
 
 
 #: Rows whose mask ends before one id and padding.
@@ -791,8 +793,7 @@ def _ends_before(batch: StepBatch, trained_N: Array, samples: Array, after: int)
 
 
 def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:
-    return finding(
-        "error",
+    return error(
         f"the end token (EOS, {eos}) is in {count} responses and in the loss of none: the policy never learns to stop",
         place,
         evidence=[

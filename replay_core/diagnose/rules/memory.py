@@ -9,11 +9,10 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, info, shown
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: Logits that take this much of memory are worth knowing of.
@@ -39,8 +38,7 @@ def logits(batch: StepBatch) -> Iterator[Finding]:
     if gib < LARGE_GIB:
         return
     place = batch.laid.where("input_ids", sample=int(batch.flat.lengths_B.argmax()))
-    yield finding(
-        "info",
+    yield info(
         f"whole fp32 logits of the largest record take {gib:.1f} GiB, once",
         place,
         evidence=[
@@ -69,6 +67,8 @@ _ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
 _VOCABULARIES = {"Llama 3": 128256, "Qwen 2.5 and 3": 151936, "Qwen 3.5": 248320}
 #: D36: growth of the memory level over the run that no allocator warm-up explains.
 GROWTH = 1.2
+#: And of the growth from its first third to its middle one, what there has to be from there to its last.
+SLOWS = 0.5
 
 
 def gib(text: str, pattern: re.Pattern[str]) -> float | None:
@@ -91,7 +91,7 @@ def out_of_memory(log: RunLog) -> Iterator[Finding]:
     handle logits or log-probabilities, with a large piece asked for, are the whole-vocabulary logits: T * V * 4 B in
     fp32, and two to three times that with its gradient. Otherwise the frames name attention, optimizer or engine.
     Where memory only grew up to there (L04), and responses did not, it is a leak that has used it up, whatever asked
-    for the last of it.
+    for the last of it; where the log holds no lengths, it only grew.
     """
     told = log.events("oom", "oom_host")
     one = told[0]
@@ -104,13 +104,13 @@ def out_of_memory(log: RunLog) -> Iterator[Finding]:
         next_step = "fewer workers or less offloading; watch the resident memory per step"
     else:
         evidence, cause, next_step = _on_device(one.text, tried, line)
-    leak = _grown(log)
-    if leak is not None and not _is_longer(log):
-        series, begun, now = leak
-        size += f": it grew step by step from {begun:.4g} to {now:.4g} before ({series.name}), a leak"
+    grown = _grown(log)
+    if grown is not None and not _is_longer(log, grown[2] / grown[1]):
+        series, begun, now = grown
+        leak = ", a leak" if log.has("response_length") else ""
+        size += f": it grew step by step from {begun:.4g} to {now:.4g} before ({series.name}){leak}"
         cause, next_step = _KEPT, _SNAPSHOT
-    yield finding(
-        "error",
+    yield error(
         f"out of {'host' if on_host else 'GPU'} memory{size}",
         one.point.where(),
         evidence=evidence,
@@ -177,18 +177,31 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
     """A step's peak memory rises over the run (16 steps, p < 0.005), by 20 % from its first third to its last.
 
     A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
-    must go on in the last half.
+    must go on in the last half, by half of what the first half had and more: what fills a cache slows down. Worth
+    knowing alone where responses get longer all along, by half of that growth and more.
     """
     if not _long(log):
         raise Skip(f"needs the memory of {2 * trends.MIN_STEPS} steps or more")
-    if (leak := _grown(log)) is not None:
-        series, begun, now = leak
+    if (grown := _grown(log)) is not None:
+        series, begun, now = grown
+        longer, known = _is_longer(log, now / begun), log.has("response_length")
         yield finding(
-            "warning",
-            f"memory grows from {begun:.4g} to {now:.4g} and goes on: {series.name}, a leak",
+            "info" if longer else "warning",
+            f"memory grows from {begun:.4g} to {now:.4g} and goes on: {series.name}"
+            + (
+                ", as responses get longer"
+                if longer
+                else ", and responses do not grow with it: a leak"
+                if known
+                else ""
+            ),
             series.last.where(series.name),
             evidence=[shown(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source)],
-            cause=_KEPT + (", longer responses" if _is_longer(log) else ""),
+            cause=f"longer responses; or {_KEPT}"
+            if longer
+            else _KEPT
+            if known
+            else f"{_KEPT}; or longer responses, whose lengths the log does not hold",
             next_step=_SNAPSHOT,
             steps=steps_of(series.points[-3:]),
         )
@@ -211,14 +224,20 @@ def _grown(log: RunLog) -> tuple[Series, float, float] | None:
     values = series.finite
     third = len(values) // 3
     begun, now = trends.level(values[:third], third), trends.level(values, third)
-    rises = trends.rises(values[len(values) // 2 :]) and trends.rises(values)
-    return (series, begun, now) if begun > 0 and now > GROWTH * begun and rises else None
+    half = len(values) // 2
+    rises = trends.rises(values[half:]) and trends.rises(values)
+    # What fills up to a size (a page cache, pinned buffers, an allocator's pool) grows less and less.
+    middle = trends.level(values[: half + third // 2], third)
+    goes_on = now - middle >= SLOWS * (middle - begun)
+    return (series, begun, now) if begun > 0 and now > GROWTH * begun and rises and goes_on else None
 
 
-def _is_longer(log: RunLog) -> bool:
-    """Whether responses get longer all along, as memory then does of itself."""
+def _is_longer(log: RunLog, times: float) -> bool:
+    """Whether responses get longer all along, by half of what memory's growth, so many times, is: it does so of itself
+    then. (By half: what a step takes goes with the longest ones, and the log may hold the mean.)
+    """
     length = log.get("response_length")
-    return length is not None and trends.rises(length.finite)
+    return length is not None and trends.rises(length.finite) and _growth(length) - 1 >= 0.5 * (times - 1)
 
 
 def _growth(series: Series) -> float:

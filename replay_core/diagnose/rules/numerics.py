@@ -12,7 +12,7 @@ from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import LOSSES, first_broken
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FOLLOWED
 from replay_core.diagnose.log_steps import steps_told
@@ -20,7 +20,6 @@ from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signal_names import MACHINE, ORDER
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
 from replay_core.records import Record, TensorRef
@@ -90,8 +89,7 @@ def not_finite(case: Case) -> Iterator[Finding]:
     elif bad:
         first = min(bad, key=lambda one: one.order)
         of_reward = first.name.startswith("reward")
-        yield finding(
-            "info",
+        yield info(
             f"{first.name} is not finite" + (" for some samples" if of_reward else ", on tokens that do not count"),
             first.where,
             evidence=[shown("NaN", first.nan), shown("infinite", first.inf)],
@@ -117,8 +115,7 @@ def _first(counting: list[_Bad], steps: list[int]) -> Finding:
     phase = meaning(canonical(first.name)).phase
     what = "NaN" if first.nan and not first.inf else "infinite" if first.inf and not first.nan else "NaN and infinite"
     later = list(dict.fromkeys(one.name for one in counting[1:] if one.name != first.name))
-    stated = finding(
-        "error",
+    stated = error(
         f"{first.name} is the first tensor that is not finite ({what}), at step {first.where.step}"
         + (f", and the weights stay finite: no update since is made, in {skipped} steps" if skipped else "")
         if first.where.step is not None
@@ -289,8 +286,7 @@ def first_metric(log: RunLog) -> Iterator[Finding]:
     series, point, steps = broken.series, broken.point, broken.steps
     signal = series.signal
     if signal != "grad_norm":
-        yield finding(
-            "error",
+        yield error(
             ("engine and trainer do not rise and fall together: " if signal == "prob_pearson" else "")
             + f"{series.name} is the first metric that is not finite"
             + (f", at step {point.step}" if point.step is not None else ""),
@@ -338,8 +334,7 @@ def no_numbers(log: RunLog) -> Iterator[Finding]:
         raise Skip("the run has no training metric that is known")
     if not any(series.finite for series in training):
         first = training[0].points[0]
-        yield finding(
-            "error",
+        yield error(
             "no training metric is a finite number, from the first logged step on",
             first.where(training[0].name),
             evidence=[shown("metrics", len(training), None, "log"), training[0].shown_at(first)],
@@ -374,8 +369,7 @@ def on_a_grid(batch: StepBatch) -> Iterator[Finding]:
         # What is printed with few decimals is no such grid.
         if coarse or half:
             kind = "bfloat16" if coarse else "float16"
-            yield finding(
-                "warning",
+            yield warning(
                 f"log-probabilities are rounded to {kind}, and stored in float32",
                 batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
                 evidence=[shown(f"tokens whose value is a number of {kind}", len(values), "few", column.source)],
@@ -417,8 +411,7 @@ def logits_on_a_grid(batch: StepBatch) -> Iterator[Finding]:
             whole = apart / step
             off = float(np.abs(whole - np.rint(whole)).max())
             if off <= OFF_GRID and np.unique(np.rint(np.abs(whole))).size >= 3:
-                yield finding(
-                    "error",
+                yield error(
                     f"the {whose}'s logits are rounded to steps of {step:g}: after one prefix the log-probabilities of "
                     "any two tokens differ by whole multiples of it",
                     batch.laid.where(name, at=int(at_a[0])),

@@ -77,9 +77,15 @@ def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
         command = batch.laid.mismatch_command()
         known = versions(batch)
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
+        mean, by_sample_B = between.mean, between.by_sample_B
+        # Samples that name older weights are said to be of them: what the newest version promises, the others do not.
+        older_B = np.zeros(len(batch), dtype=bool) if known is None or version is None else known[0] < version
+        if older_B.any() and np.isfinite(by_sample_B[~older_B]).any():
+            by_sample_B = np.where(older_B, np.nan, by_sample_B)
+            mean = float(np.nanmean(by_sample_B))
         yield _StepGap(
-            batch.step, between.mean, between.from_reference, between.is_stale, version, place, command,
-            between.by_sample_B, batch.prompt_B, ahead_of(between),
+            batch.step, mean, between.from_reference, between.is_stale, version, place, command,
+            by_sample_B, batch.prompt_B, ahead_of(between),
         )  # fmt: skip
 
 
@@ -102,8 +108,9 @@ def stale(case: Case) -> Finding | None:
     not of the weights that their version names. An error.
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
-    But versions are held against what was sampled: an error where they advance and the tokens are the initial weights',
-    or where they stop for more than twice as long as ever before while the mismatch grows by half.
+    Of samples of several versions in one step, those of its newest are looked at. But versions are held against what
+    was sampled: an error where they advance and the tokens are the initial weights', or where they stop for more than
+    twice as long as ever before while the mismatch grows by half.
 
     A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
     to ten times that and .03, by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a
@@ -124,6 +131,9 @@ def stale(case: Case) -> Finding | None:
         return replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
     jump = _jump(every)
     if (jump is None or not jump.is_clean) and (grown := _never_updated(every)) is not None:
+        # Of samples that may be old and name no version, an age that is still coming is no fault.
+        if grown.severity == "warning" and any(batch.laid.algorithm.is_off_policy for batch in case.batches()):
+            grown = replace(grown, severity="info")
         return _of_an_adapter(grown) if _trains_an_adapter(case) else grown
     known = [one.version for one in every if one.version is not None]
     if len(set(known)) > 1:

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.passes import keys_of
 from replay_core.diagnose.places import places_of, prompt_places_of
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
 
 #: Tokens of a response that are followed, and places that are remembered.
 FOLLOWED, MOST = 24, 200_000
@@ -148,8 +147,7 @@ def standing(case: Case) -> Iterator[Finding]:
         raise Skip("no prompt and first token of a response come again in another step")
     ref, policy, critic = (memories.get(name) for name in ("reference", "policy", "critic"))
     if ref is not None and ref.typical > ref.floor:
-        yield finding(
-            "warning",
+        yield warning(
             "the reference moves with the policy: it is the policy itself"
             if policy is not None and abs(policy.typical - ref.typical) <= SAME
             else "the reference moves: it gives the same tokens other log-probabilities in later steps",
@@ -172,8 +170,7 @@ def standing(case: Case) -> Iterator[Finding]:
             continue
         sampled = memories.get("engine")
         if name == "policy" and sampled is not None and sampled.typical > sampled.floor:
-            yield finding(
-                "error",
+            yield error(
                 "old log-probabilities are stale: the trainer's are of weights that stand, and the engine's move",
                 memory.where,
                 evidence=[
@@ -236,8 +233,7 @@ def _policy_before(case: Case) -> Finding | None:
         return None
     if np.mean(left) > NEARER * np.mean(moved) or np.mean(moved) < MOVED:
         return None
-    return finding(
-        "warning",
+    return warning(
         "the reference is the policy of the step before: it is refreshed in every step, and the KL to it measures one "
         "update, however far the policy goes",
         where,
@@ -260,6 +256,17 @@ def _spread(memory: _Memory) -> bool:
 PAIRS, SHARED = 12, 0.5
 
 
+def _may_be_moved(rewards_B: NDArray[np.float64], copies: list[int]) -> bool:
+    """Whether rewards may be those of answers that were given so many times each, in another order: each value stands
+    as often as some of the answers do together, and there are no more of them than of answers.
+    """
+    sums = 1
+    for count in copies:
+        sums |= sums << count
+    _, counts = np.unique(np.round(rewards_B, 6), return_counts=True)
+    return len(counts) <= len(copies) and all(sums >> int(count) & 1 for count in counts)
+
+
 def _answers(batch: StepBatch) -> list[Any] | None:
     """Prompt and response of each sample: their tokens, else their texts; None where neither is recorded."""
     tokens_N = batch.tokens_N
@@ -276,12 +283,16 @@ def same_answers(case: Case) -> Iterator[Finding]:
     """Responses of one prompt whose tokens (or texts) are all equal, in the same step (12 pairs and more over the run):
     the variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
     rewards do not follow what was answered. A judge that is a model wavers by less. Steps before the first such pair
-    that differs are left out: the mistake may begin later.
+    that differs are left out: the mistake may begin later. Worth knowing alone where, in most such steps, the rewards
+    cannot be those of the step's samples in another order: a value that stands three times belongs to three samples
+    whose answers no others gave, or to an answer given three times. A judge wavers so, or fails at times, beside a
+    policy that has converged onto one answer.
     """
     within, count, agreed = 0.0, 0, 0
     squares: list[float] = []
     where: Where | None = None
     steps: list[int] = []
+    orders: list[bool] = []
     for batch in case.batches():
         rewards_B, answers = batch.reward_B, _answers(batch)
         if rewards_B is None or answers is None or not np.isfinite(rewards_B).all():
@@ -302,15 +313,23 @@ def same_answers(case: Case) -> Iterator[Finding]:
                 where = where or batch.laid.where("reward", sample=each[int(np.abs(values - values.mean()).argmax())])
         if told:
             squares.append(float(rewards_B.var()))
+        if differ:
+            orders.append(_may_be_moved(rewards_B, [len(each) for each in same.values()]))
         if differ and batch.step is not None:
             steps.append(batch.step)
     if count + agreed < PAIRS or (squares and not np.mean(squares) > 1e-9):
         raise Skip(f"needs {PAIRS} pairs of equal answers to one prompt")
     share = within / (2 * count) / float(np.mean(squares)) if squares else 0.0
+    moved = 2 * sum(orders) >= len(orders)
     if count >= PAIRS and share >= SHARED:
         yield finding(
-            "warning",
-            "equal answers to one prompt get different rewards: rewards belong to other samples",
+            "warning" if moved else "info",
+            "equal answers to one prompt get different rewards: "
+            + (
+                "rewards belong to other samples"
+                if moved
+                else "in no order would they give each answer one, so that the judge is no function of the answer"
+            ),
             where,
             evidence=[
                 shown(
@@ -320,6 +339,9 @@ def same_answers(case: Case) -> Iterator[Finding]:
                 shown("pairs in the steps before, which agree", agreed),
             ],
             cause="rewards come back in another order than the samples (order of completion, a pool of workers)"
-            + ("" if agreed >= PAIRS // 2 else ", or the judge is random"),
+            + ("" if agreed >= PAIRS // 2 else ", or the judge is random")
+            if moved
+            else "the judge wavers or failed at times (a model, a time-out, noise that is added), or rewards are of "
+            "another step",
             steps=steps,
         )

@@ -19,13 +19,12 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, listed, share, shown
 from replay_core.regexes import regex
 
 #: Steps with the same prompts before it is no chance, and no data set of one batch.
@@ -67,8 +66,7 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
         return
     first = int(np.flatnonzero(prompts_G > 1)[0])
     members = np.flatnonzero(group_B == first)
-    yield finding(
-        "error",
+    yield error(
         f"{share(mixed, prompts_G.size)} groups mix prompts: responses are measured against answers to other questions",
         batch.laid.where("group_id" if batch.columns.ref("group_id") else None, sample=int(members[0])),
         evidence=[
@@ -103,8 +101,7 @@ def _blocks_of_rows(batch: StepBatch) -> Iterator[Finding]:
         name = _made_in(block_B, reward_B, advantage_B)
         if name is None:
             continue
-        yield finding(
-            "error",
+        yield error(
             f"groups mix prompts: advantages are made in blocks of {size} rows one after the other, and "
             f"{share(mixed, prompts_G.size)} blocks hold several prompts",
             batch.laid.where("advantages", sample=int(np.flatnonzero(block_B == np.argmax(prompts_G > 1))[0])),
@@ -143,8 +140,7 @@ def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Iterator
     )
     if any(after[: len(before)] == before for before, after in pairwise(texts)):
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"every group mixes prompts: {int(prompts_G[0])} of them, with {int(often_P[0])} responses each, lie under "
         "one group id",
         batch.laid.where("group_id" if batch.columns.ref("group_id") else None, sample=0),
@@ -207,8 +203,7 @@ def doubled_beginning(batch: StepBatch) -> Iterator[Finding]:
         return
     apart = distance(batch)
     alone = apart is not None and apart > DISAGREE
-    yield finding(
-        "error",
+    yield error(
         f"every prompt begins with token {int(begins_B[0])} twice: a doubled BOS"
         + (", in the trainer's rows alone: the engine's log-probabilities are of other prompts" if alone else ""),
         batch.laid.where("input_ids", at=int(starts_B[0]) + 1),
@@ -253,8 +248,7 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     mean = float(np.mean(batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))))
     if not mean < IMPROBABLE:
         raise Skip("responses are so probable that drawing them twice is no wonder")
-    yield finding(
-        "error",
+    yield error(
         f"all responses of a group are identical, in {share(len(same), len(several))} groups: nothing is sampled",
         batch.laid.where("input_ids", sample=same[0][0]),
         evidence=[
@@ -304,8 +298,7 @@ def _drawn_twice(
     if len(of_rank) > 1 and min(copies.values()) > 1:
         return  # ranks that hold the same samples are D65's: those of a tensor-parallel group do on purpose
     times, members = doubled[0]
-    yield finding(
-        "error",
+    yield error(
         f"every response of a group stands in it {times} times, in {share(len(doubled), len(several))} groups: "
         f"{times} engines draw the same samples",
         batch.laid.where("input_ids", sample=members[0]),
@@ -357,8 +350,7 @@ def stands_twice(batch: StepBatch) -> Iterator[Finding]:
             return
     if twice_B.sum() < 4 or twice_B.mean() < 0.25:
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"{share(int(twice_B.sum()), len(batch))} samples stand in the batch twice, under another group",
         batch.laid.where("input_ids", sample=int(np.flatnonzero(twice_B)[0])),
         evidence=[shown("samples with the tokens and log-probabilities of another group's", int(twice_B.sum()), "0",
@@ -385,8 +377,7 @@ def _filled_up(batch: StepBatch, group_B: Array, said: Column) -> Finding | None
     counted_B, sums_B = batch.flat.count(heard_N), batch.flat.sum(np.where(heard_N, said_N, 0.0))
     if before.size > 1 or sizes.size < 2 or not counted_B[-more:].all() or not sums_B[-more:].mean() < IMPROBABLE:
         return None
-    return finding(
-        "warning",
+    return warning(
         f"the last {more} samples of the batch are its first {more}, and count: rows that fill it up are trained on",
         batch.laid.where("input_ids", sample=len(rows) - more),
         evidence=[
@@ -509,8 +500,7 @@ def prompts_cut(log: RunLog) -> Iterator[Finding]:
     now = median(values)
     if now < AT_LIMIT:
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"prompts are cut: {now:.0%} of them are exactly as long as the limit",
         series.first(over=AT_LIMIT - 1e-9),
         evidence=[series.shown(now, f"< {AT_LIMIT:g}")],

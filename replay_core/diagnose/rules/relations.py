@@ -14,11 +14,10 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import OF_GROUPS, severity_of_raw
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.figures import agree, together
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -28,9 +27,24 @@ if TYPE_CHECKING:
 SIDE = 4
 #: How near its beginning a figure falls back to, as a share of the way it had come; and that way, in steps' own noise.
 NEAR, FAR = 0.35, 3.0
+#: Of the way that a figure had come, what is left of it where first weights did not come back.
+STAYS = 0.9
 #: A KL that has come to something, and what is nothing beside it.
 LEVEL, NOTHING = 1e-3, 0.02
+#: What of them is the policy's own in every step; results and single rewards are of some prompts, or of some steps.
+_BY_WEIGHTS = ("reward", "entropy", "response_length")
 _COMES_BACK = ("kl", "reward", "entropy", "response_length", "reward_function", "held_out")
+
+
+def _stays(series: Series, step: int) -> bool:
+    """Whether a series that had come far from its beginning by a step is there still after it, or farther."""
+    at = next((place for place, point in enumerate(series.points) if point.step == step), 0)
+    values = series.values
+    if at < 2 * SIDE or at > len(values) - SIDE or not all(map(math.isfinite, values)):
+        return False
+    begun, before, after = (median(values[start : start + SIDE]) for start in (0, at - SIDE, at))
+    noise = median(abs(b - a) for a, b in pairwise(values))
+    return abs(before - begun) > FAR * noise and (after - begun) / (before - begun) >= STAYS
 
 
 def _back_at(series: Series) -> int | None:
@@ -68,10 +82,10 @@ def _back_at(series: Series) -> int | None:
 def falls_back(log: RunLog) -> Iterator[Finding]:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
     where they were in the first steps (within .35 of the way they had come, or as far past it at the most), and stay
-    there for 4: a warning. Without
-    a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it began. Each has to have come
-    further than three times what a step changes. New prompts take the reward back, and not the KL; a new reference the
-    KL, and not the reward.
+    there for 4: a warning. Without a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it
+    began. Each has to have come further than three times what a step changes, and none of reward, entropy and length
+    may stay where it had come to (nine tenths of the way and more): first weights take all of them back. New prompts
+    take the reward back, and not the KL; a new reference the KL, and not the reward.
     """
     found = [(series, at) for name in _COMES_BACK for series in log.all(name)[:3] if (at := _back_at(series))]
     far = log.get("kl")
@@ -84,9 +98,13 @@ def falls_back(log: RunLog) -> Iterator[Finding]:
                 with_it.setdefault(one.signal, one)
         if len(with_it) < (2 if far is not None else 3) or (far is not None and "kl" not in with_it):
             continue
+        # First weights take all figures back: one that goes on says that a new stage has a new reference, and prompts.
+        if step is not None and any(
+            _stays(one, step) for name in _BY_WEIGHTS for one in log.all(name)[:1] if name not in with_it
+        ):
+            continue
         names = [one.name for one in with_it.values()]
-        yield finding(
-            "warning",
+        yield warning(
             f"the run starts again at step {step}: {', '.join(names)} fall back to where they began",
             series.points[at].where(series.name),
             evidence=[
@@ -164,8 +182,7 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
     is_raw = (len(same) >= FEWEST and all(same)) or (len(ranged) >= 2 * FEWEST and all(ranged))
     highest, lowest = max(high for high, _ in rows), min(low for _, low in rows)
     if (paid := _paid(log)) and max(highest, -lowest) > BEYOND * max(1.0, paid):
-        yield finding(
-            "error",
+        yield error(
             f"advantages come to {max(highest, lowest, key=abs):.3g}: more than a spread of rewards can make of them",
             top.first(over=highest - 1e-9),
             evidence=[top.shown(highest, f"< {BEYOND:g}"), bottom.shown(lowest), shown("size of the rewards", paid)],
@@ -305,9 +322,8 @@ def _bounded(
     series: Series, claim: str, cause: str, value: float, expected: str, severity: Severity = "warning"
 ) -> Finding:
     return finding(
-        severity, claim, series.points[0].where(series.name), evidence=[series.shown(value, expected)], cause=cause,
+        severity, claim, series, evidence=[series.shown(value, expected)], cause=cause,
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
-        steps=series.steps(),
     )  # fmt: skip
 
 
@@ -329,15 +345,13 @@ def returns_are_rewards(log: RunLog) -> Iterator[Finding]:
     if not all(abs(back - each) <= 2e-3 * abs(each) for back, each in rows):
         return
     series = given(log.get("return_mean"))
-    yield finding(
-        "error",
+    yield error(
         "value targets are wrong: returns are the rewards of single tokens, nothing is added up over the response",
-        series.points[0].where(series.name),
+        series,
         evidence=[series.shown(rows[-1][0], "about the mean reward"), shown("mean reward / mean length", rows[-1][1]),
                   shown("steps that agree", len(rows))],
         cause="the sum over the tokens that follow is missing: only the last token's return holds the reward",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
-        steps=series.steps(),
     )  # fmt: skip
 
 
@@ -351,8 +365,7 @@ def values_clipped(log: RunLog) -> Iterator[Finding]:
     """The share of values whose loss is clipped is over .35 (median of the last 10 steps, 5 and more): a warning."""
     for series, now in log.level("value_clip_fraction"):
         if now > HELD and len(series.finite) >= FEWEST:
-            yield finding(
-                "warning",
+            yield warning(
                 f"the critic's loss is clipped for {now:.0%} of its values: the critic can hardly move",
                 series.first(over=HELD),
                 evidence=[series.shown(now, f"< {HELD:g}")],
@@ -380,16 +393,14 @@ def evaluation_stands(log: RunLog) -> Iterator[Finding]:
     for series in log.all("held_out"):
         values = series.finite
         if len(values) >= FEWEST and len(set(values)) == 1 and values[0] not in (0.0, 1.0):
-            yield finding(
-                "warning",
+            yield warning(
                 f"the evaluation never changes: {series.name} is {values[0]:.4g} in all {len(values)} evaluations, "
                 f"while {reward.name} does",
-                series.points[0].where(series.name),
+                series,
                 evidence=[series.shown(values[0], "another number as the policy changes")],
                 cause="it runs on the first weights (an engine that is never synchronised, a copy of the model), or "
                 "its result is cached",
                 next_step="evaluate two checkpoints by hand; compare the engine's weights with the trainer's",
-                steps=series.steps(),
             )
             return
 
@@ -412,13 +423,12 @@ def _never_right(log: RunLog, reward: Series | None) -> Finding | None:
         "info" if all(_HARD.search(one.name) for one in held) else "warning",
         f"the evaluation stays at 0 while training is paid {now:.3g}: {series.name} is 0 in all "
         f"{len(series.finite)} evaluations",
-        series.points[0].where(series.name),
+        series,
         evidence=[series.shown(0.0, "> 0"), reward.shown(now)],
         cause="the validation asks or judges otherwise than the training: another prompt template, another parser or "
         "answer format, a limit of tokens that cuts its answers, greedy decoding of a broken engine, or problems that "
         "are far harder",
         next_step="read ten responses of the validation beside their prompts, and score one by hand with both judges",
-        steps=series.steps(),
     )
 
 
@@ -430,7 +440,8 @@ NEARLY_ALL, AT_FIRST = 0.85, 0.5
       source="arXiv 2503.14476 section 3.2 (dynamic sampling)")  # fmt: skip
 def ever_fewer(log: RunLog) -> Iterator[Finding]:
     """The share of groups whose rewards are all equal rises by more than chance explains, from at most .5 (median of
-    the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning.
+    the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning; worth knowing where the
+    reward rises meanwhile, for a run that has learnt what its prompts have to teach.
     """
     series = given(log.get("frac_zero_std"))
     values = series.finite
@@ -442,7 +453,7 @@ def ever_fewer(log: RunLog) -> Iterator[Finding]:
     reward = log.get("reward")
     solved = reward is not None and trends.rises(reward.finite)
     yield finding(
-        "warning",
+        "info" if solved else "warning",
         f"ever fewer groups have a spread of rewards: {series.name} goes from {begun:.3g} to {median(values[-5:]):.3g}",
         series.first(over=NEARLY_ALL - 1e-9),
         evidence=[series.shown(median(values[-5:]), f"< {NEARLY_ALL:g}")],
@@ -478,16 +489,14 @@ def drawn_otherwise(log: RunLog) -> Iterator[Finding]:
         return
     series = given(log.get("policy_logprob"))
     sharper = middle < 0
-    yield finding(
-        "warning",
+    yield warning(
         f"samples are drawn from a {'sharper' if sharper else 'flatter'} distribution than the policy: its mean "
         f"-log p of them is {1 + middle:.2f} times its entropy, as another sampling temperature"
         + (" or top-p makes it" if sharper else " makes it"),
-        series.points[0].where(series.name),
+        series,
         evidence=[shown("-mean log p / entropy, median", 1 + middle, "about 1", series.source),
                   shown("steps compared", len(shares))],
         cause="the engine samples with a temperature (or top-p, top-k) that the trainer's log-probabilities lack",
         next_step="compare the sampling parameters with what the trainer divides its logits by; rldbg record -- YOUR "
         "COMMAND, then rldbg diagnose rldbg-dump --rule D10",
-        steps=series.steps(),
     )  # fmt: skip

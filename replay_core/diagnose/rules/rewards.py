@@ -7,6 +7,7 @@ from statistics import median_low
 
 import numpy as np
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.advantage_variants import are_raw
 from replay_core.diagnose.algorithm import OF_GROUPS, filters_groups, severity_of_raw, why_raw
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
@@ -234,10 +235,10 @@ def differ_between_groups(log: RunLog) -> Finding | None:
 def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
 
-    Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages,
-    the trainer's warning). 1 in half of the steps is an error, in a quarter a warning; a median of 0.9 and more a
-    warning, of 0.5 info. Rewards that differ over the batch but in no group are D03's. A small reward std is fine:
-    advantages are normalised.
+    Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages, the
+    trainer's warning). 1 in half of the steps is an error, in a quarter a warning; a median of 0.9 and more a warning,
+    of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in no group are D03's.
+    A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
     known, dead = _dead_steps(log)
@@ -268,8 +269,10 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     ]
     if partly and not dead and median_low(partly) >= MANY:
         worst, most = max(known, key=lambda step: step.frac_zero or 0), median_low(partly) >= MOSTLY
+        reward = log.get("reward")
+        learns = reward is not None and trends.rises(reward.finite)
         yield finding(
-            "warning" if most else "info",
+            "warning" if most and not learns else "info",
             f"{'most groups' if most else 'half of the groups or more'} have no difference in reward: they teach "
             "nothing",
             worst.point.where("frac_zero_std"),

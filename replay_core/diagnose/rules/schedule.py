@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
 from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
@@ -23,20 +25,22 @@ FALLEN = 1 / 50
 @rule("L22", "the learning rate leaps or starts again", link="optimizer", scope="signals", needs=("learning_rate",),
       explains=("L02", "L08", "L09", "L10", "L16", "D01", "D03", "D20", "D24", "D25", "D26"), lasts=True,
       source="torch.optim.lr_scheduler.LRScheduler.state_dict is part of a checkpoint")  # fmt: skip
-def leaps(log: RunLog) -> Finding | None:
+def leaps(log: RunLog) -> Iterator[Finding]:
     """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one
     over 10 times where 2 before it and more are one number; an error where the KL to the reference comes to 5 times all
-    before in the 3 steps that follow. Or one that comes
-    to less than a third from one step to the next and rises in each of the next 3: a warm-up that begins again, a
-    warning. Restarts of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than
-    a fiftieth from one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning.
-    Or one of .01 and more, with which no policy is trained, where the reward (over 0 at first) is below .6 of its first
-    step's within the 3 that follow, and never again over .8 of it in 8 steps and more: an error.
+    before in the 3 steps that follow. Or one that comes to less than a third from one step to the next and rises in
+    each of the next 3: a warm-up that begins again, a warning (info where the KL to the reference falls to a tenth and
+    less with it, and reward, entropy or length go on: a new stage, with a new reference). Restarts of a cosine leap to
+    what the rate was before, and fall bit by bit. Or one that falls to less than a fiftieth from one step to the next
+    and stays there for 4 and more, where it was as large for 4 before: a warning. Or one of .01 and more, with which no
+    policy is trained, where the reward (over 0 at first) is below .6 of its first step's within the 3 that follow, and
+    never again over .8 of it in 8 steps and more: an error.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
     if (broken := _broken_at_once(log, series)) is not None:
-        return broken
+        yield broken
+        return
     if len(values) < 2 * CONSTANT or len(values) < len(series.points):
         raise Skip(f"needs the learning rate of {2 * CONSTANT} steps")
     for at in range(CONSTANT, len(values)):
@@ -50,27 +54,39 @@ def leaps(log: RunLog) -> Finding | None:
                 "the schedule has a step that is wrong, a checkpoint was resumed with other settings, or a second "
                 "parameter group's rate is logged",
             )  # fmt: skip
-            return _worse(told, log, series.points[at].step)
+            yield _worse(told, log, series.points[at].step)
+            return
         if at < BEFORE or len(values) < 2 * BEFORE:
             continue
         after = values[at : at + RISES + 1]
-        if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(b > a for a, b in pairwise(after)):
-            return _told(
+        if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(
+            b > a for a, b in pairwise(after)
+        ):  # fmt: skip
+            stage = _is_new_stage(log, series.points[at].step)
+            told = _told(
                 log, series.points[at], f"the learning rate's warm-up begins again at step {series.points[at].step}: "
-                f"{values[at - 1]:.3g}, then {values[at]:.3g} and rising",
+                f"{values[at - 1]:.3g}, then {values[at]:.3g} and rising"
+                + (", and the KL with it: a new stage, with a new reference" if stage else ""),
+                "a stage begins, with a new reference, optimizer and schedule (as in ProRL)" if stage else
                 "the run resumed without the state of its scheduler, and most likely of its optimizer: Adam's moments "
                 "begin at 0 as well",
             )  # fmt: skip
+            if not stage:
+                yield told
+                return
+            # Not the last word: a leap may follow.
+            yield replace(told, severity="info")
+            continue
         now = values[at : at + BEFORE]
         if len(now) == BEFORE and 0 < max(now) < FALLEN * min(before[-BEFORE:]):
-            return _told(
+            yield _told(
                 log, series.points[at], f"the learning rate falls to a {values[at - 1] / values[at]:.3g}th at step "
                 f"{series.points[at].step}, from {values[at - 1]:.3g} to {values[at]:.3g}: "
                 "next to nothing is learnt after it",
                 "the schedule has a step that is wrong (a factor in percent, a power instead of a product), or the run "
                 "resumed with other settings",
             )  # fmt: skip
-    return None
+            return
 
 
 #: A rate that breaks policies: a hundred times that of adapters. What is left of the reward soon, and ever after, of
@@ -89,12 +105,33 @@ def _broken_at_once(log: RunLog, series: Series) -> Finding | None:
         f"the learning rate is far too large, {max(rates):.3g}: the policy breaks in its first updates, "
         f"{reward.name} falls from {paid[0]:.3g} to {min(paid[1:4]):.3g} and never comes back",
         series,
-        series.shown_at(series.points[0], "1e-6 to 1e-4"),
-        reward.shown(max(paid[2:]), f"was {paid[0]:.3g}"),
+        evidence=[series.shown_at(series.points[0], "1e-6 to 1e-4"), reward.shown(max(paid[2:]), f"was {paid[0]:.3g}")],
         cause="a rate of another optimizer, or a decimal place: policies are trained with 1e-6 (all weights) to 1e-4 "
         "(adapters). Entropy, lengths and gradients that leap about are what comes of it",
         next_step="set the learning rate to 1e-6, and begin again from the first weights",
     )
+
+
+def _is_new_stage(log: RunLog, step: int | None) -> bool:
+    """Whether the KL to the reference falls to a tenth of what it was, or less, at a step, and reward or entropy stay
+    nearer to what they were than to their beginning: the policy goes on, and what it is held against is new.
+    """
+    kl = log.get("kl")
+    if kl is None or step is None or (sides := _sides(kl, step)) is None or not 0 <= sides[2] < 0.1 * sides[1]:
+        return False
+    others = [one for name in ("reward", "entropy", "response_length") if (one := log.get(name)) is not None]
+    told = [each for one in others if (each := _sides(one, step)) is not None]
+    return any(abs(after - begun) > abs(after - before) for begun, before, after in told)
+
+
+def _sides(series: Series, step: int) -> tuple[float, float, float] | None:
+    """Medians of the first steps, of those before a step, and of those from it on."""
+    points = [point for point in series.points if point.step is not None and math.isfinite(point.value)]
+    before = [point.value for point in points if (point.step or 0) < step]
+    after = [point.value for point in points if (point.step or 0) >= step]
+    if len(before) < 2 * RISES or len(after) < RISES:
+        return None
+    return median(before[:RISES]), median(before[-RISES:]), median(after[:RISES])
 
 
 def _worse(told: Finding, log: RunLog, step: int | None) -> Finding:
@@ -114,11 +151,11 @@ def _worse(told: Finding, log: RunLog, step: int | None) -> Finding:
 def _told(log: RunLog, point: Point, claim: str, cause: str) -> Finding:
     series = given(log.get("learning_rate"))
     return warning(
-        claim,
-        point.where(series.name),
-        series.shown_at(point),
-        shown("largest before", max(each.value for each in series.points if (each.step or 0) < (point.step or 0))),
+        claim, point.where(series.name),
+        evidence=[series.shown_at(point), shown("largest before", max(
+            each.value for each in series.points if (each.step or 0) < (point.step or 0)
+        ))],
         cause=cause,
         next_step="print the scheduler's last_epoch before and after that step; save and load its state_dict",
         steps=[] if point.step is None else [point.step],
-    )
+    )  # fmt: skip

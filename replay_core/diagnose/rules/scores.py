@@ -308,9 +308,10 @@ def pays_for_cut(case: Case) -> Finding | None:
       source="arXiv 2310.03716 (a long way to go: length in RLHF); arXiv 2210.10760")  # fmt: skip
 def pays(log: RunLog) -> Finding | None:
     """The reward's changes from step to step go with those of the mean length (correlation over .85, 12 steps and
-    more), and the length has come to 1.3 times what it was, or to less than that part of it: an error where it rises
-    with the reward, or falls while the reward rises. Against those of the share of right answers (below -.85): an
-    error, the reward's sign is turned. Noise of batches makes no such correlation: one figure is made of the other.
+    more), and the length has come to 1.3 times what it was, or to less than that part of it, by a trend that chance
+    does not explain: an error where it rises with the reward, or falls while the reward rises. Against those of the
+    share of right answers (below -.85): an error, the reward's sign is turned. Noise of batches makes no such
+    correlation: one figure is made of the other.
     """
     reward = given(log.get("reward"))
     length = log.get("response_length")
@@ -343,7 +344,9 @@ def pays(log: RunLog) -> Finding | None:
     if length is None or by is None:
         raise Skip(f"needs reward and response length, or the share of right answers, of {FEWEST_STEPS} steps")
     begun, now = trends.level(length.finite[:3], 3), trends.level(length.finite, 3)
-    longer, shorter = now > FAR * begun, now < begun / FAR
+    # Tasks of their own lengths and rewards make both alternate from batch to batch, and neither goes anywhere.
+    drift = trends.drift(length.finite)
+    longer, shorter = drift > trends.DRIFT_Z and now > FAR * begun, drift < -trends.DRIFT_Z and now < begun / FAR
     if not (longer and by > IN_STEP) and not (shorter and by < -IN_STEP):
         return None
     return error(

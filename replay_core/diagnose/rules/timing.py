@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from statistics import median
+from statistics import mean, median
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, error, finding, info, shown, warning
@@ -45,12 +45,12 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
 
     8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times and a second slower for
     good (the last quarter over the first half, a rise that chance does not explain) are a warning, info where responses
-    get longer by as much; so is, where no time is logged, a throughput that falls by as much. The second iteration
-    slower than the first, or both far slower than the rest, is the signature of compilation: info. The ranges of the
-    GRPO notes are compared as info, and for the log of their own trainer. Where the rise is far beyond chance (z over
-    4) they may be as short as they like. A phase whose median takes a larger share of a step than it should is a
-    warning: the synchronisation of weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5,
-    log-probabilities of old policy or reference .6.
+    get longer by as much, or more batches are generated for each (dynamic sampling); so is, where no time is logged, a
+    throughput that falls by as much. The second iteration slower than the first, or both far slower than the rest, is
+    the signature of compilation: info. The ranges of the GRPO notes are compared as info, and for the log of their own
+    trainer. Where the rise is far beyond chance (z over 4) they may be as short as they like. A phase whose median
+    takes a larger share of a step than it should is a warning: the synchronisation of weights over .35, writing
+    checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or reference .6.
     """
     whole = seconds(log)
     if whole is None:
@@ -97,14 +97,17 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     if after > SLOWER * before and much and trends.rises(values):
         grown = _growing(phases, after - before)
         length = log.get("response_length")
-        longer = length is not None and after / before < _by_length(length.finite[trends.WARM_UP :])
+        # DAPO generates batch after batch, until enough groups teach: more of them as the policy gets better.
+        batches = log.get("generated_batches")
+        more = _more(batches.finite[trends.WARM_UP :]) if batches is not None else 1.0
+        longer = after / before < more * (_by_length(length.finite[trends.WARM_UP :]) if length is not None else 1.0)
         yield finding(
             "info" if longer else "warning",
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
             + (f": {grown.name} grows from step to step" if grown is not None else ""),
             whole.last.where(whole.name),
             shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source),
-            cause="responses get longer"
+            cause="responses get longer" + (", or more of them are generated and left out" if more > 1.0 else "")
             if longer
             else "something accumulates in that phase: a queue or cache that is never emptied, requests that are not "
             "freed, sequences that are concatenated, fragmentation"
@@ -172,6 +175,11 @@ def _by_length(values: list[float]) -> float:
         return 1.0
     grown = median(values[-(len(values) // 4) :]) / begun
     return max(SLOWER * grown, grown**2)
+
+
+def _more(values: list[float]) -> float:
+    """How many times a count of a step has grown, in the mean; 1 where it has not."""
+    return mean(values[-(len(values) // 4) :]) / mean(values[: len(values) // 2]) if trends.rises(values) else 1.0
 
 
 def _throughput(log: RunLog) -> Iterator[Finding]:

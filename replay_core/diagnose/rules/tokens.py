@@ -16,6 +16,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
+from replay_core.diagnose.rules.learning import harder_prompts, learns_between
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -377,8 +378,10 @@ HARDLY = 2.0
       source="rldbg; DAPO section 3.4 (overlong responses); R1-Zero (a growth that is wanted)")  # fmt: skip
 def lengths(log: RunLog) -> Finding | None:
     """The mean length's last 3 steps over its first 3, in 12 steps and more, and a trend that chance does not explain:
-    threefold, or one and a half where half of the responses are cut at the limit, is a warning; so is a third. An error
-    where all are cut in the end, or hardly a token is left (a mean below 2).
+    threefold, or one and a half where half of the responses are cut at the limit, is a warning; so is a third. Worth
+    knowing alone where the reward rises by more than chance explains, no more than a quarter is cut, and the entropy
+    has not collapsed: so look reasoning that is learnt, and answers that get to the point; or where it falls as other
+    prompts make it fall (L08). An error where all are cut in the end, or hardly a token is left (a mean below 2).
     """
     series = given(log.get("response_length"))
     values = series.finite
@@ -393,16 +396,34 @@ def lengths(log: RunLog) -> Finding | None:
     reward = log.get("reward")
     falls = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
     entropy = next((level for _, level in log.level("entropy") if not longer and 0 <= level < ENTROPY_MIN), None)
+    hardly = not longer and now < HARDLY
+    # The log of a reward that rises does not tell whether it is length that is paid: L32 does, and held-out results.
+    few = cut < MANY and entropy is None and not hardly
+    learns = few and reward is not None and trends.rises(reward.finite)
+    others = (
+        few and falls and (harder_prompts(log, given(reward)) is not None or bool(learns_between(given(reward).finite)))
+    )
     also = "" if entropy is None else f", and the entropy to {entropy:.2g}: the policy has collapsed onto one answer"
     return finding(
-        "error" if (longer and cut >= 1) or (not longer and now < HARDLY) else "warning",
-        f"response length {'explodes' if longer else 'collapses'}: {series.name} goes from {begun:.3g} to "
+        "error" if (longer and cut >= 1) or hardly else "info" if learns or others else "warning",
+        (
+            f"responses get far {'longer' if longer else 'shorter'} "
+            f"{'while the reward rises' if learns else 'with other prompts'}: "
+            if learns or others
+            else f"response length {'explodes' if longer else 'collapses'}: "
+        )
+        + f"{series.name} goes from {begun:.3g} to "
         f"{now:.3g}{also}" + (f", and {cut:.0%} of them are cut at the limit" if longer and cut >= 0.5 else ""),
         series.last.where(series.name),
         series.shown(now, f"< {GROWN * begun:.3g}" if longer else f"> {SHRUNK * begun:.3g}"),
         shown("Mann-Kendall z", z),
         *([shown("responses cut at the limit", cut)] if cut else []),
-        cause="the reward falls with it, so nothing pays for long ones: the policy falls apart (by a ratio or its "
+        cause="the policy learns to think for longer, or to come to the point; or the length itself is paid for: what "
+        "is right per length tells them apart"
+        if learns
+        else "prompts change, as a curriculum makes them, and answers with them (L08)"
+        if others
+        else "the reward falls with it, so nothing pays for long ones: the policy falls apart (by a ratio or its "
         "clipping that is made wrongly, a learning rate too high), or no longer ends its answers"
         if longer and falls
         else "longer responses are paid for (the judge, or a sum over tokens that is not divided), or the policy no "

@@ -12,11 +12,10 @@ from replay_core import pages
 from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.records import Record, TensorRef
 
 
@@ -27,7 +26,8 @@ def value_loss_made(case: Case) -> Iterator[Finding]:
     """The logged loss of a critic's micro-batch beside means of (V - R)^2 of its values and returns: over the tokens of
     the mask, response by response, halved or not. Clipping only makes a loss larger. An error where every loss of 4
     micro-batches and more is below all of these (by 2 %) and none is below the sum divided by every slot of the rows.
-    Not where one factor makes a mean of a third of them, as a coefficient does, or micro-batches that share it.
+    Not where one factor makes a mean of a third of them, as a coefficient does, or micro-batches that share it: each by
+    as much, by its part of the rows (a budget of tokens makes them differ), or by its part of the tokens.
     """
     every = [one for record in case.records() if (one := _valued(record)) is not None]
     every = every or [one for batch in case.batches() for one in _of_batch(batch)]
@@ -36,13 +36,12 @@ def value_loss_made(case: Case) -> Iterator[Finding]:
     below = [one for one in every if one.logged < 0.98 * one.least]
     if len(below) < 0.9 * len(every) or sum(one.logged >= 0.999 * one.floor for one in below) < len(below):
         return
-    if any(_is_shared(every, which) for which in range(len(every[0].means))):
+    if any(_is_shared(every, which) for which in range(len(every[0].means))) or _is_of_all_tokens(every):
         return
     looked = len(every)
     worst = min(below, key=lambda one: one.logged / one.least)
     logged, least, floor, record = worst.logged, worst.least, worst.floor, worst.record
-    yield finding(
-        "error",
+    yield error(
         "the critic's loss is averaged over padding too: it is smaller than the mean over the tokens that count",
         Where(step=record.key.step, micro=record.key.micro, role=record.key.role, stage=record.key.stage,
               tensor="loss", path=str(record.path)),
@@ -100,8 +99,7 @@ def clipped_elsewhere(case: Case) -> Iterator[Finding]:
     if made[stated] or made[found] < told:
         return
     how = "not clipped" if math.isinf(found) else f"clipped at {found:g}"
-    yield finding(
-        "error",
+    yield error(
         f"the critic's loss is {how}, and the run states a value clip range of {stated:g}"
         + (": values are held where they are" if found == 0 else ""),
         where,
@@ -198,6 +196,8 @@ class _Averaged:
     logged: float
     means: tuple[float, ...]
     floor: float
+    rows: int
+    tokens: float
     record: Record
 
     @property
@@ -209,15 +209,46 @@ def _averaged(logged: float, errors_B: Array, tokens_B: Array, slots: int, recor
     """Of the summed squared errors and the tokens of each row."""
     total = float(errors_B.sum())
     each = total / max(float(tokens_B.sum()), 1.0), float(np.mean(errors_B / np.maximum(tokens_B, 1e-9)))
-    return _Averaged(logged, (0.5 * each[0], 0.5 * each[1], *each), 0.5 * total / slots, record)
+    means = 0.5 * each[0], 0.5 * each[1], *each
+    return _Averaged(logged, means, 0.5 * total / slots, len(errors_B), float(tokens_B.sum()), record)
 
 
 def _is_shared(every: list[_Averaged], which: int) -> bool:
-    """Whether one factor makes a mean of them, as a coefficient does, and micro-batches that share it: in a third of
-    them, and what is clipped is larger in the others.
+    """Whether one factor makes a mean of them, as a coefficient does, and micro-batches that share it, by number or by
+    rows: in a third of them, and what is clipped is larger in the others.
     """
-    parts = np.array([one.means[which] / one.logged for one in every if one.logged > 0])
-    return bool(parts.size) and 3 * int((parts >= (1 - 1e-3) * parts.max()).sum()) >= parts.size
+    own = np.array([one.means[which] / one.logged for one in every if one.logged > 0])
+    by_rows = np.array([one.means[which] / one.logged * one.rows for one in every if one.logged > 0])
+    return any(
+        bool(parts.size) and 3 * int((parts >= (1 - 1e-3) * parts.max()).sum()) >= parts.size
+        for parts in (own, by_rows)
+    )
+
+
+def _is_of_all_tokens(every: list[_Averaged]) -> bool:
+    """Whether what the summed errors of a third of them were divided by is the number of tokens that count in all
+    micro-batches of the update, the epoch or the step, or of one rank's.
+    """
+    wholes: list[dict[tuple[int | None, ...], float]] = [{}, {}, {}, {}]
+
+    def keys(one: _Averaged) -> list[tuple[int | None, ...]]:
+        key = one.record.key
+        update = key.step, key.epoch, key.minibatch
+        return [update, (*update, key.rank), update[:2], (*update[:2], key.rank)]
+
+    for one in every:
+        for whole, at in zip(wholes, keys(one), strict=True):
+            whole[at] = whole.get(at, 0.0) + one.tokens
+    for whole, place in zip(wholes, range(len(wholes)), strict=True):
+        for halved in (0, 2):
+            fits = sum(
+                abs(one.means[halved] * one.tokens - one.logged * whole[keys(one)[place]])
+                <= 1e-3 * one.means[halved] * one.tokens
+                for one in every
+            )
+            if 3 * fits >= len(every):
+                return True
+    return False
 
 
 def _of_batch(batch: StepBatch) -> Iterator[_Averaged]:
@@ -261,8 +292,7 @@ def negative_in_dump(case: Case) -> Iterator[Finding]:
     if 2 * len(below) < len(found):
         return
     value, record = min(below, key=lambda one: one[0])
-    yield finding(
-        "error",
+    yield error(
         f"the value loss has the wrong sign: it comes to {value:.3g}, and a mean of squares is never negative",
         Where(step=record.key.step, micro=record.key.micro, role=record.key.role, stage=record.key.stage,
               path=str(record.path)),
@@ -293,8 +323,7 @@ def negative(log: RunLog) -> Iterator[Finding]:
     if len(below) < 3 or 2 * len(below) < len(series.points):
         return
     worst = min(below, key=lambda point: point.value)
-    yield finding(
-        "error",
+    yield error(
         f"the value loss has the wrong sign: {series.name} is {below[0].value:.3g} at first and comes to "
         f"{worst.value:.3g}, and a mean of squares is never negative",
         worst.where(series.name),
@@ -340,8 +369,7 @@ def beyond_its_values(log: RunLog) -> Iterator[Finding]:
     if any(point.value <= most for point, most in told):
         return
     first, most = told[0]
-    yield finding(
-        "error",
+    yield error(
         f"the critic is taught other targets than its returns: {loss.name} is {first.value:.4g} at first, and no "
         f"difference of the logged values and returns is that large",
         first.where(loss.name),

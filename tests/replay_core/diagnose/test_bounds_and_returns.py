@@ -115,10 +115,15 @@ def test_an_evaluation_that_never_changes_runs_on_other_weights(tmp_path: Path) 
     assert "L25" not in ids(said(other, lines))
 
 
-@pytest.mark.parametrize(("last", "found"), [(0.9, True), (0.8, False)])
-def test_ever_fewer_groups_with_a_spread_leave_nothing_to_learn(last: float, found: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("last", "slope", "found"), [(0.9, 0.0, True), (0.8, 0.0, False), (0.9, 0.01, False)])
+def test_ever_fewer_groups_with_a_spread_leave_nothing_to_learn(
+    last: float, slope: float, found: bool, tmp_path: Path
+) -> None:
+    """Where the reward rises meanwhile it has been learnt."""
+
     def rising(step: int, line: Line) -> None:
         line["zero_std_frac"] = min(last, 0.2 + 0.016 * step)
+        line["reward"] = 0.3 + slope * step + 0.01 * (step % 3)
 
     assert ("D74" in ids(said(tmp_path, steps(60, rising)))) == found
 
