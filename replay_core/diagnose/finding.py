@@ -132,9 +132,8 @@ def shown(name: str, value: Any, expected: str | None = None, source: str | None
 
 
 def finding(
-    severity: Severity, claim: str, where: Where | Traced | None = None, *told: Evidence, cause: str,
-    evidence: Iterable[Evidence] = (), next_step: str | None = None, steps: Iterable[int | None] = (),
-    id: str = "", link: str = "",
+    severity: Severity, claim: str, where: Where | Traced | None = None, *evidence: Evidence, cause: str,
+    next_step: str | None = None, steps: Iterable[int | None] = (), id: str = "", link: str = "",
 ) -> Finding:  # fmt: skip
     """A finding of the rule that yields it, which gives it its id, link and source.
 
@@ -148,7 +147,7 @@ def finding(
     place = where if isinstance(where, Where) else Where() if where is None else where.place
     shows = steps if where is None or isinstance(where, Where) else where.steps()
     named = tuple(step for step in shows if step is not None)
-    return Finding(id, severity, claim, (*told, *evidence), cause, next_step or look_at(place), link, "", place, named)
+    return Finding(id, severity, claim, evidence, cause, next_step or look_at(place), link, "", place, named)
 
 
 error, warning, info = partial(finding, "error"), partial(finding, "warning"), partial(finding, "info")

@@ -329,9 +329,8 @@ def logged_of(batch: StepBatch, *names: str, fewest: int = FEWEST) -> Logged | N
     rows, trained_N = batch.laid.rows_by_micro(), batch.trained_N
     told = next((found for name in names if (found := batch.columns.scalars(name))), [])
     scalars = [
-        (scalar, samples) for scalar in told
-        if (samples := rows.get(scalar.place)) and np.isfinite(scalar.value)
-    ]  # fmt: skip
+        (scalar, samples) for scalar in told if (samples := rows.get(scalar.place)) and np.isfinite(scalar.value)
+    ]
     if trained_N is None or len(scalars) < fewest or max(abs(scalar.value) for scalar, _ in scalars) < 10 * FLOOR:
         return None
     starts_B, lengths_B = batch.flat.starts_B, batch.flat.lengths_B

@@ -592,8 +592,6 @@ def reward_falls(log: RunLog) -> Finding | None:
 _HARDER = "the prompts get harder, as a curriculum makes them: a reward of other prompts is no fall of the policy"
 #: A step of what is asked: of a level any, of a mean length that much; and how it goes with the reward step by step.
 LONGER, WITH_IT = 1.2, 0.6
-
-
 #: A leap beside what a step changes; steps of a section that tell whether it rises, and sections.
 LEAP, SECTION = 4.0, 8
 

@@ -243,7 +243,7 @@ def rounded_away(case: Case) -> Finding | None:
     records = [one for one in case.records() if one.key.stage == "param" and one.key.step is not None]
     steps = sorted({one.key.step for one in records if one.key.step is not None})
     rate = _rate(case)
-    if len(steps) < 3 or not rate:
+    if rate is None or not rate or len(steps) < 3:
         raise Skip("needs the weights of 3 steps, and the learning rate")
     first, last = (
         {
