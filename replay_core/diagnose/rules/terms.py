@@ -14,6 +14,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.diagnose.surrogates import DUAL, RANGES, by_sequence, surrogates
@@ -208,10 +209,7 @@ def _rms(values: list[float]) -> float:
 
 def _aligned(*every: Series) -> list[tuple[float, ...]]:
     """The values of the steps that all of these have, where all are finite."""
-    by_step = [{point.step: point.value for point in series.points} for series in every]
-    steps = set(by_step[0]).intersection(*by_step[1:])
-    rows = [tuple(values[step] for values in by_step) for step in sorted(steps, key=lambda s: -1 if s is None else s)]
-    return [row for row in rows if all(map(math.isfinite, row))]
+    return [values for _, values in together(*every)]
 
 
 @rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="signals",

@@ -75,13 +75,12 @@ def clipped_elsewhere(case: Case) -> Finding | None:
     made = dict.fromkeys(ranges, 0)
     told, where = 0, None
     for batch in case.batches():
-        for logged, new, old, due in _value_losses(batch):
-            each = {}
-            for c in ranges:
-                cut = old + np.clip(new - old, -c, c)
-                each[c] = float(np.maximum((new - due) ** 2, (cut - due) ** 2).mean())
+        for one in value_rows(batch):
+            cut = {c: one.old + np.clip(one.new - one.old, -c, c) for c in ranges}
+            each = {c: float(np.maximum((one.new - one.due) ** 2, (cut[c] - one.due) ** 2).mean()) for c in ranges}
             for half in (0.5, 1.0):
-                fits = [c for c, value in each.items() if abs(half * value - logged) <= 1e-3 * abs(logged) + 1e-6]
+                near = 1e-3 * abs(one.loss) + 1e-6
+                fits = [c for c, value in each.items() if abs(half * value - one.loss) <= near]
                 if fits and len(fits) < len({round(value, 9) for value in each.values()}) + len(fits) - 1:
                     told += 1
                     for c in fits:
@@ -119,12 +118,6 @@ class ValueRows:
     slots: int
     """Of its rows as they are stored, padding and prompts included; 0 where they are packed."""
     record: Record
-
-
-def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array]]:
-    """(logged loss, new values, values before the updates, returns) of a critic's micro-batches."""
-    for one in value_rows(batch):
-        yield one.loss, one.new, one.old, one.due
 
 
 def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
