@@ -356,6 +356,15 @@ class StepBatch:
         constant = bool((np.isnan(spread_B) | (spread_B <= 1e-6 * np.maximum(1, np.abs(high_B)))).all())
         return high_B if constant else None
 
+    @property
+    def largest_advantage(self) -> float:
+        """The largest |advantage| of a token that counts; 0 where none is known."""
+        column, trained_N = self.columns.of("advantages"), self.trained_N
+        if column is None or trained_N is None:
+            return 0.0
+        heard = np.abs(column.values_N[trained_N & column.said_N])
+        return float(heard[np.isfinite(heard)].max(initial=0.0))
+
     # ---- logprobs
 
     @property

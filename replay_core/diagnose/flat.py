@@ -84,6 +84,16 @@ class Flat:
         return first_B
 
 
+def ranges_G(values_B: Array, group_B: Array) -> Array:
+    """How far apart the values of each group are."""
+    groups = np.bincount(group_B).size
+    low_G, high_G = np.full(groups, np.inf), np.full(groups, -np.inf)
+    np.minimum.at(low_G, group_B, values_B)
+    np.maximum.at(high_G, group_B, values_B)
+    apart_G: Array = high_G - low_G
+    return apart_G
+
+
 def groups_of(group_B: Array) -> list[Array]:
     """Which samples [B] are of each group, group by group."""
     return [group_B == group for group in np.unique(group_B)]

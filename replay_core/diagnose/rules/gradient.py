@@ -41,10 +41,7 @@ def no_gradient(batch: StepBatch) -> Finding | None:
     """
     norms = batch.columns.scalars("grad_norm")
     skip_if(not norms, "no gradient norm is recorded; rldbg record keeps one")
-    advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
-    heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
-    heard = heard[np.isfinite(heard)]
-    if not heard.size or not heard.max() > 1e-6 or any(norm.value != 0 for norm in norms):
+    if not batch.largest_advantage > 1e-6 or any(norm.value != 0 for norm in norms):
         return None
     place = batch.laid.where_record(norms[0].record, norms[0].name)
     matrices = _of_dead_adapter(batch)
@@ -53,7 +50,12 @@ def no_gradient(batch: StepBatch) -> Finding | None:
         + (", in both matrices of the adapter (LoRA): no gradient reaches it" if matrices else ""),
         place,
         shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
-        shown("largest |advantage| on counted tokens", float(heard.max()), None, advantages.source),
+        shown(
+            "largest |advantage| on counted tokens",
+            batch.largest_advantage,
+            None,
+            given(batch.columns.of("advantages")).source,
+        ),
         *([shown("recorded gradients of adapters that are 0", matrices)] if matrices else []),
         cause="both matrices were initialised to 0 (A's gradient is a product with B, and B's with A), the scale "
         "(alpha) is 0, or the loss is cut off before them: times 0, detached, or inputs that require no gradient under "
@@ -132,22 +134,13 @@ def _is_clipped(log: RunLog, step: StepTold) -> bool:
     return point is not None and point.value > CLIPPED
 
 
-def _largest(batch: StepBatch) -> float:
-    """The largest |advantage| of a token that counts."""
-    column, trained_N = batch.columns.of("advantages"), batch.trained_N
-    if column is None or trained_N is None:
-        return 0.0
-    heard = np.abs(column.values_N[trained_N & column.said_N])
-    return float(heard[np.isfinite(heard)].max(initial=0.0))
-
-
 def _never_any(log: RunLog) -> Finding | None:
     """A norm of exactly 0 in all of 5 steps and more, where the log tells no spread of rewards but their mean
     changes.
     """
     norms, reward = log.get("grad_norm"), log.get("reward")
     if norms is not None and len(norms.finite) >= 3 and not any(norms.finite):
-        largest = max((_largest(batch) for batch in log.samples()), default=0.0)
+        largest = max((batch.largest_advantage for batch in log.samples()), default=0.0)
         if largest > 1e-6:
             return error(
                 f"the gradient is exactly 0 in all {len(norms.finite)} steps although advantages are not",

@@ -761,11 +761,8 @@ def zero_and_fine(batch: StepBatch) -> Finding | None:
     """
     losses = batch.columns.scalars("pg_loss") or batch.columns.scalars("loss")
     skip_if(not losses, "no loss is logged")
-    advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
-    heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
-    heard = heard[np.isfinite(heard)]
     # Written so that a loss that is NaN is no zero.
-    if not max(abs(scalar.value) for scalar in losses) < ZERO or not heard.size or not heard.max() > 1e-6:
+    if not max(abs(scalar.value) for scalar in losses) < ZERO or not batch.largest_advantage > 1e-6:
         return None
     norms = batch.columns.scalars("grad_norm")
     if any(scalar.value == 0 for scalar in norms):
@@ -777,7 +774,7 @@ def zero_and_fine(batch: StepBatch) -> Finding | None:
         "the loss is 0 because advantages are centred and the ratio is 1; the gradient is not 0",
         batch.laid.where_record(losses[0].record, losses[0].name),
         shown("largest |loss|", max(abs(scalar.value) for scalar in losses), None, losses[0].record.path.name),
-        shown("largest |advantage|", float(heard.max()), "> 0", advantages.source),
+        shown("largest |advantage|", batch.largest_advantage, "> 0", given(batch.columns.of("advantages")).source),
         *([shown("smallest gradient norm", min(scalar.value for scalar in norms), "> 0")] if norms else []),
         cause="normal with one update per batch and no KL term; watch grad_norm and the reward instead",
         next_step="rldbg diagnose --explain D02",

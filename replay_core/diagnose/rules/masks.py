@@ -359,13 +359,11 @@ def mask_shifted(batch: StepBatch) -> Finding | None:
     heard_B = batch.flat.count(trained_N) > 0
     skip_if(heard_B.sum() < 4, "needs four samples with a token in the loss")
     late_B = (batch.flat.first(trained_N) - batch.flat.first(response_N) + _left_out_B(batch))[heard_B]
-    each, counts = np.unique(late_B, return_counts=True)
-    by, most = int(each[counts.argmax()]), float(counts.max() / heard_B.sum())
+    by, most = _commonest(late_B)
     if not by and rollout is not None and _begins(batch, rollout) is not None:
         # Where only the mask says what is response, the engine does, too: it sampled what it gives a number.
         late_B = (batch.flat.first(trained_N) - given(_begins(batch, rollout)))[heard_B]
-        each, counts = np.unique(late_B, return_counts=True)
-        by, most = int(each[counts.argmax()]), float(counts.max() / heard_B.sum())
+        by, most = _commonest(late_B)
         # From its second token on a row is all the engine's: it gives the prompt's tokens numbers, too.
         inside = bool((given(_begins(batch, rollout)) > 1).all())
         if 0 < by <= 8 and most >= 0.9 and inside and _stray(batch, name) is None:
@@ -394,6 +392,12 @@ def mask_shifted(batch: StepBatch) -> Finding | None:
         cause="mask and tokens are about different places: one is about the token at its index, the other about the "
         "next (a roll or a slice is off by one)",
     )
+
+
+def _commonest(values_B: Array) -> tuple[int, float]:
+    """The commonest of these numbers, and its share."""
+    each, counts = np.unique(values_B, return_counts=True)
+    return int(each[counts.argmax()]), float(counts.max() / len(values_B))
 
 
 def _begins_late(batch: StepBatch, by: int, late_B: Array, name: str) -> Finding:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from hashlib import blake2b
 
-import numpy as np
-
-from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where, finding, listed, share, shown, warning
+from replay_core.diagnose.passes import keys_of
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE
 from replay_core.diagnose.signals import Point, RunLog, Series
@@ -82,10 +78,9 @@ def _found(log: RunLog, since: Point, steps: int, what: str, series: Series) -> 
     )  # fmt: skip
 
 
-#: Share of a step's samples that an earlier step has before it is no replay of some; values by which one is known; and
-#: steps that repeat before it is no step taken once more after a crash, and that do not before it is no test on one
-#: batch.
-SHARE, FEWEST, STEPS = 0.9, 2, 2
+#: Share of a step's samples that an earlier step has before it is no replay of some; and steps that repeat before it is
+#: no step taken once more after a crash, and that do not before it is no test on one batch.
+SHARE, STEPS = 0.9, 2
 
 
 @rule("D75", "samples of an earlier step come again", link="tokens", scope="case", lasts=True,
@@ -108,7 +103,7 @@ def trained_on_again(case: Case) -> Finding | None:
         rollout, old = batch.columns.of("rollout_logprobs"), batch.columns.of("old_logprobs")
         if batch.step is None or batch.tokens_N is None or rollout is None or old is None:
             continue
-        drawn, taken = _keys(batch, rollout), _keys(batch, old)
+        drawn, taken = keys_of(batch, "rollout_logprobs"), keys_of(batch)
         looked += 1
         origins = [
             seen[key][0] for key, now in zip(drawn, taken, strict=True)
@@ -140,15 +135,3 @@ def trained_on_again(case: Case) -> Finding | None:
         "of the engine",
         steps=steps,
     )
-
-
-def _keys(batch: StepBatch, column: Column) -> list[bytes | None]:
-    """Each sample's tokens and values of that tensor as one digest; None where it has too few to be known by."""
-    found: list[bytes | None] = []
-    assert batch.tokens_N is not None
-    for span in batch.flat.spans:
-        values = column.values_N[span][column.said_N[span]].astype(np.float32)
-        values = values[values != 0]
-        digest = blake2b(batch.tokens_N[span].tobytes() + b"|" + values.tobytes(), digest_size=16).digest()
-        found.append(digest if values.size >= FEWEST else None)
-    return found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
@@ -24,9 +27,10 @@ def off_the_tokens(batch: StepBatch) -> Finding | None:
     """
     name = "token_rewards" if batch.columns.ref("token_rewards") is not None else "token_scores"
     column, whole_B = batch.columns.of(name), batch.summed(name)
-    spread = _on_every_token(batch) or _on_the_first_token(batch)
-    if spread is None and batch.columns.ref("values") is not None:
-        spread = _before_the_last_token(batch)
+    paid = _paid(batch)
+    spread = None if paid is None else _on_every_token(batch, paid) or _on_the_first_token(batch, paid)
+    if spread is None and paid is not None and batch.columns.ref("values") is not None:
+        spread = _before_the_last_token(batch, paid)
     if spread is not None:
         return spread
     if whole_B is None:
@@ -67,14 +71,32 @@ def _in_one_column(batch: StepBatch, name: str, lost_B: Array) -> bool:
     return np.unique(np.nonzero(grids[0][lost_B])[1]).size == 1
 
 
-def _on_every_token(batch: StepBatch) -> Finding | None:
-    """The same reward on every token of a response, in all responses that have one: nothing gives a token a score."""
+@dataclass(frozen=True, slots=True)
+class _Paid:
+    """Rewards by token: their tokens that count, and those of them that have a reward."""
+
+    column: Column
+    counted_N: Array
+    paid_N: Array
+
+    @property
+    def name(self) -> str:
+        return self.column.name
+
+
+def _paid(batch: StepBatch) -> _Paid | None:
     name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
     column = batch.columns.of(name) if name else None
     if column is None:
         return None
-    counted_N = given(batch.trained_N) & column.said_N & np.isfinite(column.values_N)
-    low_B, high_B = batch.flat.extremes(column.values_N, counted_N)
+    counted_N = given(batch.trained_N) & column.said_N
+    return _Paid(column, counted_N, counted_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6))
+
+
+def _on_every_token(batch: StepBatch, paid: _Paid) -> Finding | None:
+    """The same reward on every token of a response, in all responses that have one: nothing gives a token a score."""
+    counted_N = paid.counted_N & np.isfinite(paid.column.values_N)
+    low_B, high_B = batch.flat.extremes(paid.column.values_N, counted_N)
     heard_B = (batch.flat.count(counted_N) > 1) & (np.nan_to_num(np.abs(high_B)) > 1e-6)
     if heard_B.sum() < FEWEST or not (high_B == low_B)[heard_B].all() or np.unique(high_B[heard_B]).size < 2:
         return None
@@ -83,31 +105,19 @@ def _on_every_token(batch: StepBatch) -> Finding | None:
     return error(
         f"the reward stands on every token of a response, in all {int(heard_B.sum())} that have one: long answers "
         "collect more",
-        batch.laid.where(name, sample=sample),
-        shown("reward of a token of the first such sample", float(high_B[sample]), None, f"{name} of {batch.name}"),
+        batch.laid.where(paid.name, sample=sample),
+        shown(
+            "reward of a token of the first such sample", float(high_B[sample]), None, f"{paid.name} of {batch.name}"
+        ),
         shown("its tokens", tokens, "1 with a reward"),
         shown("what its response collects", float(high_B[sample]) * tokens, f"{high_B[sample]:.4g}"),
         cause="an outcome reward is put on all tokens instead of on the last one: returns add it up token by token",
     )
 
 
-def _paid(batch: StepBatch) -> tuple[str, Array, Array] | None:
-    """(the column of rewards by token, its tokens that count, those of them that have a reward)."""
-    name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
-    column = batch.columns.of(name) if name else None
-    if column is None:
-        return None
-    counted_N = given(batch.trained_N) & column.said_N
-    paid_N = counted_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6)
-    return name, counted_N, paid_N
-
-
-def _before_the_last_token(batch: StepBatch) -> Finding | None:
+def _before_the_last_token(batch: StepBatch, paid: _Paid) -> Finding | None:
     """One reward for each response, before the last token that counts, in all of three tokens and more."""
-    paid = _paid(batch)
-    if paid is None:
-        return None
-    name, counted_N, paid_N = paid
+    counted_N, paid_N = paid.counted_N, paid.paid_N
     counts_B, ones_B = batch.flat.count(counted_N), batch.flat.count(paid_N)
     heard_B = (counts_B > 2) & (ones_B > 0)
     if heard_B.sum() < FEWEST or (ones_B[heard_B] != 1).any():
@@ -121,7 +131,7 @@ def _before_the_last_token(batch: StepBatch) -> Finding | None:
     sample = int(np.flatnonzero(heard_B)[0])
     return error(
         f"the reward stands before the last token of its response, in all {int(heard_B.sum())} that have one",
-        batch.laid.where(name, sample=sample),
+        batch.laid.where(paid.name, sample=sample),
         shown("token of the first such sample that has it", int(place_B[sample]), f"{int(counts_B[sample])}"),
         shown("responses", int(heard_B.sum()), "0"),
         cause="an outcome's reward is put at another place than the end (a length that counts the prompt, or words, or "
@@ -129,12 +139,9 @@ def _before_the_last_token(batch: StepBatch) -> Finding | None:
     )
 
 
-def _on_the_first_token(batch: StepBatch) -> Finding | None:
+def _on_the_first_token(batch: StepBatch, paid: _Paid) -> Finding | None:
     """One reward for each response, on its first token, in all of several tokens."""
-    paid = _paid(batch)
-    if paid is None:
-        return None
-    name, counted_N, paid_N = paid
+    counted_N, paid_N = paid.counted_N, paid.paid_N
     heard_B = (batch.flat.count(counted_N) > 1) & (batch.flat.count(paid_N) > 0)
     first_B = batch.flat.first(paid_N) == batch.flat.first(counted_N)
     if heard_B.sum() < FEWEST or not (first_B & (batch.flat.count(paid_N) == 1))[heard_B].all():
@@ -143,9 +150,9 @@ def _on_the_first_token(batch: StepBatch) -> Finding | None:
     return error(
         f"the reward stands on the first token of a response, in all {int(heard_B.sum())} that have one: the tokens "
         "that earned it come after it",
-        batch.laid.where(name, sample=sample),
+        batch.laid.where(paid.name, sample=sample),
         shown("responses with their reward on the first token", share(int(heard_B.sum()),
-        int(heard_B.sum())), "none", f"{name} of {batch.name}"),
+        int(heard_B.sum())), "none", f"{paid.name} of {batch.name}"),
         cause="an index from the wrong end (0 for -1): returns of all later tokens are 0, and nothing but the first "
         "token is taught",
     )  # fmt: skip

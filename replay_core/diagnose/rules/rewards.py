@@ -14,7 +14,7 @@ from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
-from replay_core.diagnose.flat import Array
+from replay_core.diagnose.flat import Array, ranges_G
 from replay_core.diagnose.log_steps import NO_STD, StepTold, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import Point, RunLog
@@ -459,10 +459,7 @@ def nan_from_small_groups(batch: StepBatch) -> Finding | None:
     sizes_G = np.bincount(group_B)
     flat_G = sizes_G == 1
     if reward_B is not None and np.isfinite(reward_B).all():
-        low_G, high_G = np.full(sizes_G.size, np.inf), np.full(sizes_G.size, -np.inf)
-        np.minimum.at(low_G, group_B, reward_B)
-        np.maximum.at(high_G, group_B, reward_B)
-        flat_G = flat_G | (high_G == low_G)
+        flat_G = flat_G | (ranges_G(reward_B, group_B) == 0)
     bad_G = np.unique(group_B[bad_B])
     if not flat_G[bad_G].all():
         return None

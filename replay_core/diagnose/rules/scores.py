@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from statistics import median
 
@@ -241,12 +240,7 @@ def _by_changes(a: Series, b: Series) -> float | None:
     if len(rows) < FEWEST_STEPS:
         return None
     xs, ys = ([y - x for x, y in pairwise(values)] for values in zip(*rows, strict=True))
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    xx, yy = sum((x - mean_x) ** 2 for x in xs), sum((y - mean_y) ** 2 for y in ys)
-    if xx <= 0 or yy <= 0:
-        return None
-    xy = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    return float(xy / math.sqrt(xx * yy))
+    return trends.line(xs, ys)[0] or None
 
 
 #: Responses that were cut and have one reward, before it is no chance, and the steps they are of.

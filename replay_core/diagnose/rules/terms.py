@@ -274,13 +274,13 @@ def _against_one(log: RunLog, loss: Series) -> Finding | None:
             continue
         looked = True
         y, x = [row[0] for row in rows], [row[1] for row in rows]
-        r, slope = _line(x, y)
+        r, slope = trends.line(x, y)
         told = [
             shown(f"correlation of loss and {kind}", r, "> 0" if kind == "kl" else "about 0"),
             shown("coefficient", slope, "> 0" if kind == "kl" else "-0.01 to 0"),
             shown("steps compared", len(rows)),
         ]
-        changes = _line([b - a for a, b in pairwise(x)], [b - a for a, b in pairwise(y)])[0]
+        changes = trends.line([b - a for a, b in pairwise(x)], [b - a for a, b in pairwise(y)])[0]
         if kind == "kl" and r < -LINE:
             claim = f"the KL term is subtracted from the loss: {loss.name} falls as {term.name} rises (coefficient "
             claim += f"{slope:.3g})"
@@ -301,14 +301,6 @@ def _against_one(log: RunLog, loss: Series) -> Finding | None:
         )  # fmt: skip
     skip_if(not looked, "needs pg_loss; without it a KL of 10 steps that grows over 0.1, or an entropy")
     return None
-
-
-def _line(x: list[float], y: list[float]) -> tuple[float, float]:
-    """(correlation, slope of y over x); 0 where one rests."""
-    my, mx = sum(y) / len(y), sum(x) / len(x)
-    xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
-    xx, yy = sum((a - mx) ** 2 for a in x), sum((b - my) ** 2 for b in y)
-    return (xy / math.sqrt(xx * yy), xy / xx) if xx > 0 and yy > 0 else (0.0, 0.0)
 
 
 @rule("L23", "the KL is counted twice", link="loss", scope="signals", explains=("L08",),

@@ -24,6 +24,7 @@ from replay_core.diagnose.algorithm import (
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, finding, share, shown
+from replay_core.diagnose.flat import ranges_G
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 
@@ -102,10 +103,7 @@ def _unfiltered(batch: StepBatch) -> _Shows | None:
     whole = batch.laid.algorithm.number("rollout_n", "num_generations", "n_samples_per_prompt", "group_size")
     if sizes_G.min() < 2 or np.unique(sizes_G).size > 1 or (whole is not None and sizes_G[0] != whole):
         return None
-    low_G, high_G = np.full(sizes_G.size, np.inf), np.full(sizes_G.size, -np.inf)
-    np.minimum.at(low_G, group_B, reward_B)
-    np.maximum.at(high_G, group_B, reward_B)
-    equal_G = high_G - low_G <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+    equal_G = ranges_G(reward_B, group_B) <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
     # A group that the mask leaves out is filtered out; GRPO's own advantages of it are 0, as a filter may set them.
     counted_B = np.ones(len(batch), dtype=bool) if batch.trained_N is None else batch.flat.count(batch.trained_N) > 0
     equal_G &= np.bincount(group_B, weights=counted_B) > 0
