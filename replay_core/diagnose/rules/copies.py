@@ -12,7 +12,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule, skip_if
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.dtypes import EPS, coarsest
 from replay_core.naming import MEANINGS
@@ -141,8 +141,7 @@ def _of_rows(batch: StepBatch, name: str, by: int, off: Array, source: str) -> F
 @rule("D38", "two copies differ in padding only", link="dump", scope="batch", source="docs/evidence.md#critics")
 def only_padding(batch: StepBatch) -> Finding | None:
     """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
-    if batch.trained_N is None:
-        raise Skip("needs a mask")
+    skip_if(batch.trained_N is None, "needs a mask")
     for a, b, apart_N in _copies(batch):
         if apart_N.any() and not (apart_N & batch.trained_N).any():
             return info(

@@ -139,8 +139,7 @@ def raw_in_log(log: RunLog) -> Finding | None:
     and in every step: an error where the run states an estimator with a baseline, else worth knowing: REINFORCE and
     RAFT need none.
     """
-    if log.get("value_mean") is not None:
-        raise Skip("a critic's values are the baseline")
+    skip_if(log.get("value_mean") is not None, "a critic's values are the baseline")
     for reward in log.all("reward_max"):
         tops = together(log.get("advantage_max"), reward)
         low = _statistic(log, reward, "reward_min", "min") or next(

@@ -158,8 +158,7 @@ def settings(case: Case) -> Finding | None:
     warmup = stated_number(facts, "warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters")
     total = stated_number(facts, *_TOTAL)
     lr = stated_number(facts, "lr", "learning_rate", "actor_lr")
-    if warmup is None and lr is None:
-        raise Skip("no settings are noted")
+    skip_if(warmup is None and lr is None, "no settings are noted")
     if warmup is not None and total is not None and warmup >= total > 0 and warmup > 1:
         return warning(
             f"the warm-up of {warmup:g} steps is longer than the run of {total:g}: the learning rate never gets there",

@@ -39,8 +39,7 @@ def never_ends(batch: StepBatch) -> Finding | None:
     skip_if(len(batch) < FEWEST or lengths_B.min() < TOKENS, f"needs {FEWEST} responses of {TOKENS} tokens")
     if lengths_B.min() != lengths_B.max():
         return None
-    if cut_B is not None and cut_B.all():
-        raise Skip("all of them are known to be cut off (D20)")
+    skip_if(cut_B is not None and cut_B.all(), "all of them are known to be cut off (D20)")
     last_B = tokens_N[batch.flat.starts_B + batch.flat.lengths_B - 1]
     ends, counts = np.unique(last_B, return_counts=True)
     if counts.max() > ONE_END * len(batch):

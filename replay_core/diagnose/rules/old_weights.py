@@ -124,8 +124,7 @@ def stale(case: Case) -> Finding | None:
     """
     misplaced = Misplaced()
     every = list(_step_gaps(case, misplaced))
-    if misplaced.told() is not None:
-        raise Skip("the trainer gathers other tokens than were sampled (D09)")
+    skip_if(misplaced.told() is not None, "the trainer gathers other tokens than were sampled (D09)")
     skip_if(not every, "needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     if (twice := _applied_twice(every)) is not None:
         return replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice

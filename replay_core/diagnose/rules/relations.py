@@ -163,8 +163,7 @@ def one_sided(log: RunLog) -> Finding | None:
             off,
             "about 0",
         )
-    if log.get("advantage_max") is None:
-        raise Skip("needs the largest advantage, or mean and std of 8 steps")
+    skip_if(log.get("advantage_max") is None, "needs the largest advantage, or mean and std of 8 steps")
     if log.get("advantage_min") is None:
         return _never_above(log)
     rows = [row for _, row in together(log.get("advantage_max"), log.get("advantage_min")) if row[0] > row[1] + 1e-6]

@@ -85,8 +85,7 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     advantages).
     """
     advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
-    if batch.advantage_B is not None:
-        raise Skip("one advantage for all of a response (D04)")
+    skip_if(batch.advantage_B is not None, "one advantage for all of a response (D04)")
     values, returns = batch.columns.of("values"), batch.columns.of("returns")
     counted_N = trained_N & advantages.said_N & np.isfinite(advantages.values_N)
     if values is not None and returns is not None:

@@ -310,8 +310,7 @@ def kl_twice(log: RunLog) -> Finding | None:
     coefficient over 0: a warning. Skipped where it does not state both.
     """
     in_reward, in_loss = log.algorithm.is_on("use_kl_in_reward"), log.algorithm.is_on("use_kl_loss")
-    if in_reward is None or in_loss is None:
-        raise Skip("needs a head that states use_kl_in_reward and use_kl_loss")
+    skip_if(in_reward is None or in_loss is None, "needs a head that states use_kl_in_reward and use_kl_loss")
     weights = log.algorithm.number("kl_coef"), log.algorithm.number("kl_loss_coef")
     if not (in_reward and in_loss) or 0 in weights:
         return None

@@ -349,8 +349,7 @@ def norm_stands(log: RunLog) -> Finding | None:
         return None
     rates = log.get("learning_rate")
     rate, digit = None if rates is None else median(rates.finite or [0.0]), _last_digit(values[0])
-    if rate is None and len(values) < UNTOLD:
-        raise Skip(f"needs the learning rate, or {UNTOLD} steps")
+    skip_if(rate is None and len(values) < UNTOLD, f"needs the learning rate, or {UNTOLD} steps")
     if rate is not None and rate < SHOWS * digit:
         raise Skip(f"an update of {rate:.2g} does not show in a norm whose last digit is {digit:.2g}")
     return finding(
