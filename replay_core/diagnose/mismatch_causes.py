@@ -79,12 +79,12 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
     d_N = np.zeros(between.both_N.size)
     d_N[between.both_N] = np.abs(between.d)
-    if (given_ := _given(batch, between, d_N)) is not None:
-        return given_
-    if (gathered := gathered_elsewhere(batch, between)) is not None:
-        return gathered
-    if (penalty := _of_repetition(batch, between)) is not None:
-        return penalty
+    if (
+        told_alone := _given(batch, between, d_N)
+        or gathered_elsewhere(batch, between)
+        or _of_repetition(batch, between)
+    ):
+        return told_alone
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
             "a part of the samples is off, their tokens are not the sampled ones",

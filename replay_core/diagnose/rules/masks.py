@@ -580,7 +580,7 @@ def _stray(batch: StepBatch, name: str) -> tuple[int, int, bool] | None:
 @rule("D19", "the end of a response is never trained", link="masks", scope="batch", needs=("tokens", "mask"),
       explains=("D20", "D07"), lasts=True,
       source="verl#3562, trl#2708: the mask is shifted, or pad and end token share an id")  # fmt: skip
-def end_untrained(batch: StepBatch) -> Iterator[Finding]:
+def end_untrained(batch: StepBatch) -> Finding | None:
     """End tokens in responses, and how many of them the mask keeps. None of them (of at least 2) is an error.
 
     Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them, or
@@ -603,28 +603,25 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
         # What follows the token that ends every mask is padding that nothing tells, or the template's.
         follows = _ends_before(batch, trained_N, np.flatnonzero(batch.flat.count(ends_N)), eos)
         if count >= 2 and not kept and not follows:
-            yield _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
+            return _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
         if count:
-            return
+            return None
     beyond = [after for after in _after_B(batch) if after is not None and after != batch.pad_id]
     if len(beyond) >= 2 and len(set(beyond)) == 1 and trained_N.any():
         holders = [number for number, after in enumerate(_after_B(batch)) if after == beyond[0]]
         if _ends_before(batch, trained_N, np.array(holders), beyond[0]):
-            return
+            return None
         sample = holders[0]
-        yield _untrained(batch, beyond[0], len(beyond), batch.laid.where(name, sample=sample))
-        return
+        return _untrained(batch, beyond[0], len(beyond), batch.laid.where(name, sample=sample))
     if (told := _end_before_padding(batch, trained_N)) is not None:
-        yield _untrained(batch, *told[:2], batch.laid.where(name, at=told[2]))
-        return
+        return _untrained(batch, *told[:2], batch.laid.where(name, at=told[2]))
     if (padded := _padded_with_end(batch, trained_N)) is not None:
-        yield padded
-        return
+        return padded
     if response_N is not None and (stripped := _stopped_at_nothing(batch, response_N)) is not None:
-        yield stripped
-        return
+        return stripped
     if eos is None:
         raise Skip("no end token can be told: no response ends before the longest does, and nothing says which stopped")
+    return None
 
 
 #: Responses that the engine says stopped, before their last tokens tell whether the end is one of them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +30,7 @@ class _Summed:
 @rule("D104", "rewards are not the sum of their functions", link="rewards", scope="case", lasts=True,
       explains=("D04", "D85", "D100", "L08"),
       source="TRL's reward_weights; a format reward that stands in the sum and in the function of it")  # fmt: skip
-def weights(case: Case) -> Iterator[Finding]:
+def weights(case: Case) -> Finding | None:
     """A sample's reward as the weighted sum of its recorded reward functions, solved for in every step that tells (the
     functions independent, at least 4 samples more than functions, all rewards met to 1e-4 of the largest). Other
     weights than the run states are an error. Weights that change once, from one step to the next, and were one and the
@@ -48,19 +47,19 @@ def weights(case: Case) -> Iterator[Finding]:
         elif (left := _parts(batch)) is not None:
             others.append((batch, *left))
     if (made := _made_otherwise(case, told, others)) is not None:
-        yield made
-        return
+        return made
     skip_if(not told, "no step tells with which weights several reward functions are summed")
     stated = _stated(case, told[0])
     if stated is not None:
         wrong = [one for one in told if _differ(one.weights_F, stated)]
         if wrong:
-            yield _said(wrong[0], "error", stated, "the run states {:.3g}", wrong)
-        return
+            return _said(wrong[0], "error", stated, "the run states {:.3g}", wrong)
+        return None
     changes = [at for at in range(1, len(told)) if _differ(told[at].weights_F, told[at - 1].weights_F)]
     if len(changes) == 1 and min(changes[0], len(told) - changes[0]) >= STEPS:
         at = changes[0]
-        yield _said(told[at], "warning", told[0].weights_F, "it was {:.3g} before", told[at:])
+        return _said(told[at], "warning", told[0].weights_F, "it was {:.3g} before", told[at:])
+    return None
 
 
 #: Names of a reward's parts beside `rewards`, as trainers of one's own have them.

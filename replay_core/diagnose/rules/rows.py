@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +80,7 @@ def all_zero(batch: StepBatch) -> Finding | None:
 @rule("D81", "the mask ends at one place in every longer response", link="masks", scope="batch",
       needs=("rollout_logprobs", "mask"), lasts=True, explains=("D19", "D20", "D28", "L09"),
       source="a mask that is cut to a length of its own, or covers a part of the response")  # fmt: skip
-def ends_early(batch: StepBatch) -> Iterator[Finding]:
+def ends_early(batch: StepBatch) -> Finding | None:
     """Tokens the engine sampled after the last that counts, in 4 samples and more and a quarter of all: an error where
     each of these samples counts its first k tokens and no sample counts more than k. (Turns of an agent end anywhere.)
     A warning where masks without a hole end at one and the same token (or before it) in all of these samples, which
@@ -95,15 +94,15 @@ def ends_early(batch: StepBatch) -> Iterator[Finding]:
     heard_B = counts_B > 0
     cut_B = heard_B & (sampled_B > counts_B)
     if cut_B.sum() < SAMPLES or 4 * cut_B.sum() < len(batch):
-        return
+        return None
     ends = np.unique(counts_B[cut_B])
     whole_N = trained_N & sampled_N
     if ends.size > 1 or counts_B.max() > ends[0] or (batch.flat.count(whole_N) != counts_B).any():
         if (marked_off := _at_a_mark(batch, sampled_N, cut_B)) is not None:
-            yield marked_off
-        return
+            return marked_off
+        return None
     name = batch.mask_name
-    yield error(
+    return error(
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
         batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),

@@ -75,7 +75,7 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
       needs=("advantages", "mask", "returns|token_rewards|token_scores|rewards"),
       explains=("L08", "D24"), lasts=True,
       source="arXiv 1506.02438: returns = advantages + values; REINFORCE: the reward to come")  # fmt: skip
-def of_returns(batch: StepBatch) -> Iterator[Finding]:
+def of_returns(batch: StepBatch) -> Finding | None:
     """Advantages that change from token to token, held against returns - values, and without a critic against the
     discounted reward to come (gamma 1 to .9): whitening leaves a correlation of 1. Where that is above 0.999 all is
     well. Below, an error if they are an exact line (to 1e-3 of their spread) of what a mistake gives: the sign, values
@@ -114,13 +114,13 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     right = max(map(alike, expected))
     if right > ALIKE:
         if values is not None and returns is not None:
-            yield from _whitened_over_padding(batch, expected[0], counted_N)
-        return
+            return _whitened_over_padding(batch, expected[0], counted_N)
+        return None
     if values is not None and returns is not None:
         solved = next(_lines_of(batch, advantages, values.values_N, returns.values_N, counted_N), None)
         if solved is not None:
             what, cause, left = solved
-            yield error(
+            return error(
                 f"advantages are not what returns and values give: {what}",
                 batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
                 shown("correlation with returns - values", right, "> 0.999", advantages.source),
@@ -128,7 +128,6 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
                 shown("tokens compared", int(counted_N.sum())),
                 cause=cause,
             )
-            return
     skip_if(right > TOLD_APART, "they follow what is expected so closely that a mistake cannot be told from it")
     for one_N in expected:
         inside_N = np.where(counted_N, one_N, np.nan)
@@ -140,7 +139,7 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     for what, cause, other_N in mistakes:
         r = alike(other_N)
         if r > ALIKE:
-            yield error(
+            return error(
                 f"advantages are not what returns and values give: {what}"
                 if values is not None and returns is not None
                 else f"advantages are not the reward to come: {what}",
@@ -150,7 +149,6 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
                 shown("tokens compared", int(counted_N.sum())),
                 cause=cause,
             )
-            return
     raise Skip("they are no whitened returns - values, nor a known mistake of them")
 
 
@@ -243,17 +241,17 @@ def _made_of(d_K: Array, place: Array, back: Array, first: Array, sizes: Array) 
     yield "they are squared", "they are multiplied by themselves", d_K * np.abs(d_K)
 
 
-def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array) -> Iterator[Finding]:
+def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array) -> Finding | None:
     """Advantages whose mean and std were taken over every slot of the padded rows: a line through returns - values that
     is not centred over the tokens that count, and is over all slots with zeros in the padding.
     """
     column = given(batch.columns.of("advantages"))
     if column.ref.rows is not None or len(column.ref.shape) != 2:
-        return
+        return None
     x, a = expected_N[counted_N], column.values_N[counted_N]
     slope = float(((x - x.mean()) * (a - a.mean())).sum() / ((x - x.mean()) ** 2).sum())
     if abs(float(a.mean())) < 0.02 or not slope > 0:
-        return
+        return None
     centre = float(x.mean() - a.mean() / slope)
     # Rows as wide as they are stored, or as the response alone: what centres them tells.
     longest = int(batch.flat.count(counted_N).max(initial=1))
@@ -261,11 +259,11 @@ def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array
     slots = min((len(batch) * width for width in widths), key=lambda slots: abs(float(x.sum()) / slots - centre),
                 default=0)  # fmt: skip
     if slots <= len(x):
-        return
+        return None
     mean = float(x.sum()) / slots
     spread = float(np.sqrt((x * x).sum() / slots - mean * mean))
     if abs(centre - mean) < 1e-3 * spread + 1e-5 and abs(slope * spread - 1) < 1e-2:
-        yield error(
+        return error(
             "advantages are whitened over padding too: their mean over the tokens that count is "
             f"{float(a.mean()):.3g}, not 0",
             batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
@@ -275,6 +273,7 @@ def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array
             cause="mean and std are taken over the whole tensor, without the mask: zeros of the padding pull the mean "
             "to 0 and the std down",
         )
+    return None
 
 
 def _to_come(batch: StepBatch) -> Iterator[Array]:

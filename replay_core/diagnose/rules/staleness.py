@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -108,7 +107,7 @@ def old_weights(batch: StepBatch) -> Finding | None:
 @rule("D31", "samples of old weights", link="rollout_logprobs", scope="case", lasts=True,
       explains=("D09", "D12", "D14", "D24"),
       source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
-def behind(case: Case) -> Iterator[Finding]:
+def behind(case: Case) -> Finding | None:
     """How far the newest weight version of a step's samples lies behind the step, less what the nearest step has (one
     trainer counts versions from 0, another from 1): more than the limit that is stated, else 8, is a warning; worth
     knowing where engine and trainer are no further apart in such steps than in those within it (2 and more), and nearer
@@ -139,11 +138,11 @@ def behind(case: Case) -> Iterator[Finding]:
     allowed = LAG if limit is None else limit
     if lag <= allowed:
         if not corrected:
-            yield from _parted_by_age({step: by - nearest for by, _, step in found}, distances, worst[1])
-        return
+            return _parted_by_age({step: by - nearest for by, _, step in found}, distances, worst[1])
+        return None
     past = [step for behind_by, _, step in found if behind_by - nearest > allowed]
     if _is_no_age(past, {step: by - nearest for by, _, step in found}, distances):
-        yield info(
+        return info(
             f"weight versions fall up to {lag:g} behind the steps, and samples are no older for it: engine and trainer "
             "are no further apart",
             worst[1],
@@ -153,8 +152,7 @@ def behind(case: Case) -> Iterator[Finding]:
             "stand still while weights do not",
             steps=past,
         )
-        return
-    yield warning(
+    return warning(
         f"samples are up to {lag:g} weight versions behind the step that trains on them"
         + (f", and the run allows {limit:g}" if limit is not None else ""),
         worst[1],
@@ -188,20 +186,20 @@ def _is_no_age(past: list[int], lags: dict[int, float], apart: dict[int, float])
 OLD, FRESH = 2, 0.25
 
 
-def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where) -> Iterator[Finding]:
+def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where) -> Finding | None:
     """Steps with their age in versions, and mean |trainer - rollout|: whether the old ones are apart, and fresh ones
     are not.
     """
     old = [step for step in apart if lags[step] >= OLD]
     fresh = [apart[step] for step in apart if lags[step] <= 0]
     if not old or not fresh:
-        return
+        return None
     there, here = float(np.median([apart[step] for step in old])), float(np.median(fresh))
     far = [step for step in old if apart[step] > BADLY]
     if 2 * len(far) <= len(old) or here > FRESH * there:
-        return
+        return None
     age = max(lags[step] for step in old)
-    yield warning(
+    return warning(
         f"samples are up to {age:g} weight versions old, and nothing corrects for it: engine and trainer are "
         f"{there:.2g} nats per token apart where they are",
         where,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import combinations, pairwise
 from statistics import median
 
@@ -36,7 +35,7 @@ def _clip_range(batch: StepBatch) -> tuple[float, float] | None:
       needs=("token_loss", "advantages", "mask"), explains=("D28", "L08", "L10", "D24"), lasts=True,
       source="arXiv 1707.06347 equation 7; 2503.14476 (two ranges), 1912.09729 (dual clip), 2507.18071, "
       "2506.13585")  # fmt: skip
-def token_loss(batch: StepBatch) -> Iterator[Finding]:
+def token_loss(batch: StepBatch) -> Finding | None:
     """Recomputes the recorded loss of every token from advantage and ratio: clipped at the stated range or a published
     one, with a dual clip, not clipped, a sequence's ratio (GSPO), CISPO, REINFORCE, each with the importance weights or
     without. Where one agrees to 1e-3 all is well, unless the range that agrees is not the stated one. Where none does,
@@ -74,7 +73,7 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
             above_N = None if logp_N is None else -np.minimum(r_N, 1 + high) * a_N * logp_N
             if any(one_N is not None and agrees(one_N) for one_N in (plain_N, dual_N, soft_N, above_N)):
                 if stated and (low, high) != stated and _tells(r_N, a_N, stated, (low, high)):
-                    yield warning(
+                    return warning(
                         f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and "
                         f"{stated[1]:g}",
                         place,
@@ -82,47 +81,45 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
                         link="ratio",
                         cause="the clip range that is configured does not reach the loss, or another one is logged",
                     )
-                return
+                return None
         if agrees(-a_N * r_N):
             if stated and _tells(r_N, a_N, stated, None):
-                yield error(
+                return error(
                     f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
                     place,
                     *evidence,
                     link="ratio",
                     cause="the clipped loss is computed and not used, or the range is ignored",
                 )
-            return
+            return None
     if agrees(-a_N) or (logp_N is not None and agrees(-a_N * logp_N)):
-        return
+        return None
     if (range_ := _solved_range(loss_N, a_N, ratio_kinds[0], close)) is not None:
         low, high = range_
         if stated or not all(USUAL[0] <= each <= USUAL[1] for each in range_):
-            yield warning(
+            return warning(
                 f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
                 + (f", and the run states {stated[0]:g} and {stated[1]:g}" if stated else ", where recipes have 0.1 to "
                    "0.4"), place, *evidence, link="ratio", 
                 cause="the clip range that is configured does not reach the loss, or another one is logged: so wide a "
                 "range cuts nothing off, so narrow a one nearly every token",
             )  # fmt: skip
-        return
+        return None
     for one in surrogates(batch):
         if one.mistake and agrees(one.values_N[both_N]):
             severity = one.severity(batch.laid.algorithm)
             how = "otherwise" if severity == "info" else "wrongly"
-            yield finding(
+            return finding(
                 severity, f"the loss of a token is made {how}: {one.mistake}", place,
                 *evidence, link=one.link,
                 cause=one.cause,
             )  # fmt: skip
-            return
     if (times := _times(loss_N, a_N, ratio_kinds, ranges)) is not None:
-        yield warning(
+        return warning(
             f"the loss of a token is {times:.4g} times what it should be", place, *evidence, 
             cause="a factor too many in the loss of a token: the advantage is multiplied in twice as a number, a world "
             "size, a weight that is not recorded",
         )  # fmt: skip
-        return
     raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
 
 
