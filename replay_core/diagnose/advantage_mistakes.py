@@ -21,13 +21,12 @@ from replay_core.diagnose.advantage_variants import (
     squashed,
     zeroed,
 )
-from replay_core.diagnose.algorithm import OF_GROUPS, divides_by_length
+from replay_core.diagnose.algorithm import OF_GROUPS, divides_by_length, severity_of_raw
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.flat import Array
+from replay_core.diagnose.finding import share
+from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
-from replay_core.diagnose.rule import Skip, given
-from replay_core.diagnose.stating import share
-from replay_core.diagnose.unbaselined import severity_of_raw
+from replay_core.diagnose.rule import Skip, given, skip_if
 from replay_core.objectives import advantages
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         Skip: nothing explains them, and something that is not recorded may.
     """
     heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
+    reward_B, group_B = given(batch.reward_B), given(batch.group_B)
     if not batch.group_is_named:
         if (turned := _turned(batch, heard_B, kept_B, close)) is not None:
             yield turned
@@ -75,8 +75,7 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
         )  # fmt: skip
         return
-    if are_raw(batch):
-        raise Skip("advantages are the raw rewards in some steps alone: a baseline that begins at 0")
+    skip_if(are_raw(batch), "advantages are the raw rewards in some steps alone: a baseline that begins at 0")
     if (turned := _turned(batch, heard_B, kept_B, close)) is not None:
         yield turned
         return
@@ -84,20 +83,21 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if weight is not None:
         raise Skip(f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do")
     every = [
-        *_from_held(batch, unlike), *_from_padding(batch, unlike), *_from_equal(batch, unlike),
-        *_from_lines(batch, unlike), *_from_values(batch, unlike),
-        *_from_groupings(batch, unlike), *_from_order(batch, unlike), *_from_parts(batch, unlike),
+        one
+        for makes in (_from_held, _from_padding, _from_equal, _from_lines, _from_values, _from_groupings, _from_order,
+                      _from_parts)
+        for one in makes(batch, unlike)
     ]  # fmt: skip
     # That a line is none of those known says less than what makes it.
     yield from sorted(every, key=lambda one: one.key in ("baseline", "scale"))
     if every:
         return
-    if np.unique(np.bincount(given(batch.group_B))).size > 1:
+    if np.unique(np.bincount(group_B)).size > 1:
         raise Skip("groups have different sizes: part of the batch may not be in the dump")
     if batch.columns.reward_functions_FB is not None:
         raise Skip("rewards are a sum of functions, whose weights (and a penalty) are not recorded")
     algorithm = batch.laid.algorithm
-    known = squashed(batch, heard_B, kept_B, given(batch.reward_B), given(batch.group_B))
+    known = squashed(batch, heard_B, kept_B, reward_B, group_B)
     if algorithm.estimator not in OF_GROUPS and (chosen := _chosen(batch, heard_B, kept_B)) is not None:
         yield Guess(
             "info", "chosen", f"advantages choose: {chosen:.4g} for the best answers, and 0 for all others",
@@ -179,8 +179,8 @@ def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     equal_B = (spread_B - 1e-6 <= 1e-6 * np.maximum(np.abs(reward_B), 1e-12))[unlike.kept_B]
     if not equal_B.any() or equal_B.all() or not np.abs(heard_B[equal_B]).max() > 0.1:
         return
-    for name, values_B in zeroed(known_variants(batch, reward_B, group_B), unlike.kept_B):
-        if np.isfinite(values_B).all() and agree(heard_B[~equal_B], values_B[~equal_B], unlike.close[~equal_B]):
+    for name, values_B in _known(batch, unlike.kept_B):
+        if agree(heard_B[~equal_B], values_B[~equal_B], unlike.close[~equal_B]):
             yield Guess(
                 "error",
                 "equal",
@@ -305,12 +305,9 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     """What is made of right advantages afterwards: absolute values, signs, ranks, a clamp, a constant, lengths."""
     heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
-    known = [
-        (name, values_B) for name, values_B in zeroed(known_variants(batch, reward_B, group_B), kept_B)
-        if np.isfinite(values_B).all() and np.ptp(values_B) > 0
-    ]  # fmt: skip
+    known = [(name, values_B) for name, values_B in _known(batch, kept_B) if np.ptp(values_B) > 0]
     # Of one size all advantages are anything: at least one group has three different rewards.
-    several = any(np.unique(np.round(reward_B[group_B == group], 9)).size > 2 for group in np.unique(group_B))
+    several = any(np.unique(np.round(reward_B[inside], 9)).size > 2 for inside in groups_of(group_B))
     if float(np.ptp(heard_B)) <= 1e-6 * float(np.abs(heard_B).max()):
         yield Guess(
             "warning", "one number", f"all advantages are one number ({heard_B[0]:.4g}), although rewards differ",
@@ -378,12 +375,8 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     for name, values_B in known:
         size = float(values_B @ values_B)
         times = float(values_B @ heard_B) / size
-        if (
-            batch.columns.reward_functions_FB is None
-            and times > 0
-            and abs(times - 1) > 1e-2
-            and agree(heard_B / times, values_B, close)
-        ):
+        is_told = batch.columns.reward_functions_FB is None and times > 0 and abs(times - 1) > 1e-2
+        if is_told and agree(heard_B / times, values_B, close):
             yield Guess(
                 "warning", f"times {times:.2g}",
                 f"advantages are {times:.4g} times what they should be: {times:.4g} x {name}",
@@ -428,12 +421,8 @@ def _from_order(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if np.unique(np.round(heard_B, 6)).size < 4:
         return
     is_sorted = False
-    for name, values_B in zeroed(known_variants(batch, reward_B, group_B), kept_B):
-        if (
-            np.isfinite(values_B).all()
-            and agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min()))
-            and len(heard_B) > 2
-        ):
+    for name, values_B in _known(batch, kept_B):
+        if len(heard_B) > 2 and agree(np.sort(heard_B), np.sort(values_B), np.full(len(heard_B), close.min())):
             yield Guess(
                 "error", "other samples",
                 f"advantages belong to other samples: as {name} they are right, in another order",
@@ -468,9 +457,7 @@ def _moved_rows(batch: StepBatch, unlike: Unlike) -> Guess | None:
     """
     heard_B, close = unlike.heard_B, unlike.close
     reward_B, group_B = given(batch.reward_B), given(batch.group_B)
-    for name, values_B in known_variants(batch, reward_B, group_B):
-        if not np.isfinite(values_B).all():
-            continue
+    for name, values_B in _known(batch, unlike.kept_B):
         own_B = np.abs(heard_B - values_B) <= close
         if own_B.mean() > MOVED:
             continue
@@ -491,25 +478,17 @@ def _moved_rows(batch: StepBatch, unlike: Unlike) -> Guess | None:
 
 
 def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
-    """A variant that makes the advantages of some groups, where all of the others' are 0 or turned."""
-    told = _in_some_groups(batch, unlike.heard_B, unlike.kept_B, unlike.close)
-    if told is not None:
-        yield Guess("error", "part", *told)
-
-
-def _in_some_groups(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> tuple[str, str] | None:
-    """Claim and cause where a variant has the advantages of a third of the groups and more, and in all of the
-    others, though rewards differ, they are 0, or of the other sign.
+    """A variant that has the advantages of a third of the groups and more, where in all of the others, though rewards
+    differ, they are 0, or of the other sign.
     """
+    heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
     reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
-    spread_G = np.array([float(np.ptp(reward_B[group_B == group])) for group in np.unique(group_B)])
+    spread_G = np.array([float(np.ptp(reward_B[inside])) for inside in groups_of(group_B)])
     several_G = spread_G > 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
     if several_G.sum() < 3:
-        return None
+        return
     names = np.unique(group_B)[several_G]
-    for name, values_B in zeroed(known_variants(batch, given(batch.reward_B), given(batch.group_B)), kept_B):
-        if not np.isfinite(values_B).all():
-            continue
+    for name, values_B in _known(batch, kept_B):
 
         def are(expected_B: Array) -> Array:
             off_B = np.abs(heard_B - expected_B) > close * np.maximum(1, np.abs(values_B))  # noqa: B023
@@ -520,17 +499,23 @@ def _in_some_groups(batch: StepBatch, heard_B: Array, kept_B: Array, close: Arra
             continue
         for what, other_B, cause in (
             ("0", np.zeros_like(values_B), "part of the batch is cleared: rows that are masked, filled in late, or "
-            "left "
-             "out by a loop that ends too early"),
+            "left out by a loop that ends too early"),
             ("of the other sign", -values_B, "the sign is turned for a part of the batch"),
         ):  # fmt: skip
             if are(other_B)[~right_G].all():
-                return (
+                yield Guess(
+                    "error", "part",
                     f"advantages are {what} in {share(int((~right_G).sum()), len(names))} groups whose rewards differ; "
                     f"in the others they are {name}",
                     cause,
-                )
-    return None
+                )  # fmt: skip
+                return
+
+
+def _known(batch: StepBatch, kept_B: Array) -> Iterator[tuple[str, Array]]:
+    """The known variants that have a number for each of the kept samples."""
+    every = zeroed(known_variants(batch, given(batch.reward_B), given(batch.group_B)), kept_B)
+    return ((name, values_B) for name, values_B in every if np.isfinite(values_B).all())
 
 
 #: Advantages that are left of a clamp at 0.

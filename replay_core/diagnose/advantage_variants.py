@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.flat import Array
+from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.rule import given
 from replay_core.objectives import advantages
 
 #: How close a recomputed advantage has to be, by the precision it was stored in.
 CLOSE = {"float64": 1e-5, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-
-
 _EPSILONS = (1e-4, 1e-6, 1e-8, 0.0)
 
 
@@ -284,8 +282,7 @@ def squashed(batch: StepBatch, heard_B: Array, kept_B: Array, reward_B: Array, g
     root keep order, sign and what is equal. None where there is none, or where they take up too few values to tell.
     """
     ranks_B = np.zeros(len(reward_B))
-    for group in np.unique(group_B):
-        inside = group_B == group
+    for inside in groups_of(group_B):
         r = reward_B[inside]
         below, equal = (r[:, None] > r).sum(1), (r[:, None] == r).sum(1) - 1
         ranks_B[inside] = below + equal / 2 - (len(r) - 1) / 2

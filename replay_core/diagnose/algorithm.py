@@ -5,11 +5,13 @@ One place reads the settings, in every framework's words; rules ask here before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from replay_core.diagnose.stated import stated, stated_number
 from replay_core.records import Run
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 #: Spellings of one estimator of advantages, by what it is called here; the longest that is in the name counts.
 _ESTIMATORS = {
@@ -23,6 +25,8 @@ _ESTIMATORS = {
 OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
 #: Further words for the two sides of a clip range.
 _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprange_high")
+#: Words for the weight of a KL to the reference; the first is that of one in the loss alone.
+KL_WEIGHTS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
 #: Switches of a KL that is subtracted from the rewards.
 KL_IN_REWARDS = ("use_kl_in_reward", "kl_in_reward", "apply_kl_in_reward")
 _KL = {
@@ -209,6 +213,26 @@ class Algorithm:
         )  # fmt: skip
 
     @property
+    def kl_weight(self) -> float | None:
+        """The coefficient of a KL to the reference, wherever it is applied."""
+        return self.number(*KL_WEIGHTS)
+
+    @property
+    def aggregation(self) -> str:
+        """How the loss is put together of its tokens, in the run's own word."""
+        return self.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The policy's learning rate."""
+        return self.number("lr", "learning_rate", "actor_lr")
+
+    @property
+    def largest_norm(self) -> float | None:
+        """What the gradient's norm is clipped at."""
+        return self.number("max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad")
+
+    @property
     def kl_estimator(self) -> str:
         """The estimator of the KL term: k1, k2, k3, |log r|."""
         return _KL.get(self.word("kl_loss_type", "kl_estimator", "kl_type", "kl_penalty", "kl_approx"), "")
@@ -254,7 +278,7 @@ class Algorithm:
 
 def divides_by_length(algorithm: Algorithm) -> bool:
     """Whether the run states a loss that is a mean over a response's tokens, and no length in its advantages."""
-    how = algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+    how = algorithm.aggregation
     meant = algorithm.value("advantage_length_norm", "length_normalized_advantage", "adv_length_norm")
     return how.endswith("token-mean") and meant is not True
 
@@ -295,3 +319,63 @@ def whitens(algorithm: Algorithm) -> bool:
 def entropy_bonus(algorithm: Algorithm) -> float | None:
     """The coefficient of the entropy in the loss."""
     return algorithm.number("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef")
+
+
+#: A configuration is a few levels deep.
+_DEEPEST = 8
+
+
+def stated(facts: Mapping[str, Any], *names: str) -> Any:
+    """The value of the first of these names, wherever in the settings it stands; None where none stands there, or where
+    it stands twice with two values.
+    """
+    for name in names:
+        found = list(_every(facts, name, _DEEPEST))
+        if found and all(each == found[0] for each in found):
+            return found[0]
+    return None
+
+
+def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
+    """`stated`, where that is a number."""
+    value = stated(facts, *names)
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _every(facts: Mapping[str, Any], name: str, deep: int) -> Iterator[Any]:
+    for key, value in facts.items():
+        if str(key).lower().rpartition(".")[2] == name and not isinstance(value, Mapping):
+            yield value
+        elif isinstance(value, Mapping) and deep:
+            yield from _every(value, name, deep - 1)
+
+
+def severity_of_raw(algorithm: Algorithm) -> Severity:
+    """An error contradicts what is stated: plain REINFORCE needs no baseline, ReMax's is 0 where every greedy answer
+    fails, REINFORCE++'s may be taken later (a warning), and what is not stated, or under a name that is not known here,
+    may be meant (RAFT).
+    """
+    if algorithm.estimator in ("", "reinforce", "remax"):
+        return "info"
+    return "warning" if algorithm.estimator.startswith("reinforce++") else "error"
+
+
+def why_raw(algorithm: Algorithm) -> str:
+    """The cause that goes with that severity."""
+    if algorithm.estimator == "reinforce":
+        return "reinforce is stated, which needs no baseline: right, and of a high variance"
+    if algorithm.estimator == "remax":
+        return "ReMax subtracts the greedy answer's reward: right where every greedy answer earns 0, else it is lost"
+    if algorithm.estimator.startswith("reinforce++"):
+        return f"{algorithm.estimator} is stated, and neither a mean is subtracted nor a std divided by"
+    if not algorithm.estimator:
+        return (
+            "no baseline is computed: right for REINFORCE and RAFT, and wrong where a baseline is meant (GRPO, RLOO); "
+            "the run states no estimator that is known here"
+        )
+    return "no baseline is computed"

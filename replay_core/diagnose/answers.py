@@ -14,8 +14,7 @@ def answers_of(batch: StepBatch) -> list[bytes] | None:
     """Each sample's response; None where neither tokens nor texts of it are recorded."""
     tokens_N, response_N = batch.tokens_N, batch.response_N
     if tokens_N is not None and response_N is not None:
-        spans = zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)
-        return [tokens_N[at : at + size][response_N[at : at + size]].tobytes() for at, size in spans]
+        return [tokens_N[span][response_N[span]].tobytes() for span in batch.flat.spans]
     texts = batch.columns.texts("response_text")
     return None if texts is None else [text.encode("utf-8", "surrogatepass") for text in texts]
 

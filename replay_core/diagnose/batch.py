@@ -188,6 +188,11 @@ class StepBatch:
                 trained_N = trained_N & np.repeat((kept_B != 0) == wanted, self.flat.lengths_B)
         return trained_N
 
+    @property
+    def mask_name(self) -> str:
+        """Which mask says what counts in the loss."""
+        return "loss_mask" if self.columns.of("loss_mask") else "response_mask"
+
     def _emptied(self) -> Array | None:
         """No token at all, where a mask is recorded that is zero to the last entry: what it masks out, no sample
         holds.
@@ -203,8 +208,7 @@ class StepBatch:
         """The id that fills the places no sample holds."""
         for sheet, _ in self.columns.sheets:
             for part in sheet.parts:
-                pad = _pad_id(part)
-                if pad is not None:
+                if (pad := _pad_id(part)) is not None:
                     return pad
         return None
 
@@ -314,12 +318,10 @@ class StepBatch:
     @cached_property
     def reward_B(self) -> Array | None:
         """One reward per sample: the scalar, else the sum of its tokens' scores or rewards."""
-        each = self.columns.per_sample("reward")
-        if each is not None:
+        if (each := self.columns.per_sample("reward")) is not None:
             return each
         for name in ("token_scores", "token_rewards"):
-            scores_B = self.summed(name)
-            if scores_B is not None:
+            if (scores_B := self.summed(name)) is not None:
                 return scores_B
         functions_FB = self.columns.reward_functions_FB
         return None if functions_FB is None else np.nansum(functions_FB, axis=0)
@@ -353,6 +355,15 @@ class StepBatch:
         # A sample with no token in the mask has no advantage of its own.
         constant = bool((np.isnan(spread_B) | (spread_B <= 1e-6 * np.maximum(1, np.abs(high_B)))).all())
         return high_B if constant else None
+
+    @property
+    def largest_advantage(self) -> float:
+        """The largest |advantage| of a token that counts; 0 where none is known."""
+        column, trained_N = self.columns.of("advantages"), self.trained_N
+        if column is None or trained_N is None:
+            return 0.0
+        heard = np.abs(column.values_N[trained_N & column.said_N])
+        return float(heard[np.isfinite(heard)].max(initial=0.0))
 
     # ---- logprobs
 

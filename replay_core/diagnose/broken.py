@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from replay_core.diagnose.finding import Evidence
+from replay_core.diagnose.finding import Evidence, shown
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.signal_names import ORDER
 from replay_core.diagnose.signals import Point, RunLog, Series
-from replay_core.diagnose.stating import shown
 
 LOSSES = ("loss", "pg_loss", "micro_loss", "value_loss")
 #: The spread of rewards, and what is divided by it: NaN for a group of one.

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from replay_core.budget import stored_bytes
+from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.batch import StepBatch, batches_of
+from replay_core.diagnose.signals import RunLog
 from replay_core.records import Record, Run, Selection
 
 #: Files that are less together are read once for all rules.
@@ -40,6 +42,16 @@ class Case:
             SelectionError: there is no such step.
         """
         return self.run.records if self.step is None else self.run.select(step=self.step)
+
+    @property
+    def log(self) -> RunLog:
+        """The series of the run, of the first where there are several; one that holds nothing where there are none."""
+        return self.signals.logs[0] if self.signals is not None and self.signals.logs else RunLog()
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the run states of itself."""
+        return Algorithm(stated_by(self.run))
 
     @property
     def begins(self) -> bool:

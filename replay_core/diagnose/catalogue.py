@@ -11,7 +11,6 @@ from replay_core.diagnose.rule import Rule
 
 #: What a rule is given, in words.
 _SCOPES = {"batch": "every step's samples", "signals": "logs and metrics over steps", "case": "the whole run"}
-
 _HEAD = """\
 # Diagnostics
 

@@ -39,6 +39,16 @@ class Scalar:
     name: str
     value: float
 
+    @property
+    def place(self) -> tuple[int | None, int | None]:
+        """The rank and the micro-batch it is of, as `Laid.rows_by_micro` knows them."""
+        return self.record.key.rank, self.record.key.micro
+
+    @property
+    def update(self) -> tuple[int | None, int | None]:
+        """The optimizer step of its batch that it is of."""
+        return self.record.key.epoch, self.record.key.minibatch
+
 
 class Columns:
     """The sheets of a batch: its own samples, and what other records of the step say of them."""

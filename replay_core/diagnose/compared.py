@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence
+from replay_core.diagnose.finding import Evidence, shown
 from replay_core.diagnose.gap import DISAGREE, Gap, gap
 from replay_core.diagnose.rule import Skip
-from replay_core.diagnose.stating import shown
 
 BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
-
-
 TOLD_APART = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump tells them apart (D08, D10, D11, D12, D16)"
 
 
@@ -42,14 +39,18 @@ def compared(batch: StepBatch) -> Gap:
     return gap(batch)
 
 
-def distance(batch: StepBatch) -> float | None:
-    """mean |trainer - rollout| over the tokens that count, nats; None where the two cannot be compared."""
-    if not all(batch.has(name) for name in BOTH[:2]):
-        return None
+def gap_of(batch: StepBatch) -> Gap | None:
+    """The gap of a batch; None where rollout and trainer cannot be compared."""
     try:
-        return gap(batch).mean
+        return gap(batch) if all(batch.has(name) for name in BOTH[:2]) else None
     except Skip:
         return None
+
+
+def distance(batch: StepBatch) -> float | None:
+    """mean |trainer - rollout| over the tokens that count, nats; None where the two cannot be compared."""
+    between = gap_of(batch)
+    return None if between is None else between.mean
 
 
 def disagrees(batch: StepBatch) -> bool:

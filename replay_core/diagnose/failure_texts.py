@@ -65,8 +65,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "export GLOO_SOCKET_IFNAME=IFACE on every node; getent hosts $(hostname)"),
     (r"ncclSystemError|Call to (?:connect|bind|accept|ibv_\w+).*(?:failed|returned)|NET/(?:IB|Socket)|ibv_\w+ failed",
      "NCCL's network or system call failed (interface, InfiniBand): the wrong interface, InfiniBand that is not "
-     "usable, a limit of the "
-     "container (memlock, /dev/shm) or a peer that is gone",
+     "usable, a limit of the container (memlock, /dev/shm) or a peer that is gone",
      "NCCL_DEBUG=INFO names the call; NCCL_SOCKET_IFNAME=IFACE; NCCL_IB_DISABLE=1 tells whether it is InfiniBand"),
     (r"HCCL function error|hccl api failed|ERR02200|EI00\d\d",
      "a call of Ascend's HCCL failed: ranks that do not meet, a device that is held, or an error of a peer before",
@@ -127,8 +126,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "(_fsdp_wrapped_module, base_model.model), fused against split projections, tied or padded embeddings",
      "compare the names and shapes: rldbg weights; or rldbg show CHECKPOINT beside rldbg show MODEL"),
     (r"(?:[Ee]rror\(s\) in loading state_dict|size mismatch for |(?:Missing|Unexpected) key(?:\(s\)|s)? in "
-     r"(?:checkpoint "
-     r")?state_dict|CheckpointException)",
+     r"(?:checkpoint )?state_dict|CheckpointException)",
      "the checkpoint's weights are not the model's: another architecture or size, a vocabulary that was padded, "
      "an adapter or a wrapper's prefix in the names, or another sharding",
      "compare the names and shapes: rldbg show CHECKPOINT beside rldbg show MODEL"),
@@ -178,8 +176,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "in the loop that uses it"),
     # The GPU.
     (r"uncorrectable ECC|ECC error|double.bit ECC|Xid.{0,60}: (?:48|63|64|92|94|95)\b|[Uu]ncorrectable (?:NVLink "
-     r")?error"
-     r"|row.remap", "the GPU's memory has an uncorrectable ECC error: hardware",
+     r")?error|row.remap", "the GPU's memory has an uncorrectable ECC error: hardware",
      "nvidia-smi -q -d ECC,ROW_REMAPPER; reset or replace the GPU, and exclude the node"),
     (r"Xid.{0,60}: (?:79|119|120|109)\b|fallen off the bus|GPU (?:is )?lost|GPU has fallen",
      "the GPU is gone from the bus (or its firmware hangs): hardware, power or driver",
@@ -212,8 +209,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "cuBLAS could not allocate its workspace: out of GPU memory (or a kernel failed before)",
      "leave memory free: a smaller batch or cache; CUDA_LAUNCH_BLOCKING=1 if there is plenty"),
     (r"CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|cuBLAS", "a matrix product failed: shapes or dtypes that the library "
-     "does "
-     "not take, an index error before it, or versions of cuBLAS and torch that do not fit",
+     "does not take, an index error before it, or versions of cuBLAS and torch that do not fit",
      "CUDA_LAUNCH_BLOCKING=1; pip list | grep nvidia: a second cuBLAS beside torch's"),
     (r"cudaIpc|invalid resource handle|peer access is not supported|CUDA IPC",
      "memory is shared between processes (CUDA IPC) that do not see the same GPU, or whose owner has freed it",
@@ -236,12 +232,10 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"probability tensor contains either|invalid multinomial distribution|to satisfy the constraint"
      r"|[Pp]robabilities contain NaN",
      "the policy's probabilities are not finite: its logits are NaN or Inf, since its weights are (an update with a "
-     "NaN "
-     "gradient, a bad synchronisation), fp16 overflowed, or an attention row is masked whole",
+     "NaN gradient, a bad synchronisation), fp16 overflowed, or an attention row is masked whole",
      "the first metric or weight that is not finite, before this step; rldbg record -- YOUR COMMAND"),
     (r"[Ff]ound NaN in (?:local )?(?:forward|grad|loss)|found Inf in local|returned nan values|[Ll]oss (?:is|became) "
-     r"(?:nan"
-     r"|inf)|NaN (?:detected|loss)|nan (?:detected|loss)",
+     r"(?:nan|inf)|NaN (?:detected|loss)|nan (?:detected|loss)",
      "a loss or gradient is not finite: an overflow or 0/0 in the forward or backward, or data that is (the line names "
      "where)", "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first tensor"),
     (r"loss scale already at minimum|loss scale.*cannot decrease",
@@ -266,17 +260,15 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "samples of a batch have other lengths: they are not padded (a collate function is missing)",
      "pad to the longest of the batch in the collate function"),
     (r"only support equal chunk|(?:batch[ _]size|batch|samples?).{0,80}(?:must be|is not|should be|not evenly) "
-     r"(?:evenly )?"
-     r"(?:divisible|a multiple)|not divisible by|[Cc]heck batch related parameters|must be (?:evenly )?divisible|"
-     r"must be divisible by",
+     r"(?:evenly )?(?:divisible|a multiple)|not divisible by|[Cc]heck batch related parameters|must be (?:evenly "
+     r")?divisible|must be divisible by",
      "numbers do not divide: the batch (or heads, or world size) is no multiple of ranks, micro-batches, generations "
      "per prompt or parallel sizes",
      "batch = micro-batch x accumulation x data-parallel ranks, and a multiple of the generations per prompt"),
     (r"[\"']?weight[\"']? must be 2-D|ZeroParamStatus|ds_status|inflight_param|partitioned.*(?:not|un)gathered|size "
      r"torch\.Size"
      r"\(\[0\]\)", "a weight sharded by ZeRO-3 or FSDP is used without being gathered: a module called beside its "
-     "wrapped "
-     "forward, or generation outside of the gathering context",
+     "wrapped forward, or generation outside of the gathering context",
      "call it through the wrapped module; deepspeed.zero.GatheredParameters, FSDP.summon_full_params"),
     (r"[Mm]ust flatten tensors with (?:the same|uniform)", "FSDP wraps frozen and trained parameters (LoRA), or two "
      "dtypes, into one flat tensor", "use_orig_params=True, or an auto-wrap policy for LoRA; one dtype"),
@@ -295,9 +287,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "torch.autograd.set_detect_anomaly(True) names the forward"),
     (r"[Ee]xpected to have finished reduction|[Ee]xpected to mark a variable ready only once",
      "some parameters got no gradient in this step (unused in the loss, DDP), or got it twice (reentrant "
-     "checkpointing, "
-     "shared "
-     "weights)", "find_unused_parameters=True, or use_reentrant=False"),
+     "checkpointing, shared weights)", "find_unused_parameters=True, or use_reentrant=False"),
     # Files that are broken or absent.
     (r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
      r"|/dev/shm|[Ss]hared memory segment|[Bb]us error|SIGBUS|exitcode: -7\b",
@@ -332,16 +322,13 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"429 Client Error|Too Many Requests|RateLimitError|rate limit",
      "a server limits the rate of requests: every rank downloads, or a judge is called too often",
      "download once and share the cache; fewer calls at once, with retries"),
-    (r"RepositoryNotFoundError|is not a local folder and is not a valid model identifier|404 Client "
-     r"Error|EntryNotFoundError"
-     r"|does not appear to have a file named|HFValidationError|Repo id must",
+    (r"RepositoryNotFoundError|is not a local folder and is not a valid model identifier|404 Client Error"
+     r"|EntryNotFoundError|does not appear to have a file named|HFValidationError|Repo id must",
      "there is no such model, file or folder: a name mistyped, or a local path that does not exist on this node",
      "ls PATH on the node that failed; huggingface-cli download NAME"),
     (r"OfflineModeIsEnabled|LocalEntryNotFoundError|couldn't connect to|cannot find the requested files|Max retries "
-     r"exceeded"
-     r"|Name(?:Resolution)?Error.*resolve|Temporary failure in name resolution|Network is unreachable|Name or service "
-     r"not known"
-     r"|ConnectionError.*(?:huggingface|hub)|offline mode",
+     r"exceeded|Name(?:Resolution)?Error.*resolve|Temporary failure in name resolution|Network is unreachable|Name or "
+     r"service not known|ConnectionError.*(?:huggingface|hub)|offline mode",
      "no network where it is needed (or offline mode and the files are not in the cache of this node)",
      "download beforehand and set HF_HUB_OFFLINE=1 with HF_HOME on a shared disk; proxy settings of the workers"),
     # Tokenizers, templates, data.
@@ -358,32 +345,27 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "pip install sentencepiece protobuf tiktoken; ls the model's folder"),
     (r"num_samples=0|[Dd]ata(?:set|loader) is empty|[Ee]mpty (?:data(?:set|loader)|batch)|no (?:samples|prompts) left",
      "no sample is left: the filter (length of prompts, a split's name) threw all away, or the batch is larger than "
-     "the "
-     "data", "print the number of samples after each filter"),
-    (r"DatasetGenerationError|CastError|ArrowInvalid|pyarrow\.lib|column names don't match|Column.{0,60}not "
-     r"(?:in|found|exist)"
-     r"|[Nn]o column|NonMatchingSplits|DataFilesNotFoundError|Couldn't find a dataset",
+     "the data", "print the number of samples after each filter"),
+    (r"DatasetGenerationError|CastError|ArrowInvalid|pyarrow\.lib|column names don't match|Column.{0,60}not (?:in|found"
+     r"|exist)|[Nn]o column|NonMatchingSplits|DataFilesNotFoundError|Couldn't find a dataset",
      "the data set's columns, types or files are not what is expected",
      "load it alone: datasets.load_dataset(...)[0]; compare its columns with the configuration's names"),
-    (r"KeyError: "
-     r"['\"](?:prompt|answer|ground_truth|solution|messages|question|reward_model|data_source|chosen|rejected|text|"
-     r"label|labels|completion|input|problem|target|extra_info)['\"]",
+    (r"KeyError: ['\"](?:prompt|answer|ground_truth|solution|messages|question|reward_model|data_source|chosen|rejected"
+     r"|text|label|labels|completion|input|problem|target|extra_info)['\"]",
      "the data set has no such column: the key that the trainer or the reward function reads is named otherwise",
      "print one sample's keys; set the configuration's key (prompt_key, label_key)"),
     (r"DataLoader worker .*(?:exited unexpectedly|killed by signal)",
      "a data loader's worker died: out of host memory, a crash in native code, or shared memory that is full",
      "num_workers=0 shows its own error; dmesg | grep -i oom; df -h /dev/shm"),
     # Configuration and versions.
-    (r"omegaconf|hydra\.errors|Could not override|is not in "
-     r"struct|MissingMandatoryValue|ConfigAttributeError|ConfigKeyError"
-     r"|Missing mandatory value|ConfigCompositionException|Key '.*' (?:is )?not in",
+    (r"omegaconf|hydra\.errors|Could not override|is not in struct|MissingMandatoryValue|ConfigAttributeError"
+     r"|ConfigKeyError|Missing mandatory value|ConfigCompositionException|Key '.*' (?:is )?not in",
      "the configuration has no such key, or lacks one: mistyped, moved in a newer version, or to be added by +key=",
      "compare with the version's default configuration; +key=value adds a new one"),
     (r"unrecognized arguments|error: (?:the following )?arguments?|invalid choice:|validation errors? for "
      r"|ValidationError"
      r"|(?:Scanner|Parser|Constructor)Error", "the configuration or command line does not validate: an option that "
-     "does "
-     "not exist in this version, or of another type", "compare with --help of the installed version"),
+     "does not exist in this version, or of another type", "compare with --help of the installed version"),
     (r"'NoneType' object|NoneType", "a value that was to be there is None: an optional field of the sample, a model "
      "or config "
      "part that was not made, a function that returned nothing", "the frame above names it; print it one call earlier"),
@@ -404,32 +386,26 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"overwritten by a subsequent run|CUDAGraphs? that has been overwritten",
      "an output of a CUDA graph is kept over its next run", "clone it, or torch.compiler.cudagraph_mark_step_begin()"),
     (r"torch\._dynamo\.exc|BackendCompilerFailed|InductorError|LoweringException|torch\._inductor|CompilationError"
-     r"|Triton "
-     r"Error|triton\.compiler|torch\._subclasses|DynamicOutputShape",
+     r"|Triton Error|triton\.compiler|torch\._subclasses|DynamicOutputShape",
      "torch.compile or Triton failed on this code, no error of the model itself",
      "TORCHDYNAMO_DISABLE=1 (or enforce_eager) tells; TORCH_LOGS=+dynamo names the line"),
     # Rewards, judges, tracking.
     (r"Generated too many\. Please check|max_num_gen_batches",
      "dynamic sampling finds no groups whose rewards differ: every answer to a prompt is right, or every one wrong "
-     "(data "
-     "too hard or too easy, or a reward that never fires)",
+     "(data too hard or too easy, or a reward that never fires)",
      "look at the rewards of one batch by hand; filter prompts by solve rate"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
-    (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ "
-     r"_](?:server|model|function|manager).*(?:fail|"
-     r"tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|SandboxError"
-     r"|compute_score|code execution.*(?:fail|time)",
+    (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function"
+     r"|manager).*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error"
+     r"|unreachable)|SandboxError|compute_score|code execution.*(?:fail|time)",
      "the reward failed: a judge, verifier or sandbox that does not answer in time or raises on a response",
      "call it by hand on the response it names; catch it, count it, and do not score it 0 in silence"),
     (r"shared memory broadcast block", "a worker of the engine hangs, or works on one step for minutes: the others "
-     "wait "
-     "for it", "py-spy dump of the engine's workers: the one that is not waiting is the cause"),
-    (r"JSONDecodeError|Expecting value: line", "what was read is no JSON: an empty or half-written file, or a "
-     "server (judge, "
-     "sandbox) that answered with an error page", "print the text that was parsed"),
+     "wait for it", "py-spy dump of the engine's workers: the one that is not waiting is the cause"),
+    (r"JSONDecodeError|Expecting value: line", "what was read is no JSON: an empty or half-written file, or a server "
+     "(judge, sandbox) that answered with an error page", "print the text that was parsed"),
     (r"RecursionError|maximum recursion", "a recursion without an end: a response or parser that nests too deeply, or "
-     "a "
-     "proxy that copies itself", "look at the repeated frames"),
+     "a proxy that copies itself", "look at the repeated frames"),
     (r"INTERNAL ASSERT FAILED", "an assertion inside torch: a bug of it, or memory that was overwritten",
      "the same with CUDA_LAUNCH_BLOCKING=1; look for the text in torch's issues"),
 )  # fmt: skip
@@ -459,20 +435,16 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
 #: The same of texts that only tell of another failure.
 _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)|WorkerCrashedError|worker "
-     r"died or "
-     r"was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
+     r"died or was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
      "an actor or worker of Ray died; this line only tells that it is gone"),
-    (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop "
-     r"(?:is|has)"
-     r"|[Ee]ngine (?:loop |process )?(?:is dead|has died|died)|Scheduler hit an exception|Engine process failed",
+    (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop (?:is"
+     r"|has)|[Ee]ngine (?:loop |process )?(?:is dead|has died|died)|Scheduler hit an exception|Engine process failed",
      "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"),
     (r"ChildFailedError|ProcessExitedException|ProcessRaisedException|ProcessGroup.*abort|Sending process|closing "
-     r"signal"
-     r"|CalledProcessError|exited with (?:exit )?code [1-9]",
+     r"signal|CalledProcessError|exited with (?:exit )?code [1-9]",
      "the launcher saw a process fail and ended the others"),
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "
-     r"?[Pp]ipe"
-     r"|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",
+     r"?[Pp]ipe|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",
      "the process at the other end is gone: it died first"),
     (r"Broken ?Process ?Pool|[Pp]rocess pool .*(?:terminated|broken)",
      "a worker process ended abruptly: out of host memory, or native code crashed"),

@@ -1,15 +1,21 @@
-"""What a diagnosis says: findings, each with its evidence, and the rules that could not look. Plain data, no numpy."""
+"""What a diagnosis says: findings, each with its evidence, and the rules that could not look. Plain data, no numpy.
+
+return warning("the learning rate is 0", series, series.shown(0.0, "> 0"), cause="...")
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from replay_core.documents.diagnosis import Link
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
+    from replay_core.records import Record
 
 #: Worst first.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -33,6 +39,12 @@ class Where:
     line: int | None = None
     """Line of a text log, counted from 1."""
     path: str | None = None
+
+    @classmethod
+    def of(cls, record: Record, tensor: str | None, sample: int | None = None, position: int | None = None) -> Where:
+        """The record that says something, and its name of it."""
+        key, path = record.key, str(record.path)
+        return cls(key.step, key.micro, key.rank, key.role, key.stage, tensor, sample, position, path=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +115,64 @@ class Diagnosis:
             findings.append(Finding(**said))
         skipped = tuple(Skipped(one["id"], one["why"]) for one in document["skipped"])
         return cls(tuple(findings), tuple(document["checked"]), skipped, tuple(document["notes"]))
+
+
+class Traced(Protocol):
+    """What has a place of its own, and steps: a series of a log."""
+
+    @property
+    def place(self) -> Where: ...
+
+    def steps(self) -> list[int]: ...
+
+
+def shown(name: str, value: Any, expected: str | None = None, source: str | None = None) -> Evidence:
+    """A piece of evidence; numpy scalars become Python's."""
+    return Evidence(name, value.item() if hasattr(value, "item") else value, expected, source)
+
+
+def finding(
+    severity: Severity, claim: str, where: Where | Traced | None = None, *evidence: Evidence, cause: str,
+    next_step: str | None = None, steps: Iterable[int | None] = (), id: str = "", link: str = "",
+) -> Finding:  # fmt: skip
+    """A finding of the rule that yields it, which gives it its id, link and source.
+
+    Args:
+        where: its place; of a series its first one, and its steps are those that show it.
+        steps: those that show it; samples of no step are of none.
+        next_step: what to do; looking at `where` unless it says more.
+        id: which of the rules that the function is registered for, if it is for several.
+        link: where in the chain it is, if not at the rule's own link.
+    """
+    place = where if isinstance(where, Where) else Where() if where is None else where.place
+    shows = steps if where is None or isinstance(where, Where) else where.steps()
+    named = tuple(step for step in shows if step is not None)
+    return Finding(id, severity, claim, evidence, cause, next_step or look_at(place), link, "", place, named)
+
+
+error, warning, info = partial(finding, "error"), partial(finding, "warning"), partial(finding, "info")
+
+
+def listed(numbers: Iterable[Any], most: int = 6) -> str:
+    """`0, 4, 8 and 3 more`."""
+    every = [str(number) for number in numbers]
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def share(count: int, total: int) -> str:
+    """`3 of 16`."""
+    return f"{count} of {total}"
+
+
+def look_at(where: Where) -> str:
+    """The command that shows the tensor of a place."""
+    if where.path is None:
+        return "rldbg ls RUN"
+    path = shlex.quote(where.path)
+    if where.tensor is None:
+        return f"rldbg show {path}"
+    # A file of no framework is one record; its numbers are its folder's, and alone it has none.
+    numbers = () if where.stage == "tensors" else (("step", where.step), ("micro", where.micro))
+    key = "".join(f" --{name} {value}" for name, value in numbers if value is not None)
+    row = "" if where.sample is None else f" --slice {where.sample}:{where.sample + 1}"
+    return f"rldbg show {path} {shlex.quote(where.tensor)}{key}{row}"

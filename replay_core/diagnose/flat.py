@@ -33,6 +33,11 @@ class Flat:
         return np.cumsum(self.lengths_B) - self.lengths_B
 
     @property
+    def spans(self) -> list[slice]:
+        """Where each sample's tokens lie in the flat arrays."""
+        return [slice(int(at), int(at + size)) for at, size in zip(self.starts_B, self.lengths_B, strict=True)]
+
+    @property
     def sample_N(self) -> Array:
         """The sample of every token."""
         return np.repeat(np.arange(len(self)), self.lengths_B)
@@ -66,8 +71,29 @@ class Flat:
         none_B = self.count(chosen_N) == 0
         return np.where(none_B, np.nan, low_B), np.where(none_B, np.nan, high_B)
 
+    def last(self, chosen_N: Array) -> Array:
+        """The position of each sample's last chosen token [B], -1 where there is none."""
+        last_B = np.full(len(self), -1, dtype=np.int64)
+        np.maximum.at(last_B, self.sample_N[chosen_N], self.position_N[chosen_N])
+        return last_B
+
     def first(self, chosen_N: Array) -> Array:
         """The position of each sample's first chosen token [B]; its length where there is none."""
         first_B: Array = self.lengths_B.copy()
         np.minimum.at(first_B, self.sample_N[chosen_N], self.position_N[chosen_N])
         return first_B
+
+
+def ranges_G(values_B: Array, group_B: Array) -> Array:
+    """How far apart the values of each group are."""
+    groups = np.bincount(group_B).size
+    low_G, high_G = np.full(groups, np.inf), np.full(groups, -np.inf)
+    np.minimum.at(low_G, group_B, values_B)
+    np.maximum.at(high_G, group_B, values_B)
+    apart_G: Array = high_G - low_G
+    return apart_G
+
+
+def groups_of(group_B: Array) -> list[Array]:
+    """Which samples [B] are of each group, group by group."""
+    return [group_B == group for group in np.unique(group_B)]

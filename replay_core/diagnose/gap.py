@@ -15,11 +15,10 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.contexts import Contexts, contexts
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.kinship import Kin, odd_one
-from replay_core.diagnose.places import places_of
-from replay_core.diagnose.rule import Skip, given
+from replay_core.diagnose.places import Contexts, contexts, places_of
+from replay_core.diagnose.rule import Skip, given, skip_if
 from replay_core.diagnose.softmax import divided_after_softmax
 from replay_core.measure.lag import Lag, detect_lag
 
@@ -139,13 +138,10 @@ class Gap:
     @cached_property
     def lag(self) -> Lag:
         """Which shift of the rollout faces the trainer. Both are looked at over the whole response."""
-        rows_a, rows_b = [], []
         inside_N = self.batch.response_N if self.batch.response_N is not None else self.both_N
-        for start, length in zip(self.batch.flat.starts_B, self.batch.flat.lengths_B, strict=True):
-            inside = inside_N[start : start + length]
-            rows_a.append(self.trainer.values_N[start : start + length][inside])
-            rows_b.append(self.rollout.values_N[start : start + length][inside])
-        return detect_lag(rows_a, rows_b)
+        rows = self.batch.flat.spans
+        a, b = ([one.values_N[span][inside_N[span]] for span in rows] for one in (self.trainer, self.rollout))
+        return detect_lag(a, b)
 
     @property
     def is_shifted(self) -> bool:
@@ -230,13 +226,18 @@ class Gap:
         left, found = min((self._residual, 1 / self.slope if self.slope else math.inf), (left, by_two))
         return found if left < 0.6 and abs(1 / found - 1) > 0.1 else None
 
+    def also(self, column: Column) -> Array:
+        """The compared tokens that a third tensor says something of, too."""
+        known_N: Array = self.both_N & column.said_N & np.isfinite(column.values_N)
+        return known_N
+
     @cached_property
     def from_reference(self) -> float | None:
         """mean |rollout - ref| over the compared tokens, or None without a reference."""
         ref = self.batch.columns.of("ref_logprobs")
         if ref is None:
             return None
-        known_N = self.both_N & ref.said_N & np.isfinite(ref.values_N)
+        known_N = self.also(ref)
         if known_N.sum() < FEWEST:
             return None
         return float(np.abs(self.rollout.values_N[known_N] - ref.values_N[known_N]).mean())
@@ -307,7 +308,7 @@ def ahead_of(between: Gap) -> float | None:
     ref = between.batch.columns.of("ref_logprobs")
     if ref is None:
         return None
-    known_N = between.both_N & ref.said_N & np.isfinite(ref.values_N)
+    known_N = between.also(ref)
     x = between.trainer.values_N[known_N] - ref.values_N[known_N]
     y = between.rollout.values_N[known_N] - between.trainer.values_N[known_N]
     if x.size < 4 * FEWEST or float(np.abs(x).mean()) < MOVED or not y.std() > 0 or not x.std() > 0:
@@ -405,8 +406,7 @@ def gap(batch: StepBatch) -> Gap:
     both_N = both_N & ~unsampled(rollout, trainer, both_N) & _of_first_pass_N(batch, trainer)
     if both_N.sum() < FEWEST:
         raise Skip(f"rollout and trainer share {int(both_N.sum())} tokens that count; at least {FEWEST} are needed")
-    if not np.ptp(trainer.values_N[both_N]) > 0:
-        raise Skip("the trainer's log-probabilities are all one number")
+    skip_if(not np.ptp(trainer.values_N[both_N]) > 0, "the trainer's log-probabilities are all one number")
     return Gap(batch, rollout, trainer, both_N)
 
 

@@ -32,7 +32,6 @@ TOKENS, SAMPLES, MOST, NEARER = 3, 4, 512, 0.2
 ROWS = 160
 #: Of two rows the first tokens are held against each other before all of them: how many, and how far apart at most.
 HEAD, HEAD_APART = 16, 4 * ALIKE
-
 _NAMES = ("rollout_logprobs", "old_logprobs", "policy_logprobs", "ref_logprobs")
 
 
@@ -71,8 +70,7 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
     inside_N = batch.response_N if batch.response_N is not None else batch.trained_N
     if inside_N is None or not SAMPLES <= len(batch) <= MOST:
         return None
-    spans = [slice(start, start + length) for start, length in zip(
-        batch.flat.starts_B, batch.flat.lengths_B, strict=True)]  # fmt: skip
+    spans = batch.flat.spans
     theirs = [np.nan_to_num(these.values_N[at][inside_N[at]]) for at in spans]
     ours = [np.nan_to_num(those.values_N[at][inside_N[at]]) for at in spans]
     ours_BH = np.full((len(batch), HEAD), np.nan)
@@ -144,8 +142,7 @@ def _odd_one(batch: StepBatch) -> Kin | None:
         each = np.abs(columns[a].values_N[both_N] - columns[b].values_N[both_N])
         return float(each.mean()) if len(each) >= FEWEST else np.inf
 
-    copied = _copied(columns, known)
-    if copied is not None:
+    if (copied := _copied(columns, known)) is not None:
         return copied
     best: tuple[bool, float] = (False, 0.0)
     odd: Kin | None = None
@@ -246,7 +243,7 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
             "negative log-likelihoods (a cross entropy) are taken for log-probabilities: the sign is missing",
             -y_K,
         )
-    rows = _rows(batch, at_K)
+    rows = batch.flat.sample_N[at_K]
     yield from _scaled(x_K, y_K)
     for what, cause, summed_K in (
         (
@@ -297,7 +294,7 @@ def _transforms(batch: StepBatch, suspect: Column, model: Column, at_K: Array) -
     # Every row against every other: the rollout's beside the trainer's are looked at in larger batches, too (D79).
     found_B = whose(batch, suspect, model) if len(batch) <= ROWS else None
     if found_B is not None:
-        yield _Transform(*_of_rows(found_B), _other_rows(batch, model, at_K, found_B))
+        yield _Transform(*of_rows(found_B), _other_rows(batch, model, at_K, found_B))
 
 
 def _scaled(x_K: Array, y_K: Array) -> Iterator[_Transform]:
@@ -330,11 +327,6 @@ def _bounded(x_K: Array, y_K: Array) -> Iterator[_Transform]:
         )
 
 
-def _rows(batch: StepBatch, at_K: Array) -> Array:
-    """The sample of each of these tokens, in order."""
-    return batch.flat.sample_N[at_K]
-
-
 def _cumulated(y_K: Array, rows: Array) -> Array:
     total = np.cumsum(y_K)
     first = np.flatnonzero(np.diff(rows, prepend=rows[0] - 1))
@@ -365,7 +357,8 @@ def _shifted(y_K: Array, rows: Array, by: int) -> Array:
     return moved_K
 
 
-def _of_rows(found_B: Array) -> tuple[str, str]:
+def of_rows(found_B: Array) -> tuple[str, str]:
+    """What a tensor is whose rows are those of other samples (`whose`), and why."""
     moved = np.flatnonzero(found_B >= 0)
     by, counts = np.unique((moved - found_B[moved]) % len(found_B), return_counts=True)
     most = int(by[counts.argmax()])

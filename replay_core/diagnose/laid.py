@@ -98,21 +98,12 @@ class Laid:
         if place is not None:
             part, row = sheet.index[place]
             record = _holder(sheet.parts[part], name)
-        key = record.key
         ref = self._columns.ref(name) if name else None
-        return Where(
-            step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
-            tensor=ref.name if ref else name, sample=row, position=position, path=str(record.path),
-        )  # fmt: skip
+        return Where.of(record, ref.name if ref else name, row, position)
 
     def where_record(self, record: Record, name: str) -> Where:
         """A record's own number: a loss, a norm."""
-        key = record.key
-        ref = next((ref for ref in record.tensors() if name in (ref.canonical, ref.name)), None)
-        return Where(
-            step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
-            tensor=ref.name if ref else name, path=str(record.path),
-        )  # fmt: skip
+        return Where.of(record, next((ref.name for ref in record.tensors() if name in (ref.canonical, ref.name)), name))
 
     def keys_of(self, name: str) -> list[RecordKey | None]:
         """The key of the record that holds each sample's part of a tensor; None where it holds none."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replay_core.diagnose.flat import Array
+from replay_core.diagnose.flat import Array, groups_of
 
 #: Groups that have to agree before a name is no chance; how close, in shares of a group's range of rewards and of its
 #: scale.
@@ -58,8 +58,7 @@ def solved(advantage_B: Array, reward_B: Array, group_B: Array, close: float) ->
     close: how far an advantage may lie from its line, in shares of the largest of its group.
     """
     baselines, scales, rewards = [], [], []
-    for group in np.unique(group_B):
-        inside = group_B == group
+    for inside in groups_of(group_B):
         r, a = reward_B[inside], advantage_B[inside]
         if np.ptp(r) <= 1e-5 * max(float(np.abs(reward_B).max()), 1e-12):
             continue

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence
+from replay_core.diagnose.finding import Evidence, listed, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, Gap, is_of_padding, twins_of
 from replay_core.diagnose.passes import before_any_update_N
-from replay_core.diagnose.stating import listed, shown
 
 OF_THE_ENGINE = "the engine gives one token after one prefix different numbers"
 
@@ -80,12 +79,12 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
     d_N = np.zeros(between.both_N.size)
     d_N[between.both_N] = np.abs(between.d)
-    if (given_ := _given(batch, between, d_N)) is not None:
-        return given_
-    if (gathered := gathered_elsewhere(batch, between)) is not None:
-        return gathered
-    if (penalty := _of_repetition(batch, between)) is not None:
-        return penalty
+    if (
+        told_alone := _given(batch, between, d_N)
+        or gathered_elsewhere(batch, between)
+        or _of_repetition(batch, between)
+    ):
+        return told_alone
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
             "a part of the samples is off, their tokens are not the sampled ones",
@@ -112,8 +111,7 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
         told.append(shown("mean |rollout - ref|", between.from_reference))
     # Before the first update all weights are the initial ones: what differs then is no matter of their version.
     begins = batch.step is not None and batch.step <= 1
-    by_length = _by_prompt_length(batch, between, head_B)
-    if by_length is not None:
+    if (by_length := _by_prompt_length(batch, between, head_B)) is not None:
         return by_length
     if often < 0.5 and len(batch) >= 4:
         return MismatchCause(
@@ -225,8 +223,6 @@ def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:
 
 #: Two forwards of one batch by one set of weights differ by less, in bf16 too.
 SAME_FORWARD = 1e-2
-
-
 #: Differences that are no rounding, nats; and the share of tokens of either kind that lie on their side.
 BEYOND_ROUNDING, SIDED = 0.03, 0.85
 
@@ -237,9 +233,9 @@ def _of_repetition(batch: StepBatch, between: Gap) -> MismatchCause | None:
     if tokens_N is None or between.mean <= DISAGREE:
         return None
     again_N = np.zeros(tokens_N.size, dtype=bool)
-    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        again_N[start + 1 : start + length] = True
-        again_N[start + np.unique(tokens_N[start : start + length], return_index=True)[1]] = False
+    for span in batch.flat.spans:
+        again_N[span.start + 1 : span.stop] = True
+        again_N[span.start + np.unique(tokens_N[span], return_index=True)[1]] = False
     far = np.abs(between.d) > BEYOND_ROUNDING
     again, new = between.d[far & again_N[between.both_N]], between.d[far & ~again_N[between.both_N]]
     if min(again.size, new.size) < FEWEST:
@@ -272,7 +268,7 @@ def gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
     entropy = batch.columns.of("entropy")
     if entropy is None or between.mean < ELSEWHERE or between.one_sided < LESS or between.correlation > UNLIKE:
         return None
-    known_N = between.both_N & entropy.said_N & np.isfinite(entropy.values_N)
+    known_N = between.also(entropy)
     own, engine = entropy.values_N[known_N], -between.rollout.values_N[known_N]
     if own.size < 4 * FEWEST or not (own.std() > 0 and engine.std() > 0):
         return None
@@ -385,6 +381,6 @@ def _side(between: Gap) -> str | None:
         return None
     if between.from_reference < 0.2 * between.mean:
         return "trainer"
-    known_N = between.both_N & ref.said_N & np.isfinite(ref.values_N)
+    known_N = between.also(ref)
     own = float(np.abs(between.trainer.values_N[known_N] - ref.values_N[known_N]).mean())
     return "engine" if own < 0.2 * between.mean else None

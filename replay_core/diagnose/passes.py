@@ -7,6 +7,8 @@ those and the policy's lies an update. What is forwarded anew never has the same
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch, batches_of
@@ -21,17 +23,19 @@ STOOD = 0.02
 FEWEST = 2
 
 
-def keys_of(batch: StepBatch) -> list[bytes | None]:
-    """Each sample's tokens and old log-probabilities as one key; None where it has too few of either to be known by."""
-    old, tokens_N = batch.columns.of("old_logprobs"), batch.tokens_N
-    if old is None or tokens_N is None:
+def keys_of(batch: StepBatch, name: str = "old_logprobs") -> list[bytes | None]:
+    """Each sample's tokens and log-probabilities of that name as one digest; None where it has too few to be known
+    by.
+    """
+    column, tokens_N = batch.columns.of(name), batch.tokens_N
+    if column is None or tokens_N is None:
         return [None] * len(batch)
     found: list[bytes | None] = []
-    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        values = old.values_N[start : start + length][old.said_N[start : start + length]].astype(np.float32)
+    for span in batch.flat.spans:
+        values = column.values_N[span][column.said_N[span]].astype(np.float32)
         values = values[values != 0]
-        known = values.size >= FEWEST and bool(np.isfinite(values).all())
-        found.append(tokens_N[start : start + length].tobytes() + b"|" + values.tobytes() if known else None)
+        digest = blake2b(tokens_N[span].tobytes() + b"|" + values.tobytes(), digest_size=16).digest()
+        found.append(digest if values.size >= FEWEST else None)
     return found
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.flat import Array
 
 
 def places_of(batch: StepBatch, followed: int) -> Iterator[tuple[int, int, int]]:
@@ -36,3 +41,63 @@ def prompt_places_of(batch: StepBatch, followed: int) -> Iterator[tuple[int, int
             here = hash((here, int(tokens_N[at])))
             if at > start:
                 yield here, at
+
+
+#: Tokens of a response that are followed: places are shared at its beginning.
+FOLLOWED = 64
+#: Different tokens of a place, beyond the first, that tell; how far apart (rms, nats) they have to be.
+FEWEST, SPREAD = 6, 0.03
+#: What a line may leave of the differences within places, and of the rollout's own range there, and how many standard
+#: errors it has to be off 1: other weights leave much of either.
+LEFT, ERRORS = 0.2, 4.0
+#: A slope that is nearer to 1 is that of one temperature.
+NEAR = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Tokens drawn in one place: what two models say of them differs by one factor where a temperature differs.
+    log p_T = log p / T - log Z(place), and log Z is one number of a place, as is what top-p, top-k and min-p keep.
+
+    Over `tokens` different tokens beyond each place's first: the slope of the rollout on the trainer within places,
+    its standard error, and the rms that it leaves over the rms of the difference within places, or of the rollout there
+    where that is less.
+    """
+
+    tokens: int = 0
+    slope: float = 1.0
+    error: float = np.inf
+    left: float = 1.0
+
+    @property
+    def temperature(self) -> float | None:
+        """The rollout's temperature over the trainer's, None where no other than 1 is told."""
+        is_off = abs(self.slope - 1) > max(NEAR, ERRORS * self.error)
+        return 1 / self.slope if is_off and self.left < LEFT and self.slope > 0 else None
+
+    @property
+    def is_one_temperature(self) -> bool:
+        """Whether the slope is 1 as surely as can be: no temperature explains what differs."""
+        return abs(self.slope - 1) + 2 * self.error < NEAR
+
+
+def contexts(batch: StepBatch, trainer_N: Array, rollout_N: Array, both_N: Array) -> Contexts:
+    """Places that samples share, over the first 64 tokens of their responses."""
+    places = defaultdict[int, dict[int, int]](dict)
+    for prefix, here, at in places_of(batch, FOLLOWED):
+        if both_N[at]:
+            places[prefix].setdefault(here, at)
+    shared = [list(found.values()) for found in places.values() if len(found) > 1]
+    tokens = sum(len(found) - 1 for found in shared)
+    if tokens < FEWEST:
+        return Contexts()
+    x = np.concatenate([trainer_N[found] - trainer_N[found].mean() for found in shared])
+    y = np.concatenate([rollout_N[found] - rollout_N[found].mean() for found in shared])
+    squares = float(x @ x)
+    if not squares > tokens * SPREAD**2:
+        return Contexts()
+    slope = float(x @ y) / squares
+    rest = float(((y - slope * x) ** 2).sum())
+    before = min(float(((y - x) ** 2).sum()), float(y @ y))
+    error = float(np.sqrt(rest / max(tokens - 1, 1) / squares))
+    return Contexts(tokens, slope, error, float(np.sqrt(rest / max(before, 1e-18))))

@@ -2,10 +2,11 @@
 
     @rule("D18", "pad tokens are in the loss", link="masks", scope="batch",
           needs=("tokens", "mask"), explains=("D07", "D19"), source="...")
-    def pads_in_loss(batch: StepBatch) -> Iterator[Finding]: ...
+    def pads_in_loss(batch: StepBatch) -> Finding | None: ...
 
-A rule yields findings, or nothing where all is well. One that finds while looking that it cannot judge raises `Skip`.
-One id may be told from a dump and from a log: both stand in one file of `rules/`, beside the thresholds they share.
+A rule returns its finding, or yields several; nothing where all is well. One that finds while looking that it cannot
+judge raises `Skip`. One id may be told from a dump and from a log: both stand in one file of `rules/`, beside the
+thresholds they share.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KNOWN: dict[Scope, frozenset[str]] = {
     "case": frozenset(),
 }
 
-Check = Callable[[Any], Iterable[Finding]]
+Check = Callable[[Any], Iterable[Finding] | Finding | None]
 T = TypeVar("T")
 
 
@@ -63,9 +64,10 @@ class Rule:
 
     def findings(self, subject: Any) -> list[Finding]:
         """What the rule finds, under its id, link and source. A function of several rules names the id of each."""
+        found = self.check(subject)
         return [
             replace(one, id=self.id, link=one.link or self.link, source=self.source)
-            for one in self.check(subject)
+            for one in ([found] if isinstance(found, Finding) else found or ())
             if one.id in ("", self.id)
         ]
 
@@ -103,6 +105,12 @@ def rule(
         return check
 
     return register
+
+
+def skip_if(cannot: object, why: str) -> None:
+    """Raise `Skip` where the rule cannot judge."""
+    if cannot:
+        raise Skip(why)
 
 
 def given(value: T | None) -> T:

@@ -201,8 +201,7 @@ def match(spine: Sheet, other: Sheet) -> list[int | None] | None:
         if None in told:
             return None
         other.parts = [part for part in told if part is not None]
-    stated = _stated_rows(spine, other)
-    if stated is not None:
+    if (stated := _stated_rows(spine, other)) is not None:
         return stated
     twins = len({_key(spine.tokens(sample)) for sample in range(len(spine))}) < len(spine)
     for names in (_TELL_ANSWERS, TELL_TWINS) if twins else ():

@@ -267,20 +267,17 @@ _PLAIN: dict[str, str] = {
     "value_clip_fraction": "vf_clipfrac value_clipfrac value_clip_frac vf_clip_frac value_clip_fraction "
     "critic_clipfrac",
     "clip_fraction": "clipfrac clip_frac clip_fraction pg_clipfrac clip_ratio frac_clipped clipped_fraction "
-    "clipped_frac "
-    "pg_clip_frac ratio_clipfrac clip_rate",
+    "clipped_frac pg_clip_frac ratio_clipfrac clip_rate",
     "ratio": "ratio importance_ratio is_ratio prob_ratio",
     "entropy": "entropy ent policy_entropy token_entropy entropy_per_token",
     "reward": "reward rewards rew score scores raw_reward raw_rewards episode_reward total_reward reward_total "
     "env_reward",
     "frac_zero_std": "frac_zero_std zero_std_frac zero_std_group_frac zero_std_groups_frac frac_zero_std_groups "
     "zero_variance_frac frac_reward_zero_std zero_std_ratio zero_variance_groups_frac frac_groups_zero_std "
-    "dead_group_frac dead_groups "
-    "zero_std_fraction frac_zero_variance degenerate_group_frac",
+    "dead_group_frac dead_groups zero_std_fraction frac_zero_variance degenerate_group_frac",
     "advantage": "advantage advantages adv advs",
     "is_weight_mean": "tis_weight tis_ratio tis is_weight is_weights importance_weight importance_weights "
-    "behave_imp_weight "
-    "rollout_is rollout_is_weight",
+    "behave_imp_weight rollout_is rollout_is_weight",
     "is_weight_clipped": "tis_clipfrac tis_clip_frac tis_clip_fraction is_clipfrac is_clip_frac is_clip_fraction",
     "kl_coefficient": "kl_coef kl_coeff kl_coefficient kl_beta",
     "preemptions": "preemptions num_preemptions preempted num_preempted preemption_count retracted_reqs",
@@ -295,15 +292,12 @@ _PLAIN: dict[str, str] = {
     "critic_grad_norm": "critic_grad_norm grad_norm_critic value_grad_norm vf_grad_norm grad_norm_value",
     "critic_learning_rate": "critic_lr lr_critic value_lr vf_lr",
     "grad_norm": "grad_norm gradient_norm gnorm gn grad_norm_pre_clip grad_norm_before_clip grad_norm_preclip "
-    "grad_norm_unclipped "
-    "global_grad_norm grad_global_norm total_grad_norm",
+    "grad_norm_unclipped global_grad_norm grad_global_norm total_grad_norm",
     "grad_norm_clipped": "grad_norm_clipped clipped_grad_norm grad_norm_after_clip grad_norm_post_clip "
-    "grad_norm_postclip "
-    "grad_norm_after_clipping",
+    "grad_norm_postclip grad_norm_after_clipping",
     "response_length": "response_length response_len response_lengths completion_length completion_len gen_len "
     "gen_length output_length output_len resp_tokens resp_len generation_length completion_tokens response_tokens "
-    "completions_length len_response "
-    "resp_length generated_length len length mean_len seq_length",
+    "completions_length len_response resp_length generated_length len length mean_len seq_length",
     "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
     "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit hit_cap",
@@ -315,15 +309,14 @@ _PLAIN: dict[str, str] = {
     "value": "value values vf_pred critic_value critic_values vpred v",
     "return": "returns return ret vf_target value_target",
     "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
-    "logprobs_diff "
-    "train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
+    "logprobs_diff train_infer_logprob_diff rollout_train_logprob_diff abs_logprob_diff train_rollout_logprob_abs_diff",
     "prob_diff": "rollout_probs_diff rollout_prob_diff probs_diff",
     "step_seconds": "dt step_time time_per_step step_seconds step_time_s sec_per_step time_step seconds_per_step "
     "sec secs seconds step_sec",
     "tokens_per_second": "throughput toks_per_second tok_s tokens_per_second tokens_per_sec tok_per_sec tok_per_s "
     "toks_per_s",
     "memory_gb": "peak_memory_gb max_memory_gb memory_gb mem_gb peak_mem_gb gpu_mem_gb vram_gb",
-}  # fmt: skip
+}
 _BARE = {name: signal for signal, names in _PLAIN.items() for name in names.split()}
 #: (what it is of, statistic) -> signal. Those that are not here have a mean alone.
 _BY_STATISTIC = {
@@ -334,15 +327,19 @@ _BY_STATISTIC = {
     ("advantage", "std"): "advantage_std", ("is_weight_mean", "max"): "is_weight_max",
     ("advantage", ""): "advantage_mean", ("value", ""): "value_mean", ("return", ""): "return_mean",
 }  # fmt: skip
-_ROOM_WORDS = (
+
+
+def _words(every: str) -> frozenset[str]:
+    return frozenset(every.split())
+
+
+_ROOMS = _words(
     "train training metrics metric actor policy rollout rollouts stats global step optim optimizer env agent "
     "ppo grpo rl rlhf opt charts info losses loss trainer update batch sampling sampler gen data model perf tokens "
     "pi game task objective generation generate learner worker algo ep episode"
 )
-_ROOMS = frozenset(_ROOM_WORDS.split())
-_OF_CRITICS = frozenset({"value_loss", "value_clip_fraction", "explained_variance", "value", "return"})
-_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std",
-          "hi": "max", "lo": "min"}  # fmt: skip
+_OF_CRITICS = _words("value_loss value_clip_fraction explained_variance value return")
+_STATS = {"mean": "", "avg": "", "average": "", "max": "max", "min": "min", "std": "std", "hi": "max", "lo": "min"}
 _BETWEEN = regex(r"[\s/._\-()|:%]+")
 
 
@@ -368,57 +365,22 @@ def _home_grown(raw: str) -> str | None:
 
 
 #: What two log-probabilities of one token are called whose difference is logged.
-_ENGINE = frozenset(
-    [
-        "engine",
-        "rollout",
-        "rollouts",
-        "vllm",
-        "sglang",
-        "sampler",
-        "sampling",
-        "infer",
-        "inference",
-        "gen",
-        "generation",
-        "generator",
-        "behavior",
-    ]
+_ENGINE = _words(
+    "engine rollout rollouts vllm sglang sampler sampling infer inference gen generation generator behavior"
 )
-_APART = frozenset(["diff", "difference", "gap", "mismatch", "delta", "distance", "error", "vs", "abs"])
-_LOGPROBS = frozenset(["logp", "logps", "logprob", "logprobs", "lp", "logpp", "log"])
+_APART = _words("diff difference gap mismatch delta distance error vs abs")
+_LOGPROBS = _words("logp logps logprob logprobs lp logpp log")
 #: What makes another figure of it: a setting, a bound, a part of a loss, another network's.
-_OTHERWISE = frozenset(
-    [
-        "coef",
-        "coeff",
-        "coefficient",
-        "beta",
-        "target",
-        "loss",
-        "penalty",
-        "max",
-        "min",
-        "std",
-        "sign",
-        "limit",
-        "scale",
-        "factor",
-        "decay",
-        "warmup",
-    ]
-)
-_OF_CRITIC = frozenset(["critic", "value", "vf", "reward"])
-_RIGHT = frozenset(["acc", "accuracy", "correct", "correctness", "solved", "success", "successes", "fmt", "format"])
-_GRADS = frozenset(["grad", "grads", "gradient", "gradients"])
-_GROUPS = frozenset(["group", "groups", "prompts"])
-_NONE = frozenset(["zero", "no", "without", "dead", "degenerate", "flat", "uniform"])
-_SPREADS = frozenset(["std", "spread", "variance", "var", "signal", "adv", "advs", "advantage", "advantages", "reward"])
-_SAMPLED = frozenset(
-    ["response", "responses", "resp", "completion", "completions", "output", "gen", "generated", "answer"]
-)
-_OLDER = frozenset(["lag", "staleness", "stale"])
-_OPTIMIZERS = frozenset(["adam", "adamw", "sgd", "muon", "group", "group0", "pg0", "pg1", "0"])
+_OTHERWISE = _words("coef coeff coefficient beta target loss penalty max min std sign limit scale factor decay warmup")
+_OF_CRITIC = _words("critic value vf reward")
+_RIGHT = _words("acc accuracy correct correctness solved success successes fmt format")
+_GRADS = _words("grad grads gradient gradients")
+_GROUPS = _words("group groups prompts")
+_NONE = _words("zero no without dead degenerate flat uniform")
+_SPREADS = _words("std spread variance var signal adv advs advantage advantages reward")
+_SAMPLED = _words("response responses resp completion completions output gen generated answer")
+_OLDER = _words("lag staleness stale")
+_OPTIMIZERS = _words("adam adamw sgd muon group group0 pg0 pg1 0")
 
 
 def _by_its_words(words: frozenset[str]) -> str | None:
@@ -475,8 +437,7 @@ _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
 #: Metrics of an evaluation that tell how right the answers are.
 _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
-    r"|em)"
-    r"(?:[/_@-](?!std|max|min|len|loss).*)?$"
+    r"|em)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
 
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
@@ -554,8 +515,7 @@ def named(raw: str, trl: bool = False) -> Name | None:
         raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it
         if raw == "kl":
             return Name("kl", "TRL", "k3")
-    found = _names().get(raw)
-    if found is not None:
+    if (found := _names().get(raw)) is not None:
         return found
     if (other := _COMPLEMENTS.get(raw.removeprefix("train/").removeprefix("rollout/"))) is not None:
         return Name(other, None, COMPLEMENT, _HOME_GROWN)

@@ -48,9 +48,7 @@ class Point:
         return self.step, self.micro, self.rank
 
     def where(self, name: str | None = None) -> Where:
-        return Where(
-            step=self.step, micro=self.micro, rank=self.rank, tensor=name, line=self.line, path=self.path
-        )  # fmt: skip
+        return Where(step=self.step, micro=self.micro, rank=self.rank, tensor=name, line=self.line, path=self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,15 @@ class Series:
         return self.points[-1]
 
     @property
+    def place(self) -> Where:
+        """Where it begins."""
+        return self.points[0].where(self.name)
+
+    def of(self, points: Iterable[Point]) -> Series:
+        """The series of these points alone."""
+        return replace(self, points=tuple(points))
+
+    @property
     def source(self) -> str:
         """How a finding cites it: the framework's own name, and its formula."""
         named = f"{self.name} ({self.framework})" if self.framework else self.name
@@ -90,13 +97,36 @@ class Series:
         """One of its points as evidence, cited by its line in the log."""
         return Evidence(name or self.name, point.value, expected, f"line {point.line}" if point.line else self.source)
 
+    def between(self, over: float = -math.inf, under: float = math.inf) -> Series:
+        """The series of the points whose value lies between."""
+        return self.of(point for point in self.points if over < point.value < under)
+
     def steps(self, over: float = -math.inf, under: float = math.inf) -> list[int]:
         """The steps whose value lies between."""
-        return [point.step for point in self.points if point.step is not None and over < point.value < under]
+        return [point.step for point in self.between(over, under).points if point.step is not None]
 
     def first(self, over: float = -math.inf, under: float = math.inf) -> Where:
         """Where a value first lies between."""
-        return next(point for point in self.points if over < point.value < under).where(self.name)
+        return self.between(over, under).place
+
+    @property
+    def ended(self) -> Ended:
+        """The series, placed at its last point."""
+        return Ended(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A series whose place is its end: what it has come to, over all of its steps."""
+
+    series: Series
+
+    @property
+    def place(self) -> Where:
+        return self.series.last.where(self.series.name)
+
+    def steps(self) -> list[int]:
+        return self.series.steps()
 
 
 @dataclass(frozen=True, slots=True)

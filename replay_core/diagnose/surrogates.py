@@ -31,7 +31,6 @@ DUAL = 3.0
 CLOSE, FLOOR = 2e-4, 1e-6
 #: Micro-batches that must agree before a free factor is no chance.
 FEWEST = 3
-
 _UPSIDE_DOWN = "the ratio is upside down, old over new"
 _SMALLER = "the smaller of clipped and unclipped loss is taken, not the larger"
 _SIGN = "the sign is wrong: it is +A x ratio, and falls with the advantage"
@@ -88,8 +87,6 @@ _CAUSES = {
     _SIGN: "the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
     _SUMMED: "GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios",
 }
-
-
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
     _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED, _OF_ENGINE,
@@ -332,9 +329,8 @@ def logged_of(batch: StepBatch, *names: str, fewest: int = FEWEST) -> Logged | N
     rows, trained_N = batch.laid.rows_by_micro(), batch.trained_N
     told = next((found for name in names if (found := batch.columns.scalars(name))), [])
     scalars = [
-        (scalar, samples) for scalar in told
-        if (samples := rows.get((scalar.record.key.rank, scalar.record.key.micro))) and np.isfinite(scalar.value)
-    ]  # fmt: skip
+        (scalar, samples) for scalar in told if (samples := rows.get(scalar.place)) and np.isfinite(scalar.value)
+    ]
     if trained_N is None or len(scalars) < fewest or max(abs(scalar.value) for scalar, _ in scalars) < 10 * FLOOR:
         return None
     starts_B, lengths_B = batch.flat.starts_B, batch.flat.lengths_B
@@ -351,7 +347,7 @@ def logged_of(batch: StepBatch, *names: str, fewest: int = FEWEST) -> Logged | N
             count += len(at)
         tokens.append(count)
     of_update: dict[tuple[int | None, int | None], int] = defaultdict(int)
-    keys = [(scalar.record.key.epoch, scalar.record.key.minibatch) for scalar, _ in scalars]
+    keys = [scalar.update for scalar, _ in scalars]
     for key, count in zip(keys, tokens, strict=True):
         of_update[key] += count
     return Logged(

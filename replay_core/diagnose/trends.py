@@ -21,7 +21,6 @@ OUTLIER_SIGMAS = 6.0
 DRIFT_Z = 2.576
 #: More points than that add nothing to the rank test, whose cost is their square.
 _DRIFT_POINTS = 400
-
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -71,6 +70,14 @@ def together(a: list[float], b: list[float]) -> float:
     return 1.0 - 6.0 * float(apart) / float(len(a) * (len(a) ** 2 - 1))
 
 
+def line(x: list[float], y: list[float]) -> tuple[float, float]:
+    """(correlation, slope of y over x); 0 where one rests."""
+    mx, my = sum(x) / len(x), sum(y) / len(y)
+    xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
+    xx, yy = sum((a - mx) ** 2 for a in x), sum((b - my) ** 2 for b in y)
+    return (xy / math.sqrt(xx * yy), xy / xx) if xx > 0 and yy > 0 else (0.0, 0.0)
+
+
 def rises(values: list[float]) -> bool:
     """Whether the values rise by more than chance explains."""
     return drift(values) > DRIFT_Z
@@ -95,8 +102,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 def _of_bin(values: list[float]) -> float:
     """A bin that holds one non-finite value shows it: it must not vanish."""
-    beyond = next((value for value in values if not math.isfinite(value)), None)
-    if beyond is not None:
+    if (beyond := next((value for value in values if not math.isfinite(value)), None)) is not None:
         return beyond
     middle = median(values)
     # The mean of two numbers that stand in the middle: their sum may be beyond what a float holds.

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from replay_core import pages
-from replay_core.diagnose.algorithm import KL_IN_REWARDS, Algorithm, entropy_bonus, of_loss, stated_by
+from replay_core.diagnose.algorithm import (
+    KL_IN_REWARDS,
+    KL_WEIGHTS,
+    entropy_bonus,
+    of_loss,
+    stated_number,
+)
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
-from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, shown
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 from replay_core.records import Record, TensorRef
 
@@ -26,7 +30,8 @@ FEWEST, LEAST, LEFT = 4, 1e-6, 0.02
 WEIGHED = 1.5
 #: loss, pg_loss and another term of one micro-batch, and where they are recorded.
 _Row = tuple[float, float, float, Record]
-_BETAS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+_LOOK_AT_SUM = "rldbg diagnose --explain D49   # then look at the line that adds up the loss"
+_LOOK_AT_SCALE = "rldbg diagnose --explain D49   # then look at the line that scales the loss"
 
 
 @rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="case",
@@ -54,35 +59,44 @@ def added_up(case: Case) -> Iterator[Finding]:
         raise Skip(f"needs loss and pg_loss of {FEWEST} micro-batches, and kl_loss for the weight of the KL")
     scales = _scales(case, [record for *_, record in rows])
     weighed = [row for row in rows if abs(row[2]) > LEAST]
+    found: list[Finding | None] = []
     if len(weighed) >= FEWEST:
-        yield from _kl(case, weighed, scales)
+        found = [_kl(case, weighed, scales)]
     elif not any(kl for _, _, kl, _ in rows):
-        yield from _factor(case, [(loss, pg, record) for loss, pg, _, record in rows])
         scalars = [
             (loss, pg, entropy, record)
             for loss, pg, _, record in rows
             if (entropy := _numbers(record, "entropy_loss")[0]) is not None
         ]
+        found = [_factor(case, [(loss, pg, record) for loss, pg, _, record in rows])]
         if (weight := _weight_of(scalars, scales, _bonus(case))) is not None:
-            yield from _weighed_entropy(case, weight, scalars)
+            place = Where.of(max(scalars, key=lambda row: abs(row[2]))[3], "entropy_loss")
+            steps = sorted({record.key.step for *_, record in scalars if record.key.step is not None})
+            told = shown("micro-batches that tell", len(scalars))
+            found.append(_judged_entropy(case, weight, place, steps, told))
         else:
-            yield from _entropy(case, scales)
+            found.append(_entropy(case, scales))
+    yield from (one for one in found if one is not None)
 
 
 def _scales(case: Case, records: list[Record]) -> list[float]:
     """What a micro-batch's loss may be divided by before its backward: nothing, what is stated, how many there are."""
-    stated = stated_number(stated_by(case.run), "divisor", "gradient_accumulation_steps")
-    of_update = Counter((one.key.step, one.key.rank, one.key.epoch, one.key.minibatch) for one in records)
-    return list(dict.fromkeys([*([1 / stated] if stated else []), 1.0, 1 / max(of_update.values())]))
+    stated = case.algorithm.number("divisor", "gradient_accumulation_steps")
+    return list(dict.fromkeys([*([1 / stated] if stated else []), 1.0, 1 / _micros_of_update(records)]))
+
+
+def _micros_of_update(records: list[Record]) -> int:
+    """How many micro-batches an update of one rank has, at most."""
+    return max(Counter((one.key.step, one.key.rank, one.key.epoch, one.key.minibatch) for one in records).values())
 
 
 def _coefficient_of_loss(case: Case) -> float | None:
     """The coefficient that the run states for the KL in its loss: one of the KL in the rewards is none."""
-    algorithm = Algorithm(stated_by(case.run))
+    algorithm = case.algorithm
     if algorithm.is_on("use_kl_loss") is False:
         return None
     in_reward = algorithm.is_on("use_kl_loss") is None and any(map(algorithm.is_on, KL_IN_REWARDS))
-    names = _BETAS[:1] if in_reward else _BETAS
+    names = KL_WEIGHTS[:1] if in_reward else KL_WEIGHTS
     return stated_number(case.run.flags or {}, *names) or stated_number(case.run.facts, *names) or _of_loss(case, "kl")
 
 
@@ -107,112 +121,85 @@ def _solved(rows: list[_Row], scales: list[float], stated: float | None) -> tupl
     return next(stands, found[0] if found else None)
 
 
-def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Iterator[Finding]:
+def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Finding | None:
     stated = _coefficient_of_loss(case)
     solved = _solved(rows, scales, stated)
     if solved is None:
-        return
+        return None
     beta, divisor = solved
     record = max(rows, key=lambda row: abs(row[2]))[3]
-    evidence = [
+    if beta < -1e-9:
+        claim = f"the KL term is subtracted from the loss: it has the wrong sign (coefficient {beta:.3g})"
+        cause = "the sign of the term is turned where the loss is summed up: distance from the reference is rewarded"
+    elif stated and beta > 1e-9 and not 1 / WEIGHED < beta / stated < WEIGHED and abs(beta - 1) > LEFT:
+        claim = f"the KL term weighs {beta:.3g} in the loss, and the run states a coefficient of {stated:g}"
+        cause = (
+            "the coefficient that is configured does not reach the loss, is scaled on its way (a percentage, a world "
+            "size), or is overwritten by a controller"
+        )
+    elif stated and abs(beta) <= 1e-3 * stated:
+        claim = f"the KL term is not in the loss: loss is pg_loss alone, and the run states a coefficient of {stated:g}"
+        cause = "the KL loss is computed, logged, and left out where the loss is summed up"
+    else:
+        return None
+    return error(
+        claim,
+        Where.of(record, "kl_loss"),
         shown("beta that solves it", beta, "> 0", record.path.name),
         shown("micro-batches", len(rows)),
         *([] if stated is None else [shown("beta that is stated", stated)]),
         *([] if divisor == 1 else [shown("each loss is divided by", divisor)]),
-    ]
-    key = record.key
-    where = Where(key.step, key.micro, key.rank, key.role, key.stage, "kl_loss", path=str(record.path))
-    if beta < -1e-9:
-        yield finding(
-            "error",
-            f"the KL term is subtracted from the loss: it has the wrong sign (coefficient {beta:.3g})",
-            where,
-            evidence=evidence,
-            cause="the sign of the term is turned where the loss is summed up: distance from the reference is rewarded",
-            next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-        )
-    elif stated and beta > 1e-9 and not 1 / WEIGHED < beta / stated < WEIGHED and abs(beta - 1) > LEFT:
-        yield finding(
-            "error",
-            f"the KL term weighs {beta:.3g} in the loss, and the run states a coefficient of {stated:g}",
-            where,
-            evidence=evidence,
-            cause="the coefficient that is configured does not reach the loss, is scaled on its way (a percentage, a "
-            "world size), or is overwritten by a controller",
-            next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-        )
-    elif stated and abs(beta) <= 1e-3 * stated:
-        yield finding(
-            "error",
-            f"the KL term is not in the loss: loss is pg_loss alone, and the run states a coefficient of {stated:g}",
-            where,
-            evidence=evidence,
-            cause="the KL loss is computed, logged, and left out where the loss is summed up",
-            next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-        )
+        cause=cause,
+        next_step=_LOOK_AT_SUM,
+    )
 
 
-def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Iterator[Finding]:
-    """A loss that is its only term times one factor, in every micro-batch."""
+def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Finding | None:
+    """A loss that is its only term times one factor, in every micro-batch: too much, or a share of the update (whose
+    micro-batches' sum is the update's mean) divided by them once more.
+    """
     rows = [row for row in rows if abs(row[1]) > LEAST]
     if len(rows) < FEWEST:
-        return
+        return None
     found = [loss / pg for loss, pg, _ in rows]
     factor = sorted(found)[len(found) // 2]
     ranks = len({record.key.rank for _, _, record in rows})
     if factor <= 0 or max(abs(one - factor) for one in found) > 1e-3 * factor or round(factor, 2) == ranks:
-        return
-    if factor < 1 / WEIGHED:
-        yield from _divided_again(case, factor, rows)
-    if factor < WEIGHED:
-        return
-    of_update = Counter(
-        (record.key.step, record.key.rank, record.key.epoch, record.key.minibatch) for _, _, record in rows
-    )
-    micros = max(of_update.values())
+        return None
+    micros = _micros_of_update([record for *_, record in rows])
     record = max(rows, key=lambda row: abs(row[1]))[2]
-    key = record.key
+    told = [shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)]
+    if factor < 1 / WEIGHED:
+        if micros < 2 or abs(factor * micros - 1) > 1e-3 or not any(map(is_share_of_update, case.batches())):
+            return None
+        return error(
+            f"the loss is divided by the {micros} micro-batches of an update twice: it is 1/{micros} of pg_loss, which "
+            "is a sum over the tokens of the whole update already",
+            Where.of(record, "loss"),
+            shown("loss / pg_loss", factor, "1", record.path.name),
+            *told,
+            cause="gradient accumulation is divided out once more: each micro-batch's loss is its share of the update, "
+            "and the sum of them is what the update should be",
+            next_step=_LOOK_AT_SCALE,
+        )
+    if factor < WEIGHED:
+        return None
     accumulated = micros > 1 and round(factor, 2) == micros
     # One rank of several may be recorded: gradients are averaged over all of them afterwards (verl).
     unseen = ranks == 1 and abs(factor - round(factor)) < 1e-3 * factor
-    yield finding(
+    return finding(
         "warning" if accumulated or unseen else "error",
         f"the loss is {factor:.4g} times its terms: pg_loss is all that is recorded of it",
-        Where(key.step, key.micro, key.rank, key.role, key.stage, "loss", path=str(record.path)),
-        evidence=[shown("loss / pg_loss", factor, "1, or the ranks", record.path.name),
-                  shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)],
+        Where.of(record, "loss"),
+        shown("loss / pg_loss", factor, "1, or the ranks", record.path.name),
+        *told,
         cause="it is multiplied by the micro-batches of an update, and its gradient is summed over them: accumulation "
         "is not divided (right where the schedule divides afterwards, as Megatron's does)"
         if accumulated
         else "a factor that should cancel does not: a world size where gradients are summed or one rank runs, gradient "
         "accumulation that is not divided, a loss scale; or a term that is not recorded",
-        next_step="rldbg diagnose --explain D49   # then look at the line that scales the loss",
-    )  # fmt: skip
-
-
-def _divided_again(case: Case, factor: float, rows: list[tuple[float, float, Record]]) -> Iterator[Finding]:
-    """A loss that is its only term over the micro-batches of an update, where that term is a share of the update
-    already: its micro-batches' sum is the update's mean.
-    """
-    of_update = Counter(
-        (record.key.step, record.key.rank, record.key.epoch, record.key.minibatch) for _, _, record in rows
+        next_step=_LOOK_AT_SCALE,
     )
-    micros = max(of_update.values())
-    if micros < 2 or abs(factor * micros - 1) > 1e-3 or not any(map(is_share_of_update, case.batches())):
-        return
-    record = max(rows, key=lambda row: abs(row[1]))[2]
-    key = record.key
-    yield finding(
-        "error",
-        f"the loss is divided by the {micros} micro-batches of an update twice: it is 1/{micros} of pg_loss, which is "
-        "a sum over the tokens of the whole update already",
-        Where(key.step, key.micro, key.rank, key.role, key.stage, "loss", path=str(record.path)),
-        evidence=[shown("loss / pg_loss", factor, "1", record.path.name),
-                  shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)],
-        cause="gradient accumulation is divided out once more: each micro-batch's loss is its share of the update, and "
-        "the sum of them is what the update should be",
-        next_step="rldbg diagnose --explain D49   # then look at the line that scales the loss",
-    )  # fmt: skip
 
 
 def _weight_of(rows: list[_Row], scales: list[float], stated: float | None) -> float | None:
@@ -224,18 +211,10 @@ def _weight_of(rows: list[_Row], scales: list[float], stated: float | None) -> f
     return solved[0] if rows[0][2] > 0 else -solved[0]
 
 
-def _weighed_entropy(case: Case, weight: float, rows: list[_Row]) -> Iterator[Finding]:
-    record = max(rows, key=lambda row: abs(row[2]))[3]
-    key = record.key
-    place = Where(key.step, key.micro, key.rank, key.role, key.stage, "entropy_loss", path=str(record.path))
-    steps = sorted({row[3].key.step for row in rows if row[3].key.step is not None})
-    yield from _judged_entropy(case, weight, place, steps, shown("micro-batches that tell", len(rows)))
-
-
-def _entropy(case: Case, scales: list[float]) -> Iterator[Finding]:
+def _entropy(case: Case, scales: list[float]) -> Finding | None:
     """The entropy term, where it alone is added to the policy's loss."""
     weights: list[float] = []
-    steps: list[int] = []
+    steps: list[int | None] = []
     place: Where | None = None
     for batch in case.batches():
         loss, pg = (logged_of(batch, name, fewest=2) for name in ("loss", "pg_loss"))
@@ -255,40 +234,43 @@ def _entropy(case: Case, scales: list[float]) -> Iterator[Finding]:
             continue
         stated = _bonus(case)
         weights.append(next((one for one in told if stated and 1 / WEIGHED < abs(one) / stated < WEIGHED), told[0]))
-        steps += [] if batch.step is None else [batch.step]
+        steps.append(batch.step)
         place = place or batch.laid.where("entropy", sample=0)
     weight = float(np.median(weights)) if weights else 0.0
     # Micro-batches of equal tokens fit another reduction, too, by another factor.
     alike = sum(abs(one - weight) <= LEFT * abs(weight) for one in weights)
     if place is None or alike < 2 or 2 * alike < len(weights):
-        return
-    yield from _judged_entropy(case, weight, place, steps, shown("steps that tell", len(weights)))
+        return None
+    return _judged_entropy(case, weight, place, steps, shown("steps that tell", len(weights)))
 
 
 def _bonus(case: Case) -> float | None:
-    return entropy_bonus(Algorithm(stated_by(case.run))) or _of_loss(case, "entropy")
+    return entropy_bonus(case.algorithm) or _of_loss(case, "entropy")
 
 
-def _judged_entropy(case: Case, weight: float, place: Where, steps: list[int], told: Evidence) -> Iterator[Finding]:
+def _judged_entropy(
+    case: Case, weight: float, place: Where, steps: Sequence[int | None], told: Evidence
+) -> Finding | None:
     stated = _bonus(case)
-    evidence = [shown("coefficient of the entropy in the loss", weight, "< 0"), told,
-                *([] if stated is None else [shown("coefficient that is stated", stated)])]  # fmt: skip
-    next_step = "rldbg diagnose --explain D49   # then look at the line that adds up the loss"
     if weight > 0:
-        yield finding(
-            "error",
-            f"the entropy term has the wrong sign: added to the loss, it presses the entropy down (coefficient "
-            f"{weight:.3g})",
-            place, evidence=evidence, next_step=next_step, steps=steps,
-            cause="the sign of the term is turned where the loss is summed up: a bonus is subtracted from the loss",
-        )  # fmt: skip
+        claim = "the entropy term has the wrong sign: added to the loss, it presses the entropy down (coefficient "
+        claim += f"{weight:.3g})"
+        cause = "the sign of the term is turned where the loss is summed up: a bonus is subtracted from the loss"
     elif stated and not 1 / WEIGHED < -weight / stated < WEIGHED:
-        yield finding(
-            "error",
-            f"the entropy term weighs {-weight:.3g} in the loss, and the run states a coefficient of {stated:g}",
-            place, evidence=evidence, next_step=next_step, steps=steps,
-            cause="the coefficient that is configured does not reach the loss, or is scaled on its way",
-        )  # fmt: skip
+        claim = f"the entropy term weighs {-weight:.3g} in the loss, and the run states a coefficient of {stated:g}"
+        cause = "the coefficient that is configured does not reach the loss, or is scaled on its way"
+    else:
+        return None
+    return error(
+        claim,
+        place,
+        shown("coefficient of the entropy in the loss", weight, "< 0"),
+        told,
+        *([] if stated is None else [shown("coefficient that is stated", stated)]),
+        cause=cause,
+        next_step=_LOOK_AT_SUM,
+        steps=steps,
+    )
 
 
 def _numbers(record: Record, *names: str) -> list[float | None]:

@@ -21,14 +21,12 @@ from replay_core.diagnose.advantage_variants import (
     tolerance,
     zeroed,
 )
-from replay_core.diagnose.algorithm import OF_GROUPS
+from replay_core.diagnose.algorithm import OF_GROUPS, severity_of_raw, why_raw
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, info, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, listed, share, shown
-from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.objectives import advantages
 
 
@@ -140,12 +138,9 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
     if not kept_B.all() and batch.trained_N is not None:
         # Samples without a counted token have no advantage; their rewards still belong to their group.
         unheard_B = batch.flat.count(batch.trained_N) == 0
-        if (~kept_B & ~unheard_B).any():
-            raise Skip("some advantages are not finite (D21)")
-    if not kept_B.any() or not np.isfinite(reward_B).all():
-        raise Skip("advantages or rewards are not finite (D21)")
-    if np.bincount(group_B).max() < 2:
-        raise Skip("every group has one response (D05)")
+        skip_if((~kept_B & ~unheard_B).any(), "some advantages are not finite (D21)")
+    skip_if(not kept_B.any() or not np.isfinite(reward_B).all(), "advantages or rewards are not finite (D21)")
+    skip_if(np.bincount(group_B).max() < 2, "every group has one response (D05)")
     column = batch.columns.of("advantages")
     stored = CLOSE.get("float32" if column is None else "bfloat16" if is_rounded(advantage_B[kept_B]) else
                        column.dtype, 1e-4)  # fmt: skip
@@ -168,12 +163,10 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
             told = _another_estimator(batch, name, several=np.bincount(group_B).min() > 1)
             if told is not None:
                 claim, cause = told
-                yield finding(
-                    "error", claim, batch.laid.where("advantages"),
-                    evidence=[
-                        shown("the estimator that agrees", name, None, what),
-                        shown("estimator that is stated", batch.laid.algorithm.estimator),
-                    ],
+                yield error(
+                    claim, batch.laid.where("advantages"),
+                    shown("the estimator that agrees", name, None, what),
+                    shown("estimator that is stated", batch.laid.algorithm.estimator),
                     cause=cause,
                 )  # fmt: skip
                 return
@@ -183,11 +176,11 @@ def _recomputed(batch: StepBatch) -> Iterator[Finding]:
             if noisy := list(_noise_taught(batch, heard_B, candidate_B[kept_B], group_B[kept_B], name)):
                 yield from noisy
                 return
-            yield finding(
-                "info",
+            yield info(
                 f"advantages are {name}",
                 batch.laid.where("advantages"),
-                evidence=[shown("computed from", what), shown("agree to", stored)],
+                shown("computed from", what),
+                shown("agree to", stored),
                 cause="the variant that was recomputed and agrees; nothing is wrong",
                 next_step="rldbg diagnose --explain D04",
             )
@@ -215,16 +208,13 @@ def _amplified(batch: StepBatch, kept_B: Array) -> Finding | None:
             apart = max(apart, float(np.ptp(reward_B[inside])))
     if not bad or bad < MOST_OF * taught:
         return None
-    return finding(
-        "error",
+    return error(
         f"rounding in the rewards is amplified: rewards of a group are equal up to {apart:.2g}, and advantages of "
         f"{share(bad, len(groups))} groups come to {far:.3g} apart",
         batch.laid.where("advantages", sample=sample),
-        evidence=[
-            shown("advantages of one group apart by", far, "0"),
-            shown("rewards of such a group apart by, at most", apart),
-            shown("largest |reward|", float(np.abs(reward_B).max())),
-        ],
+        shown("advantages of one group apart by", far, "0"),
+        shown("rewards of such a group apart by, at most", apart),
+        shown("largest |reward|", float(np.abs(reward_B).max())),
         cause="what rounding leaves of equal rewards is divided by its own std, with no epsilon or one far smaller "
         "than it: noise (a jitter, a sum in another order) is taught at full size",
     )
@@ -257,11 +247,9 @@ def _taught_of_equal(batch: StepBatch, kept_B: Array, reward_B: Array, name: str
         f"groups of equal rewards have advantages, up to {max(sizes):.3g}, in {share(len(bad), len(equal))} such "
         f"groups: they should be 0; the others are {name}",
         batch.laid.where("advantages", sample=int(np.flatnonzero(group_B == bad[0])[0])),
-        evidence=[
-            shown("largest |advantage| of a group of equal rewards", max(sizes), f"< {TAUGHT:g}"),
-            shown("advantages of one such group apart by", apart, "0"),
-            shown("groups of equal rewards", len(equal)), shown("all groups", len(groups)),
-        ],
+        shown("largest |advantage| of a group of equal rewards", max(sizes), f"< {TAUGHT:g}"),
+        shown("advantages of one such group apart by", apart, "0"),
+        shown("groups of equal rewards", len(equal)), shown("all groups", len(groups)),
         cause="what rounding (or a jitter that is not recorded) leaves of equal rewards is divided by its own std, "
         "with no epsilon or one far smaller than it: noise is taught at full size",
     )  # fmt: skip
@@ -280,17 +268,14 @@ def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Ar
     if not len(bad):
         return
     sample = int(np.flatnonzero(given(batch.group_B) == bad[0])[0])
-    yield finding(
-        "warning",
+    yield warning(
         f"noise in the rewards is taught: {share(len(bad), len(groups))} groups have nearly equal rewards (apart by "
         f"{float(spread_G[noisy_G & taught_G].max()):.2g} at most), and advantages of full size",
         batch.laid.where("advantages", sample=sample),
-        evidence=[
-            shown("largest spread of rewards in such a group", float(spread_G[noisy_G & taught_G].max()),
-                  f"0, or > {NO_SPREAD:g} x {whole:.3g}"),
-            shown("largest |advantage| in one", float(np.abs(heard_B[np.isin(group_B, bad)]).max()), f"< {TAUGHT:g}"),
-            shown("advantages are", name),
-        ],
+        shown("largest spread of rewards in such a group", float(spread_G[noisy_G & taught_G].max()),
+        f"0, or > {NO_SPREAD:g} x {whole:.3g}"),
+        shown("largest |advantage| in one", float(np.abs(heard_B[np.isin(group_B, bad)]).max()), f"< {TAUGHT:g}"),
+        shown("advantages are", name),
         cause="a tiny difference between rewards (rounding, a jitter, a time in the score) is divided by a std that is "
         "as tiny: round the rewards, raise the epsilon, or leave groups without a spread out",
     )  # fmt: skip
@@ -302,7 +287,7 @@ ODD = 4
 
 @rule("D04", "advantages are made by a mistake", link="advantages", scope="case", explains=("L08",),
       source="DeepSeekMath eq. 4.1.2; RLOO 2402.14740; a moving baseline is 0 in its first step alone")  # fmt: skip
-def made_by_mistake(case: Case) -> Iterator[Finding]:
+def made_by_mistake(case: Case) -> Finding | None:
     """Steps whose advantages no known variant makes of rewards and groups, against a closed family of mistakes; the one
     that makes those of most steps is said.
 
@@ -343,15 +328,14 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
             whys.append(str(skip))
     if raw and len(raw) == looked:
         algorithm = raw[0].laid.algorithm
-        yield finding(
+        return finding(
             severity_of_raw(algorithm),
             "advantages are the raw rewards: nothing is subtracted",
             raw[0].laid.where("advantages", sample=0),
-            evidence=[shown("steps in which they are", len(raw), "0")],
+            shown("steps in which they are", len(raw), "0"),
             cause=why_raw(algorithm),
-            steps=[batch.step for batch in raw if batch.step is not None],
+            steps=[batch.step for batch in raw],
         )
-        return
     if not ballot:
         raise Skip(whys[0] if whys else "a known variant makes the advantages, or rewards, groups and advantages are "
                    "not recorded together")  # fmt: skip
@@ -373,13 +357,14 @@ def made_by_mistake(case: Case) -> Iterator[Finding]:
             shown("sample", int(np.flatnonzero(kept_B)[worst])),
             shown("advantage there", float(unlike.heard_B[worst]), f"{float(expected_B[worst]):.6g}"),
         ]
-    yield finding(
+    return finding(
         guess.severity,
         guess.claim,
         batch.laid.where("advantages", sample=int(np.flatnonzero(kept_B)[0]) if len(kept_B) == len(batch) else 0),
-        evidence=[*evidence, shown("groups", listed(np.bincount(group_B), 4))],
+        *evidence,
+        shown("groups", listed(np.bincount(group_B), 4)),
         cause=guess.cause,
-        steps=[each.step for each, _, _ in found if each.step is not None],
+        steps=[each.step for each, _, _ in found],
     )
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, share, shown
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -25,7 +23,7 @@ FADES = (0.05, 0.995)
 @rule("D78", "advantages change along the response", link="advantages", scope="batch",
       needs=("advantages", "mask"), explains=("D04", "D28", "L08"), lasts=True,
       source="GRPO, RLOO and REINFORCE++ give every token of a response its one advantage")  # fmt: skip
-def along_the_response(batch: StepBatch) -> Iterator[Finding]:
+def along_the_response(batch: StepBatch) -> Finding | None:
     """Where no values are recorded, the advantages of each response from its first counted token on, over responses
     that have one there and three counted tokens and more (4 of them and more): an error where all but the first token's
     are 0, or all but the last's; a warning where they are 0 behind the first turn (a gap in the mask) and one number
@@ -37,10 +35,10 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
     column, counted_N = given(batch.columns.of("advantages")), given(batch.trained_N)
     counted_N = counted_N & column.said_N
     if batch.advantage_B is not None or not np.isfinite(column.values_N[counted_N]).all():
-        return
+        return None
     rows, turns = [], []
-    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        at = start + np.flatnonzero(counted_N[start : start + length])
+    for span in batch.flat.spans:
+        at = span.start + np.flatnonzero(counted_N[span])
         if at.size >= 3:
             rows.append(column.values_N[at])
             turns.append(np.cumsum(np.diff(at, prepend=at[0]) > 1))
@@ -52,14 +50,12 @@ def along_the_response(batch: StepBatch) -> Iterator[Finding]:
     if told is None:
         raise Skip("advantages change along responses in no way that is known: rewards by turn or by token")
     severity, claim, cause, many = told
-    yield finding(
+    return finding(
         severity,
         claim,
         batch.laid.where("advantages", sample=0),
-        evidence=[
-            shown("responses that are made so", share(many, many), None, column.source),
-            shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
-        ],
+        shown("responses that are made so", share(many, many), None, column.source),
+        shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
         cause=cause,
     )
 
@@ -95,8 +91,8 @@ def _ends_elsewhere(batch: StepBatch, a_N: Array, counted_N: Array) -> tuple[Sev
     """Responses whose advantage is one number and then 0 up to the end: where those of a row some rows away end."""
     counts_B = batch.flat.count(counted_N)
     ends_B, early = counts_B.copy(), 0
-    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
-        row = a_N[start : start + length][counted_N[start : start + length]]
+    for sample, span in enumerate(batch.flat.spans):
+        row = a_N[span][counted_N[span]]
         inside = np.flatnonzero(row)
         if not len(inside):
             ends_B[sample] = -1

@@ -12,10 +12,9 @@ from replay_core.diagnose.advantage_variants import orders
 from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, listed, share, shown
+from replay_core.diagnose.finding import Finding, finding, listed, share, shown
+from replay_core.diagnose.flat import Array, groups_of
+from replay_core.diagnose.rule import given, rule, skip_if
 
 #: Groups with a spread before their means say anything; how near 0 a mean is, and a std to 1 (an epsilon, a std over
 #: n or n - 1, float32).
@@ -27,7 +26,7 @@ MOST = 0.5
 @rule("D93", "advantages of a group are not measured against it", link="advantages", scope="case", lasts=True,
       explains=("D02", "D23", "D28", "D73", "L08"),
       source="GRPO, RLOO: a group's advantages add up to 0; TRL hands over no rewards")  # fmt: skip
-def not_centred(case: Case) -> Iterator[Finding]:
+def not_centred(case: Case) -> Finding | None:
     """Where advantages are recorded and rewards are not: equal prompts are a group, and a group's advantages add up to
     0, whatever its rewards were. Looked at with 3 groups of one size and more whose advantages differ, no critic and no
     stated REINFORCE. Where they do not add up: an error where they do for rows in another order or in other groups,
@@ -53,26 +52,23 @@ def not_centred(case: Case) -> Iterator[Finding]:
         guess = min(every, key=lambda one: one.severity != "error", default=None)
         if guess is not None:
             ballot.setdefault(guess.key, []).append((batch, guess))
-    if not looked:
-        raise Skip("needs advantages without rewards, of three groups of equal prompts and one size")
+    skip_if(not looked, "needs advantages without rewards, of three groups of equal prompts and one size")
     found = max(ballot.values(), key=len, default=[])
     if 2 * len(found) < looked or not found or (len(found) < 2 and found[0][1].severity == "warning"):
-        return
+        return None
     batch, guess = found[0]
     numbers = given(_numbers(batch.once))
     means = [float(numbers[0][numbers[1] == group].mean()) for group in np.unique(numbers[1])]
     column = batch.columns.of("advantages")
-    yield finding(
+    return finding(
         guess.severity,
         guess.claim,
         batch.laid.where("advantages", sample=0),
-        evidence=[
-            shown("means of the groups", listed([f"{mean:.3g}" for mean in means]), "0",
-                  column.source if column is not None else batch.name),
-            shown("steps that show it", share(len(found), looked)),
-        ],
+        shown("means of the groups", listed([f"{mean:.3g}" for mean in means]), "0",
+        column.source if column is not None else batch.name),
+        shown("steps that show it", share(len(found), looked)),
         cause=guess.cause,
-        steps=[each.step for each, _ in found if each.step is not None],
+        steps=[each.step for each, _ in found],
     )  # fmt: skip
 
 
@@ -103,7 +99,7 @@ def _numbers(batch: StepBatch) -> tuple[Array, Array, Array] | None:
         return None
     group_B = batch.group_B if batch.group_is_named and batch.group_B is not None else prompt_B
     sizes = np.unique(np.bincount(group_B))
-    spread = sum(float(np.ptp(advantage_B[group_B == group])) > 1e-6 for group in np.unique(group_B))
+    spread = sum(float(np.ptp(advantage_B[inside])) > 1e-6 for inside in groups_of(group_B))
     one = float(np.ptp(advantage_B)) <= 1e-6 * float(np.abs(advantage_B).max())
     if sizes.size > 1 or sizes[0] < 3 or (spread < FEWEST and not one):
         return None
@@ -113,7 +109,7 @@ def _numbers(batch: StepBatch) -> tuple[Array, Array, Array] | None:
 
 def _told(values_B: Array, group_B: Array) -> tuple[Array, Array]:
     """Mean and std (over n - 1) of each group whose values differ."""
-    groups = [values_B[group_B == group] for group in np.unique(group_B)]
+    groups = [values_B[inside] for inside in groups_of(group_B)]
     groups = [values for values in groups if np.ptp(values) > 1e-6]
     return np.array([values.mean() for values in groups]), np.array([values.std(ddof=1) for values in groups])
 

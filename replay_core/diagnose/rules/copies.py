@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -11,11 +10,10 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.sheets import Sheet
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.dtypes import EPS, coarsest
 from replay_core.naming import MEANINGS
 
@@ -25,27 +23,20 @@ _COPIED = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "va
 A_CAST = 0.51
 
 
-def _copies(batch: StepBatch) -> Iterator[tuple[Column, Column]]:
-    for name in _COPIED:
-        assert name in MEANINGS
-        yield from combinations(list(batch.columns.every(name)), 2)
-
-
-def _apart(batch: StepBatch, a: Column, b: Column) -> tuple[Array, Array]:
-    """Tokens both say something of, and where they are not bitwise one number.
+def _copies(batch: StepBatch) -> list[tuple[Column, Column, Array]]:
+    """Two records of one tensor, and the tokens that both say something of and that are not bitwise one number.
 
     Samples of equal tokens are left out: which of them is which, two records need not agree on.
     """
-    both_N = a.said_N & b.said_N & ~np.repeat(_twin_B(batch), batch.flat.lengths_B)
-    same_N = (a.values_N == b.values_N) | (np.isnan(a.values_N) & np.isnan(b.values_N))
-    return both_N, both_N & ~same_N
-
-
-def _pairs(batch: StepBatch) -> list[tuple[Column, Column]]:
-    found = list(_copies(batch))
-    if not found:
-        raise Skip("no tensor is recorded twice in the step; rldbg compare takes two dumps")
-    return found
+    assert MEANINGS.keys() >= set(_COPIED)
+    pairs = [pair for name in _COPIED for pair in combinations(list(batch.columns.every(name)), 2)]
+    skip_if(not pairs, "no tensor is recorded twice in the step; rldbg compare takes two dumps")
+    alone_N = ~np.repeat(_twin_B(batch), batch.flat.lengths_B)
+    return [
+        (a, b, a.said_N & b.said_N & alone_N & (a.values_N != b.values_N)
+         & ~(np.isnan(a.values_N) & np.isnan(b.values_N)))
+        for a, b in pairs
+    ]  # fmt: skip
 
 
 def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
@@ -60,37 +51,30 @@ def _is_cast(a: Column, b: Column, apart_N: Array) -> bool:
 @rule("D35", "a tensor recorded twice is not the same twice", link="dump", scope="batch", lasts=True,
       explains=("D04", "D07", "D14", "D18", "D19", "D28", "D50", "D81"),
       source="slime and verl determinism guides")  # fmt: skip
-def not_the_same(batch: StepBatch) -> Iterator[Finding]:
+def not_the_same(batch: StepBatch) -> Finding | None:
     """Copies of rollout, old and reference log-probabilities, advantages, values and returns within one step, on the
     same tokens: any difference on a token that counts beyond a cast is a warning. An error where advantages or masks
     that the update's micro-batches hold differ from the batch's in 6 rows and more, and are those of the row the same
     number of rows on in all of these.
     """
-    others = _of_other_rows(batch)
-    if others is not None:
-        yield others
-        return
-    for a, b in _pairs(batch):
-        both_N, apart_N = _apart(batch, a, b)
+    if (others := _of_other_rows(batch)) is not None:
+        return others
+    for a, b, apart_N in _copies(batch):
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
         # What is not finite in one of them is D21's.
         counted_N = counted_N & np.isfinite(a.values_N) & np.isfinite(b.values_N)
         if not counted_N.any() or _is_cast(a, b, counted_N):
             continue
-        difference = np.abs(a.values_N - b.values_N)
-        at = int(np.flatnonzero(counted_N)[0])
-        place = batch.laid.where(a.name, at=at)
-        yield finding(
-            "warning",
+        largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
+        both_N = a.said_N & b.said_N & ~np.repeat(_twin_B(batch), batch.flat.lengths_B)
+        return warning(
             f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
-            place,
-            evidence=[
-                shown("largest difference", float(difference[counted_N].max()), "0", f"{a.source} and {b.source}"),
-                shown("tokens in both", int(both_N.sum())),
-            ],
+            batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0])),
+            shown("largest difference", largest, "0", f"{a.source} and {b.source}"),
+            shown("tokens in both", int(both_N.sum())),
             cause="it was computed twice (dropout, atomics, another micro-batch), or changed between the two records",
         )
-        return
+    return None
 
 
 #: Rows that are another's, of 3 values and more, before a number of rows between them is no chance.
@@ -142,59 +126,47 @@ def _of_rows(batch: StepBatch, name: str, by: int, off: Array, source: str) -> F
     away = f"{abs(by)} row{'s' * (abs(by) > 1)} {'after' if by > 0 else 'before'}"
     whole = " (a micro-batch away)" if sizes == [abs(by)] and abs(by) > 1 else ""
     noun = "advantages" if name == "advantages" else "the mask"
-    return finding(
-        "error",
+    return error(
         f"{noun} of the update belong{'' if name == 'advantages' else 's'} to other samples: in "
         f"{share(off.size, len(batch))} rows {'they are those' if name == 'advantages' else 'it is that'} of the row "
         f"{away}{whole}",
         batch.laid.where(name, sample=0),
-        evidence=[
-            shown("rows that differ between batch and update", int(off.size), "0", source),
-            shown(f"of them those of the row {away}", int(off.size)),
-        ],
+        shown("rows that differ between batch and update", int(off.size), "0", source),
+        shown(f"of them those of the row {away}", int(off.size)),
         cause="a micro-batch or mini-batch takes its tokens from one place and this tensor from another: an index that "
         "counts within the mini-batch where it has to count in the batch, or that is one ahead",
     )
 
 
-@rule("D38", "two copies differ in padding only", link="dump", scope="batch",
-      source="docs/evidence.md#critics")  # fmt: skip
-def only_padding(batch: StepBatch) -> Iterator[Finding]:
+@rule("D38", "two copies differ in padding only", link="dump", scope="batch", source="docs/evidence.md#critics")
+def only_padding(batch: StepBatch) -> Finding | None:
     """Copies of one tensor that are the same on every token that counts and not elsewhere: info, it is no bug."""
-    if batch.trained_N is None:
-        raise Skip("needs a mask")
-    for a, b in _pairs(batch):
-        _, apart_N = _apart(batch, a, b)
+    skip_if(batch.trained_N is None, "needs a mask")
+    for a, b, apart_N in _copies(batch):
         if apart_N.any() and not (apart_N & batch.trained_N).any():
-            place = batch.laid.where(a.name, at=int(np.flatnonzero(apart_N)[0]))
-            yield finding(
-                "info",
+            return info(
                 f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
-                place,
-                evidence=[shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}")],
+                batch.laid.where(a.name, at=int(np.flatnonzero(apart_N)[0])),
+                shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}"),
                 cause="padding or prompt is filled in differently; nothing reads it",
             )
-            return
+    return None
 
 
-@rule("D40", "two copies differ by a cast", link="dump", scope="batch",
-      source="sglang comparator, diff after downcast")  # fmt: skip
-def only_cast(batch: StepBatch) -> Iterator[Finding]:
+@rule("D40", "two copies differ by a cast", link="dump", scope="batch", source="sglang comparator, diff after downcast")
+def only_cast(batch: StepBatch) -> Finding | None:
     """Copies of one tensor in two dtypes that agree to the rounding of the narrower: info, noise and no bug."""
-    for a, b in _pairs(batch):
-        _, apart_N = _apart(batch, a, b)
+    for a, b, apart_N in _copies(batch):
         counted_N = apart_N if batch.trained_N is None else apart_N & batch.trained_N
         if counted_N.any() and _is_cast(a, b, counted_N):
-            place = batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0]))
             largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
-            yield finding(
-                "info",
+            return info(
                 f"copies of {a.name} differ by rounding alone ({a.dtype} and {b.dtype})",
-                place,
-                evidence=[shown("largest difference", largest, None, f"{a.source} and {b.source}")],
+                batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0])),
+                shown("largest difference", largest, None, f"{a.source} and {b.source}"),
                 cause="one of them was stored in the narrower dtype",
             )
-            return
+    return None
 
 
 def _twin_B(batch: StepBatch) -> Array:

@@ -1,30 +1,28 @@
-"""The critic: what it explains of its returns, and whether it learns to."""
+"""The critic: what it explains of its returns, whether it learns to, and the unit and the place of its values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.rules.value_targets import FEWEST, LEARNT
+from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown, warning
+from replay_core.diagnose.places import places_of
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.value_loss import value_rows
+from replay_core.diagnose.rules.value_targets import FEWEST, LEARNT, is_of_gae
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, share, shown
 
 #: Of what a critic was off at first, the share it is still off by when it has learnt nothing.
 NO_NEARER = 0.8
-
-
 #: How many times its beginning a value loss comes to when the critic diverges.
 EXPLODED = 10.0
-
-
 _NOTHING = (
     "the critic is not updated (its optimizer, its learning rate, its parameters), or it is taught wrong targets; in "
     "the first steps of a new critic this is normal"
@@ -69,7 +67,7 @@ def _had_a_way(found: list[_StepLearnt]) -> bool:
 
 @rule("D45", "the critic explains nothing", link="advantages", scope="case",
       source="PPO's explained variance: 1 - Var(returns - values) / Var(returns)")  # fmt: skip
-def explains_nothing(case: Case) -> Iterator[Finding]:
+def explains_nothing(case: Case) -> Finding | None:
     """Values that are one number for every token of 3 steps and more: a warning. Else explained variance and mean
     squared error of the returns by the values, over tokens that count, in 6 steps and more: a warning where the
     variance it explains stays within .02 of 0 while the error does not fall below .8 of what it was in the first
@@ -94,35 +92,30 @@ def explains_nothing(case: Case) -> Iterator[Finding]:
                 unit, float(v.mean()) / unit, float(v.std()) / unit,
             ))  # fmt: skip
             where = batch.laid.where("values", sample=0)
-    if not known:
-        raise Skip("no values and returns are recorded")
+    skip_if(not known, "no values and returns are recorded")
     constant = [one for one in found if not one.spread > 0]
     if len(found) >= 3 and len(constant) == len(found):
-        yield finding(
-            "warning",
+        return warning(
             f"the critic gives every token one number in all {len(found)} steps: it is never updated",
             where,
-            evidence=[shown("largest - smallest value of a step", 0.0, "> 0"), shown("steps", len(found))],
+            shown("largest - smallest value of a step", 0.0, "> 0"),
+            shown("steps", len(found)),
             cause=_NOTHING,
             steps=[one.step for one in constant],
         )
-        return
-    if len(found) < LEARNT:
-        raise Skip(f"needs values and returns of {LEARNT} steps")
+    skip_if(len(found) < LEARNT, f"needs values and returns of {LEARNT} steps")
     if _no_nearer([one.explained for one in found], [one.error for one in found]) and _had_a_way(found):
         later = found[len(found) // 2 :]
-        yield finding(
-            "warning",
+        return warning(
             f"the critic explains nothing of its returns after {len(found)} steps, and comes no nearer to them",
             where,
-            evidence=[
-                shown("explained variance, later half", median(one.explained for one in later), "> 0"),
-                shown("mean squared error, later half", median(one.error for one in later)),
-                shown("mean squared error, first step", found[0].error),
-            ],
+            shown("explained variance, later half", median(one.explained for one in later), "> 0"),
+            shown("mean squared error, later half", median(one.error for one in later)),
+            shown("mean squared error, first step", found[0].error),
             cause=_NOTHING,
             steps=[one.step for one in later],
         )
+    return None
 
 
 #: Steps after which a critic that moves has had its time; what its mean has moved by, in shares of its error.
@@ -142,7 +135,7 @@ def _moves(means: list[float], loss: Series | None) -> bool:
 
 @rule("D45", "the critic explains nothing", link="trend", scope="signals",
       needs=("explained_variance|value_mean|value_loss",), source="PPO's explained variance")  # fmt: skip
-def never_learns(log: RunLog) -> Iterator[Finding]:
+def never_learns(log: RunLog) -> Finding | None:
     """The mean value the same number in every one of 5 steps and more, while returns change or a value loss is
     logged: a warning. Else explained variance and value loss of 10 steps, judged as of a dump: a warning of 24 steps
     and more, or where the mean value stands; info where the critic's values move, as a new one's do.
@@ -152,48 +145,40 @@ def never_learns(log: RunLog) -> Iterator[Finding]:
     returns, loss = log.get("return_mean"), log.get("value_loss")
     moving = (returns is not None and len(set(returns.finite)) > 2) or (loss is not None and any(loss.finite))
     if values is not None and len(values.finite) >= 5 and len(set(values.finite)) == 1 and moving:
-        yield finding(
-            "warning",
+        return warning(
             f"{values.name} is {values.finite[0]:.4g} in all {len(values.finite)} steps: the critic is never updated",
-            values.points[0].where(values.name),
-            evidence=[values.shown(values.finite[0], "another number in every step")],
+            values,
+            values.shown(values.finite[0], "another number in every step"),
             cause=_NOTHING,
             next_step="print the critic's learning rate and the norm of its gradient after a step",
-            steps=values.steps(),
         )
-        return
     if loss is not None and len(loss.finite) >= 8 and trends.rises(loss.finite):
         begun, now = median(loss.finite[:3]), median(loss.finite[-3:])
         if begun > 0 and now > EXPLODED * begun:
-            yield finding(
-                "warning",
+            return warning(
                 f"the value loss explodes: {loss.name} goes from {begun:.3g} to {now:.3g}",
-                loss.first(over=EXPLODED * begun),
-                evidence=[loss.shown(now, f"< {EXPLODED:g} x {begun:.3g}")],
+                loss.between(over=EXPLODED * begun),
+                loss.shown(now, f"< {EXPLODED:g} x {begun:.3g}"),
                 cause="the critic diverges: its learning rate is too high, its targets grow with its own values, or "
                 "returns are not clipped or scaled",
                 next_step="lower the critic's learning rate; look at values and returns of the same steps",
-                steps=loss.steps(over=EXPLODED * begun),
             )
-            return
     series = log.get("explained_variance")
     if series is None or len(series.finite) < 10:
         raise Skip("needs the explained variance of 10 steps")
     if _no_nearer(series.finite, loss.finite if loss is not None else []):
         now = trends.level(series.finite)
         early = len(series.finite) < SETTLED and values is not None and _moves(values.finite, loss)
-        yield finding(
+        return finding(
             "info" if early else "warning",
             f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
-            series.last.where(series.name),
-            evidence=[
-                series.shown(now, "> 0"),
-                *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss else []),
-            ],
+            series.ended,
+            series.shown(now, "> 0"),
+            *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss else []),
             cause=_NOTHING,
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
-            steps=series.steps(),
         )
+    return None
 
 
 #: How far the critic's mean may lie from its returns', in multiples of the largest return, before it has overshot.
@@ -204,7 +189,7 @@ OVERSHOT = 2.0
       needs=("value_mean", "return_mean"),
       explains=("D45", "L10", "L08", "L09", "L02", "D20", "D24", "D25"),
       source="a critic's mean lies within the range of its returns")  # fmt: skip
-def overshoots(log: RunLog) -> Iterator[Finding]:
+def overshoots(log: RunLog) -> Finding | None:
     """|mean value - mean return| over twice the largest |mean return| in two steps and more, none of them the first,
     and more than in the first step: a warning, an error in half of the steps. A critic that is loaded may begin far
     off, and comes nearer.
@@ -215,25 +200,192 @@ def overshoots(log: RunLog) -> Iterator[Finding]:
         (point, abs(point.value - by_step[point.step])) for point in values.points
         if math.isfinite(point.value) and math.isfinite(by_step.get(point.step, math.nan))
     ]  # fmt: skip
-    if len(apart) < 4:
-        raise Skip("needs values and returns of 4 steps")
+    skip_if(len(apart) < 4, "needs values and returns of 4 steps")
     size = max(abs(by_step[point.step]) for point, _ in apart)
     bad = [(point, off) for point, off in apart[1:] if size > 0 and off > OVERSHOT * size and off > apart[0][1]]
     if len(bad) < 2:
-        return
+        return None
     worst, _ = max(bad, key=lambda each: each[1])
-    yield finding(
+    return finding(
         "error" if 2 * len(bad) >= len(apart) else "warning",
         f"the critic's values explode past their targets: {values.name} is {worst.value:.3g} at step {worst.step}, and "
         f"returns are {by_step[worst.step]:.3g}",
         worst.where(values.name),
-        evidence=[
-            values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"),
-            shown("in the first step", apart[0][1]),
-            shown("steps", share(len(bad), len(apart))),
-        ],
+        values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"),
+        shown("in the first step", apart[0][1]),
+        shown("steps", share(len(bad), len(apart))),
         cause="the critic's learning rate is too high: its values explode past their targets and swing back; or it is "
         "taught other targets than the returns that are logged (another scale or unit)",
         next_step="lower the critic's learning rate ten times; look at its loss and gradient norm",
-        steps=[point.step for point, _ in bad if point.step is not None],
+        steps=[point.step for point, _ in bad],
+    )
+
+
+#: Tokens of a response that are followed for places that samples share.
+FOLLOWED = 64
+
+
+@dataclass(slots=True)
+class _Shared:
+    """Over the steps of a run: how far values lie apart at places that samples share, and go apart from (`parted`), and
+    where they share the place's token, too (`shared`).
+    """
+
+    parted: list[float] = field(default_factory=list)
+    shared: list[float] = field(default_factory=list)
+    where: Where | None = None
+    steps: set[int] = field(default_factory=set)
+
+    def take(self, batch: StepBatch) -> None:
+        values = batch.columns.of("values")
+        if values is None or not is_of_gae(batch):
+            return
+        places = defaultdict[int, dict[int, list[float]]](lambda: defaultdict(list))
+        for before, here, at in places_of(batch, FOLLOWED):
+            if values.said_N[at] and np.isfinite(values.values_N[at]):
+                places[before][here].append(float(values.values_N[at]))
+        apart = [float(np.ptp([each[0] for each in tokens.values()])) for tokens in places.values() if len(tokens) > 1]
+        self.parted += apart
+        self.shared += [float(np.ptp(each)) for tokens in places.values() for each in tokens.values() if len(each) > 1]
+        if apart:
+            self.where = self.where or batch.laid.where("values", sample=0)
+            self.steps |= set() if batch.step is None else {batch.step}
+
+    def told(self) -> Finding | None:
+        if len(self.parted) < TOKENS or len(self.shared) < TOKENS:
+            return None
+        apart, same = float(np.mean(self.parted)), float(np.mean(self.shared))
+        if apart < APART or same > NEAR * apart:
+            return None
+        return error(
+            "values are read one token late: each depends on the very token whose value it is to be before",
+            self.where,
+            shown("mean range of values where samples differ in that token alone", apart, "0"),
+            shown("where they share it, too", same),
+            shown("places", len(self.parted)),
+            cause="a slice is one off where the critic is read: the value of a state holds what was done in it, and "
+            "advantages no longer tell of the token; the reward's token has the value of what comes after the end",
+            steps=sorted(self.steps),
+        )
+
+
+#: Neighbouring tokens that tell; how far values have to be from the critic's own, and how near beside.
+TOKENS, APART, NEAR = 12, 1e-3, 0.05
+
+
+@rule("D101", "values lie beside their tokens", link="advantages", scope="case", lasts=True,
+      explains=("D44", "D45", "D52", "D96", "L08"),
+      source="V(s_t) is read before token t is: the same places in the rollout and in the critic's update")  # fmt: skip
+def beside(case: Case) -> Finding | None:
+    """The recorded values beside what the critic gives in the first optimizer step over them, which has the same
+    weights: an error where they are those of the token before or after (to a twentieth of their distance to those of
+    their own token, and 1e-3 of it and more), over 12 tokens and more.
+
+    And values of samples that share a prompt and all tokens before a place, and there go apart: a value that is read
+    before its token is one number at such a place. An error where it is one where the token is shared, too, and
+    another where only the token differs (12 such places and more), while GAE makes the returns of it as it is.
+    """
+    known = _Shared()
+    for batch in case.batches():
+        known.take(batch)
+    if (told := known.told()) is not None:
+        return told
+    own, after, before = [], [], []
+    where, steps = None, set()
+    for batch in case.batches():
+        for part in value_rows(batch):
+            if part.epoch or part.minibatch:
+                continue
+            same = part.sample[1:] == part.sample[:-1]
+            inner = np.flatnonzero(same[1:] & same[:-1]) + 1
+            if not len(inner):
+                continue
+            own.append(np.abs(part.old - part.new)[inner])
+            after.append(np.abs(part.old[inner] - part.new[inner + 1]))
+            before.append(np.abs(part.old[inner] - part.new[inner - 1]))
+            where = where or batch.laid.where("values", sample=0)
+            if batch.step is not None:
+                steps.add(batch.step)
+    if not own or sum(map(len, own)) < TOKENS or where is None:
+        raise Skip(f"needs values, and a critic's new ones in its first update, of {TOKENS} tokens")
+    apart, late, early = (float(np.concatenate(each).mean()) for each in (own, after, before))
+    size = float(np.concatenate(own).size)
+    if apart < APART or min(late, early) > NEAR * apart:
+        return None
+    words = "after" if late < early else "before"
+    return error(
+        f"values are shifted by one token: each is what the critic gives at the token {words} it, before any update",
+        where,
+        shown("mean distance to the critic's value of the same token", apart, "0"),
+        shown(f"to that of the token {words}", min(late, early)), shown("tokens", size),
+        cause="a slice is one off where values are read before the updates, or where the critic is updated: a value is "
+        "of the state before its token; GAE and returns are then of other places than the critic's predictions",
+        steps=sorted(steps),
     )  # fmt: skip
+
+
+#: Steps, and tokens of each, before a scale is one; how many times the largest return values may come to.
+STEPS, FEWEST_TOKENS, TIMES = 3, 16, 4.0
+#: Of smaller returns than that a new critic's values are as many times as large.
+UNIT = 0.5
+#: Correlation from which values follow their returns, and how far their slope may be off 1.
+FOLLOW, OFF = 0.8, 2.0
+
+
+@rule("D96", "values are on another scale than returns", link="advantages", scope="case", lasts=True,
+      explains=("D45", "D63", "L02", "L08", "L10"),
+      source="value normalisation (PopArt, running mean and std) that is not undone; a critic of a reward model's "
+      "head")  # fmt: skip
+def other_scale(case: Case) -> Finding | None:
+    """The root mean square of values over tokens that count beside the largest |return| of the run, in 3 steps and more
+    of 16 tokens: a warning where it is 4 times as much (and over 2) in three of four steps, or where values and returns
+    rise and fall together (correlation over .8 in every step) and returns are less than half of them, or more than
+    twice (least squares, the median over steps). A new critic's values are about as large as returns, and have nothing
+    to do with them.
+    """
+    sizes: list[float] = []
+    slopes: list[float] = []
+    alike: list[float] = []
+    explained: list[float] = []
+    steps: list[int] = []
+    largest, where = 0.0, None
+    for batch in case.batches():
+        values, returns = batch.columns.of("values"), batch.columns.of("returns")
+        if values is None or returns is None or batch.step is None or batch.trained_N is None:
+            continue
+        both_N = batch.trained_N & values.said_N & returns.said_N
+        both_N &= np.isfinite(values.values_N) & np.isfinite(returns.values_N)
+        v, r = values.values_N[both_N], returns.values_N[both_N]
+        if v.size < FEWEST_TOKENS or not np.ptp(r) > 0:
+            continue
+        where = where or batch.laid.where("values", sample=0)
+        steps.append(batch.step)
+        sizes.append(float(np.sqrt((v * v).mean())))
+        largest = max(largest, float(np.abs(r).max()))
+        explained.append(1 - float((r - v).var() / r.var()))
+        varies = float(v.var()) > 0
+        slopes.append(float(np.cov(v, r)[0, 1] / v.var(ddof=1)) if varies else 0.0)
+        alike.append(float(np.corrcoef(v, r)[0, 1]) if varies else 0.0)
+    skip_if(len(steps) < STEPS, f"needs values and returns of {STEPS} steps")
+    slope = float(np.median(slopes))
+    if min(alike) > FOLLOW and (slope > OFF or slope < 1 / OFF):
+        claim = f"values are {1 / slope:.3g} times their returns: they follow them on another scale"
+        told = [shown("returns over values, slope", slope, "1"), shown("least correlation of a step", min(alike))]
+    elif (size := float(np.quantile(sizes, 0.25))) > TIMES * max(largest, UNIT):
+        claim = f"values are on another scale than returns: {size / largest:.3g} times as large and more"
+        told = [
+            shown("root mean square of values, in three of four steps more than", size, f"< {TIMES * largest:.3g}"),
+            shown("largest |return| of the run", largest),
+        ]
+    else:
+        return None
+    return warning(
+        claim,
+        where,
+        *told,
+        shown("explained variance, median", float(np.median(explained)), "> 0"),
+        cause="the critic's output is in another unit: normalised targets whose mean and std are not put back "
+        "(PopArt, value norm), a head that was taken over from a reward model or badly initialised, rewards that are "
+        "scaled for the returns alone. Advantages are then what the critic is off by, not what was earned",
+        steps=steps,
+    )

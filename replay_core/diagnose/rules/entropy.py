@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import entropy_bonus
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 ENTROPY_MIN = 0.05
 ENTROPY_GROWTH = 2.0
@@ -53,15 +52,13 @@ def entropy(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"{series.name} is negative: a loss term, not an entropy")
     now = trends.level(values)
     if now < ENTROPY_MIN:
-        yield finding(
+        yield warning(
             # A task of one answer may end there: it contradicts nothing that is stated.
-            "warning",
             f"the policy's entropy is {now:.3g} nats per token: it hardly samples any more",
-            series.first(under=ENTROPY_MIN),
-            evidence=[series.shown(now, f"> {ENTROPY_MIN:g}")],
+            series.between(under=ENTROPY_MIN),
+            series.shown(now, f"> {ENTROPY_MIN:g}"),
             cause="entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a low temperature",
             next_step="raise the upper clip bound, add an entropy or KL term, check the sampling temperature",
-            steps=series.steps(under=ENTROPY_MIN),
         )
     begun, now = trends.level(values[:3]), trends.level(values, 3)
     if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
@@ -71,14 +68,13 @@ def entropy(log: RunLog) -> Iterator[Finding]:
         yield finding(
             "info" if learns else "warning",
             f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token",
-            series.first(under=begun / FALLEN),
-            evidence=[series.shown(now, f"> {begun / FALLEN:.3g}")],
+            series.between(under=begun / FALLEN),
+            series.shown(now, f"> {begun / FALLEN:.3g}"),
             cause="the policy gets sure of its answers while the reward rises; should it fall on, it no longer explores"
             if learns
             else "entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a learning rate "
             "too high",
             next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
-            steps=series.steps(under=begun / FALLEN),
         )
     yield from _grown(log, series, begun, now)
 
@@ -112,15 +108,9 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
             if learns
             else ""
         ),
-        series.first(over=onset),
-        evidence=[
-            series.shown(now, f"< {limit:.3g}"),
-            *(
-                []
-                if bonus is None
-                else [shown("coefficient of the entropy in the loss, fitted", bonus, f"< {STRONG:g}")]
-            ),
-        ],
+        series.between(over=onset),
+        series.shown(now, f"< {limit:.3g}"),
+        *([] if bonus is None else [shown("coefficient of the entropy in the loss, fitted", bonus, f"< {STRONG:g}")]),
         cause="the entropy bonus is far too large: it outweighs the reward, and the policy becomes uniform, which "
         "ends no answer and earns nothing"
         if bonus is not None
@@ -132,7 +122,6 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
         if learns
         else "entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
         next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning rate",
-        steps=series.steps(over=onset),
     )
 
 

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from statistics import median
 
+from replay_core.diagnose.algorithm import severity_of_raw, why_raw
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, share, shown
-from replay_core.diagnose.unbaselined import severity_of_raw, why_raw
 from replay_core.regexes import regex
 
 #: Logs print four decimals and more.
@@ -20,8 +19,6 @@ CLOSE, PRINTED = 1e-3, 5.1e-5
 FEWEST = 3
 #: What a sum over ranks, or a mean of too many, makes of a mean.
 WHOLE = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
-
-
 _WORDS = regex(r"[^a-z0-9]+")
 
 
@@ -54,7 +51,7 @@ def _statistic(log: RunLog, mean: Series, signal: str, word: str) -> Series | No
 @rule("L13", "a mean lies outside of its range", link="dump", scope="signals",
       needs=("reward_max|response_length_max|advantage_max|value_max|return_max",),
       source="torch.distributed.all_reduce sums; a mean over ranks is divided by the world size")  # fmt: skip
-def outside(log: RunLog) -> Iterator[Finding]:
+def outside(log: RunLog) -> Finding | None:
     """The mean of rewards, lengths, advantages, values or returns above the largest or below the smallest of the same
     step, in half of the steps and more: a warning. What is logged is a sum over ranks or micro-batches.
     """
@@ -71,20 +68,17 @@ def outside(log: RunLog) -> Iterator[Finding]:
                 continue
             step, (value, limit) = max(bad, key=lambda each: abs(each[1][0] - each[1][1]))
             side = "above the largest" if bad is above else "below the smallest"
-            yield finding(
-                "warning",
+            return warning(
                 f"{mean.name} is {value:.4g}, {side} of its step ({limit:.4g}): it is a sum over ranks, no mean",
                 next(point for point in mean.points if point.step == step).where(mean.name),
-                evidence=[
-                    mean.shown(value, f"{'<=' if bad is above else '>='} {limit:.4g}"),
-                    shown("steps", share(len(bad), looked), "none", "log"),
-                ],
+                mean.shown(value, f"{'<=' if bad is above else '>='} {limit:.4g}"),
+                shown("steps", share(len(bad), looked), "none", "log"),
                 cause="the metric is summed over ranks (world size) or micro-batches and not divided; what is trained "
                 "on need not be wrong",
                 next_step="divide the metric by the number of ranks, or reduce it with ReduceOp.AVG",
-                steps=[each for each, _ in bad if each is not None],
+                steps=[each for each, _ in bad],
             )
-            return
+    return None
 
 
 @rule("D54", "a logged reward is not the recorded one", link="dump", scope="case",
@@ -117,11 +111,10 @@ def logged_reward(case: Case) -> Iterator[Finding]:
     if len(ratios) < 2 or at is None:
         raise Skip("needs two steps with rewards and their logged mean")
     if apart >= FEWEST and running == apart:
-        yield finding(
-            "warning",
+        yield warning(
             f"{series.name} is the mean over all steps so far, not of its own step: it is cumulative",
             at.where(series.name),
-            evidence=[shown("steps whose value is the running mean", running, "0", series.source)],
+            shown("steps whose value is the running mean", running, "0", series.source),
             cause="the metric is never reset: it averages over every step since the first, and hides what changes",
             next_step="reset the metric after each step is logged",
             steps=series.steps(),
@@ -129,11 +122,10 @@ def logged_reward(case: Case) -> Iterator[Finding]:
         return
     for times in WHOLE:
         if all(abs(ratio - times) <= 1e-3 * times for ratio in ratios):
-            yield finding(
-                "warning",
+            yield warning(
                 f"{series.name} is {times} times the mean of the recorded rewards, in all {len(ratios)} steps",
                 at.where(series.name),
-                evidence=[shown("logged / recorded", times, "1", series.source)],
+                shown("logged / recorded", times, "1", series.source),
                 cause="the metric is summed over ranks (a world size of that many) or micro-batches and not divided",
                 next_step="divide the metric by the number of ranks, or reduce it with ReduceOp.AVG",
                 steps=series.steps(),
@@ -142,13 +134,12 @@ def logged_reward(case: Case) -> Iterator[Finding]:
 
 @rule("D04", "advantages are the raw rewards", link="advantages", scope="signals",
       needs=("advantage_max", "reward_max"), source="verl logs both: compute_data_metrics")  # fmt: skip
-def raw_in_log(log: RunLog) -> Iterator[Finding]:
+def raw_in_log(log: RunLog) -> Finding | None:
     """Largest and smallest advantage (or mean) equal the largest and smallest reward of the step in 3 steps and more,
     and in every step: an error where the run states an estimator with a baseline, else worth knowing: REINFORCE and
     RAFT need none.
     """
-    if log.get("value_mean") is not None:
-        raise Skip("a critic's values are the baseline")
+    skip_if(log.get("value_mean") is not None, "a critic's values are the baseline")
     for reward in log.all("reward_max"):
         tops = together(log.get("advantage_max"), reward)
         low = _statistic(log, reward, "reward_min", "min") or next(
@@ -159,30 +150,29 @@ def raw_in_log(log: RunLog) -> Iterator[Finding]:
         heard = [row for row in every if abs(row[0]) > 1e-6]
         if len(tops) >= FEWEST and others and len(heard) >= FEWEST and all(agree(*row) for row in every):
             top = given(log.get("advantage_max"))
-            yield finding(
+            return finding(
                 severity_of_raw(log.algorithm),
                 "advantages are the raw rewards: nothing is subtracted, their range is the rewards' in every step",
-                top.points[0].where(top.name),
-                evidence=[top.shown(top.last.value, "another number than the reward"), reward.shown(reward.last.value)],
+                top,
+                top.shown(top.last.value, "another number than the reward"),
+                reward.shown(reward.last.value),
                 cause=why_raw(log.algorithm),
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
-                steps=top.steps(),
             )
-            return
+    return None
 
 
 @rule("D28", "the policy loss is not that of its advantages", link="reduction", scope="signals",
       needs=("pg_loss", "advantage_mean"), lasts=True, explains=("L08", "L10", "L02", "L09", "D25"),
       source="-mean(A ratio) at a ratio of 1")  # fmt: skip
-def loss_of_advantages(log: RunLog) -> Iterator[Finding]:
+def loss_of_advantages(log: RunLog) -> Finding | None:
     """On policy a token mean of the policy loss is -mean(A). Where the logged pg_loss is +mean(A) in three of four
     steps that have one (3 and more, |mean(A)| > 1e-3), it is an error: the sign is turned. Where it is one whole
     number of times -mean(A) in all of them, a warning.
     """
     pg, advantage = given(log.get("pg_loss")), given(log.get("advantage_mean"))
     rows = [(step, row) for step, row in together(pg, advantage) if abs(row[1]) > 1e-3]
-    if len(rows) < FEWEST:
-        raise Skip(f"needs {FEWEST} steps with a mean advantage that is not 0")
+    skip_if(len(rows) < FEWEST, f"needs {FEWEST} steps with a mean advantage that is not 0")
     ratios = [row[0] / -row[1] for _, row in rows]
 
     def many(times: float) -> bool:
@@ -190,29 +180,24 @@ def loss_of_advantages(log: RunLog) -> Iterator[Finding]:
         return 4 * sum(map(close, ratios)) >= 3 * len(ratios)
 
     if many(-1):
-        yield finding(
-            "error",
+        return error(
             f"{pg.name} has the wrong sign: it is +mean(advantage), not -mean(advantage)",
-            pg.points[0].where(pg.name),
-            evidence=[
-                shown("pg_loss / -mean(advantage), median", median(ratios), "1", "log"),
-                shown("steps compared", len(rows)),
-            ],
+            pg.place,
+            shown("pg_loss / -mean(advantage), median", median(ratios), "1", "log"),
+            shown("steps compared", len(rows)),
             cause="the loss is not negated, or negated twice: the policy learns to avoid what is rewarded",
             next_step="look at the sign where the policy loss is computed; rldbg record -- YOUR COMMAND",
-            steps=[step for step, _ in rows if step is not None],
+            steps=[step for step, _ in rows],
         )
-        return
     # A part of it is how trainers log what they accumulate.
     for times in map(float, WHOLE):
         if len(rows) >= 5 and all(abs(ratio - times) <= 2e-3 * times for ratio in ratios):
-            yield finding(
-                "warning",
+            return warning(
                 f"{pg.name} is {times:g} times -mean(advantage) in all {len(rows)} steps",
-                pg.points[0].where(pg.name),
-                evidence=[shown("pg_loss / -mean(advantage)", times, "1", "log")],
+                pg.place,
+                shown("pg_loss / -mean(advantage)", times, "1", "log"),
                 cause="a factor too many or too few: the world size, or the number of micro-batches (accumulation)",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
-                steps=[step for step, _ in rows if step is not None],
+                steps=[step for step, _ in rows],
             )
-            return
+    return None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where
-from replay_core.diagnose.gap import DISAGREE, Gap, gap
+from replay_core.diagnose.compared import gap_of
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, shown
+from replay_core.diagnose.gap import DISAGREE, Gap
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Nats per token that no precision, temperature or update makes: two models of one text are as far apart.
 TWO_MODELS = 1.0
@@ -29,7 +27,7 @@ UNLIKE = 0.5
       explains=("D01", "D02", "D03", "D09", "D12", "D18", "D20", "D25", "D26", "D94", "L08", "L09",
                "L17"),
       source="slime#1673, verl#7495: an engine that was never given the checkpoint")  # fmt: skip
-def foreign(log: RunLog) -> Iterator[Finding]:
+def foreign(log: RunLog) -> Finding | None:
     """A mismatch of engine and trainer over 1 nat per token in each of the first 3 steps and as its level, while the
     reward is one number in every step, or nine of ten responses are cut off from the first step on: an error, and the
     cause of both. The first step's samples are older than any update. Without either, log-probabilities of other tokens
@@ -40,16 +38,16 @@ def foreign(log: RunLog) -> Iterator[Finding]:
     if series is None or len(values) < FEWEST:
         raise Skip(f"needs the mismatch of {FEWEST} steps")
     if min(values[:FEWEST]) < TWO_MODELS or trends.level(values) < TWO_MODELS:
-        return
+        return None
     symptoms = _symptoms(log)
     if not symptoms:
-        return
-    yield finding(
-        "error",
+        return None
+    return error(
         f"the engine writes with other weights than the trainer has: {series.name} is {values[0]:.3g} nats per token "
         "from the first step on, and what it writes earns nothing",
-        series.points[0].where(series.name),
-        evidence=[series.shown(values[0], f"< {TWO_MODELS:g} even of an odd setting"), *symptoms],
+        series.place,
+        series.shown(values[0], f"< {TWO_MODELS:g} even of an odd setting"),
+        *symptoms,
         cause="the engine holds another model than the trainer: weights that were never loaded or sent (a dummy load "
         "format, a sync that fails silently), another checkpoint, or another tokenizer or chat template for its "
         "prompts. Constant rewards and responses that do not end follow from it",
@@ -76,7 +74,7 @@ def _symptoms(log: RunLog) -> list[Evidence]:
 
 @rule("L38", "the engine writes with other weights", link="trend", scope="case", lasts=True,
       source="slime#1673: a checkpoint that was converted wrongly for the engine")  # fmt: skip
-def foreign_samples(case: Case) -> Iterator[Finding]:
+def foreign_samples(case: Case) -> Finding | None:
     """Recorded samples: mean |d| over 1 nat per token from the first step on, in every step, and over .03 in all but a
     tenth of the rows; the trainer gives the tokens 1 nat less than the engine, and the two do not rise and fall
     together (correlation under .5, at no shift either); and nothing that is written earns another reward than the
@@ -88,46 +86,38 @@ def foreign_samples(case: Case) -> Iterator[Finding]:
     rewards: set[float] = set()
     cut: list[bool] = []
     for batch in case.batches():
-        if not (batch.has("rollout_logprobs") and batch.has("trainer_logprobs")):
-            continue
-        try:
-            between = gap(batch)
-        except Skip:
+        if (between := gap_of(batch)) is None:
             continue
         tokens = np.flatnonzero(between.both_N)
         seen.append((between, batch.laid.where("rollout_logprobs", at=int(tokens[0])), batch.step))
         rewards |= set() if batch.reward_B is None else set(batch.reward_B[np.isfinite(batch.reward_B)].tolist())
         cut_B = truncated(batch)
         cut += [] if cut_B is None else cut_B.tolist()
-    if not seen:
-        raise Skip("needs rollout and trainer log-probabilities")
+    skip_if(not seen, "needs rollout and trainer log-probabilities")
     if not all(_are_two_models(between) for between, _, _ in seen):
-        return
+        return None
     symptoms = []
     if len(rewards) == 1:
         symptoms.append(shown("reward of every response", rewards.pop(), "others among them"))
     if cut and float(np.mean(cut)) >= CUT:
         symptoms.append(shown("share of responses cut off", float(np.mean(cut)), "< 0.25"))
     if not symptoms:
-        return
+        return None
     first, place, _ = seen[0]
-    yield finding(
-        "error",
+    return error(
         "the engine writes with other weights than the trainer has: they disagree by "
         f"{first.mean:.3g} nats per token from the first step on, in all rows, and what it writes earns nothing",
         place,
-        evidence=[
-            shown("mean |trainer - rollout| in the first step", first.mean, f"< {DISAGREE} nats"),
-            shown("mean trainer - rollout", float(first.d.mean()), "0"),
-            shown("correlation", first.correlation, "> 0.9"),
-            shown("least mean |trainer - rollout| of a step", min(between.mean for between, _, _ in seen)),
-            *symptoms,
-        ],
+        shown("mean |trainer - rollout| in the first step", first.mean, f"< {DISAGREE} nats"),
+        shown("mean trainer - rollout", float(first.d.mean()), "0"),
+        shown("correlation", first.correlation, "> 0.9"),
+        shown("least mean |trainer - rollout| of a step", min(between.mean for between, _, _ in seen)),
+        *symptoms,
         cause="the engine holds another model than the trainer: weights that were converted wrongly for it (rows of a "
         "head or an embedding moved, a tensor under another name), never loaded (a dummy format), or another "
         "checkpoint, tokenizer or prompt. Responses that do not end and constant rewards follow from it",
         next_step=first.batch.laid.mismatch_command(),
-        steps=[step for _, _, step in seen if step is not None],
+        steps=[step for _, _, step in seen],
     )
 
 

@@ -16,12 +16,11 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, numbers, severity_of, steps_of, steps_told
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, shown
 from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
 
@@ -35,31 +34,29 @@ EXPLODED = 5.0
       needs=("advantages", "mask"),
       explains=("L01", "D46", "D55", "D57"),
       source="ms-swift#5890")  # fmt: skip
-def no_gradient(batch: StepBatch) -> Iterator[Finding]:
+def no_gradient(batch: StepBatch) -> Finding | None:
     """grad_norm exactly 0 while max |A| over counted tokens is above 0: an error. Equal and opposite advantages do not
     cancel to an exact 0 on different tokens. Where gradients of both matrices of an adapter (LoRA's A and B) are
     recorded, and all of them are 0, either is it: B begins at 0 and has a gradient from the first step on.
     """
     norms = batch.columns.scalars("grad_norm")
-    if not norms:
-        raise Skip("no gradient norm is recorded; rldbg record keeps one")
-    advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
-    heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
-    heard = heard[np.isfinite(heard)]
-    if not heard.size or not heard.max() > 1e-6 or any(norm.value != 0 for norm in norms):
-        return
+    skip_if(not norms, "no gradient norm is recorded; rldbg record keeps one")
+    if not batch.largest_advantage > 1e-6 or any(norm.value != 0 for norm in norms):
+        return None
     place = batch.laid.where_record(norms[0].record, norms[0].name)
     matrices = _of_dead_adapter(batch)
-    yield finding(
-        "error",
+    return error(
         "the gradient is exactly 0 although advantages are not"
         + (", in both matrices of the adapter (LoRA): no gradient reaches it" if matrices else ""),
         place,
-        evidence=[
-            shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
-            shown("largest |advantage| on counted tokens", float(heard.max()), None, advantages.source),
-            *([shown("recorded gradients of adapters that are 0", matrices)] if matrices else []),
-        ],
+        shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
+        shown(
+            "largest |advantage| on counted tokens",
+            batch.largest_advantage,
+            None,
+            given(batch.columns.of("advantages")).source,
+        ),
+        *([shown("recorded gradients of adapters that are 0", matrices)] if matrices else []),
         cause="both matrices were initialised to 0 (A's gradient is a product with B, and B's with A), the scale "
         "(alpha) is 0, or the loss is cut off before them: times 0, detached, or inputs that require no gradient under "
         "gradient checkpointing"
@@ -86,7 +83,7 @@ def _of_dead_adapter(batch: StepBatch) -> int:
 
 @rule("D23", "gradient 0 although advantages are not", link="gradient", scope="signals",
       needs=("grad_norm",), source="ms-swift#5890")  # fmt: skip
-def zero_gradient(log: RunLog) -> Iterator[Finding]:
+def zero_gradient(log: RunLog) -> Finding | None:
     """grad_norm = 0 while some group's rewards differ: the advantages do not reach the weights.
 
     Without a spread, in all of 5 steps and more while the mean reward changes: an error.
@@ -98,8 +95,7 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
     """
     known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
     if not known:
-        yield from _never_any(log)
-        return
+        return _never_any(log)
     broken = [step for step in known if step.grad == 0 and not step.is_dead and not step.is_cut]
     if broken:
         first = broken[0]
@@ -107,12 +103,12 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
         # Where ratios leave the range, an update may have no token that is not clipped; not half of all updates.
         may_be = bool(clipped) and 2 * len(broken) < len(known)
         severity = severity_of(len(broken) - len(clipped) if may_be else len(broken), len(known))
-        yield finding(
+        return finding(
             "info" if may_be and len(clipped) == len(broken) else severity,
             "the gradient is exactly 0 although rewards differ within groups"
             + (", in an update where ratios are clipped" if may_be else ""),
             first.point.where("grad_norm"),
-            evidence=numbers(
+            *numbers(
                 grad_norm=0.0, loss=first.loss, frac_zero_std=first.frac_zero, reward_std=first.group_std,
                 advantage_max=first.advantage, steps=len(broken),
             ),
@@ -125,6 +121,7 @@ def zero_gradient(log: RunLog) -> Iterator[Finding]:
             "COMMAND, then rldbg diagnose rldbg-dump",
             steps=steps_of(broken),
         )  # fmt: skip
+    return None
 
 
 #: The clip fraction of a step from which one of its updates may have no token left.
@@ -137,65 +134,50 @@ def _is_clipped(log: RunLog, step: StepTold) -> bool:
     return point is not None and point.value > CLIPPED
 
 
-def _largest(batch: StepBatch) -> float:
-    """The largest |advantage| of a token that counts."""
-    column, trained_N = batch.columns.of("advantages"), batch.trained_N
-    if column is None or trained_N is None:
-        return 0.0
-    heard = np.abs(column.values_N[trained_N & column.said_N])
-    return float(heard[np.isfinite(heard)].max(initial=0.0))
-
-
-def _never_any(log: RunLog) -> Iterator[Finding]:
+def _never_any(log: RunLog) -> Finding | None:
     """A norm of exactly 0 in all of 5 steps and more, where the log tells no spread of rewards but their mean
     changes.
     """
     norms, reward = log.get("grad_norm"), log.get("reward")
     if norms is not None and len(norms.finite) >= 3 and not any(norms.finite):
-        largest = max((_largest(batch) for batch in log.samples()), default=0.0)
+        largest = max((batch.largest_advantage for batch in log.samples()), default=0.0)
         if largest > 1e-6:
-            yield finding(
-                "error",
+            return error(
                 f"the gradient is exactly 0 in all {len(norms.finite)} steps although advantages are not",
-                norms.points[0].where(norms.name),
-                evidence=[norms.shown(0.0, "> 0"), shown("largest |advantage| on counted tokens", largest)],
+                norms,
+                norms.shown(0.0, "> 0"),
+                shown("largest |advantage| on counted tokens", largest),
                 cause="no parameter takes part: all are frozen (requires_grad is off, an adapter that is not marked "
                 "trainable), logits are detached, or the mask cuts the graph",
                 next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
-                steps=norms.steps(),
             )
-            return
     if norms is None or len(norms.finite) < 5 or any(norms.finite) or reward is None or len(set(reward.finite)) < 3:
         raise Skip("no step has both a grad_norm and the spread of its rewards")
-    yield finding(
-        "error",
+    return error(
         f"the gradient is exactly 0 in all {len(norms.finite)} steps although rewards change",
-        norms.points[0].where(norms.name),
-        evidence=[norms.shown(0.0, "> 0"), reward.shown(reward.last.value)],
+        norms,
+        norms.shown(0.0, "> 0"),
+        reward.shown(reward.last.value),
         cause="rewards differ between prompts and never within a group, so that all advantages are 0 (log the spread "
         "within groups); or the loss does not reach the weights: detached log-probabilities, frozen parameters, a loss "
-        "scale of "
-        "0, an "
-        "empty mask; or no group has a spread of rewards, which is not logged",
+        "scale of 0, an empty mask; or no group has a spread of rewards, which is not logged",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
-        steps=norms.steps(),
     )
 
 
 @rule("D22", "grad_norm is never a number", link="gradient", scope="signals", needs=("grad_norm",),
       source="verl#2505, #1197")  # fmt: skip
-def never_a_number(log: RunLog) -> Iterator[Finding]:
+def never_a_number(log: RunLog) -> Finding | None:
     """grad_norm NaN or infinite at every step, from the first on, as the first signal that is, with a finite loss: an
     accumulation of 0 micro-batches (mini // (micro * dp) = 0). An error.
     """
     broken = first_broken(log)
     if broken is None or not broken.is_gradient_alone:
-        return
-    yield finding(
-        "error",
+        return None
+    return error(
         "grad_norm is NaN at every step while the loss is finite",
         broken.point.where(broken.series.name),
-        evidence=broken.evidence,
+        *broken.evidence,
         cause="gradients divided by an accumulation of 0 micro-batches (mini_batch // (micro_batch * data_parallel) = "
         "0), or an overflow in the backward pass from the start",
         next_step="check that the micro-batch is no larger than the mini-batch per rank; "
@@ -212,7 +194,7 @@ SUMMED, AT_LEAST = 10.0, 50.0
 @rule("L37", "the gradient is a sum over the batch", link="loss", scope="signals",
       needs=("grad_norm", "response_length"),
       source="verl loss_agg_mode, TRL loss_type: each of them divides by samples or tokens")  # fmt: skip
-def summed(log: RunLog) -> Iterator[Finding]:
+def summed(log: RunLog) -> Finding | None:
     """The gradient norm (before clipping) is over 50 in each of 8 steps and more, and its median over 10 times the mean
     response length: a warning. A loss that is summed over each response's tokens is divided by the samples and comes to
     a few times the length. Where rewards are larger than 1 (as far as logged), by as much more; not where it leaps
@@ -227,19 +209,18 @@ def summed(log: RunLog) -> Iterator[Finding]:
                for each in one.finite]  # fmt: skip
     size = max([1.0, *rewards])
     if min(values) < AT_LEAST * size or now < SUMMED * long * size or max(values[:4]) * EXPLODED < max(values):
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"the gradient norm is large in every step: {series.name} is {now:.3g}, {now / long:.3g} times the mean "
         f"response length of {long:.3g}: the loss is most likely a sum over all tokens, not divided by them",
-        series.points[0].where(series.name),
-        evidence=[series.shown(now, f"< {SUMMED:g} x {long:.3g}"), length.shown(long)],
+        series,
+        series.shown(now, f"< {SUMMED:g} x {long:.3g}"),
+        length.shown(long),
         cause="the loss is added up over tokens and samples (or micro-batches) and never divided: its size, and the "
         "update's unless it is clipped, hang on how many tokens a batch has; or another scale of the loss (an fp16 "
         "loss scale that is not taken off, advantages that are not normalised)",
         next_step="print the loss of one micro-batch and of its half: a mean stays, a sum halves; rldbg record -- YOUR "
         "COMMAND, then rldbg diagnose rldbg-dump --rule D28",
-        steps=series.steps(),
     )
 
 
@@ -257,7 +238,7 @@ def _leap(values: list[float]) -> tuple[int, int] | None:
 
 @rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
       source="rldbg; verl#2626")  # fmt: skip
-def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
+def gradient_norm_leaps(log: RunLog) -> Finding | None:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
@@ -274,38 +255,31 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
     finite = [point for point in series.points if math.isfinite(point.value)]
     if before > 0 and after > EXPLODED * before and trends.rises(values):
         begun = next(point for point in finite[len(half) :] if point.value > EXPLODED * before)
-        yield finding(
-            "warning",
+        return warning(
             "the gradient norm grows and stays there",
             begun.where(series.name),
-            evidence=[
-                shown("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
-                shown("median of the first half", before, None, series.source),
-            ],
+            shown("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
+            shown("median of the first half", before, None, series.source),
             cause="the learning rate is too high, the policy has left the data it is trained on, or entropy has "
             "collapsed",
             next_step="look at KL, clip fraction and entropy at the same steps; rldbg record --gradients . -- YOUR "
             "COMMAND",
             steps=steps_of(finite[-len(quarter) :]),
         )
-        return
     if (broken := _leap(values)) is not None and broken[1] < len(values) // 2 and len(finite) == len(values):
         at, _ = broken
-        yield finding(
-            "warning",
+        return warning(
             f"the gradient norm leaps at step {finite[at].step} and does not come back: {max(values[at:]):.3g}, at "
-            f"most "
-            f"{max(values[:at]):.3g} before",
+            f"most {max(values[:at]):.3g} before",
             finite[at].where(series.name),
-            evidence=[series.shown_at(finite[at], f"< {EXPLODED:g} x {max(values[:at]):.3g}"),
-                      shown("steps since", len(values) - at)],
+            series.shown_at(finite[at], f"< {EXPLODED:g} x {max(values[:at]):.3g}"),
+            shown("steps since", len(values) - at),
             cause="one update broke the policy (a batch with rare tokens or an outlier advantage, a learning rate too "
             "high without clipping): every gradient after it is large",
             next_step="clip the gradient at 1; look at reward, KL and loss at the same steps; rldbg record --gradients "
             ". -- YOUR COMMAND",
             steps=steps_of(finite[at:]),
-        )  # fmt: skip
-        return
+        )
     middle, sigma = trends.spread(values)
     spikes = [p for p in finite if middle > 0 and p.value > max(5 * middle, middle + trends.OUTLIER_SIGMAS * sigma)]
     if spikes and sigma > 0:
@@ -313,19 +287,18 @@ def gradient_norm_leaps(log: RunLog) -> Iterator[Finding]:
         at = finite.index(worst)
         # A norm that falls over the run is far above its median at first, and near the norms beside it.
         beside = max((p.value for p in (*finite[max(at - 3, 0) : at], *finite[at + 1 : at + 4])), default=middle)
-        yield finding(
+        return finding(
             "warning" if worst.value > TORN_OUT * middle and worst.value > TORN_OUT * beside else "info",
             "single steps have a far larger gradient norm than the rest: "
             f"{worst.value:.3g} at step {worst.step}, and {middle:.3g} in between",
             worst.where(series.name),
-            evidence=[
-                series.shown_at(worst, f"median {middle:.3g}", "grad_norm"),
-                shown("such steps", len(spikes), None, series.source),
-            ],
+            series.shown_at(worst, f"median {middle:.3g}", "grad_norm"),
+            shown("such steps", len(spikes), None, series.source),
             cause="a batch with rare tokens or an outlier advantage; clipping bounds its update",
             next_step="look at the worst micro-batch of that step",
             steps=steps_of(spikes),
         )
+    return None
 
 
 #: How far a norm of accumulated gradients grows, what is left of the noise that every batch's own gradient has, and by
@@ -336,7 +309,7 @@ PILED, SMOOTH, BEGUN = 4.0, 0.03, 2.0
 @rule("D68", "gradients pile up", link="gradient", scope="signals", needs=("grad_norm",), lasts=True,
       explains=("L02", "L08", "L10", "D24", "D25", "L16"),
       source="torch.optim.Optimizer.zero_grad: backward adds to what is there")  # fmt: skip
-def norm_piles_up(log: RunLog) -> Iterator[Finding]:
+def norm_piles_up(log: RunLog) -> Finding | None:
     """The gradient's norm before clipping comes to 4 times its first values (medians of 3), is twice that within the
     first quarter of 24 steps and more, and its last half hardly wavers from step to step: the median |log of the
     ratio| is below .03, or that of one such change less the one before it (a sum may rise and fall, but does so
@@ -352,19 +325,15 @@ def norm_piles_up(log: RunLog) -> Iterator[Finding]:
     changes = [math.log(b / a) for a, b in pairwise(half)]
     noise = min(median(map(abs, changes)), median(abs(b - a) for a, b in pairwise(changes)))
     if last < PILED * first or early[-1] < BEGUN * first or not 0 < noise < SMOOTH:
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"gradients pile up: {series.name} grows from {first:.3g} to {last:.3g} and hardly wavers from step to step",
-        series.first(over=BEGUN * first),
-        evidence=[
-            series.shown(last, f"< {PILED:g} x {first:.3g}"),
-            shown("change from one step to the next, median of the last half", noise, f"> {SMOOTH:g}"),
-        ],
+        series.between(over=BEGUN * first),
+        series.shown(last, f"< {PILED:g} x {first:.3g}"),
+        shown("change from one step to the next, median of the last half", noise, f"> {SMOOTH:g}"),
         cause="the gradients of earlier updates are never cleared: optimizer.zero_grad() is missing, or is called on "
         "another optimizer",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D68",
-        steps=series.steps(over=BEGUN * first),
     )
 
 
@@ -399,21 +368,19 @@ def _odd(log: RunLog) -> Iterator[Finding]:
     others = [one.finite for name in ("loss", "pg_loss", "reward") if (one := log.get(name)) is not None]
     fewest = 5 if high != float(f"{high:.1e}") or high in _BOUNDS else 16
     if len(values) >= fewest and low > 0 and high - low <= 1e-4 * high and any(len(set(each)) > 2 for each in others):
-        yield finding(
-            "warning",
+        yield warning(
             f"grad_norm is the same in all {len(values)} steps: {high:.5g}",
-            series.points[0].where(series.name),
-            evidence=[series.shown(high, "another number in every step")],
+            series,
+            series.shown(high, "another number in every step"),
             cause="the norm is measured after clipping or normalising, not before; or every step is clipped to it",
             next_step="log what clip_grad_norm_ returns: the norm before clipping",
-            steps=series.steps(),
         )
     elif low > ABSURD or (begun > HUGE and len(values) > 1):
         yield finding(
             "error" if low > ABSURD else "warning",
             f"grad_norm is {begun:.3g} from the first step on: gradients are far too large",
-            series.points[0].where(series.name),
-            evidence=[series.shown(begun, f"< {HUGE:g}")],
+            series.place,
+            series.shown(begun, f"< {HUGE:g}"),
             cause=_SCALED,
             next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
             steps=series.steps(over=HUGE),
@@ -430,15 +397,14 @@ def _sum_for_mean(log: RunLog) -> Iterator[Finding]:
     series = log.get("loss")
     sizes = [abs(value) for value in series.finite] if series else []
     if series and sizes and min(sizes) > ABSURD:
-        yield finding(
-            "warning",
+        yield warning(
             f"the loss is {median(sizes):.3g} in every step: it is no mean over tokens",
-            series.points[0].where(series.name),
-            evidence=[series.shown(median(sizes), f"< {ABSURD:g}")],
+            series.place,
+            series.shown(median(sizes), f"< {ABSURD:g}"),
             cause="a sum over tokens, samples or ranks stands for the mean, a value loss of rewards that are not "
             "scaled, or log-probabilities of padding",
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
-            steps=[point.step for point in series.points if point.step is not None],
+            steps=[point.step for point in series.points],
         )
 
 
@@ -452,7 +418,7 @@ ALIKE, ONWARD, GROWN, PAIRS = 0.7, -0.25, 1.2, 6
 @rule("D68", "gradients pile up", link="gradient", scope="case",
       explains=("L02", "L08", "L10", "D24", "D25", "L16"), lasts=True,
       source="torch.optim.Optimizer.zero_grad: backward adds to what is there")  # fmt: skip
-def never_zeroed(case: Case) -> Iterator[Finding]:
+def never_zeroed(case: Case) -> Finding | None:
     """Recorded gradients (`Recorder.gradients`) of one step's last update beside those of the next's: a median cosine
     over 0.7 over 6 pairs and more, while their norm comes to 1.2 times what it was (medians of first and last third),
     and what one step changes of them is not taken back by the next (median cosine of two changes over -0.25): an error.
@@ -466,8 +432,7 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
         refs = sorted((ref for ref in record.tensors() if ref.is_readable and len(ref.shape) > 1), key=lambda r: r.name)
         if refs:
             found[key.step] = record, refs
-    if len(found) <= PAIRS:
-        raise Skip(f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
+    skip_if(len(found) <= PAIRS, f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
     cosines: list[float] = []
     onward: list[float] = []
     norms: list[float] = []
@@ -476,8 +441,7 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
     for _, refs in found.values():
         now = np.concatenate([pages.array(ref).astype(np.float64).reshape(-1) for ref in refs])
         norms.append(float(np.linalg.norm(now)))
-        if not norms[-1] > 0 or not math.isfinite(norms[-1]):
-            raise Skip("a step's gradients are 0, or not finite")
+        skip_if(not norms[-1] > 0 or not math.isfinite(norms[-1]), "a step's gradients are 0, or not finite")
         if before is not None and before.shape == now.shape:
             cosines.append(_cosine(before, now))
             if moved is not None and moved.shape == now.shape:
@@ -486,27 +450,24 @@ def never_zeroed(case: Case) -> Iterator[Finding]:
         else:
             moved = None  # other parameters have a gradient: an expert without tokens has none
         before = now
-    if len(cosines) < PAIRS:
-        raise Skip(f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
+    skip_if(len(cosines) < PAIRS, f"needs the gradients of {PAIRS + 1} steps: rldbg record --gradients .")
     third = max(len(norms) // 3, 1)
     begun, now_at = median(norms[:third]), median(norms[-third:])
     if median(cosines) > ALIKE and now_at > GROWN * begun and median(onward) > ONWARD and not _is_one_batch(case):
         record, refs = next(iter(found.values()))
         key = record.key
-        yield finding(
-            "error",
+        return error(
             "gradients pile up from update to update: they are never zeroed (zero_grad is not called)",
             Where(step=key.step, micro=key.micro, stage=key.stage, tensor=refs[0].name, path=str(record.path)),
-            evidence=[
-                shown("median cosine of a step's gradient and the next one's", median(cosines), f"< {ALIKE}"),
-                shown("median cosine of what two steps in a row change of it", median(onward), "about -0.5"),
-                shown("norm of the last steps", now_at, f"< {GROWN:g} x {begun:.3g}"),
-                shown("pairs compared", len(cosines)),
-            ],
+            shown("median cosine of a step's gradient and the next one's", median(cosines), f"< {ALIKE}"),
+            shown("median cosine of what two steps in a row change of it", median(onward), "about -0.5"),
+            shown("norm of the last steps", now_at, f"< {GROWN:g} x {begun:.3g}"),
+            shown("pairs compared", len(cosines)),
             cause="backward adds to .grad, and nothing clears it: gradients of all earlier batches are carried along. "
             "zero_grad() is missing, or clears those of other parameters: an optimizer that holds a copy of the model",
             next_step="call optimizer.zero_grad() before the first backward of every optimizer step",
         )
+    return None
 
 
 def _is_one_batch(case: Case) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Share of its first level by which a held-out result falls before it is worth a warning.
 LOST = 0.15
@@ -19,7 +17,7 @@ LOST = 0.15
 @rule("L20", "held-out results fall while the reward rises", link="trend", scope="signals",
       needs=("held_out", "reward"), explains=("D01", "D03", "L09"),
       source="arXiv 2210.10760 (over-optimisation of a reward)")  # fmt: skip
-def overfits(log: RunLog) -> Iterator[Finding]:
+def overfits(log: RunLog) -> Finding | None:
     """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
     .15 of its first level (medians of 3), while the reward of training rises: a warning. An error where it is lost: a
     result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
@@ -27,31 +25,26 @@ def overfits(log: RunLog) -> Iterator[Finding]:
     """
     reward = given(log.get("reward"))
     if (lost := _lost(log, reward)) is not None:
-        yield lost
-        return
+        return lost
     known = [series for series in log.all("held_out") if len(series.finite) >= trends.MIN_STEPS]
     if not known:
         raise Skip(f"needs {trends.MIN_STEPS} evaluations")
     if not trends.rises(reward.finite):
-        return
+        return None
     for series in known:
         begun, now = median(series.finite[:3]), median(series.finite[-3:])
         if trends.drift(series.finite) < -trends.DRIFT_Z and now < begun - LOST * abs(begun):
-            yield finding(
-                "warning",
+            return warning(
                 f"{series.name} falls from {begun:.3g} to {now:.3g} while {reward.name} rises: what is learnt does "
                 "not hold on held-out prompts",
-                series.last.where(series.name),
-                evidence=[
-                    series.shown(now, f">= {begun:.3g}"),
-                    reward.shown(trends.level(reward.finite, 3), f"was {trends.level(reward.finite[:3]):.3g}"),
-                ],
+                series.ended,
+                series.shown(now, f">= {begun:.3g}"),
+                reward.shown(trends.level(reward.finite, 3), f"was {trends.level(reward.finite[:3]):.3g}"),
                 cause="the policy overfits its training prompts, or the reward is hacked: it pays for something that "
                 "the validation does not",
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
-                steps=series.steps(),
             )
-            return
+    return None
 
 
 #: What a result was at least, and what is left of it where it is lost.
@@ -73,16 +66,15 @@ def _lost(log: RunLog, reward: Series) -> Finding | None:
         down = values if values[1] <= LEFT * values[0] else values[:3]
         if any(b > a for a, b in pairwise(down)) or max(values[2:]) > LEFT * values[0]:
             continue
-        return finding(
-            "error",
+        return error(
             f"{series.name} falls from {values[0]:.3g} to {values[-1]:.3g} while {reward.name} rises from "
             f"{paid[0]:.3g} to {median(paid[-4:]):.3g}: the reward pays for the opposite of what the validation asks",
-            series.last.where(series.name),
-            evidence=[series.shown(values[-1], f">= {values[0]:.3g}"), reward.shown(paid[-1], f"was {paid[0]:.3g}")],
+            series.ended,
+            series.shown(values[-1], f">= {values[0]:.3g}"),
+            reward.shown(paid[-1], f"was {paid[0]:.3g}"),
             cause="the judge is inverted (wrong answers earn 1), or it pays for something else than a right answer, "
             "which the policy has found; a validation that broke would not fall with it step by step",
             next_step="score one right and one wrong response by hand with the judge of the training",
-            steps=series.steps(),
         )
     return None
 
@@ -94,7 +86,7 @@ LEAPT = 5.0
 @rule("L19", "the scale of rewards leaps", link="rewards", scope="signals",
       needs=("reward",), explains=("L02", "L08", "L10", "D25"),
       source="a reward model or a weighting of functions that was changed within a run")  # fmt: skip
-def scale_leaps(log: RunLog) -> Iterator[Finding]:
+def scale_leaps(log: RunLog) -> Finding | None:
     """From one step to the next the largest reward of a batch (else the spread within its groups) is over 5 times all
     it ever was, and stays there in 3 steps and more, and so does the mean: a warning. The mean alone, where neither is
     logged. A judge's best answer has the
@@ -104,21 +96,17 @@ def scale_leaps(log: RunLog) -> Iterator[Finding]:
     scale = log.get("reward_max") or log.get("reward_std") or mean
     at = _leap(scale)
     if at is None or _leap(mean) != at:
-        return
+        return None
     before, after = max(map(abs, scale.values[:at])), median(map(abs, scale.values[at:]))
-    yield finding(
-        "warning",
+    return warning(
         f"the scale of rewards leaps {after / before:.3g} times at step {scale.points[at].step}: {scale.name} goes "
         f"from at most {before:.3g} to {after:.3g}",
-        scale.points[at].where(scale.name),
-        evidence=[
-            scale.shown_at(scale.points[at], f"<= {before:.3g}"), mean.shown_at(mean.points[at]),
-            shown("times what it was", after / before, f"< {LEAPT:g}"),
-        ],
+        scale.of(scale.points[at :]),
+        scale.shown_at(scale.points[at], f"<= {before:.3g}"), mean.shown_at(mean.points[at]),
+        shown("times what it was", after / before, f"< {LEAPT:g}"),
         cause="the judge was changed, or its weights: another scale of rewards, a normalisation that was lost, a "
         "checkpoint that resumed with other settings",
         next_step="score one response with the judge of both sides of that step",
-        steps=[p.step for p in scale.points[at:] if p.step is not None],
     )  # fmt: skip
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.advantage_variants import variants
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.rule import rule, skip_if
 
 #: How close, and of how many steps, before it is no chance.
 CLOSE, STEPS = 1e-3, 2
@@ -23,7 +20,7 @@ ONE = 8
 @rule("D76", "advantages are those of the step before", link="advantages", scope="case",
       explains=("D04", "D28", "L08"), lasts=True,
       source="a buffer that is read before it is filled anew")  # fmt: skip
-def of_the_step_before(case: Case) -> Iterator[Finding]:
+def of_the_step_before(case: Case) -> Finding | None:
     """Advantages that are a known variant of the rewards and groups of the step recorded before, sample by sample, and
     none of their own step's, in 2 steps and more and in most of those that tell the two apart: an error. One step will
     do where it is the only one recorded right after another, and its advantages have 8 values and more.
@@ -49,17 +46,15 @@ def of_the_step_before(case: Case) -> Iterator[Finding]:
                 many = np.unique(np.round(advantage_B, 4)).size >= ONE
                 where = where or _place(batch)
         before, last = own, batch.step
-    if not (late or looked):
-        raise Skip("needs rewards, groups and advantages of two steps in a row, of as many samples")
+    skip_if(not (late or looked), "needs rewards, groups and advantages of two steps in a row, of as many samples")
     # Of steps that do not follow each other, only those that have the last recorded one's advantages tell anything.
     at_once = [step for step in late if step in looked]
     if 2 * len(at_once) < len(looked) or not (len(late) >= STEPS or (len(at_once) == 1 == len(looked) and many)):
-        return
-    yield finding(
-        "error",
+        return None
+    return error(
         f"advantages are those of the step before, in {len(late)} of {len({*late, *looked})} steps that tell",
         where,
-        evidence=[shown("steps whose advantages the rewards of the step before give", len(late), "0")],
+        shown("steps whose advantages the rewards of the step before give", len(late), "0"),
         cause="the batch that is trained on holds the last step's advantages: a buffer is read before it is filled, or "
         "they are computed after the update they are meant for",
         steps=late,
@@ -81,7 +76,7 @@ TOKENS, NEAR, MOST = 16, 3e-3, 0.9
 @rule("D89", "old log-probabilities are those of the step before", link="logprobs", scope="case",
       explains=("D09", "D12", "D14", "D24", "D28", "D50", "D60", "L08", "L10", "L16"), lasts=True,
       source="a buffer that is written after it is read")  # fmt: skip
-def old_of_the_step_before(case: Case) -> Iterator[Finding]:
+def old_of_the_step_before(case: Case) -> Finding | None:
     """Old log-probabilities, row by row and place by place of the response, beside the policy's and the rollout's of
     their own step and of the one recorded before: an error where nine tenths (of 16 tokens and more, of those that
     tell the two apart) are the step before's to .003 and at most half their own's, in 2 steps and most.
@@ -104,21 +99,19 @@ def old_of_the_step_before(case: Case) -> Iterator[Finding]:
                     late.append(batch.step)
                     where = where or batch.laid.where("old_logprobs", sample=0)
         before, last = [each for each in own if each is not None], batch.step
-    if not looked:
-        raise Skip("needs old log-probabilities beside the policy's or the rollout's, of two steps in a row")
+    skip_if(not looked, "needs old log-probabilities beside the policy's or the rollout's, of two steps in a row")
     if len(late) < STEPS or 2 * len(late) < looked:
-        return
-    yield finding(
-        "error",
+        return None
+    return error(
         "old log-probabilities are those of the step before: row by row they are what its samples had, not this "
         "batch's own",
         where,
-        evidence=[shown("steps whose old log-probabilities are the step before's", len(late), "0"),
-                  shown("steps compared", looked)],
+        shown("steps whose old log-probabilities are the step before's", len(late), "0"),
+        shown("steps compared", looked),
         cause="a buffer is read before it is filled anew, or written under the next step's key: ratios are of two "
         "different texts",
         steps=late,
-    )  # fmt: skip
+    )
 
 
 def _by_place(batch: StepBatch, name: str) -> Array | None:

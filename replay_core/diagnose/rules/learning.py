@@ -12,13 +12,12 @@ from statistics import median
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import Algorithm, stated_number
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: Steps of one figure before it is a habit.
@@ -54,42 +53,37 @@ def rate(log: RunLog) -> Iterator[Finding]:
     if len(values) < FEWEST and (any(values) or len(values) < 3 or not _has_gradients(log)):
         raise Skip(f"needs the learning rate of {FEWEST} steps, or one of 0 in 3 with gradients")
     if not any(values):
-        yield finding(
-            "warning",
+        yield warning(
             f"the learning rate is 0 in all {len(values)} steps: nothing is learnt",
-            series.points[0].where(series.name),
-            evidence=[series.shown(0.0, "> 0")],
+            series,
+            series.shown(0.0, "> 0"),
             cause="the scheduler's total or warm-up steps are wrong (0, or never stepped), or the rate is 0 in the "
             "configuration",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
-            steps=series.steps(),
         )
         return
     spent = next((at for at in range(len(values)) if not any(values[at:])), None)
     # A schedule may end at 0 in its last step; a run that goes on has outlived it.
     if spent is not None and len(values) - spent >= max(3, len(values) // 4):
-        yield finding(
-            "warning",
+        yield warning(
             f"the learning rate has run out: it is 0 from step {series.points[spent].step} on, for the last "
             f"{len(values) - spent} of {len(values)} steps",
-            series.points[spent].where(series.name),
-            evidence=[series.shown_at(series.points[spent], "> 0"), shown("largest learning rate", max(values))],
+            series.of(series.points[spent:]),
+            series.shown_at(series.points[spent], "> 0"),
+            shown("largest learning rate", max(values)),
             cause="the scheduler is stepped too often (for every micro-batch or mini-batch instead of every step), or "
             "its total is too small: it decays to 0 early",
             next_step="call scheduler.step() once per optimizer step, and give it the number of those as total",
-            steps=[point.step for point in series.points[spent:] if point.step is not None],
         )
         return
     if max(values) < NOTHING:
-        yield finding(
-            "warning",
+        yield warning(
             f"the learning rate never comes above {max(values):.2g} in {len(values)} steps: no weight moves by it",
-            series.points[0].where(series.name),
-            evidence=[series.shown(max(values), f"> {NOTHING:g}; RL trains at 1e-7 to 1e-3")],
+            series,
+            series.shown(max(values), f"> {NOTHING:g}; RL trains at 1e-7 to 1e-3"),
             cause="a number of the schedule stands for the rate (an epsilon, a decay), or it is divided twice; updates "
             "of this size are lost in the weights' precision",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
-            steps=series.steps(),
         )
         return
     rises = [b - a for a, b in pairwise(values)]
@@ -103,33 +97,27 @@ def rate(log: RunLog) -> Iterator[Finding]:
     total = log.algorithm.number(*_TOTAL)
     over = total is not None and len(values) >= max(total - 1, MANY)
     if rising and ((len(values) >= MANY and values[-1] < TINY) or (len(values) >= 10 and stood) or over):
-        yield finding(
-            "warning",
+        yield warning(
             f"the learning rate is still warming up after {len(values)} steps: {values[-1]:.2g}",
-            series.last.where(series.name),
-            evidence=[
-                series.shown(values[-1], "its full value"),
-                shown("rise per step", median(rises)),
-                *([far.shown(max(map(abs, far.finite)), f"> {STOOD:g}")] if far is not None and far.finite else []),
-            ],
+            series.ended,
+            series.shown(values[-1], "its full value"),
+            shown("rise per step", median(rises)),
+            *([far.shown(max(map(abs, far.finite)), f"> {STOOD:g}")] if far is not None and far.finite else []),
             cause="the warm-up is longer than the run: its steps are counted in samples or micro-batches, or a ratio "
             "was given as a number of steps",
             next_step="compare warmup_steps with the number of optimizer steps",
-            steps=series.steps(),
         )
     elif from_nothing or (rising and len(values) >= LONG):
-        yield finding(
-            "info",
+        yield info(
             f"the learning rate still climbs: it has risen by {median(rises):.2g} in every one of {len(values)} "
             f"steps{', from 0' if from_nothing else ''}",
-            series.last.where(series.name),
-            evidence=[series.shown(values[-1], "its full value, which the log does not tell"),
-                      shown("rise per step", median(rises))],
+            series.ended,
+            series.shown(values[-1], "its full value, which the log does not tell"),
+            shown("rise per step", median(rises)),
             cause="a warm-up that is not over: right if the run is long; else its steps are counted in samples or "
             "micro-batches, and the rate never gets there",
             next_step="compare warmup_steps with the number of optimizer steps",
-            steps=series.steps(),
-        )  # fmt: skip
+        )
 
 
 def _has_gradients(log: RunLog) -> bool:
@@ -162,7 +150,7 @@ def _rests(log: RunLog) -> bool:
 
 @rule("L07", "the settings leave nothing to learn with", link="optimizer", scope="case",
       source="a warm-up counted in samples; a norm to clip at that stands for a learning rate")  # fmt: skip
-def settings(case: Case) -> Iterator[Finding]:
+def settings(case: Case) -> Finding | None:
     """What the trainer noted of its settings (`Recorder.note`): a learning rate of 0, or a warm-up that is as long as
     the run and longer, is a warning.
     """
@@ -170,24 +158,24 @@ def settings(case: Case) -> Iterator[Finding]:
     warmup = stated_number(facts, "warmup_steps", "lr_warmup_steps", "num_warmup_steps", "warmup_iters")
     total = stated_number(facts, *_TOTAL)
     lr = stated_number(facts, "lr", "learning_rate", "actor_lr")
-    if warmup is None and lr is None:
-        raise Skip("no settings are noted")
+    skip_if(warmup is None and lr is None, "no settings are noted")
     if warmup is not None and total is not None and warmup >= total > 0 and warmup > 1:
-        yield finding(
-            "warning",
+        return warning(
             f"the warm-up of {warmup:g} steps is longer than the run of {total:g}: the learning rate never gets there",
-            evidence=[shown("warm-up steps", warmup, f"< {total:g}", "the run's notes")],
+            None,
+            shown("warm-up steps", warmup, f"< {total:g}", "the run's notes"),
             cause="its steps are counted in samples or micro-batches, or another run's number was kept",
             next_step="compare warmup_steps with the number of optimizer steps",
         )
     elif lr == 0:
-        yield finding(
-            "warning",
+        return warning(
             "the learning rate is 0, as the run states it: nothing is learnt",
-            evidence=[shown("learning rate", 0.0, "> 0", "the run's notes")],
+            None,
+            shown("learning rate", 0.0, "> 0", "the run's notes"),
             cause="the rate is 0 in the configuration",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
         )
+    return None
 
 
 #: Of a gradient, the share that clipping may leave before it is all that is left.
@@ -197,65 +185,60 @@ LEAVES = 1e-2
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="signals",
       needs=("grad_norm", "grad_norm_clipped"), explains=("L14", "D46", "D55"),
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
-def clipped_away(log: RunLog) -> Iterator[Finding]:
+def clipped_away(log: RunLog) -> Finding | None:
     """The gradient's norm after clipping below a hundredth of that before it (medians, 3 steps and more): a warning."""
     before, after = given(log.get("grad_norm")), given(log.get("grad_norm_clipped"))
-    if len(before.finite) < 3 or len(after.finite) < 3:
-        raise Skip("needs the norms before and after clipping of 3 steps")
+    skip_if(len(before.finite) < 3 or len(after.finite) < 3, "needs the norms before and after clipping of 3 steps")
     raw, left = median(before.finite), median(after.finite)
     if 0 < left < LEAVES * raw:
-        yield _clipped(raw, left, after, "the log")
+        return _clipped(raw, left, after, "the log")
+    return None
 
 
 def _clipped(raw: float, left: float, series: Series, source: str) -> Finding:
-    return finding(
-        "warning",
+    return warning(
         f"clipping leaves {left:.2g} of a gradient norm of {raw:.3g}: every step is clipped to next to nothing",
-        series.points[0].where(series.name),
-        evidence=[shown("norm after clipping", left, f"> {LEAVES * raw:.2g}", source), shown("norm before", raw)],
+        series,
+        shown("norm after clipping", left, f"> {LEAVES * raw:.2g}", source),
+        shown("norm before", raw),
         cause="max_grad_norm is far too small (a learning rate or an epsilon at its place)",
         next_step="set max_grad_norm to 1 and look at grad_norm",
-        steps=series.steps(),
     )
 
 
 def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Finding:
-    return finding(
-        "warning",
+    return warning(
         f"gradients are clipped before they are unscaled: their norm of {raw:.3g} is {raw / scale:.2g} times the loss "
         f"scale, and is clipped to {left:.3g}",
-        series.points[0].where(series.name),
-        evidence=[shown("norm before clipping", raw), shown("over the loss scale", raw / scale), shown("after", left)],
+        series,
+        shown("norm before clipping", raw),
+        shown("over the loss scale", raw / scale),
+        shown("after", left),
         cause=f"scaler.unscale_(optimizer) is missing before clip_grad_norm_: {left / scale:.2g} is left of the norm "
         "once the step unscales it",
         next_step="call scaler.unscale_(optimizer) before clip_grad_norm_, and look at grad_norm",
-        steps=series.steps(),
     )
 
 
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="case",
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
-def clips_at_nothing(case: Case) -> Iterator[Finding]:
+def clips_at_nothing(case: Case) -> Finding | None:
     """The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning. Where
     a loss scale is stated (fp16) and the norm over it is below the norm to clip at, to which it was clipped all the
     same, what was clipped was not unscaled before.
     """
-    limit = stated_number(
-        case.run.facts, "max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad"
-    )
-    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
-    norms = log.get("grad_norm") if log is not None else None
-    left = log.get("grad_norm_clipped") if log is not None else None
+    limit = Algorithm(case.run.facts).largest_norm
+    norms, left = case.log.get("grad_norm"), case.log.get("grad_norm_clipped")
     scale = stated_number({**(case.run.flags or {}), **case.run.facts}, "loss_scale", "init_scale", "initial_scale")
     if norms is not None and left is not None and scale and len(norms.finite) >= 3 and len(left.finite) >= 3:
         raw, clipped = median(norms.finite), median(left.finite)
         if scale > 1 and clipped < LEAVES * raw and 0.02 * clipped < raw / scale < clipped:
-            yield _still_scaled(raw, clipped, scale, norms)
-            return
-    if limit is None or log is None or norms is None or len(norms.finite) < 3 or log.has("grad_norm_clipped"):
+            return _still_scaled(raw, clipped, scale, norms)
+    if limit is None or norms is None or len(norms.finite) < 3 or case.log.has("grad_norm_clipped"):
         raise Skip("needs the noted norm to clip at, and gradient norms of 3 steps")
     if 0 < limit < LEAVES * median(norms.finite):
-        yield _clipped(median(norms.finite), limit, norms, "the run's notes")
+        return _clipped(median(norms.finite), limit, norms, "the run's notes")
+    return None
 
 
 #: An Adam step moves each weight by about the rate: a KL this small beside the square of all rates so far is none.
@@ -268,7 +251,7 @@ NOT_AT_ALL = 1e-7
 @rule("L14", "the policy hardly moves for its learning rate", link="optimizer", scope="signals",
       needs=("kl", "learning_rate"), explains=("D46", "D55"),
       source="Adam's update is bounded by the learning rate (arXiv 1412.6980, section 2.1)")  # fmt: skip
-def hardly_moves(log: RunLog) -> Iterator[Finding]:
+def hardly_moves(log: RunLog) -> Finding | None:
     """KL to the reference over (sum of learning rates before)^2, largest over 8 steps and more: below .1 a warning, for
     rates up to 5e-3, and below 1e-7 for higher ones. Runs under Adam that learn have 100 and more: of a gradient that
     arrives, Adam makes a step of about the rate, however small it is. A KL of exactly 0 is D46's.
@@ -277,29 +260,27 @@ def hardly_moves(log: RunLog) -> Iterator[Finding]:
     by_step = {point.step: point.value for point in rates.points}
     every = [(by_step[p.step], abs(p.value)) for p in far.points if p.step in by_step and math.isfinite(p.value)]
     grads = log.get("grad_norm")
-    if len(every) < 8 or not all(rate >= 0 for rate, _ in every):
-        raise Skip("needs KL and learning rate of 8 steps")
+    skip_if(len(every) < 8 or not all(rate >= 0 for rate, _ in every), "needs KL and learning rate of 8 steps")
     limit = HARDLY if all(rate <= LARGEST_RATE for rate, _ in every) else NOT_AT_ALL
     sums = [0.0]
     for rate, _ in every:
         sums.append(sums[-1] + rate)
     ratios = [kl / so_far**2 for (_, kl), so_far in zip(every[1:], sums[1:-1], strict=True) if so_far > 0]
     if not ratios or not any(kl for _, kl in every) or (grads is not None and not any(grads.finite)):
-        return
+        return None
     if max(ratios) < limit:
-        yield finding(
-            "warning",
+        return warning(
             f"the policy hardly moves: KL {max(kl for _, kl in every):.2g} after {len(every)} steps at a learning rate "
             f"of {every[-1][0]:.2g}",
-            far.last.where(far.name),
-            evidence=[shown("KL / (sum of rates)^2", max(ratios), f"> {limit:g}", far.source)],
+            far.ended,
+            shown("KL / (sum of rates)^2", max(ratios), f"> {limit:g}", far.source),
             cause="next to nothing of the gradient reaches the weights: it is clipped to almost nothing "
             "(max_grad_norm), the optimizer holds few of the parameters, or updates are lost in bf16 weights; or the "
             "reference follows the policy",
             next_step="log the gradient norm after clipping; rldbg record --params . -- YOUR COMMAND, then compare the "
             "weights of two of its steps",
-            steps=far.steps(),
         )
+    return None
 
 
 _STILL = (
@@ -311,7 +292,7 @@ _STILL = (
 
 @rule("D46", "the policy never moves from its reference", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
-def never_moves(case: Case) -> Iterator[Finding]:
+def never_moves(case: Case) -> Finding | None:
     """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning, info of
     fewer than 20 steps whose recorded values change (a critic that is warmed up). Looking ends at the first step that
     has moved.
@@ -329,7 +310,7 @@ def never_moves(case: Case) -> Iterator[Finding]:
             continue
         gap = float(np.abs(trainer.values_N - ref.values_N)[both_N].max())
         if not gap <= SAME:  # NaN is no agreement
-            return
+            return None
         largest = max(largest, gap)
         values = batch.columns.of("values")
         spread = 0.0 if values is None else float(np.nanstd(values.values_N[both_N]))
@@ -344,11 +325,11 @@ def never_moves(case: Case) -> Iterator[Finding]:
     if len(seen) < 3 or pushed is None or pushed >= seen[-1]:
         raise Skip("needs policy and reference of 3 steps, and advantages that are not 0 before the last of them")
     warms = learns and len(seen) < 20
-    yield finding(
+    return finding(
         "info" if warms else "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps",
         where,
-        evidence=[shown("max |policy - ref|", largest, f"> {SAME:g} after an update")],
+        shown("max |policy - ref|", largest, f"> {SAME:g} after an update"),
         cause="the critic learns alone: a warm-up of the critic has the policy wait for it" if warms else _STILL,
         next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
         steps=seen,
@@ -357,7 +338,7 @@ def never_moves(case: Case) -> Iterator[Finding]:
 
 @rule("D46", "KL to the reference is exactly 0", link="optimizer", scope="signals", needs=("kl|pair_reward",),
       source="ms-swift#5890; a reference that shares the policy's weights")  # fmt: skip
-def no_divergence(log: RunLog) -> Iterator[Finding]:
+def no_divergence(log: RunLog) -> Finding | None:
     """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning. Of
     preference pairs, so is every implicit reward (beta times the log ratio to the reference). A "penalty" may be
     multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where
@@ -366,34 +347,32 @@ def no_divergence(log: RunLog) -> Iterator[Finding]:
     series = given(log.get("kl") or log.get("pair_reward"))
     unsure = series.signal == "kl" and "penalty" in series.name.lower() and not _is_weighed(log)
     grads, rates = log.get("grad_norm"), log.get("learning_rate")
-    if len(series.finite) < 2 * FEWEST:
-        raise Skip(f"needs the KL of {2 * FEWEST} steps")
+    skip_if(len(series.finite) < 2 * FEWEST, f"needs the KL of {2 * FEWEST} steps")
     each = [series] if series.signal == "kl" else log.all("pair_reward")
     loss = log.get("loss") or log.get("pg_loss")
     moved = any(grads.finite) if grads is not None else (
         loss is not None and len(set(loss.finite)) > FEWEST and len(series.finite) >= 4 * FEWEST
     )  # fmt: skip
     if any(any(one.finite) for one in each) or not moved:
-        return
+        return None
     if rates is not None and not any(rates.finite):
-        return
-    yield finding(
+        return None
+    return finding(
         "info" if unsure else "warning",
         f"{series.name} is exactly 0 in all {len(series.finite)} steps, although "
         + ("gradients are not" if grads is not None else "the loss changes"),
-        series.points[0].where(series.name),
-        evidence=[series.shown(0.0, "> 0 after the first update")],
+        series,
+        series.shown(0.0, "> 0 after the first update"),
         cause=("the coefficient it is multiplied by is 0, as a run without a KL term has it; or " if unsure else "")
         + _STILL,
         next_step=_RECORD,
-        steps=series.steps(),
     )
 
 
 def _is_weighed(log: RunLog) -> bool:
     """Whether the log tells of a KL's coefficient over 0."""
     coefficient = log.get("kl_coefficient")
-    stated = log.algorithm.number("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+    stated = log.algorithm.kl_weight
     return (coefficient is not None and any(coefficient.finite)) or bool(stated)
 
 
@@ -409,8 +388,7 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     """
     series = given(log.get("reward"))
     values = series.finite
-    if len(values) < FEWEST or len(values) < len(series.points):
-        raise Skip(f"needs the reward of {FEWEST} steps")
+    skip_if(len(values) < FEWEST or len(values) < len(series.points), f"needs the reward of {FEWEST} steps")
     if len(set(values)) > 1:
         found = list(_dies(series))
         yield from found or _never_pays(log)
@@ -425,15 +403,14 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     yield finding(
         "error" if values[0] == 0 and not differ else "warning",
         f"every step has the same reward: {series.name} is {values[0]:.4g} in all {len(values)} of them",
-        series.points[0].where(series.name),
-        evidence=[series.shown(values[0], "another number in every step")],
+        series,
+        series.shown(values[0], "another number in every step"),
         cause="rewards differ within a batch, and are the same in every step: they are cached, or belong to the "
         "samples of another step"
         if differ
         else "the judge is constant or never fires: a parser that looks for a marker nobody writes, an exception that "
         "is caught and scored 0, or a metric that is not updated",
         next_step="score two different responses by hand; rldbg record -- YOUR COMMAND keeps them",
-        steps=series.steps(),
     )
 
 
@@ -445,7 +422,7 @@ STEPS_OF_SAMPLES, DIFFERENT, AS_BEFORE = 2, 4, 1.5
 @rule("L17", "the reward is one number", link="rewards", scope="case",
       explains=("D01", "D02", "D03", "D23", "D74", "L01", "L08", "L18"),
       source="a judge that is down and scored 0")  # fmt: skip
-def one_reward_from_here_on(case: Case) -> Iterator[Finding]:
+def one_reward_from_here_on(case: Case) -> Finding | None:
     """From some step to the last (2 and more) all samples of a step have one and the same reward, less than the best
     before, while each step before (2 and more) holds 4 different ones and more: an error where the policy goes on as
     before, in mean length and mean log-probability of its responses (to 1.5 times). One that has fallen apart may lose
@@ -475,18 +452,15 @@ def one_reward_from_here_on(case: Case) -> Iterator[Finding]:
         for later in after
     )
     if fewest < DIFFERENT or constant >= best or not as_before:
-        return
-    yield finding(
-        "error",
+        return None
+    return error(
         f"the judge is constant from step {first.step} on: it gives all {first.samples} responses of each step the "
         f"reward {constant:g}, after {fewest} different ones and more in every step before",
         first.place,
-        evidence=[
-            shown("different rewards of a step from there on", 1, f">= {fewest}"),
-            shown("largest reward before", best),
-            shown("mean length before and after", f"{before[-1].length:.3g}, {first.length:.3g}", "about the same"),
-            shown("mean -log p before and after", f"{before[-1].surprise:.3g}, {first.surprise:.3g}", "about the same"),
-        ],
+        shown("different rewards of a step from there on", 1, f">= {fewest}"),
+        shown("largest reward before", best),
+        shown("mean length before and after", f"{before[-1].length:.3g}, {first.length:.3g}", "about the same"),
+        shown("mean -log p before and after", f"{before[-1].surprise:.3g}, {first.surprise:.3g}", "about the same"),
         cause="the judge died: a server that is down, a time-out or an exception that is scored as one number; the "
         "policy writes what it wrote before",
         next_step="call the judge by hand on one response of a step before",
@@ -520,16 +494,16 @@ def _dies(series: Series) -> Iterator[Finding]:
     if at < 4 or left < max(3, len(values) // 5) or not min(values[:at]) > 0.5 * median(values[:at]) > 0:
         return
     point = series.points[at]
-    yield finding(
-        "error",
+    yield error(
         f"the reward is 0 from step {point.step} on, in all of the last {left} steps: {series.name} was at least "
         f"{min(values[:at]):.3g} before",
         point.where(series.name),
-        evidence=[series.shown_at(point, f">= {min(values[:at]):.3g}"), shown("steps at 0", left)],
+        series.shown_at(point, f">= {min(values[:at]):.3g}"),
+        shown("steps at 0", left),
         cause="the judge died: a server that is down, a time-out or an exception that is scored 0; no policy loses all "
         "of its reward from one step to the next",
         next_step="call the judge by hand on one response of a step before; rldbg record -- YOUR COMMAND keeps them",
-        steps=[p.step for p in series.points[at:] if p.step is not None],
+        steps=[p.step for p in series.points[at:]],
     )
 
 
@@ -539,21 +513,19 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     dead = [one for one in each if not any(one.finite)]
     if not dead or not any(len(set(one.finite)) > 1 for one in each):
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"one reward function never pays: {dead[0].name} is 0 in all {len(dead[0].finite)} steps, always the same",
-        dead[0].points[0].where(dead[0].name),
-        evidence=[dead[0].shown(0.0, "> 0 for some response")],
+        dead[0],
+        dead[0].shown(0.0, "> 0 for some response"),
         cause="it looks for what nobody writes (a tag the prompt does not ask for, a regular expression that does not "
         "match across lines), or an exception in it is caught and scored 0",
         next_step="call it by hand on one response that should be paid",
-        steps=dead[0].steps(),
     )
 
 
 @rule("L08", "the reward falls", link="trend", scope="signals", needs=("reward",),
       source="rldbg; Mann-Kendall (p = 0.005)")  # fmt: skip
-def reward_falls(log: RunLog) -> Iterator[Finding]:
+def reward_falls(log: RunLog) -> Finding | None:
     """The reward's last quarter (median) lies below the first third's by 0.3 of all it ever spans, in 12 steps and
     more, and the fall is none that chance explains: a warning, and worth knowing where three quarters of the first
     third's are left, as where prompts get harder. Or it breaks off: every one of its last 3 and more
@@ -565,20 +537,20 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
     """
     series = given(log.get("reward"))
     values = series.finite
-    if len(values) < 12:
-        raise Skip("needs the reward of 12 steps")
+    skip_if(len(values) < 12, "needs the reward of 12 steps")
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
     harder = harder_prompts(log, series)
     broken = next((at for at in range(len(values) // 3, len(values) - 2)
                    if min(values[:at]) - max(values[at:]) > 0.5 * (max(values) - min(values))), None)  # fmt: skip
     if broken is not None:
         point = [p for p in series.points if math.isfinite(p.value)][broken]
-        yield finding(
+        return finding(
             "warning" if harder is None else "info",
             f"{series.name} breaks off: at most {max(values[broken:]):.3g} from step {point.step} on, at least "
             f"{min(values[:broken]):.3g} before",
             point.where(series.name),
-            evidence=[series.shown(max(values[broken:]), f">= {min(values[:broken]):.3g}"), *_shown(harder)],
+            series.shown(max(values[broken:]), f">= {min(values[:broken]):.3g}"),
+            *_shown(harder),
             cause=_HARDER
             if harder is not None
             else "the judge changed or broke (a server that is down, a time-out scored 0), the weights did (a bad "
@@ -586,10 +558,9 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
             next_step=_RECORD,
             steps=[p.step for p in series.points if p.step is not None and p.step >= (point.step or 0)],
         )
-        return
     if now < before - 0.3 * (max(values) - min(values)) and trends.drift(values) < -trends.DRIFT_Z:
         leaps = learns_between(values) if harder is None else []
-        yield finding(
+        return finding(
             "info" if harder is not None or leaps or (before > 0 and now > 0.75 * before) else "warning",
             f"{series.name} falls from {before:.3g} to {now:.3g}: "
             + (
@@ -600,11 +571,9 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
                 else "the policy moves away from what is rewarded"
             ),
             series.first(under=(before + now) / 2 + 1e-12),
-            evidence=[
-                series.shown(now, f">= {before:.3g}"),
-                shown("Mann-Kendall z", trends.drift(values)),
-                *_shown(harder),
-            ],
+            series.shown(now, f">= {before:.3g}"),
+            shown("Mann-Kendall z", trends.drift(values)),
+            *_shown(harder),
             cause=_HARDER
             if harder is not None
             else "the policy learns between the leaps: other prompts (a stage of a curriculum), or another judge, from "
@@ -614,15 +583,14 @@ def reward_falls(log: RunLog) -> Iterator[Finding]:
             "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "
             "changed or broke: the reward alone does not tell them apart",
             next_step=_RECORD,
-            steps=[p.step for p in series.points[-(len(values) // 4) :] if p.step is not None],
+            steps=[p.step for p in series.points[-(len(values) // 4) :]],
         )
+    return None
 
 
 _HARDER = "the prompts get harder, as a curriculum makes them: a reward of other prompts is no fall of the policy"
 #: A step of what is asked: of a level any, of a mean length that much; and how it goes with the reward step by step.
 LONGER, WITH_IT = 1.2, 0.6
-
-
 #: A leap beside what a step changes; steps of a section that tell whether it rises, and sections.
 LEAP, SECTION = 4.0, 8
 
@@ -689,7 +657,7 @@ _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])"
 @rule("L12", "the format is learnt and the answers are not", link="trend", scope="signals",
       needs=("reward_function",), explains=("D01", "D03", "D25", "L01", "L08", "L09", "L10"),
       source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
-def form_over_answers(log: RunLog) -> Iterator[Finding]:
+def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
     explains (12 steps and more): an error.
     """
@@ -700,26 +668,21 @@ def form_over_answers(log: RunLog) -> Iterator[Finding]:
     whole = log.get("reward")
     paid = [*known(_FORM), *([whole] if whole is not None and len(whole.finite) >= 12 else [])]
     pairs = [(form, right) for form in paid for right in known(_RIGHT) if form.values != right.values]
-    if not pairs:
-        raise Skip("needs an accuracy reward, and a format reward or the whole one, of 12 steps")
+    skip_if(not pairs, "needs an accuracy reward, and a format reward or the whole one, of 12 steps")
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
         if up > trends.DRIFT_Z and down < -trends.DRIFT_Z:
-            yield finding(
-                "error",
+            return error(
                 f"{form.name} rises while {right.name} falls: "
                 + (
                     "something else than answers is paid for, such as format or length, and they are lost"
                     if form is whole
                     else "the format is learnt, the answers are lost"
                 ),
-                right.last.where(right.name),
-                evidence=[
-                    form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
-                    right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
-                ],
+                right.ended,
+                form.shown(trends.level(form.finite, 3), f"was {trends.level(form.finite[:3]):.3g}"),
+                right.shown(trends.level(right.finite, 3), f"was {trends.level(right.finite[:3]):.3g}"),
                 cause="the judge pays for the form alone, or pays more for it than for a right answer",
                 next_step="score ten responses by hand; give the format less weight, or nothing without an answer",
-                steps=right.steps(),
             )
-            return
+    return None

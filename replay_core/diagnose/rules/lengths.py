@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
+from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
-from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, share, shown
 
 #: Responses of a batch, and tokens of each, before one length is no chance; the share that may end on one token.
 FEWEST, TOKENS, ONE_END = 16, 4, 0.6
@@ -30,36 +27,30 @@ def _lengths_B(batch: StepBatch) -> Array:
 @rule("D94", "no response ends by itself", link="tokens", scope="batch", needs=("tokens", "response"), lasts=True,
       explains=("D20", "D26", "L08", "L09"),
       source="ignore_eos, an end token that the engine does not know, min_tokens as large as the limit")  # fmt: skip
-def never_ends(batch: StepBatch) -> Iterator[Finding]:
+def never_ends(batch: StepBatch) -> Finding | None:
     """All responses of a batch (16 and more) have one length, of 4 tokens and more, and no token ends more than .6 of
     them: a warning. Answers of one length that end by themselves end on one token, the end token. Silent where D20
     knows of each that it was cut off. An error where the stated end token stands inside of half the responses that hold
     it (4 and more), and the tokens behind it were sampled and count.
     """
     if (beyond := _beyond_the_end(batch)) is not None:
-        yield beyond
-        return
+        return beyond
     lengths_B, cut_B, tokens_N = _lengths_B(batch), truncated(batch), given(batch.tokens_N)
-    if len(batch) < FEWEST or lengths_B.min() < TOKENS:
-        raise Skip(f"needs {FEWEST} responses of {TOKENS} tokens")
+    skip_if(len(batch) < FEWEST or lengths_B.min() < TOKENS, f"needs {FEWEST} responses of {TOKENS} tokens")
     if lengths_B.min() != lengths_B.max():
-        return
-    if cut_B is not None and cut_B.all():
-        raise Skip("all of them are known to be cut off (D20)")
+        return None
+    skip_if(cut_B is not None and cut_B.all(), "all of them are known to be cut off (D20)")
     last_B = tokens_N[batch.flat.starts_B + batch.flat.lengths_B - 1]
     ends, counts = np.unique(last_B, return_counts=True)
     if counts.max() > ONE_END * len(batch):
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"no response ends by itself: all {len(batch)} are cut off at {int(lengths_B[0])} tokens, and they end on "
         f"{len(ends)} different ones",
         batch.laid.where("input_ids", sample=0),
-        evidence=[
-            shown("length of every response", int(lengths_B[0]), "several lengths"),
-            shown("share that ends on the commonest token", float(counts.max() / len(batch)), f"> {ONE_END:g}",
-                  f"token ids of {batch.name}"),
-        ],
+        shown("length of every response", int(lengths_B[0]), "several lengths"),
+        shown("share that ends on the commonest token", float(counts.max() / len(batch)), f"> {ONE_END:g}",
+        f"token ids of {batch.name}"),
         cause="the limit of tokens is too small for the answers; or the end token (EOS) does not stop the engine: "
         "ignore_eos is on, another end token is configured than the model writes, min_tokens is as large as the limit",
     )  # fmt: skip
@@ -84,22 +75,21 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
     if beyond < BEYOND or 2 * beyond < holders:
         return None
     at = int(np.flatnonzero(ends_N & next_N)[0])
-    return finding(
-        "error",
+    return error(
         f"generation goes on after the end token (EOS, {stated:g}) in {share(beyond, holders)} responses that hold "
         "one, and what follows is trained on",
         batch.laid.where("input_ids", at=at),
-        evidence=[shown("responses that go on behind their end", beyond, "0", f"token ids of {batch.name}"),
-                  shown("responses with an end token", holders)],
+        shown("responses that go on behind their end", beyond, "0", f"token ids of {batch.name}"),
+        shown("responses with an end token", holders),
         cause="the end token does not stop the engine (ignore_eos, another stop token is configured), and the mask "
         "does not end there: tokens after the end count",
-    )  # fmt: skip
+    )
 
 
 @rule("D95", "rewards are a function of the length alone", link="rewards", scope="case", lasts=True,
       explains=("L08", "L09", "D20", "D25"),
       source="length hacking: a score that counts tokens, or a penalty that outweighs the answer")  # fmt: skip
-def of_length(case: Case) -> Iterator[Finding]:
+def of_length(case: Case) -> Finding | None:
     """Over all steps: responses of one length have one reward (to 1e-6 of the rewards' range), and it rises, or falls,
     from every length to the next. With 5 different lengths and 24 responses and more, and one length on several: a
     warning.
@@ -121,22 +111,19 @@ def of_length(case: Case) -> Iterator[Finding]:
     each = [by_length[length] for length in sorted(by_length)]
     size = max(map(max, each)) - min(map(min, each))
     if not size > 0 or any(max(rewards) - min(rewards) > 1e-6 * size for rewards in each):
-        return
+        return None
     rises = np.diff([rewards[0] for rewards in each])
     if not ((rises > 0).all() or (rises < 0).all()):
-        return
+        return None
     lengths = sorted(by_length)
-    yield finding(
-        "warning",
+    return warning(
         f"rewards are a function of the response's length alone: {'long' if rises[0] > 0 else 'short'} answers are "
         "paid, whatever they say",
         place,
-        evidence=[
-            shown("responses whose reward their length gives", share(count, count), None, "rewards of all steps"),
-            shown("different lengths", len(lengths)),
-            shown(f"reward of {lengths[0]} tokens", each[0][0]),
-            shown(f"reward of {lengths[-1]} tokens", each[-1][0]),
-        ],
+        shown("responses whose reward their length gives", share(count, count), None, "rewards of all steps"),
+        shown("different lengths", len(lengths)),
+        shown(f"reward of {lengths[0]} tokens", each[0][0]),
+        shown(f"reward of {lengths[-1]} tokens", each[-1][0]),
         cause="the score counts tokens (a length bonus or penalty) and nothing of the answer is in it: the policy "
         "learns the length",
         steps=steps,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,15 +19,13 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.compared import disagrees
-from replay_core.diagnose.finding import Evidence, Finding, Where
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, look_at, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
-from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.rules.divided import undivided
-from replay_core.diagnose.rules.kl_summed import summed_kl
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.rules.summed import summed_kl, undivided
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.diagnose.surrogates import logged_of, surrogates
 from replay_core.objectives import advantages, policy_loss, reductions
 
@@ -40,7 +38,6 @@ UNEVEN = 3.0
 ZERO = 1e-4
 #: Megatron's schedule divides what a loss function returns by the micro-batches: theirs multiply by them first.
 _SCHEDULED = "token-sum over the tokens of the update, times its micro-batches"
-
 #: A plain loop divides each micro-batch's mean by how many it accumulates.
 _SHARED = ", over the number of its update's micro-batches"
 
@@ -61,14 +58,31 @@ class _MicroLoss:
     """Ranks of that step."""
     micros: int = 1
     """Micro-batches that each of these ranks takes for it."""
+    made: dict[str, float] = field(default_factory=dict)
+    """What every reduction makes of its tokens (`reductions_of`)."""
+
+    @property
+    def value(self) -> float:
+        return self.logged.value
+
+    @property
+    def tokens(self) -> int:
+        return int((self.mask_BT != 0).sum())
+
+    @property
+    def total(self) -> float:
+        """The sum over its tokens."""
+        return float(reductions.masked_sum(self.values_BT, self.mask_BT))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest response."""
+        return int(self.mask_BT.sum(1).max(initial=0))
 
 
-def reductions_of(
-    part: _MicroLoss, step_tokens: int, step_samples: int, extra: dict[str, float]
-) -> Iterator[tuple[str, float]]:
+def reductions_of(part: _MicroLoss, step_tokens: int, step_samples: int) -> Iterator[tuple[str, float]]:
     """Every reduction a framework uses, by name, of one micro-batch's per-token loss."""
-    values_BT, mask_BT = part.values_BT, part.mask_BT
-    total = float(reductions.masked_sum(values_BT, mask_BT))
+    values_BT, mask_BT, total = part.values_BT, part.mask_BT, part.total
     yield "token-mean over the micro-batch", float(reductions.token_mean(values_BT, mask_BT))
     yield "seq-mean-token-mean over the micro-batch", float(reductions.sequence_mean(values_BT, mask_BT))
     yield "seq-mean-token-sum over the micro-batch", float(reductions.sequence_sum_mean(values_BT, mask_BT))
@@ -96,16 +110,19 @@ def reductions_of(
     )
     yield "seq-mean-token-sum over the samples of the step", total / max(step_samples, 1)
     yield "token-sum", total
-    for name, constant in extra.items():
-        if constant > 0:
-            yield f"token-sum over {name}", float(reductions.token_sum_over(values_BT, mask_BT, constant))
+
+
+def _agreeing(parts: Sequence[_MicroLoss | _Recomputed]) -> list[str]:
+    """The reductions that make every one of these losses."""
+    names = parts[0].made if parts else ()
+    return [name for name in names if all(name in part.made and _agree(part.made[name], part.value) for part in parts)]
 
 
 @rule("D28", "the loss is no known reduction of its tokens", link="reduction", scope="batch",
       needs=("mask", "advantages|token_loss"),
       source="verl agg_loss; TRL grpo, bnpo, dapo, dr_grpo; trl#6369 #6439, prime-rl#583, "
       "open-instruct#1137, SkyRL#1296")  # fmt: skip
-def reduction(batch: StepBatch) -> Iterator[Finding]:
+def reduction(batch: StepBatch) -> Finding | None:
     """Recomputes the policy loss of every micro-batch from its tokens (recorded, or -A * clipped ratio; times the
     importance weights, where they are recorded and nothing agrees without them) and reduces it as token-mean,
     seq-mean-token-mean, seq-mean-token-sum, token-sum over a constant, over the micro-batch and over the step: one must
@@ -118,86 +135,75 @@ def reduction(batch: StepBatch) -> Iterator[Finding]:
     entropy terms) and agrees with nothing.
     """
     parts, exact = _parts(batch)
-    if not parts:
-        raise Skip("needs a logged pg_loss or loss per micro-batch, and the tokens it came from")
-    step_tokens = int(batch.trained_N.sum()) if batch.trained_N is not None else 0
-    extra = {
-        scalar.name: scalar.value
+    skip_if(not parts, "needs a logged pg_loss or loss per micro-batch, and the tokens it came from")
+    constants = {
+        f"token-sum over {scalar.name}": scalar.value
         for scalar in batch.columns.scalars("metrics.num_items_in_batch", "num_items_in_batch", "tokens_of_step")
+        if scalar.value > 0
     }
 
-    def agreeing(parts: list[_MicroLoss]) -> set[str]:
-        every = [(part.logged.value, reductions_of(part, step_tokens, len(batch), extra)) for part in parts]
-        return set.intersection(*({name for name, value in named if _agree(value, loss)} for loss, named in every))
+    def with_constants(parts: list[_MicroLoss]) -> list[_MicroLoss]:
+        return [replace(one, made=one.made | {
+            name: float(reductions.token_sum_over(one.values_BT, one.mask_BT, constant))
+            for name, constant in constants.items()
+        }) for one in parts]  # fmt: skip
 
-    agreed = agreeing(parts)
+    agreed = _agreeing(with_constants(parts))
     if not agreed and batch.has("is_weights"):
         weighted, _ = _parts(batch, weighted=True)
-        if found := agreeing(weighted):
+        if found := _agreeing(with_constants(weighted)):
             parts, agreed = weighted, found
     if (told := _otherwise(batch, parts, agreed, exact=exact)) is not None:
-        yield told
-        return
+        return told
     # A loss of 0 agrees with everything and tells nothing.
-    if all(abs(part.logged.value) < FLOOR for part in parts):
-        raise Skip("every logged loss is 0: all reductions agree")
+    skip_if(all(abs(part.value) < FLOOR for part in parts), "every logged loss is 0: all reductions agree")
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
     if agreed:
-        order = [name for name, _ in reductions_of(first, step_tokens, len(batch), extra)]
-        name = min(agreed, key=order.index)
-        stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+        name, stated = agreed[0], batch.laid.algorithm.aggregation
         if name == "token-sum" and stated.endswith("-mean") and min(part.mask_BT.sum() for part in parts) > 1:
-            yield finding(
-                "warning",
+            return warning(
                 f"{first.logged.name} is a sum over the tokens of its micro-batch, and the run states {stated}",
                 place,
-                evidence=[
-                    shown(first.logged.name, first.logged.value, None, first.logged.record.path.name),
-                    shown("tokens it is the sum of", int(first.mask_BT.sum())),
-                    shown("micro-batches that agree", len(parts)),
-                ],
+                shown(first.logged.name, first.value, None, first.logged.record.path.name),
+                shown("tokens it is the sum of", int(first.mask_BT.sum())),
+                shown("micro-batches that agree", len(parts)),
                 cause="the division by the number of tokens is missing: loss and gradient are hundreds of times too "
                 "large (clipping and Adam hide it), and long micro-batches count for more; right only where the "
                 "gradient is divided by the tokens of the update afterwards",
                 next_step="rldbg diagnose --explain D28   # then look at what divides the loss or the gradient",
             )
-            return
-        yield finding(
-            "info",
+        return info(
             f"{first.logged.name} is {name}" + (f": {_UNEQUAL}" if _SHARED in name else ""),
             place,
-            evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
+            shown("micro-batches that agree", len(parts)),
+            shown("agree to", CLOSE),
             cause="right where the schedule divides by the micro-batches afterwards, as Megatron's does; a plain loop "
             "that accumulates gradients makes them that many times too large"
             if name.startswith(_SCHEDULED)
             else "the reduction that was recomputed and agrees; nothing is wrong",
             next_step="rldbg diagnose --explain D28",
         )
-        return
     constant = _constant(parts)
     if constant is not None:
-        yield finding(
-            "info",
+        return info(
             f"{first.logged.name} is token-sum over a constant, {constant:g}",
             place,
-            evidence=[shown("micro-batches that agree", len(parts)), shown("agree to", CLOSE)],
+            shown("micro-batches that agree", len(parts)),
+            shown("agree to", CLOSE),
             cause="Dr. GRPO divides by the samples times the longest response; nothing is wrong",
             next_step="rldbg diagnose --explain D28",
         )
-        return
     if not exact or batch.laid.algorithm.is_distilled:
         raise Skip("no reduction agrees with `loss`, which may hold other terms, or ratios that are not recorded")
-    worst = [f"{name} {value:.6g}" for name, value in reductions_of(first, step_tokens, len(batch), extra)][:3]
+    worst = [f"{name} {value:.6g}" for name, value in first.made.items()][:3]
     weighed = disagrees(batch) or _may_be_weighed(batch, parts)
-    yield finding(
+    return finding(
         "info" if weighed else "warning",
         f"{first.logged.name} is no known reduction of its tokens",
         place,
-        evidence=[
-            shown(first.logged.name, first.logged.value, "; ".join(worst), first.logged.record.path.name),
-            shown("micro-batches", len(parts)),
-        ],
+        shown(first.logged.name, first.value, "; ".join(worst), first.logged.record.path.name),
+        shown("micro-batches", len(parts)),
         cause="another denominator, a mask that is not the recorded one, importance weights, or a term that is added",
     )
 
@@ -216,33 +222,27 @@ _MODES |= {
 MISSES, WEIGHED, OFF_ONE = 1e-4, 0.05, 0.05
 
 
-def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, exact: bool) -> Finding | None:
+def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, exact: bool) -> Finding | None:
     """A loss that is made in a way, and the run states another: its aggregation, or its importance weights."""
-    tokens = int(batch.trained_N.sum()) if batch.trained_N is not None else 0
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
-    stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
-    stated = stated or str(of_loss(batch.laid.flags, "reduction"))
-    each = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in parts]
-    names = [name for name in each[0][1] if all(name in one for _, one in each)]
+    stated = batch.laid.algorithm.aggregation or str(of_loss(batch.laid.flags, "reduction"))
+    names = [name for name in first.made if all(name in one.made for one in parts)]
     # GSPO's loss is a mean of sequences' means, whatever is configured for others (verl).
     mode = None if batch.laid.algorithm.averages_sequences else _MODES.get(stated)
-    if exact and mode and agreed and not any(name.startswith(mode) for name in agreed) and agreed != {"token-sum"}:
-        made = next(name for name in (*names, *sorted(agreed)) if name in agreed)
+    if exact and mode and agreed and not any(name.startswith(mode) for name in agreed) and agreed != ["token-sum"]:
+        made = agreed[0]
         meant = next(name for name in names if name.startswith(mode))
-        value, one = max(each, key=lambda row: abs(row[1][meant] - row[0]))
+        worst = max(parts, key=lambda one: abs(one.made[meant] - one.value))
         alone = (
             first.micros > 1 and made.endswith("over the micro-batch") and not meant.endswith("over the micro-batch")
         )
-        if abs(one[meant] - value) > MISSES:
-            return finding(
-                "error",
+        if abs(worst.made[meant] - worst.value) > MISSES:
+            return error(
                 f"{first.logged.name} is {made}, and the run states {stated}",
                 place,
-                evidence=[
-                    shown(first.logged.name, value, f"{one[meant]:.6g}", first.logged.record.path.name),
-                    shown("micro-batches that agree with what it is", len(parts)),
-                ],
+                shown(first.logged.name, worst.value, f"{worst.made[meant]:.6g}", first.logged.record.path.name),
+                shown("micro-batches that agree with what it is", len(parts)),
                 cause=f"each micro-batch is divided by what it holds itself, and not by what all {first.micros} of the "
                 f"update hold: they add up to {first.micros} times the mean that is meant (unless they are divided "
                 "afterwards), and a token's weight hangs on the micro-batch it is in"
@@ -252,7 +252,7 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
                 next_step="rldbg diagnose --explain D28",
             )
     # Where the switch is off they are recorded to be looked at (verl, slime and TRL all can).
-    if batch.laid.algorithm.is_weighed is not False and _leaves_out_weights(batch, parts, tokens):
+    if batch.laid.algorithm.is_weighed is not False and _leaves_out_weights(batch, parts):
         is_stated = batch.laid.algorithm.is_weighed is True
         weights = given(batch.columns.of("is_weights"))
         counted_N = weights.said_N & given(batch.trained_N)
@@ -262,11 +262,9 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
             + (" and stated" if is_stated else "")
             + f", and not applied to the loss: {first.logged.name} is made without them",
             place,
-            evidence=[
-                shown("largest weight", float(weights.values_N[counted_N].max()), None, weights.source),
-                shown("smallest weight", float(weights.values_N[counted_N].min())),
-                shown("micro-batches that agree without them", len(parts), "0"),
-            ],
+            shown("largest weight", float(weights.values_N[counted_N].max()), None, weights.source),
+            shown("smallest weight", float(weights.values_N[counted_N].min())),
+            shown("micro-batches that agree without them", len(parts), "0"),
             cause="the weights are computed and do not reach the policy loss: what engine and trainer disagree by is "
             "not corrected",
             next_step="multiply each token's loss by its weight before it is reduced",
@@ -274,7 +272,7 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: set[str], *, e
     return None
 
 
-def _leaves_out_weights(batch: StepBatch, parts: list[_MicroLoss], tokens: int) -> bool:
+def _leaves_out_weights(batch: StepBatch, parts: list[_MicroLoss]) -> bool:
     """Whether a reduction of the plain loss makes every micro-batch's, and none of the weighted one does."""
     weights, advantages = batch.columns.of("is_weights"), batch.columns.of("advantages")
     if weights is None or advantages is None or batch.trained_N is None or batch.has("token_loss"):
@@ -283,23 +281,14 @@ def _leaves_out_weights(batch: StepBatch, parts: list[_MicroLoss], tokens: int) 
     if not counted_N.any() or float((np.abs(weights.values_N[counted_N] - 1) > OFF_ONE).mean()) < WEIGHED:
         return False
     values_N = np.where(advantages.said_N, np.nan_to_num(advantages.values_N), 0.0)
-    try:
-        ratio_N, known_N, _ = ratios(batch)
-        ratio_N = np.where(known_N, ratio_N, 1.0)
-    except Skip:
-        ratio_N = np.ones(len(values_N))
+    ratio_N = _ratio_N(batch)
     low, high = batch.laid.algorithm.clip_range or (0.2, 0.2)
-    plain_N = policy_loss.clipped(ratio_N, values_N, clip_low=low, clip_high=high)
-    rows = batch.laid.rows_by_micro()
-
-    def agrees(token_N: Array) -> bool:
-        made = _with_updates([
-            _dense(batch, part.logged, token_N, np.array(rows[_place(part.logged)])) for part in parts
-        ])  # fmt: skip
-        named = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in made]
-        return any(all(name in one and _agree(one[name], value) for value, one in named) for name in named[0][1])
-
-    return agrees(plain_N) and not agrees(np.where(counted_N, plain_N * weights.values_N, plain_N))
+    plain_N = policy_loss.clipped(
+        np.ones(len(values_N)) if ratio_N is None else ratio_N, values_N, clip_low=low, clip_high=high
+    )
+    logged = [part.logged for part in parts]
+    weighed_N = np.where(counted_N, plain_N * weights.values_N, plain_N)
+    return bool(_agreeing(_made_of(batch, logged, plain_N)) and not _agreeing(_made_of(batch, logged, weighed_N)))
 
 
 def _may_be_weighed(batch: StepBatch, parts: list[_MicroLoss]) -> bool:
@@ -313,19 +302,11 @@ def _may_be_weighed(batch: StepBatch, parts: list[_MicroLoss]) -> bool:
     far_N = np.zeros(both_N.size)
     far_N[both_N] = np.abs(np.expm1(np.clip(trainer.values_N - rollout.values_N, -20, 20)[both_N]))
     token_N, _ = _token_loss(batch)
-    rows = batch.laid.rows_by_micro()
-    bounds = [
-        _dense(batch, part.logged, np.abs(given(token_N)) * far_N, np.array(rows[_place(part.logged)]))
-        for part in parts
-    ]
-    bounds = _with_updates(bounds)
-    each = [
-        (part.logged.value, dict(reductions_of(part, 1, 1, {})), dict(reductions_of(bound, 1, 1, {})))
-        for part, bound in zip(parts, bounds, strict=True)
-    ]
+    bounds = _made_of(batch, [part.logged for part in parts], np.abs(given(token_N)) * far_N)
     return any(
-        all(abs(value - made[name]) <= bound[name] + CLOSE * abs(value) for value, made, bound in each)
-        for name in each[0][1] if "of the step" not in name
+        all(abs(part.value - part.made[name]) <= bound.made[name] + CLOSE * abs(part.value)
+            for part, bound in zip(parts, bounds, strict=True))
+        for name in parts[0].made if "of the step" not in name
     )  # fmt: skip
 
 
@@ -333,24 +314,15 @@ def _constant(parts: list[_MicroLoss]) -> float | None:
     """What every micro-batch's token sum is divided by, where it is one whole number of whole samples: the samples
     times a length no response exceeds.
     """
-    sums = [float(reductions.masked_sum(part.values_BT, part.mask_BT)) for part in parts]
-    found = {
-        round(total / part.logged.value, 2)
-        for total, part in zip(sums, parts, strict=True)
-        if abs(part.logged.value) > 100 * FLOOR
-    }
+    found = {round(part.total / part.value, 2) for part in parts if abs(part.value) > 100 * FLOOR}
     if not found or max(found) - min(found) > 2e-3 * abs(max(found)):
         return None
     constant = round(max(found))
-    longest = max(int(part.mask_BT.sum(1).max(initial=0)) for part in parts)
-    for count in (parts[0].update_samples, len(parts[0].values_BT)):
-        if (
-            abs(constant - max(found)) <= 1e-3 * constant
-            and constant % max(count, 1) == 0
-            and (constant / max(count, 1) >= longest)
-        ):
-            return float(constant)
-    return None
+    longest = max(part.longest for part in parts)
+    counts = [max(count, 1) for count in (parts[0].update_samples, len(parts[0].values_BT))]
+    is_whole = abs(constant - max(found)) <= 1e-3 * constant
+    fits = is_whole and any(constant % count == 0 and constant / count >= longest for count in counts)
+    return float(constant) if fits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +333,7 @@ class _Recomputed:
     where: Where
     file: str
     value: float
-    reductions: dict[str, float]
+    made: dict[str, float]
     mistakes: dict[str, float]
     widths: dict[str, int]
     exact: bool
@@ -387,7 +359,7 @@ _PADDED = "a mean over the padded batch divides a sum over the mask"
 @rule("D28", "the loss is off by a factor, or counts padding", link="reduction", scope="case", lasts=True,
       explains=("L08", "L10"),
       source="verl agg_loss; verl#4710; trl#6369; Dr. GRPO alone divides by a constant")  # fmt: skip
-def off_by(case: Case) -> Iterator[Finding]:
+def off_by(case: Case) -> Finding | None:
     """Over all steps whose logged loss is no known reduction: what makes every micro-batch's loss of its tokens. An
     error where a denominator counts token slots of the rows (of the response, or of prompt and response), and is no
     constant while the rows change their width; where it is the longest response of each micro-batch; where samples are
@@ -404,33 +376,31 @@ def off_by(case: Case) -> Iterator[Finding]:
     and the recorder's settings of the loss state a mean; a warning where an aggregation of the loss is stated.
     """
     if (told := summed_kl(case) or undivided(case) or _not_divided(case) or _uneven_steps(case)) is not None:
-        yield told
-        return
+        return told
     off: list[_Recomputed] = []
     fine = 0
     for batch in case.batches():
-        if not batch.has("mask") or not (batch.has("advantages") or batch.has("token_loss")):
-            continue
         here = _recomputed(batch)
-        if any(all(_agree(part.reductions[name], part.value) for part in here) for name in _names(here)):
+        if _agreeing(here):
             fine += 1
         else:
             off += here
-    if not off:
-        raise Skip("every loss is a reduction that is known, or none is logged with its tokens")
+    skip_if(not off, "every loss is a reduction that is known, or none is logged with its tokens")
     if fine > len({part.step for part in off}):
-        return  # what holds in most steps is no line of code that is wrong
+        return None  # what holds in most steps is no line of code that is wrong
     first = off[0]
     found = next(_mistake(off), None)
     if found is not None:
         claim, cause, evidence = found
-        yield finding(
-            "error", f"{first.where.tensor} {claim}", first.where,
-            evidence=[*evidence, shown("micro-batches that agree", len(off))], cause=cause,
+        return error(
+            f"{first.where.tensor} {claim}", first.where,
+            *evidence, shown("micro-batches that agree", len(off)),
+            cause=cause,
             steps=sorted({part.step for part in off if part.step is not None}),
         )  # fmt: skip
     elif not any(part.exact for part in off):
         raise Skip("`loss` may hold other terms, or ratios that are not recorded")
+    return None
 
 
 #: Steps whose logged loss is the sum of their micro-batches before it is no chance.
@@ -443,18 +413,12 @@ def _not_divided(case: Case) -> Finding | None:
         return None
     found: list[tuple[StepBatch, _MicroLoss, str, float, float]] = []
     for batch in case.batches():
-        if not batch.has("mask") or not (batch.has("advantages") or batch.has("token_loss")):
-            continue
         parts, _ = _parts(batch)
-        name = _own_mean(parts, batch)
-        if name is None:
+        name = _own_mean(parts)
+        updates = _by_update(parts)
+        if name is None or len({len(each) for each in updates}) > 1:
             continue
-        by_update: dict[tuple[int | None, int | None], list[float]] = defaultdict(list)
-        for part in parts:
-            by_update[_update(part)].append(part.logged.value)
-        if len({len(each) for each in by_update.values()}) > 1:
-            continue
-        summed = float(np.mean([sum(each) for each in by_update.values()]))
+        summed = float(np.mean([sum(part.value for part in each) for each in updates]))
         # Micro-batches that cancel out are 0 however they are put together.
         if abs(summed) < 100 * FLOOR:
             continue
@@ -471,33 +435,28 @@ def _not_divided(case: Case) -> Finding | None:
     if len(found) < SUMMED:
         return None
     batch, part, name, summed, mean = found[0]
-    return finding(
-        "warning",
+    return warning(
         f"micro-batches are added up and not divided by their number: the step's loss is {part.micros} times the mean "
         f"of its {part.micros} micro-batches, each a {name}",
         batch.laid.where_record(part.logged.record, part.logged.name),
-        evidence=[
-            shown("loss that the step logs", summed, f"{mean:.6g}"),
-            shown("micro-batches of an update", part.micros),
-            shown("steps that show it", len(found)),
-        ],
+        shown("loss that the step logs", summed, f"{mean:.6g}"),
+        shown("micro-batches of an update", part.micros),
+        shown("steps that show it", len(found)),
         cause="accumulated gradients of micro-batches' own means are a sum: divide each by the number of "
         f"micro-batches, or its token sum by the tokens of the update; the gradient is {part.micros} times too large "
         "(clipping and Adam hide it). Where the loss alone is added up for the log, the gradient is right",
-        steps=[each[0].step for each in found if each[0].step is not None],
-    )  # fmt: skip
+        steps=[each[0].step for each in found],
+    )
 
 
-def _own_mean(parts: list[_MicroLoss], batch: StepBatch) -> str | None:
+def _own_mean(parts: list[_MicroLoss]) -> str | None:
     """What all micro-batches' losses are as means of their own; None where shares of the update agree as well, or
     there are not several to each update of one rank.
     """
-    heard = [part for part in parts if abs(part.logged.value) > 100 * FLOOR]
+    heard = [part for part in parts if abs(part.value) > 100 * FLOOR]
     if not heard or any(part.micros < 2 or part.ranks > 1 for part in parts):
         return None
-    tokens = int(given(batch.trained_N).sum())
-    named = [(part.logged.value, dict(reductions_of(part, tokens, len(batch), {}))) for part in heard]
-    agreed = [name for name in named[0][1] if all(_agree(value, each[name]) for value, each in named)]
+    agreed = _agreeing(heard)
     own = [name for name in agreed if name.endswith("over the micro-batch")]
     return own[0].removesuffix(" over the micro-batch") if own and own == agreed else None
 
@@ -506,56 +465,44 @@ def is_share_of_update(batch: StepBatch) -> bool:
     """Whether the logged policy losses of micro-batches are shares of their update, several to each: what they sum is
     divided by the tokens or samples of all of them, and by nothing of their own.
     """
-    if not batch.has("mask") or not (batch.has("advantages") or batch.has("token_loss")):
-        return False
     parts, _ = _parts(batch)
-    parts = [part for part in parts if part.micros > 1 and abs(part.logged.value) > 100 * FLOOR]
-    tokens = int(given(batch.trained_N).sum())
-    named = [(part, dict(reductions_of(part, tokens, len(batch), {}))) for part in parts]
-
-    def agree(words: str) -> bool:
-        return any(
-            all(_agree(each[name], part.logged.value) for part, each in named)
-            for name in named[0][1] if name.endswith(words)
-        )  # fmt: skip
-
-    return bool(named) and agree("of the update") and not agree("over the micro-batch")
+    agreed = _agreeing([part for part in parts if part.micros > 1 and abs(part.value) > 100 * FLOOR])
+    over_all, own = (
+        any(name.endswith(words) for name in agreed) for words in ("of the update", "over the micro-batch")
+    )
+    return over_all and not own
 
 
 def _names(parts: list[_Recomputed]) -> list[str]:
     """The reductions that all of these have."""
-    return [name for name in parts[0].reductions if all(name in part.reductions for part in parts)] if parts else []
+    return [name for name in parts[0].made if all(name in part.made for part in parts)] if parts else []
 
 
 def _recomputed(batch: StepBatch) -> list[_Recomputed]:
-    tokens = int(given(batch.trained_N).sum())
     found: list[_Recomputed] = []
     kind = "constant" if _is_centred_alone(batch) else batch.laid.algorithm.averaged
     for weighted in (False, True) if batch.has("is_weights") else (False,):
         parts, exact = _parts(batch, weighted=weighted)
-        parts = [part for part in parts if abs(part.logged.value) > 100 * FLOOR]
         found = []
-        for part in parts:
-            total = float(reductions.masked_sum(part.values_BT, part.mask_BT))
+        for part in (part for part in parts if abs(part.value) > 100 * FLOOR):
+            total, samples = part.total, len(part.values_BT)
             mean = float(reductions.sequence_mean(part.values_BT, part.mask_BT))
             slots = {
-                f"divides by every token slot of {what}, padding included": total / max(len(part.values_BT) * width, 1)
+                f"divides by every token slot of {what}, padding included": total / max(samples * width, 1)
                 for what, width in part.widths.items()
             }
-            longest = len(part.values_BT) * max(int(part.mask_BT.sum(1).max(initial=0)), 1)
+            longest = samples * max(part.longest, 1)
             shared = f"{_LONGEST}, and by the {part.micros} micro-batches"
             record, name = part.logged.record, part.logged.name
             found.append(
                 _Recomputed(
-                    batch.step, batch.laid.where_record(record, name), record.path.name, part.logged.value,
-                    dict(reductions_of(part, tokens, len(batch), {})),
+                    batch.step, batch.laid.where_record(record, name), record.path.name, part.value, part.made,
                     {**slots, _LONGEST: total / longest, shared: total / longest / max(part.micros, 1),
-                     _SUMMED: mean * len(part.values_BT)}, part.widths, exact, kind, part.micros,
-                    total / part.logged.value / max(len(part.values_BT), 1)
-                    if part.update_samples > len(part.values_BT) > 0 else 0.0,
+                     _SUMMED: mean * samples}, part.widths, exact, kind, part.micros,
+                    total / part.value / max(samples, 1) if part.update_samples > samples > 0 else 0.0,
                 )
             )  # fmt: skip
-        if found and any(all(_agree(part.reductions[name], part.value) for part in found) for name in _names(found)):
+        if _agreeing(found):
             return found
     return found
 
@@ -580,7 +527,7 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
     first = off[0]
     said = [
         shown("logged", first.value, None, first.file),
-        shown("token-mean", first.reductions["token-mean over the micro-batch"]),
+        shown("token-mean", first.made["token-mean over the micro-batch"]),
     ]
     for name in first.mistakes:
         if not all(name in part.mistakes and _agree(part.mistakes[name], part.value) for part in off):
@@ -592,7 +539,7 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
             continue
         if name.startswith(_LONGEST):
             # Of one longest response in all of them it is a constant.
-            if len({round(part.reductions["token-sum"] / part.mistakes[name], 3) for part in off}) > 1:
+            if len({round(part.made["token-sum"] / part.mistakes[name], 3) for part in off}) > 1:
                 yield name, _CAUSES[_LONGEST], said
             continue
         yield name if what else f"does not divide by what it sums: {name}", _CAUSES.get(name, _PADDED), said
@@ -613,7 +560,7 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
     heard = [part for part in off if part.exact] or (off if len({round(part.value, 9) for part in off}) > 3 else [])
     is_total = not any(part.exact for part in off)
     for name in _names(heard):
-        each = [part.reductions[name] for part in heard]
+        each = [part.made[name] for part in heard]
         if any(abs(value) < FLOOR for value in each):
             continue
         for times in (-1.0, *(float(number) for number in _FACTORS), *(1 / number for number in _FACTORS)):
@@ -629,7 +576,7 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
 
 
 def _is_times(part: _Recomputed, name: str, times: float, heard: list[_Recomputed]) -> bool:
-    value = part.reductions[name] * times
+    value = part.made[name] * times
     return abs(value) >= FLOOR * abs(times) and abs(part.value - value) <= (CLOSE if len(heard) < 2 else 1e-3) * abs(
         value
     )
@@ -662,17 +609,13 @@ def _uneven_steps(case: Case) -> Finding | None:
         looked += len(each) > 1
         if len(each) < 2 or max(each) < UNEVEN * min(each):
             continue
-        parts, _ = _parts(batch)
-        parts = [part for part in parts if part.mask_BT.any()]
-        if not parts or all(abs(part.logged.value) < FLOOR for part in parts):
+        parts = [part for part in _parts(batch)[0] if part.mask_BT.any()]
+        if not parts or all(abs(part.value) < FLOOR for part in parts):
             continue
-        made = [(part.logged.value, dict(reductions_of(part, int(trained_N.sum()), len(batch), {}))) for part in parts]
-        own = next(iter(made[0][1]))
-        names = (own, f"{own}{_SHARED} ({parts[0].micros})")
-        if any(all(name in one and _agree(one[name], value) for value, one in made) for name in names):
-            uneven = _uneven(parts)
-            if uneven is not None:
-                found.append((batch.step, uneven))
+        own = next(iter(parts[0].made))
+        is_own = {own, f"{own}{_SHARED} ({parts[0].micros})"} & {*_agreeing(parts)}
+        if is_own and (uneven := _uneven(parts)) is not None:
+            found.append((batch.step, uneven))
     if not found or 2 * len(found) < looked:
         return None
     return replace(found[0][1], steps=tuple(step for step, _ in found if step is not None))
@@ -680,42 +623,27 @@ def _uneven_steps(case: Case) -> Finding | None:
 
 def _uneven(parts: list[_MicroLoss]) -> Finding | None:
     """Micro-batches of one update that each divide by their own tokens, where those are far from equal."""
-    by_update: dict[tuple[int | None, int | None], list[_MicroLoss]] = defaultdict(list)
-    for part in parts:
-        if part.mask_BT.any():
-            by_update[_update(part)].append(part)
-
-    def tokens(part: _MicroLoss) -> int:
-        return int((part.mask_BT != 0).sum())
-
     # An update of its own divides by its own tokens. Of many updates one has a short micro-batch by chance: the middle
     # one tells.
-    several = [each for each in by_update.values() if len(each) > 1]
-    several.sort(key=lambda each: max(map(tokens, each)) / min(map(tokens, each)))
+    several = [each for each in _by_update(parts) if len(each) > 1]
+    several.sort(key=lambda each: max(one.tokens for one in each) / min(one.tokens for one in each))
     if not several:
         return None
     parts = every = several[(len(several) - 1) // 2]
-    counts = [tokens(part) for part in every]
+    counts = [part.tokens for part in every]
     fewest, most = min(counts), max(counts)
     small, large = (every[counts.index(count)].logged for count in (fewest, most))
     if most < UNEVEN * fewest:
         return None
-    key = small.record.key
-    place = Where(step=key.step, micro=key.micro, rank=key.rank, role=key.role, stage=key.stage,
-                  tensor=small.name, path=str(small.record.path))  # fmt: skip
-    return finding(
-        "warning",
+    place = Where.of(small.record, small.name)
+    return warning(
         f"{small.name} is a mean over each micro-batch's own tokens: a token of the smallest weighs "
         f"{most / fewest:.2g} times one of the largest",
         place,
-        evidence=[
-            shown("tokens of the smallest micro-batch", fewest, f"> {most / UNEVEN:.4g}", small.record.path.name),
-            shown("tokens of the largest", most, None, large.record.path.name),
-            shown("mean of the micro-batches' losses", float(np.mean([part.logged.value for part in parts]))),
-            shown(
-                "token-mean over all of them", float(np.average([part.logged.value for part in parts], weights=counts))
-            ),
-        ],
+        shown("tokens of the smallest micro-batch", fewest, f"> {most / UNEVEN:.4g}", small.record.path.name),
+        shown("tokens of the largest", most, None, large.record.path.name),
+        shown("mean of the micro-batches' losses", float(np.mean([part.value for part in parts]))),
+        shown("token-mean over all of them", float(np.average([part.value for part in parts], weights=counts))),
         cause="the denominator is the micro-batch's token count, not the update's: accumulated gradients are no "
         "token-mean, and change with how samples are split into micro-batches",
         next_step=look_at(place) + "   # divide by the tokens of the whole update instead",
@@ -731,54 +659,55 @@ def _parts(batch: StepBatch, *, weighted: bool = False) -> tuple[list[_MicroLoss
 
     weighted: each token's loss times its recorded importance weight (TIS, MIS).
     """
-    logged = {_place(scalar): scalar for scalar in batch.columns.scalars("pg_loss")}
+    logged = {scalar.place: scalar for scalar in batch.columns.scalars("pg_loss")}
     exact = bool(logged)
     if not logged:
-        logged = {
-            _place(scalar): scalar for scalar in batch.columns.scalars("loss") if scalar.record.key.micro is not None
-        }
+        logged = {one.place: one for one in batch.columns.scalars("loss") if one.record.key.micro is not None}
     token_N, certain = _token_loss(batch)
     if token_N is None or batch.trained_N is None:
         return [], False
     weights = batch.columns.of("is_weights") if weighted else None
     if weights is not None:
         token_N = np.where(weights.said_N, token_N * weights.values_N, token_N)
+    return _made_of(batch, list(logged.values()), token_N), exact and certain
+
+
+def _made_of(batch: StepBatch, logged: list[Scalar], token_N: Array) -> list[_MicroLoss]:
+    """Micro-batches with what every reduction makes of these tokens' losses, each with the tokens and samples of its
+    update: of all ranks, of one epoch and mini-batch.
+    """
     rows = batch.laid.rows_by_micro()
-    parts = []
-    for place, scalar in logged.items():
-        samples = rows.get(place)
-        if samples is None or not np.isfinite(scalar.value):
-            continue
-        parts.append(_dense(batch, scalar, token_N, np.array(samples)))
-    return _with_updates(parts), exact and certain
+    parts = [_dense(batch, scalar, token_N, np.array(rows[scalar.place])) for scalar in logged
+             if scalar.place in rows and np.isfinite(scalar.value)]  # fmt: skip
+    made: dict[tuple[int | None, int | None], _MicroLoss] = {}
+    step_tokens = int(given(batch.trained_N).sum())
+    for update in _by_update(parts):
+        ranks = len({one.logged.record.key.rank for one in update})
+        tokens, samples = sum(one.tokens for one in update), sum(len(one.values_BT) for one in update)
+        for part in update:
+            whole = replace(
+                part, update_tokens=tokens, update_samples=samples, ranks=ranks, micros=len(update) // ranks
+            )
+            made[part.logged.place] = replace(whole, made=dict(reductions_of(whole, step_tokens, len(batch))))
+    return [made[part.logged.place] for part in parts]
 
 
-def _with_updates(parts: list[_MicroLoss]) -> list[_MicroLoss]:
-    """Each part with the tokens and samples of its update: of all ranks, of one epoch and mini-batch."""
-    tokens: dict[tuple[int | None, int | None], int] = defaultdict(int)
-    samples: dict[tuple[int | None, int | None], int] = defaultdict(int)
-    ranks: dict[tuple[int | None, int | None], set[int | None]] = defaultdict(set)
-    counts: dict[tuple[int | None, int | None], int] = defaultdict(int)
+def _by_update(parts: list[_MicroLoss]) -> list[list[_MicroLoss]]:
+    """The micro-batches of each optimizer step."""
+    updates: dict[tuple[int | None, int | None], list[_MicroLoss]] = defaultdict(list)
     for part in parts:
-        counts[_update(part)] += 1
-        tokens[_update(part)] += int((part.mask_BT != 0).sum())
-        samples[_update(part)] += len(part.values_BT)
-        ranks[_update(part)].add(part.logged.record.key.rank)
-    return [
-        replace(
-            part, update_tokens=tokens[_update(part)], update_samples=samples[_update(part)],
-            ranks=len(ranks[_update(part)]), micros=counts[_update(part)] // len(ranks[_update(part)]),
-        )
-        for part in parts
-    ]  # fmt: skip
+        updates[part.logged.update].append(part)
+    return list(updates.values())
 
 
-def _update(part: _MicroLoss) -> tuple[int | None, int | None]:
-    return part.logged.record.key.epoch, part.logged.record.key.minibatch
-
-
-def _place(scalar: Scalar) -> tuple[int | None, int | None]:
-    return scalar.record.key.rank, scalar.record.key.micro
+def _ratio_N(batch: StepBatch) -> Array | None:
+    """The ratio of every token, 1 where there is none; None where none is known."""
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+    except Skip:
+        return None
+    filled_N: Array = np.where(known_N, ratio_N, 1.0)
+    return filled_N
 
 
 def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
@@ -792,11 +721,9 @@ def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
     if advantages is None:
         return None, False
     values_N = np.where(advantages.said_N, advantages.values_N, 0.0)
-    try:
-        ratio_N, known_N, _ = ratios(batch)
-    except Skip:
+    ratio_N = _ratio_N(batch)
+    if ratio_N is None:
         return -values_N, False
-    ratio_N = np.where(known_N, ratio_N, 1.0)
     logged = logged_of(batch, "pg_loss", "loss", fewest=1)
     # One loss alone fits some way by chance: then only what has no ratio in it (REINFORCE) is asked for, and no factor.
     alone = logged is not None and len(logged.values_M) < 2
@@ -817,51 +744,38 @@ def _token_loss(batch: StepBatch) -> tuple[Array | None, bool]:
 
 def _dense(batch: StepBatch, scalar: Scalar, token_N: Array, samples: Array) -> _MicroLoss:
     assert batch.trained_N is not None
-    lengths = batch.flat.lengths_B[samples]
+    lengths, spans = batch.flat.lengths_B[samples], batch.flat.spans
     values_BT = np.zeros((len(samples), int(lengths.max(initial=1))))
     mask_BT = np.zeros(values_BT.shape)
     for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-        start = int(batch.flat.starts_B[sample])
-        values_BT[row, :length] = token_N[start : start + length]
-        mask_BT[row, :length] = batch.trained_N[start : start + length]
+        values_BT[row, :length], mask_BT[row, :length] = token_N[spans[sample]], batch.trained_N[spans[sample]]
     return _MicroLoss(scalar, values_BT, mask_BT, batch.laid.widths or {"the response": values_BT.shape[1]})
 
 
 @rule("D02", "the loss shows 0 and the policy learns", link="loss", scope="batch", needs=("advantages", "mask"),
       source="trl#3452, open-r1#239: mean-centred advantages at ratio 1")  # fmt: skip
-def zero_and_fine(batch: StepBatch) -> Iterator[Finding]:
+def zero_and_fine(batch: StepBatch) -> Finding | None:
     """Every logged |loss| < 1e-4 while max |A| > 0 on counted tokens, the ratio is 1 where it is recorded, and no
     gradient norm is 0: info, nothing is wrong. Centred advantages times a ratio of 1 sum to 0; their gradient does
     not.
     """
     losses = batch.columns.scalars("pg_loss") or batch.columns.scalars("loss")
-    if not losses:
-        raise Skip("no loss is logged")
-    advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
-    heard = np.abs(advantages.values_N[trained_N & advantages.said_N])
-    heard = heard[np.isfinite(heard)]
+    skip_if(not losses, "no loss is logged")
     # Written so that a loss that is NaN is no zero.
-    if not max(abs(scalar.value) for scalar in losses) < ZERO or not heard.size or not heard.max() > 1e-6:
-        return
+    if not max(abs(scalar.value) for scalar in losses) < ZERO or not batch.largest_advantage > 1e-6:
+        return None
     norms = batch.columns.scalars("grad_norm")
     if any(scalar.value == 0 for scalar in norms):
-        return
-    try:
-        ratio_N, known_N, _ = ratios(batch)
-        if np.abs(ratio_N[known_N] - 1).max() > 1e-2:
-            return
-    except Skip:
-        pass
-    place = batch.laid.where_record(losses[0].record, losses[0].name)
-    yield finding(
-        "info",
+        return None
+    ratio_N = _ratio_N(batch)
+    if ratio_N is not None and np.abs(ratio_N - 1).max() > 1e-2:
+        return None
+    return info(
         "the loss is 0 because advantages are centred and the ratio is 1; the gradient is not 0",
-        place,
-        evidence=[
-            shown("largest |loss|", max(abs(scalar.value) for scalar in losses), None, losses[0].record.path.name),
-            shown("largest |advantage|", float(heard.max()), "> 0", advantages.source),
-            *([shown("smallest gradient norm", min(scalar.value for scalar in norms), "> 0")] if norms else []),
-        ],
+        batch.laid.where_record(losses[0].record, losses[0].name),
+        shown("largest |loss|", max(abs(scalar.value) for scalar in losses), None, losses[0].record.path.name),
+        shown("largest |advantage|", batch.largest_advantage, "> 0", given(batch.columns.of("advantages")).source),
+        *([shown("smallest gradient norm", min(scalar.value for scalar in norms), "> 0")] if norms else []),
         cause="normal with one update per batch and no KL term; watch grad_norm and the reward instead",
         next_step="rldbg diagnose --explain D02",
     )
@@ -869,7 +783,7 @@ def zero_and_fine(batch: StepBatch) -> Iterator[Finding]:
 
 @rule("D02", "loss 0 while training goes on", link="loss", scope="signals", needs=("loss|pg_loss", "grad_norm"),
       source="trl#3452, open-r1#239")  # fmt: skip
-def zero_loss_is_expected(log: RunLog) -> Iterator[Finding]:
+def zero_loss_is_expected(log: RunLog) -> Finding | None:
     """|loss| < 1e-4 with a gradient norm above 0 is no error.
 
     With one update per batch the ratio is 1 and the loss is -mean(A) (+ beta * KL, 0 at first): centred advantages
@@ -880,15 +794,15 @@ def zero_loss_is_expected(log: RunLog) -> Iterator[Finding]:
         if step.loss is not None and abs(step.loss) < ZERO and (step.grad or 0) > 0 and not step.is_dead
     ]  # fmt: skip
     if some:
-        yield finding(
-            "info",
+        return info(
             "the loss is 0 by construction, the gradient is not: training goes on",
             some[0].point.where("loss"),
-            evidence=numbers(loss=some[0].loss, grad_norm=some[0].grad, reward_std=some[0].group_std, steps=len(some)),
+            *numbers(loss=some[0].loss, grad_norm=some[0].grad, reward_std=some[0].group_std, steps=len(some)),
             cause="with one update per batch the ratio is 1, and the mean of centred advantages is 0",
             next_step="watch reward, grad_norm and KL instead of the loss",
             steps=steps_of(some),
         )
+    return None
 
 
 @rule("L01", "loss 0, and the log does not say why", link="loss", scope="signals", needs=("loss|pg_loss",),
@@ -917,7 +831,7 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
             "warning" if 4 * len(untold) >= len(told) else "info",
             f"{'loss and gradient are' if both else 'the loss is'} 0, and the log does not say why",
             untold[0].point.where("loss"),
-            evidence=numbers(loss=0.0, grad_norm=untold[0].grad, steps=len(untold)),
+            *numbers(loss=0.0, grad_norm=untold[0].grad, steps=len(untold)),
             cause="one of: equal rewards (needs reward_std or frac_reward_zero_std, per group), no token in the mask "
             f"(needs the masked count), {lost}, or the last micro-batch's loss shown for the whole step (needs the "
             "loss per micro-batch)",
@@ -926,11 +840,10 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
         )
     if normal:
         first = normal[0]
-        yield finding(
-            "info",
+        yield info(
             "the loss is 0 while rewards differ: normal if the gradient is not 0, which is not logged",
             first.point.where("loss"),
-            evidence=numbers(loss=0.0, reward_std=first.group_std, frac_zero_std=first.frac_zero, steps=len(normal)),
+            *numbers(loss=0.0, reward_std=first.group_std, frac_zero_std=first.frac_zero, steps=len(normal)),
             cause="with one update per batch the ratio is 1 and the mean of centred advantages is 0",
             next_step="log grad_norm; rldbg record --gradients . -- YOUR COMMAND",
             steps=steps_of(normal),

@@ -12,14 +12,13 @@ from replay_core.diagnose.advantage_variants import made_with_all
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog
-from replay_core.diagnose.stating import finding, look_at, share, shown
 from replay_core.records import Inline, Record, TensorRef
 from replay_core.samples.batch import Batch
 
@@ -30,7 +29,7 @@ LEFT_OUT = 0.5
 @rule("D07", "the loss has no tokens, or a part of them", link="masks", scope="batch", needs=("mask",),
       explains=("D01", "D02", "D03", "D19", "D21", "D23", "D28", "D81", "L01"),
       source="trl#3248, TTRL#33; docs/evidence.md#loss-of-zero")  # fmt: skip
-def empty_loss(batch: StepBatch) -> Iterator[Finding]:
+def empty_loss(batch: StepBatch) -> Finding | None:
     """Tokens the mask keeps: none in the whole batch is an error, as is none in a micro-batch whose loss is NaN; none
     in some samples is a warning (info where just those were cut off, which trainers filter on purpose; an error where
     just those were not, 2 and more of either): where
@@ -39,90 +38,77 @@ def empty_loss(batch: StepBatch) -> Iterator[Finding]:
     inside a response are normal (tool output).
     """
     trained_N = given(batch.trained_N)
-    if not batch.flat.lengths_B.sum():
-        raise Skip("samples have no tokens")
+    skip_if(not batch.flat.lengths_B.sum(), "samples have no tokens")
     counts_B = batch.flat.count(trained_N)
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    name = batch.mask_name
     column = batch.columns.of(name)
     source = column.source if column else None
     empty_B = counts_B == 0
     place = batch.laid.where(name, sample=int(np.flatnonzero(empty_B)[0]) if empty_B.any() else 0)
     if empty_B.all():
-        yield finding(
-            "error",
+        return error(
             "the mask keeps no token: the loss is 0 whatever the policy does",
             place,
-            evidence=[shown("tokens in the loss", 0, "> 0", source), shown("samples", len(batch))],
+            shown("tokens in the loss", 0, "> 0", source),
+            shown("samples", len(batch)),
             cause="the mask is built for another length than the logits, or every sample was filtered out",
         )
-        return
     if (divided := _divided_by_none(batch, counts_B)) is not None:
-        yield divided
-        return
+        return divided
     if empty_B.any():
         cut_B = truncated(batch)
         # A trainer that masks them out of its attention too leaves no response to measure, only ids.
         cut_B = _unheard_B(batch) if cut_B is None else cut_B | _unheard_B(batch)
         if min(empty_B.sum(), (~empty_B).sum()) >= 2 and (cut_B == ~empty_B).all():
-            yield finding(
-                "error",
+            return error(
                 "the filter of cut-off responses is turned around: it masks the complete ones and leaves those that "
                 f"were cut off in the loss, all {int(cut_B.sum())} of them",
                 place,
-                evidence=[
-                    shown("complete responses in the loss", 0, str(int(empty_B.sum())), source),
-                    shown("cut-off responses in the loss", share(int(cut_B.sum()), int(cut_B.sum())), "none"),
-                ],
+                shown("complete responses in the loss", 0, str(int(empty_B.sum())), source),
+                shown("cut-off responses in the loss", share(int(cut_B.sum()), int(cut_B.sum())), "none"),
                 cause="the condition of the overlong filter (mask_truncated_completions) is negated, or is_truncated "
                 "is read as is_finished: what is trained on never ends",
             )
-            return
         on_purpose = bool(cut_B[empty_B].all()) and not bool(cut_B[~empty_B].any())
         with_them = None if on_purpose or _dropped(batch, empty_B) else made_with_all(batch, empty_B)
         if with_them is not None and not _is_pattern(empty_B):
-            yield finding(
-                "warning",
+            return warning(
                 "responses that are masked as a whole still enter their group's mean and std: "
                 f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss, and advantages of the "
                 "others are made with their rewards",
                 place,
-                evidence=[
-                    shown("samples without a counted token", int(empty_B.sum()), "0", source),
-                    shown("advantages of the others, all rows in their groups", with_them),
-                    shown("advantages of the others, without those rows", "no known variant"),
-                ],
+                shown("samples without a counted token", int(empty_B.sum()), "0", source),
+                shown("advantages of the others, all rows in their groups", with_them),
+                shown("advantages of the others, without those rows", "no known variant"),
                 cause="they were rejected (a filter, a quality check, an environment that failed) by their mask alone: "
                 "the baseline is of answers that are not trained on, and a group's advantages no longer add up to 0. "
                 "Leave them out of the group as well; where nothing was rejected on purpose, the mask is wrong",
             )
-            return
-        yield finding(
+        return finding(
             "info" if on_purpose or _dropped(batch, empty_B) else "warning",
             f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss"
             + (": those that were cut off" if on_purpose else ""),
             place,
-            evidence=[shown("samples without a counted token", int(empty_B.sum()), "0", source)],
+            shown("samples without a counted token", int(empty_B.sum()), "0", source),
             cause="cut-off responses are masked (mask_truncated_completions, overlong filtering)"
             if on_purpose
             else "the mask is cut at a length that some prompts alone fill, or it lies at another "
             "place than the tokens",
         )
-        return
-    yield from _ends_early(batch, trained_N, counts_B, name, source)
+    return _ends_early(batch, trained_N, counts_B, name, source)
 
 
 def _divided_by_none(batch: StepBatch, counts_B: Array) -> Finding | None:
     """A micro-batch without a token in the loss whose loss is no number."""
     rows = batch.laid.rows_by_micro()
     for scalar in batch.columns.scalars("pg_loss", "loss"):
-        key = scalar.record.key
-        samples = rows.get((key.rank, key.micro))
+        samples = rows.get(scalar.place)
         if not samples or np.isfinite(scalar.value):
             continue
         # The micro-batch's own mask may have lost what the rollout's keeps.
         own = [
             ref for record in batch.columns.records
-            if (record.key.rank, record.key.micro) == (key.rank, key.micro) for ref in record.tensors()
+            if (record.key.rank, record.key.micro) == scalar.place for ref in record.tensors()
             if ref.canonical in ("loss_mask", "response_mask") and ref.is_readable
         ]  # fmt: skip
         if counts_B[samples].any() and not any(not pages.array(ref).any() for ref in own):
@@ -130,18 +116,18 @@ def _divided_by_none(batch: StepBatch, counts_B: Array) -> Finding | None:
         # A metric may be 0/0 where the loss that is differentiated is not.
         is_taught = any(
             np.isfinite(other.value) for other in batch.columns.scalars("loss", "grad_norm")
-            if (other.record.key.rank, other.record.key.micro) == (key.rank, key.micro)
+            if other.place == scalar.place
         )  # fmt: skip
         return finding(
             "warning" if is_taught else "error",
             f"a micro-batch has no token in the loss, and divides by it: {scalar.name} is 0/0 (NaN) where the mask of "
             f"all {len(samples)} samples is empty",
             batch.laid.where_record(scalar.record, scalar.name),
-            evidence=[shown("tokens of the micro-batch in the loss", 0, "> 0", scalar.record.path.name),
-                      shown(scalar.name, str(scalar.value), "a number")],
+            shown("tokens of the micro-batch in the loss", 0, "> 0", scalar.record.path.name),
+            shown(scalar.name, str(scalar.value), "a number"),
             cause="the mean over no token is 0/0: leave such a micro-batch out, divide by max(tokens, 1), or by the "
             "tokens of the whole update; and see why its samples were masked",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -161,66 +147,53 @@ def _dropped(batch: StepBatch, empty_B: Array) -> bool:
     return False
 
 
-def _ends_early(
-    batch: StepBatch, trained_N: Array, counts_B: Array, name: str, source: str | None
-) -> Iterator[Finding]:
+def _ends_early(batch: StepBatch, trained_N: Array, counts_B: Array, name: str, source: str | None) -> Finding | None:
     stated_B = batch.columns.per_sample("response_length")
     place = batch.laid.where(name, sample=0)
     if stated_B is not None and (counts_B > stated_B).any():
         worst = int((counts_B - stated_B).argmax())
-        yield finding(
-            "warning",
+        return warning(
             f"the mask counts more tokens than the response has in {int((counts_B > stated_B).sum())} samples",
             batch.laid.where(name, sample=worst),
-            evidence=[shown("tokens in the loss", int(counts_B[worst]), f"<= {int(stated_B[worst])}", source)],
+            shown("tokens in the loss", int(counts_B[worst]), f"<= {int(stated_B[worst])}", source),
             cause="the mask covers prompt or padding, or lies shifted against the tokens",
             next_step=look_at(place),
         )
-        return
     if batch.response_N is None:
-        return
+        return None
     # Where the mask says what a sample holds, its end is cut off of it too, and stands behind it.
     beyond_B = np.array([int((tail != batch.pad_id).sum()) for tail in _tails(batch)], dtype=np.int64)
     response_B = batch.flat.count(batch.response_N) + beyond_B
-    after_B = batch.flat.lengths_B - 1 - _last(batch, trained_N) + beyond_B
+    after_B = batch.flat.lengths_B - 1 - batch.flat.last(trained_N) + beyond_B
     early_B = (response_B >= 4) & (after_B > LEFT_OUT * response_B)
     if _last_id(batch, trained_N, early_B) is not None:
-        return  # behind one and the same token in all of them: it is their end
+        return None  # behind one and the same token in all of them: it is their end
     if batch.name and early_B.mean() >= 0.8 and (counts_B[early_B] == counts_B[early_B][0]).all() and len(batch) >= 4:
-        yield finding(
+        return finding(
             "error" if counts_B[early_B][0] <= 1 else "warning",
             f"the mask ends after {int(counts_B[early_B][0])} tokens of every response, however long it is",
             place,
-            evidence=[
-                shown(
-                    "tokens in the loss of each sample",
-                    int(counts_B[early_B][0]),
-                    "as many as the response has",
-                    source,
-                ),
-                shown("mean response length", float(response_B.mean())),
-            ],
+            shown(
+                "tokens in the loss of each sample",
+                int(counts_B[early_B][0]),
+                "as many as the response has",
+                source,
+            ),
+            shown("mean response length", float(response_B.mean())),
             cause="mask and logits have different lengths, and both were cut to the shorter",
         )
+    return None
 
 
 def _last_id(batch: StepBatch, chosen_N: Array, of_B: Array) -> int | None:
     """The id of these samples' last chosen token, where it is one and the same in all of them, of two and more."""
-    last_B = _last(batch, chosen_N)
+    last_B = batch.flat.last(chosen_N)
     at_B = (batch.flat.starts_B + last_B)[of_B & (last_B >= 0)]
     ids = set() if batch.tokens_N is None else {int(id) for id in batch.tokens_N[at_B]}
     return ids.pop() if len(ids) == 1 and at_B.size >= 2 else None
 
 
-def _last(batch: StepBatch, chosen_N: Array) -> Array:
-    """The position of each sample's last chosen token [B], -1 where there is none."""
-    last_B = np.full(len(batch), -1, dtype=np.int64)
-    np.maximum.at(last_B, batch.flat.sample_N[chosen_N], batch.flat.position_N[chosen_N])
-    return last_B
-
-
-@rule("D07", "logits and mask lengths disagree", link="masks", scope="case",
-      source="docs/evidence.md#loss-of-zero")  # fmt: skip
+@rule("D07", "logits and mask lengths disagree", link="masks", scope="case", source="docs/evidence.md#loss-of-zero")
 def lengths_disagree(case: Case) -> Iterator[Finding]:
     """Captured samples with masked positions beside a log whose loss counted none (`num_masked` 0).
 
@@ -240,16 +213,12 @@ def lengths_disagree(case: Case) -> Iterator[Finding]:
         if not silent or any(not masks[number][0] for number in silent):
             continue
         explained = sum((_counted(record) == 0) != masks[number][1] for number, record in enumerate(mine))
-        yield finding(
-            "error",
+        yield error(
             "logits/mask lengths disagree: masked-position count 0 while masks exist",
-            evidence=[
-                shown("micros whose loss counted no position", len(silent), "0", path.name),
-                shown(
-                    "masked positions captured in the first of them", masks[silent[0]][0], None, captures[0].path.name
-                ),
-                shown("micros explained by position 0 alone", share(explained, len(mine))),
-            ],
+            None,
+            shown("micros whose loss counted no position", len(silent), "0", path.name),
+            shown("masked positions captured in the first of them", masks[silent[0]][0], None, captures[0].path.name),
+            shown("micros explained by position 0 alone", share(explained, len(mine))),
             cause="the forward returned logits of the last position only, and completions and mask "
             "were cut to length 1",
             next_step="rldbg show " + str(captures[0].path) + f" sample.{silent[0]}.tokens",
@@ -300,11 +269,10 @@ def no_token_counts(log: RunLog) -> Iterator[Finding]:
     if none or (empty and not lost):
         points = [told.point for told in none] or empty
         warned = [shown("warning", told.text[:120], None, f"line {told.point.line}") for told in none[:1]]
-        yield finding(
-            "error",
+        yield error(
             "the batch holds no masked position: nothing is trained on",
             points[0].where("masks_in_X"),
-            evidence=warned or [shown("masks_in_X", 0.0, "> 0", f"line {points[0].line}")],
+            *(warned or [shown("masks_in_X", 0.0, "> 0", f"line {points[0].line}")]),
             cause="the data mask nothing: mask token, mask probability or dataset are not what the trainer expects",
             next_step="look at one batch of the data; rldbg record -- YOUR COMMAND",
             steps=steps_of(points),
@@ -316,12 +284,12 @@ def no_token_counts(log: RunLog) -> Iterator[Finding]:
     # A mean over counted tokens that is never 0 is 0: there are none.
     none_counts = [step for step in uncut if step.step in silent and not step.loss]
     if none_counts and entropy is not None and 2 * len(none_counts) >= len(known):
-        yield finding(
-            "error",
+        yield error(
             f"no token counts in the loss: {entropy.name}, a mean over counted tokens, is exactly 0 with loss and "
             f"gradient",
             none_counts[0].point.where(entropy.name),
-            evidence=[entropy.shown(0.0, "> 0"), *numbers(grad_norm=0.0, loss=none_counts[0].loss)],
+            entropy.shown(0.0, "> 0"),
+            *numbers(grad_norm=0.0, loss=none_counts[0].loss),
             cause="the loss mask is all 0: it is of another shape or meaning (padding for response), is cut off, or is "
             "multiplied away; rewards differ within groups, so that advantages are not the reason",
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D07",
@@ -334,7 +302,7 @@ def no_token_counts(log: RunLog) -> Iterator[Finding]:
             severity_of(len(cut), len(known)),
             "every completion is cut, and no gradient is left",
             first.point.where("grad_norm"),
-            evidence=numbers(truncated=first.truncated, grad_norm=0.0, loss=first.loss, reward_std=first.group_std),
+            *numbers(truncated=first.truncated, grad_norm=0.0, loss=first.loss, reward_std=first.group_std),
             cause="truncated completions are masked out (mask_truncated_completions): no token is trained",
             next_step="raise the limit of tokens, or train on truncated completions",
             steps=steps_of(cut),
@@ -360,13 +328,12 @@ def _lost_mask(log: RunLog, lost: list[Point]) -> Finding:
         if first.place in said:
             evidence.append(shown(name, said[first.place].value, expected, f"line {said[first.place].line}"))
     evidence.append(shown("micro-batches", share(len(lost), max(len(losses), len(lost))), None, "log"))
-    return finding(
-        "error",
+    return error(
         "logits/mask lengths disagree: masked-position count 0 while masks exist"
         if exist
         else "masked-position count 0: no token counts in the loss",
         first.where("num_masked"),
-        evidence=evidence,
+        *evidence,
         cause="the forward pass returns logits of the last position only (no targets given), and a fallback cuts "
         "completions and mask to that length: the loss is 0 unless position 0 is masked"
         if exist
@@ -381,33 +348,29 @@ def _lost_mask(log: RunLog, lost: list[Point]) -> Finding:
 @rule("D48", "the mask is shifted", link="masks", scope="batch", needs=("tokens", "mask", "response"),
       explains=("D07", "D09", "D17", "D18", "D19", "D20", "D28", "D41"), lasts=True,
       source="verl#3562: a mask about the token at its index beside log-probabilities of the next")  # fmt: skip
-def mask_shifted(batch: StepBatch) -> Iterator[Finding]:
+def mask_shifted(batch: StepBatch) -> Finding | None:
     """How many tokens after the response's first one the mask begins, the same in nine of ten samples (4 and more) and
     not 0: an error where it also ends as many later (in padding) or counts the prompt, a warning where the first
     tokens of every response are left out although the engine sampled them.
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    name = batch.mask_name
     rollout = batch.columns.of("rollout_logprobs")
     heard_B = batch.flat.count(trained_N) > 0
-    if heard_B.sum() < 4:
-        raise Skip("needs four samples with a token in the loss")
+    skip_if(heard_B.sum() < 4, "needs four samples with a token in the loss")
     late_B = (batch.flat.first(trained_N) - batch.flat.first(response_N) + _left_out_B(batch))[heard_B]
-    each, counts = np.unique(late_B, return_counts=True)
-    by, most = int(each[counts.argmax()]), float(counts.max() / heard_B.sum())
+    by, most = _commonest(late_B)
     if not by and rollout is not None and _begins(batch, rollout) is not None:
         # Where only the mask says what is response, the engine does, too: it sampled what it gives a number.
         late_B = (batch.flat.first(trained_N) - given(_begins(batch, rollout)))[heard_B]
-        each, counts = np.unique(late_B, return_counts=True)
-        by, most = int(each[counts.argmax()]), float(counts.max() / heard_B.sum())
+        by, most = _commonest(late_B)
         # From its second token on a row is all the engine's: it gives the prompt's tokens numbers, too.
         inside = bool((given(_begins(batch, rollout)) > 1).all())
         if 0 < by <= 8 and most >= 0.9 and inside and _stray(batch, name) is None:
-            yield _begins_late(batch, by, late_B, name)
-            return
+            return _begins_late(batch, by, late_B, name)
         by = by if _stray(batch, name) is not None else 0
     if not by or abs(by) > 8 or most < 0.9:
-        return
+        return None
     ends_late = _stray(batch, name) is not None or bool(_left_out_B(batch).any())
     beyond_N = _padding_held_N(batch)
     ends_late = ends_late or (beyond_N is not None and bool((beyond_N & trained_N).any()))
@@ -416,31 +379,34 @@ def mask_shifted(batch: StepBatch) -> Iterator[Finding]:
         first_N = response_N & (batch.flat.position_N < np.repeat(head_B, batch.flat.lengths_B))
         sampled_N = first_N if rollout is None else first_N & rollout.said_N & (rollout.values_N != 0)
         if rollout is None or sampled_N.sum() < 0.9 * first_N.sum():
-            return  # a beginning that the engine was given
+            return None  # a beginning that the engine was given
     column = batch.columns.of(name)
     places, side = f"{abs(by)} token{'s' * (abs(by) > 1)}", "late" if by > 0 else "early"
     those = share(int((late_B == by).sum()), int(heard_B.sum()))
-    yield finding(
+    return finding(
         "error" if by < 0 or ends_late else "warning",
         f"the mask is shifted by {by:+d}: it begins {places} {side} in {those} samples",
         batch.laid.where(name, sample=int(np.flatnonzero(heard_B)[0])),
-        evidence=[
-            shown("first counted token - first token of the response", by, "0", column.source if column else None),
-            shown("the mask reaches beyond the response", ends_late),
-        ],
+        shown("first counted token - first token of the response", by, "0", column.source if column else None),
+        shown("the mask reaches beyond the response", ends_late),
         cause="mask and tokens are about different places: one is about the token at its index, the other about the "
         "next (a roll or a slice is off by one)",
     )
 
 
+def _commonest(values_B: Array) -> tuple[int, float]:
+    """The commonest of these numbers, and its share."""
+    each, counts = np.unique(values_B, return_counts=True)
+    return int(each[counts.argmax()]), float(counts.max() / len(values_B))
+
+
 def _begins_late(batch: StepBatch, by: int, late_B: Array, name: str) -> Finding:
     column = batch.columns.of(name)
-    return finding(
-        "warning",
+    return warning(
         f"the mask is shifted by {by:+d}: it begins {by} token{'s' * (by > 1)} late in "
         f"{share(int((late_B == by).sum()), len(late_B))} samples, and leaves out what the engine sampled first",
         batch.laid.where(name, sample=0),
-        evidence=[shown("first counted token - first sampled token", by, "0", column.source if column else None)],
+        shown("first counted token - first sampled token", by, "0", column.source if column else None),
         cause="labels and log-probabilities are about different places (a slice is off by one): the first token of "
         "every response is never trained",
     )
@@ -476,7 +442,7 @@ def _left_out_B(batch: StepBatch) -> Array:
 @rule("D58", "prompt tokens are in the loss", link="masks", scope="batch", needs=("tokens", "mask", "response"),
       explains=("D07", "D09", "D14", "D17", "D18", "D19", "D28", "D41", "D44", "D48", "D79", "D80", "D92"), lasts=True,
       source="a loss mask made of the attention mask")  # fmt: skip
-def prompt_trained(batch: StepBatch) -> Iterator[Finding]:
+def prompt_trained(batch: StepBatch) -> Finding | None:
     """Tokens that count before the response begins: an error where they are half of the prompt and more in four of five
     samples. Where a response begins something other than the mask says: the layout, or, where the mask counts from the
     first or second token on, the first number of the engine. Where neither does, an error if the mask counts from there
@@ -485,36 +451,29 @@ def prompt_trained(batch: StepBatch) -> Iterator[Finding]:
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
     if (shared := _prompts_shared(batch)) is not None:
-        name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-        yield finding(
-            "error",
+        name = batch.mask_name
+        return error(
             f"prompt tokens are in the loss: the mask counts from each sample's first tokens on, and {min(shared)} "
             "tokens and more there are the same in all answers of a group",
             batch.laid.where(name, sample=0),
-            evidence=[
-                shown("tokens that all answers of a group begin with", min(shared), "0 that count", name),
-                shown("groups", len(shared)), shown("tokens in the mask", int(trained_N.sum())),
-            ],
+            shown("tokens that all answers of a group begin with", min(shared), "0 that count", name),
+            shown("groups", len(shared)), shown("tokens in the mask", int(trained_N.sum())),
             cause="the loss mask is the attention mask, or is not multiplied by the response's",
         )  # fmt: skip
-        return
     prompt_B = batch.flat.count(~response_N)
     counted_B = batch.flat.count(trained_N & ~response_N)
     heard_B = prompt_B > 1
     # The first token of all has no log-probability, and no mask of next tokens counts it.
     bad_B = heard_B & (2 * counted_B >= prompt_B - 1) & (counted_B > 0)
     if not heard_B.any() or bad_B.sum() < 0.8 * heard_B.sum():
-        return
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    yield finding(
-        "error",
+        return None
+    name = batch.mask_name
+    return error(
         f"prompt tokens are in the loss: {int(counted_B.sum())} of them count, in "
         f"{share(int(bad_B.sum()), len(batch))} samples",
         batch.laid.where(name, at=int(np.flatnonzero(trained_N & ~response_N)[0])),
-        evidence=[
-            shown("prompt tokens in the mask", int(counted_B.sum()), "0", f"{name} of {batch.name}"),
-            shown("tokens in the mask", int(trained_N.sum())),
-        ],
+        shown("prompt tokens in the mask", int(counted_B.sum()), "0", f"{name} of {batch.name}"),
+        shown("tokens in the mask", int(trained_N.sum())),
         cause="the loss mask is the attention mask, or is not multiplied by the response's",
     )
 
@@ -531,8 +490,7 @@ def _prompts_shared(batch: StepBatch) -> list[int] | None:
         return None
     if (batch.flat.first(trained_N) > 1).any() or (batch.flat.first(response_N) > 1).any():
         return None
-    rows = [tokens_N[start : start + length] for start, length in zip(
-        batch.flat.starts_B, batch.flat.lengths_B, strict=True)]  # fmt: skip
+    rows = [tokens_N[span] for span in batch.flat.spans]
     heads, found = set(), []
     for group in np.unique(group_B):
         mine = [rows[sample] for sample in np.flatnonzero(group_B == group)]
@@ -553,7 +511,7 @@ def _prompts_shared(batch: StepBatch) -> list[int] | None:
       explains=("D07", "D09", "D14", "D17", "D19", "D24", "D28", "D41"), lasts=True,
       source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures "
       "unchanged")  # fmt: skip
-def padding_trained(batch: StepBatch) -> Iterator[Finding]:
+def padding_trained(batch: StepBatch) -> Finding | None:
     """Mask entries set where attention_mask holds no token, or on pad ids after a response has ended. Any is an error;
     a warning where they are less than a hundredth, between tokens that are attended to: the policy sampled the pad id.
 
@@ -563,19 +521,19 @@ def padding_trained(batch: StepBatch) -> Iterator[Finding]:
         stray = _stray(batch, name)
         if stray is not None:
             count, sample, is_hole = stray
-            yield _padding(batch, count, batch.laid.where(name, sample=sample), name, is_hole=is_hole)
-            return
+            return _padding(batch, count, batch.laid.where(name, sample=sample), name, is_hole=is_hole)
     if batch.tokens_N is None:
-        return
+        return None
     beyond_N = _padding_held_N(batch)
     trained_N = batch.trained_N
     if beyond_N is None or trained_N is None:
-        return
+        return None
     bad_N = beyond_N & trained_N
     if bad_N.any():
         at = int(np.flatnonzero(bad_N)[0])
-        name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-        yield _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=at), name)
+        name = batch.mask_name
+        return _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=at), name)
+    return None
 
 
 #: Share of the counted tokens that a policy may come to sample of an id that it has no use for.
@@ -588,10 +546,8 @@ def _padding(batch: StepBatch, count: int, place: Where, name: str, *, is_hole: 
         "warning" if is_hole and count < RARE * int(trained_N.sum()) else "error",
         f"{count} padding token{' is' if count == 1 else 's are'} in the loss",
         place,
-        evidence=[
-            shown("padding tokens in the mask", count, "0", f"{name} and attention_mask of {batch.name}"),
-            shown("tokens in the mask", int(trained_N.sum())),
-        ],
+        shown("padding tokens in the mask", count, "0", f"{name} and attention_mask of {batch.name}"),
+        shown("tokens in the mask", int(trained_N.sum())),
         cause="attention_mask is 0 between tokens that are attended to: it is made of the ids (ids != pad), and the "
         "policy sampled that id; such a token is trained on and nobody sees it"
         if is_hole
@@ -624,7 +580,7 @@ def _stray(batch: StepBatch, name: str) -> tuple[int, int, bool] | None:
 @rule("D19", "the end of a response is never trained", link="masks", scope="batch", needs=("tokens", "mask"),
       explains=("D20", "D07"), lasts=True,
       source="verl#3562, trl#2708: the mask is shifted, or pad and end token share an id")  # fmt: skip
-def end_untrained(batch: StepBatch) -> Iterator[Finding]:
+def end_untrained(batch: StepBatch) -> Finding | None:
     """End tokens in responses, and how many of them the mask keeps. None of them (of at least 2) is an error.
 
     Also where the mask cut the end token out of the attended tokens: then it stands in the column just after them, or
@@ -638,7 +594,7 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
     stops at, and it has no log-probability of a token there.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    name = batch.mask_name
     if eos is not None and response_N is not None:
         ends_N = response_N & (tokens_N == eos)
         heard_B = batch.flat.count(trained_N) > 0
@@ -647,28 +603,25 @@ def end_untrained(batch: StepBatch) -> Iterator[Finding]:
         # What follows the token that ends every mask is padding that nothing tells, or the template's.
         follows = _ends_before(batch, trained_N, np.flatnonzero(batch.flat.count(ends_N)), eos)
         if count >= 2 and not kept and not follows:
-            yield _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
+            return _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
         if count:
-            return
+            return None
     beyond = [after for after in _after_B(batch) if after is not None and after != batch.pad_id]
     if len(beyond) >= 2 and len(set(beyond)) == 1 and trained_N.any():
         holders = [number for number, after in enumerate(_after_B(batch)) if after == beyond[0]]
         if _ends_before(batch, trained_N, np.array(holders), beyond[0]):
-            return
+            return None
         sample = holders[0]
-        yield _untrained(batch, beyond[0], len(beyond), batch.laid.where(name, sample=sample))
-        return
+        return _untrained(batch, beyond[0], len(beyond), batch.laid.where(name, sample=sample))
     if (told := _end_before_padding(batch, trained_N)) is not None:
-        yield _untrained(batch, *told[:2], batch.laid.where(name, at=told[2]))
-        return
+        return _untrained(batch, *told[:2], batch.laid.where(name, at=told[2]))
     if (padded := _padded_with_end(batch, trained_N)) is not None:
-        yield padded
-        return
+        return padded
     if response_N is not None and (stripped := _stopped_at_nothing(batch, response_N)) is not None:
-        yield stripped
-        return
+        return stripped
     if eos is None:
         raise Skip("no end token can be told: no response ends before the longest does, and nothing says which stopped")
+    return None
 
 
 #: Responses that the engine says stopped, before their last tokens tell whether the end is one of them.
@@ -685,20 +638,17 @@ def _stopped_at_nothing(batch: StepBatch, response_N: Array) -> Finding | None:
     stopped_B = np.array([word in ("stop", "eos") for word in words]) & (batch.flat.count(response_N) > 0)
     if stopped_B.sum() < STOPPED or any(after not in (None, batch.pad_id) for after in _after_B(batch)):
         return None
-    last_B = batch.flat.starts_B + _last(batch, response_N)
+    last_B = batch.flat.starts_B + batch.flat.last(response_N)
     ids, counts = np.unique(given(batch.tokens_N)[last_B[stopped_B]], return_counts=True)
     if 2 * counts.max() >= stopped_B.sum() or ids.size <= ENDS:
         return None
-    return finding(
-        "error",
+    return error(
         f"the end token (EOS) is stripped from the responses: {share(int(stopped_B.sum()), len(batch))} stopped by "
         f"themselves, and they end in {ids.size} different tokens: the policy never learns to stop",
         batch.laid.where("input_ids", at=int(last_B[np.flatnonzero(stopped_B)[0]])),
-        evidence=[
-            shown("responses whose finish_reason is stop", int(stopped_B.sum())),
-            shown("tokens that they end in", ids.size, f"<= {ENDS}", f"token ids of {batch.name}"),
-            shown("share of the commonest", float(counts.max() / stopped_B.sum()), ">= 0.5"),
-        ],
+        shown("responses whose finish_reason is stop", int(stopped_B.sum())),
+        shown("tokens that they end in", ids.size, f"<= {ENDS}", f"token ids of {batch.name}"),
+        shown("share of the commonest", float(counts.max() / stopped_B.sum()), ">= 0.5"),
         cause="the engine, or what decodes and encodes its text again, leaves the end token out of the token ids "
         "(skip_special_tokens, a stop token that is not included): append it, with its log-probability",
     )
@@ -739,18 +689,15 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
         return None
     if 2 * np.count_nonzero(sampled) < len(sampled) and _stops_elsewhere(batch, trained_N, len(said)):
         return None  # and the engine says nothing of a token there
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    return finding(
-        "error",
+    name = batch.mask_name
+    return error(
         f"the end token (EOS) is the pad token, {pad}, and is masked out as padding in every response: it is in the "
         "loss of none, and the policy never learns to stop",
         batch.laid.where(name, sample=0),
-        evidence=[
-            shown(f"rows that {pad} follows", len(said)),
-            shown("of them it has a probability over 1/2, by the trainer", len(expected), "none of padding"),
-            shown("its mean log-probability there", float(np.mean(said))),
-            shown(f"tokens {pad} in the loss", 0, "one in each of these rows", name),
-        ],
+        shown(f"rows that {pad} follows", len(said)),
+        shown("of them it has a probability over 1/2, by the trainer", len(expected), "none of padding"),
+        shown("its mean log-probability there", float(np.mean(said))),
+        shown(f"tokens {pad} in the loss", 0, "one in each of these rows", name),
         cause="pad_token_id is eos_token_id, and masks are made of the ids (ids != pad): the end of the response goes "
         "with its padding. Make them of the lengths, or pad with another id",
     )
@@ -760,7 +707,7 @@ def _stops_elsewhere(batch: StepBatch, trained_N: Array, rows: int) -> bool:
     """Whether masks end in a few ids (four times as many rows, and more), as where the engine stops at strings: the end
     token that would follow is not sampled then. The text before an end that was masked out ends in anything.
     """
-    last_B = _last(batch, trained_N)
+    last_B = batch.flat.last(trained_N)
     ends = np.unique(given(batch.tokens_N)[(batch.flat.starts_B + last_B)[last_B >= 0]]).size
     return ends <= ENDS and rows >= 4 * ends
 
@@ -777,7 +724,7 @@ def _end_before_padding(batch: StepBatch, trained_N: Array) -> tuple[int, int, i
     if batch.spine.padding_known:
         return None
     found, rows, first = [], [], 0
-    each = zip(batch.flat.starts_B, batch.flat.lengths_B, _last(batch, trained_N), strict=True)
+    each = zip(batch.flat.starts_B, batch.flat.lengths_B, batch.flat.last(trained_N), strict=True)
     for row, (start, length, last) in enumerate(each):
         tail = tokens_N[start + last + 1 : start + length]
         if last < 0 or tail.size < 2:
@@ -807,14 +754,11 @@ def _ends_before(batch: StepBatch, trained_N: Array, samples: Array, after: int)
 
 
 def _untrained(batch: StepBatch, eos: int, count: int, place: Where) -> Finding:
-    return finding(
-        "error",
+    return error(
         f"the end token (EOS, {eos}) is in {count} responses and in the loss of none: the policy never learns to stop",
         place,
-        evidence=[
-            shown("end tokens in responses", count, None, f"token ids of {batch.name}"),
-            shown("end tokens in the loss", 0, "> 0", "the mask"),
-        ],
+        shown("end tokens in responses", count, None, f"token ids of {batch.name}"),
+        shown("end tokens in the loss", 0, "> 0", "the mask"),
         cause="the mask is shifted by one and ends a token early, or drops the end because pad and end share an id",
     )
 

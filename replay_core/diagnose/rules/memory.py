@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, info, shown
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 #: Logits that take this much of memory are worth knowing of.
@@ -23,31 +21,28 @@ _FP32 = 4
 
 @rule("D36", "logits need much memory", link="memory", scope="batch", needs=("tokens",),
       source="slime#2253 (11.6k x 248k x 4 B = 10.8 GB), maxtext#4409")  # fmt: skip
-def logits(batch: StepBatch) -> Iterator[Finding]:
+def logits(batch: StepBatch) -> Finding | None:
     """T x V x 4 bytes of the largest micro-batch, T its padded token slots and V at least the largest id seen: one
     fp32 copy of the logits; a forward with softmax and backward holds two to three. 4 GiB and more is worth saying
     (info).
     """
     vocabulary = _vocabulary(batch)
     if vocabulary is None:
-        return
+        return None
     slots = 0
     for sheet, _ in batch.columns.sheets:
         for part in sheet.parts:
             slots = max(slots, len(part) * part.width if part.width else int(np.sum(part.lengths)))
     gib = slots * vocabulary * _FP32 / 2**30
     if gib < LARGE_GIB:
-        return
+        return None
     place = batch.laid.where("input_ids", sample=int(batch.flat.lengths_B.argmax()))
-    yield finding(
-        "info",
+    return info(
         f"whole fp32 logits of the largest record take {gib:.1f} GiB, once",
         place,
-        evidence=[
-            shown("token slots", slots),
-            shown("vocabulary, at least", vocabulary, None, "largest token id"),
-            shown("longest sample", int(batch.flat.lengths_B.max())),
-        ],
+        shown("token slots", slots),
+        shown("vocabulary, at least", vocabulary, None, "largest token id"),
+        shown("longest sample", int(batch.flat.lengths_B.max())),
         cause="logits are materialised over the whole vocabulary; two to three copies live at the loss",
         next_step=batch.laid.replay_command(place, "--logits chunked"),
     )
@@ -86,7 +81,7 @@ def gib(text: str, pattern: re.Pattern[str]) -> float | None:
 
 @rule("D36", "out of memory", link="memory", scope="signals", needs=("event:oom|event:oom_host",),
       source="slime#2253; torch's and Ray's own message")  # fmt: skip
-def out_of_memory(log: RunLog) -> Iterator[Finding]:
+def out_of_memory(log: RunLog) -> Finding | None:
     """Reads the allocator's line: what was asked for, free, reserved but unallocated, and the frames above it.
 
     Asked for more than is free while more than that lies reserved but unallocated is fragmentation. Frames that
@@ -112,11 +107,10 @@ def out_of_memory(log: RunLog) -> Iterator[Finding]:
         leak = ", a leak" if log.has("response_length") else ""
         size += f": it grew step by step from {begun:.4g} to {now:.4g} before ({series.name}){leak}"
         cause, next_step = _KEPT, _SNAPSHOT
-    yield finding(
-        "error",
+    return error(
         f"out of {'host' if on_host else 'GPU'} memory{size}",
         one.point.where(),
-        evidence=evidence,
+        *evidence,
         cause=cause,
         next_step=next_step,
         steps=steps_of(each.point for each in told),
@@ -176,7 +170,7 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
 
 @rule("L04", "memory only grows", link="memory", scope="signals", needs=("memory_gb|phase_memory_mb",),
       source="rldbg; SkyRL memory snapshots")  # fmt: skip
-def memory_grows(log: RunLog) -> Iterator[Finding]:
+def memory_grows(log: RunLog) -> Finding | None:
     """A step's peak memory rises over the run (16 steps, p < 0.005), by 20 % from its first third to its last.
 
     A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
@@ -188,7 +182,7 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
     if (grown := _grown(log)) is not None:
         series, begun, now = grown
         longer, known = _is_longer(log, now / begun), log.has("response_length")
-        yield finding(
+        return finding(
             "info" if longer else "warning",
             f"memory grows from {begun:.4g} to {now:.4g} and goes on: {series.name}"
             + (
@@ -199,7 +193,7 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
                 else ""
             ),
             series.last.where(series.name),
-            evidence=[shown(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source)],
+            shown(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source),
             cause=f"longer responses; or {_KEPT}"
             if longer
             else _KEPT
@@ -208,6 +202,7 @@ def memory_grows(log: RunLog) -> Iterator[Finding]:
             next_step=_SNAPSHOT,
             steps=steps_of(series.points[-3:]),
         )
+    return None
 
 
 _KEPT = "something is kept from step to step: tensors with their graph in a list of metrics, a cache"

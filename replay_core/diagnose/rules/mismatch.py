@@ -14,26 +14,21 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.collected import Growth, Misplaced, Partway
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, worst_of
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, cause_of
-from replay_core.diagnose.misplaced import Misplaced
-from replay_core.diagnose.padded import Growth
 from replay_core.diagnose.parting import AGREES, comes_to_rest
-from replay_core.diagnose.partway import Partway
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Nats per token of a policy that hardly samples.
 SURE = 0.05
-
-
 #: Of two tokens that have nothing to do with each other, log-probabilities are apart by that much, nats.
 OTHER_TOKENS = 1.0
 
@@ -196,15 +191,13 @@ def _disagreement(batch: StepBatch, between: Gap) -> tuple[Finding, MismatchCaus
         "info" if mild else "error" if between.mean > BADLY else "warning",
         f"engine and trainer disagree by {between.mean:.3g} {_PER_TOKEN}" + (f": {short}" if short else ""),
         place,
-        evidence=[
-            *figures_of(between),
-            shown("99th percentile of |d|", between.p99),
-            shown("mean e^|d|", between.multiplier, "<= 1.05"),
-            shown("k3(rollout, trainer)", between.k3, "<= 1e-3"),
-            shown("correlation at lag 0", between.correlation),
-            shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
-            *why.figures,
-        ],
+        *figures_of(between),
+        shown("99th percentile of |d|", between.p99),
+        shown("mean e^|d|", between.multiplier, "<= 1.05"),
+        shown("k3(rollout, trainer)", between.k3, "<= 1e-3"),
+        shown("correlation at lag 0", between.correlation),
+        shown("slope of rollout on trainer", between.slope, "0.9 to 1.1"),
+        *why.figures,
         cause=why.sentence,
         next_step=batch.laid.mismatch_command(),
     )
@@ -228,16 +221,10 @@ def _is_usual(between: Gap, short: str) -> bool:
 
 #: Both sides of a mixture of experts in bf16 that is healthy rise and fall together by more.
 ALIKE = 0.95
-
-
 #: Where a mismatch is rounding, what the first step has, whose weights the engine was started with; and what one update
 #: does not come to (nats, probability, k3).
 _OF_AN_UPDATE = {"logprob_diff": (0.01, OLDEST), "prob_diff": (0.003, 0.1), "rollout_k3": (5e-4, 0.1)}
-
-
 _LATE = " after the first step, which has none, and comes to rest: samples are an update old, or more"
-
-
 _LATE_CAUSE = (
     "right of an asynchronous run, whose samples are of weights before the last update; of a synchronous one the "
     "weights reach the engine a step late. Importance weights (truncated, TIS) set it right"
@@ -259,7 +246,7 @@ def _is_one_update(values: list[float], rounding: float, most: float) -> bool:
     return bool(np.median(later[half:]) <= 1.2 * np.median(later[: max(half, 2)])) and not trends.rises(later)
 
 
-def _leaps(log: RunLog) -> Iterator[Finding]:
+def _leaps(log: RunLog) -> Finding | None:
     """The mismatch past its error limit, and 5 times all before it (2 steps and more), in 2 steps in a row."""
     for signal in ("logprob_diff", "rollout_k3", "prob_diff"):
         series = log.get(signal)
@@ -270,19 +257,19 @@ def _leaps(log: RunLog) -> Iterator[Finding]:
             if series is None or now <= limit or now <= JUMP * max(before, 1e-12):
                 continue
             bad = [point for point in points[at:] if point.value > limit]
-            yield finding(
+            return finding(
                 "error" if bad[-1] is points[-1] else "warning",
                 f"engine and trainer disagree from step {points[at].step} on: {series.name} leaps to "
                 f"{points[at].value:.3g}, at most {before:.3g} before",
                 points[at].where(series.name),
-                evidence=[series.shown_at(points[at], f"< {limit:g}"), shown("largest before", before),
-                          shown("steps past the limit", len(bad))],
+                series.shown_at(points[at], f"< {limit:g}"), shown("largest before", before),
+                shown("steps past the limit", len(bad)),
                 cause="from one step to the next the two have other weights: a checkpoint was loaded or resumed and "
                 "the engine was not synchronised, a synchronisation failed, or the trainer's precision changed",
                 next_step=TOLD_APART,
                 steps=steps_of(bad),
             )  # fmt: skip
-            return
+    return None
 
 
 def _is_sure(log: RunLog) -> bool:
@@ -297,7 +284,7 @@ def _is_sure(log: RunLog) -> bool:
 
 @rule("D09", "engine and trainer disagree", link="logprobs", scope="signals", needs=("|".join(LIMITS),),
       source="NeMo-RL docs; slime and miles CI; verl-omni#637")  # fmt: skip
-def mismatch(log: RunLog) -> Iterator[Finding]:
+def mismatch(log: RunLog) -> Finding | None:
     """Level (median of the last 10 steps) of what is logged of d = logp_trainer - logp_rollout.
 
     mean|d| over 0.03 (0.1 an error), mean e^|d| over 1.05 (1.2), k3 over 1e-3 (0.1), mean difference of the
@@ -314,8 +301,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         if limit.is_past(now, limit.warning) and not (signal == "prob_pearson" and _is_sure(log))
     ]
     if not bad:
-        yield from _leaps(log)
-        return
+        return _leaps(log)
     if log.algorithm.is_off_policy or any(batch.has("is_weights") for batch in log.samples()):
         raise Skip("the run states that its samples are of older weights on purpose: a mismatch is part of it")
     limit, series, now = next((one for one in bad if one[0].is_past(one[2], one[0].error)), bad[0])
@@ -324,7 +310,7 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
     usual = late or (now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z)
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     cut = not late and _is_of_truncation(log)
-    yield finding(
+    return finding(
         "info" if usual else "error" if limit.is_past(now, limit.error) else "warning",
         f"engine and trainer disagree: {series.name} is {now:.3g}"
         + (
@@ -334,8 +320,8 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
             if late
             else _steady(series, limit) or _grown(series, limit)
         ),
-        past[0].where(series.name),
-        evidence=[series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}")],
+        series.of(past),
+        series.shown(now, f"{'<' if limit.side > 0 else '>'} {limit.warning:g}"),
         cause="the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
         "they are never less, and up to -log(top_p) more. Take raw log-probabilities, or sample with top_p 1, no top_k"
         if cut
@@ -353,7 +339,6 @@ def mismatch(log: RunLog) -> Iterator[Finding]:
         "that were not synced, a chat template, packing, tokens in the loss mask that no engine sampled such as "
         "padding, prompt or tool output: the log has one number for all of them",
         next_step=TOLD_APART,
-        steps=steps_of(past),
     )
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay_core.diagnose.finding import SEVERITIES, Finding
+from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.diagnose.stating import finding, shown
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -130,9 +129,8 @@ _TABLE: tuple[_Notice, ...] = (
         "optimizer.step(), then lr_scheduler.step()",
     ),
     _Notice(
-        regex(r"NCCL WARN NET/"), "warning", "time", "NCCL warns of its network", "a link or interface that fails "
-            "or is not "
-        "usable", "NCCL_DEBUG=INFO; ibstat; NCCL_SOCKET_IFNAME=IFACE",
+        regex(r"NCCL WARN NET/"), "warning", "time", "NCCL warns of its network", "a link or interface that fails or "
+            "is not usable", "NCCL_DEBUG=INFO; ibstat; NCCL_SOCKET_IFNAME=IFACE",
     ),
     _Notice(
         regex(r"OVERFLOW! (?:Rank|Skipping)"), "warning", "gradient",
@@ -183,12 +181,9 @@ _TABLE: tuple[_Notice, ...] = (
         "count how often, and leave such samples out of the loss; call it by hand on one of them", fewest=2,
     ),
 )  # fmt: skip
-
-
 #: An engine's account of itself with one request running and none waiting, and no prompt that comes in.
-_ALONE = regex(r"Avg prompt throughput: 0\.0 tokens/s.*Running: 1 reqs?, "
-               r"(?:Swapped: 0 reqs, )?(?:Pending|Waiting): 0 reqs"
-               r"|#running-req: 1,(?!.*#queue-req: [1-9])")  # fmt: skip
+_ALONE = regex(r"Avg prompt throughput: 0\.0 tokens/s.*Running: 1 reqs?, (?:Swapped: 0 reqs, )?(?:Pending|Waiting): 0 "
+               r"reqs|#running-req: 1,(?!.*#queue-req: [1-9])")  # fmt: skip
 _ENGINE = regex(r"Engine (\d+)|\b(?:pid=|DP|TP)(\d+)")
 _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
 #: Seconds that one request generates alone before the batch is told to wait for it; and lines of it.
@@ -218,15 +213,12 @@ def _long_tail(log: RunLog) -> Iterator[Finding]:
     lines, waited = _alone(log)
     if waited < LONG:
         return
-    yield finding(
-        "warning",
+    yield warning(
         f"one request generates alone for {waited / 60:.3g} minutes: the batch waits for its longest response",
         lines[0].point.where(),
+        shown("line", lines[-1].text.splitlines()[0][:200], None, f"line {lines[-1].point.line}"),
+        shown("seconds with one request running", waited, f"< {LONG}"),
         link="time",
-        evidence=[
-            shown("line", lines[-1].text.splitlines()[0][:200], None, f"line {lines[-1].point.line}"),
-            shown("seconds with one request running", waited, f"< {LONG}"),
-        ],
         cause="the long tail of synchronous generation: all other responses have ended, and the GPUs idle until the "
         "longest has (it may never end by itself, and run to the limit of tokens)",
         next_step="look whether it ends or loops; a smaller limit of tokens, partial or asynchronous rollouts",
@@ -273,11 +265,9 @@ def noticed(log: RunLog) -> Iterator[Finding]:
             if lost
             else known.claim,
             lines[0].point.where(),
+            shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
+            shown("lines that say so", len(lines), "0", "log"),
             link=known.link,
-            evidence=[
-                shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
-                shown("lines that say so", len(lines), "0", "log"),
-            ],
             cause=known.cause,
             next_step=known.next_step,
             steps=steps_of(told.point for told in lines),

@@ -12,15 +12,14 @@ from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.broken import LOSSES, first_broken
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FOLLOWED
 from replay_core.diagnose.log_steps import steps_told
 from replay_core.diagnose.places import places_of
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE, ORDER
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
 from replay_core.records import Record, TensorRef
@@ -65,7 +64,7 @@ class _Bad:
       explains=("D20", "D01", "D03", "D57", "D04", "D06", "D09", "D14", "D18", "D24", "D28", "D23", "D25",
                "D26", "D21", "D46", "L02", "L06"), lasts=True,
       source="verl#1197 #2626; miles and TRL hide them (nan_to_num, ratio 1), prime-rl writes null")  # fmt: skip
-def not_finite(case: Case) -> Iterator[Finding]:
+def not_finite(case: Case) -> Finding | None:
     """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses,
     gradients, norm, parameters): the first NaN or infinity on a token that counts is an error and is where to
     look; later ones follow from it. One only outside the mask is worth saying (info). Sentinels a framework writes
@@ -82,23 +81,23 @@ def not_finite(case: Case) -> Iterator[Finding]:
         looked = looked or _has_numbers(record)
         bad += _in_record(record, number, placed)
         record.release()
-    if not looked:
-        raise Skip("there is no floating number in it")
+    skip_if(not looked, "there is no floating number in it")
     counting = sorted((one for one in bad if one.counts), key=lambda one: one.order)
     if counting:
-        yield _first(counting, steps)
+        return _first(counting, steps)
     elif bad:
         first = min(bad, key=lambda one: one.order)
         of_reward = first.name.startswith("reward")
-        yield finding(
-            "info",
+        return info(
             f"{first.name} is not finite" + (" for some samples" if of_reward else ", on tokens that do not count"),
             first.where,
-            evidence=[shown("NaN", first.nan), shown("infinite", first.inf)],
+            shown("NaN", first.nan),
+            shown("infinite", first.inf),
             cause="a reward function that is not meant for a sample says so (None); what sums them has to leave it out"
             if of_reward
             else "values outside the mask are never used; a product with the mask would still keep NaN x 0 = NaN",
         )
+    return None
 
 
 #: The link of the chain that a phase of the computation belongs to.
@@ -117,19 +116,16 @@ def _first(counting: list[_Bad], steps: list[int]) -> Finding:
     phase = meaning(canonical(first.name)).phase
     what = "NaN" if first.nan and not first.inf else "infinite" if first.inf and not first.nan else "NaN and infinite"
     later = list(dict.fromkeys(one.name for one in counting[1:] if one.name != first.name))
-    stated = finding(
-        "error",
+    stated = error(
         f"{first.name} is the first tensor that is not finite ({what}), at step {first.where.step}"
         + (f", and the weights stay finite: no update since is made, in {skipped} steps" if skipped else "")
         if first.where.step is not None
         else f"{first.name} is the first tensor that is not finite ({what})",
         first.where,
-        evidence=[
-            shown("NaN", first.nan, "0", first.where.path),
-            shown("infinite", first.inf, "0"),
-            *([] if first.holders is None else [shown("samples that hold them", share(*first.holders), "none")]),
-            *([shown("not finite after it", ", ".join(later[:6]))] if later else []),
-        ],
+        shown("NaN", first.nan, "0", first.where.path),
+        shown("infinite", first.inf, "0"),
+        *([] if first.holders is None else [shown("samples that hold them", share(*first.holders), "none")]),
+        *([shown("not finite after it", ", ".join(later[:6]))] if later else []),
         cause=first.cause
         + (
             ". Updates with such gradients are skipped (by a loss scaler, or a check of the norm): nothing is learnt"
@@ -263,8 +259,6 @@ _LOG_CAUSES = {
     "this kind in the batch: 0/0), or logits that are not finite",
     "pair_reward": "no response of this kind in the batch (0/0), or a log-probability that is not finite",
 }
-
-
 #: What a forward of the policy gives: not finite, its weights are not.
 _FORWARDS = ("kl", "entropy", "logprob_diff", "prob_diff", "policy_kl", "ratio_mean", "rollout_k3", "rollout_k1")
 
@@ -277,7 +271,7 @@ def _writes_nothing(log: RunLog, steps: list[int]) -> bool:
 @rule("D21", "a metric is not a number", link="loss", scope="signals", needs=("|".join(ORDER),),
       explains=("D01", "D02", "D03", "D20", "D22", "D23", "D25", "L01", "L08", "L09", "L17", "L18"),
       source="verl#1197, #2626, #721; UniRL#110")  # fmt: skip
-def first_metric(log: RunLog) -> Iterator[Finding]:
+def first_metric(log: RunLog) -> Finding | None:
     """The first NaN or Inf by step, within the step by order of computation: what is broken first is the cause.
 
     NaN in the spread of rewards is a group of one (D06); a finite loss whose gradient is NaN at every step is D22. A
@@ -285,16 +279,16 @@ def first_metric(log: RunLog) -> Iterator[Finding]:
     """
     broken = first_broken(log)
     if broken is None or broken.is_spread or broken.is_gradient_alone:
-        return
+        return None
     series, point, steps = broken.series, broken.point, broken.steps
     signal = series.signal
     if signal != "grad_norm":
-        yield finding(
-            "error",
+        return error(
             ("engine and trainer do not rise and fall together: " if signal == "prob_pearson" else "")
             + f"{series.name} is the first metric that is not finite"
             + (f", at step {point.step}" if point.step is not None else ""),
             point.where(series.name),
+            *broken.evidence,
             # Weights that are not finite write nothing that is rewarded: what that looks like comes after them.
             link="dump"
             if signal in _FORWARDS and _writes_nothing(log, steps)
@@ -303,23 +297,21 @@ def first_metric(log: RunLog) -> Iterator[Finding]:
             else "rewards"
             if signal in ("reward", "reward_function")
             else "logprobs",
-            evidence=broken.evidence,
             cause=_LOG_CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
             next_step="record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names "
             "the first tensor; rldbg replay rldbg-dump --backward repeats the micro-batch",
             steps=steps,
         )
-        return
     after = [p.value for p in series.points if p.step is not None and steps and p.step > steps[0]]
     recovered = bool(after) and all(map(math.isfinite, after))
-    yield finding(
+    return finding(
         "warning" if recovered else "error",
         "grad_norm is not finite once, and the run goes on"
         if recovered
         else "the gradient is the first thing that is not finite: the forward pass is",
         point.where(series.name),
+        *broken.evidence,
         link="gradient",
-        evidence=broken.evidence,
         cause="an overflow in the backward pass; the step was skipped (loss scaler, or a guard of the trainer)"
         if recovered
         else "forward finite, backward not: an overflow or 0/0 whose value is masked but whose gradient is not "
@@ -331,21 +323,21 @@ def first_metric(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("L03", "the log holds no number", link="dump", scope="signals", explains=("D21", "D22"), source="rldbg")
-def no_numbers(log: RunLog) -> Iterator[Finding]:
+def no_numbers(log: RunLog) -> Finding | None:
     """Every training metric of the run is NaN or Inf: nothing further can be judged, and no cause is invented."""
     training = [s for s in log.signals() if s.signal not in MACHINE and s.signal != "learning_rate" and s.points]
-    if not training:
-        raise Skip("the run has no training metric that is known")
+    skip_if(not training, "the run has no training metric that is known")
     if not any(series.finite for series in training):
         first = training[0].points[0]
-        yield finding(
-            "error",
+        return error(
             "no training metric is a finite number, from the first logged step on",
             first.where(training[0].name),
-            evidence=[shown("metrics", len(training), None, "log"), training[0].shown_at(first)],
+            shown("metrics", len(training), None, "log"),
+            training[0].shown_at(first),
             cause="the weights or the data were not finite before the first step that is logged",
             next_step="record the run from its first step: rldbg record -- YOUR COMMAND",
         )
+    return None
 
 
 #: Tokens before a grid is no chance.
@@ -355,7 +347,7 @@ ON_GRID = 32
 @rule("D69", "log-probabilities are rounded to 16 bits", link="logprobs", scope="batch",
       needs=("policy_logprobs|old_logprobs",), explains=("D09", "D14", "D28", "D35"), lasts=True,
       source="log-softmax in bf16 leaves 3 digits: frameworks cast logits to float32 before it")  # fmt: skip
-def on_a_grid(batch: StepBatch) -> Iterator[Finding]:
+def on_a_grid(batch: StepBatch) -> Finding | None:
     """Log-probabilities of the trainer, stored in float32, of which every one that counts (32 and more) is a number of
     bfloat16 or float16: a warning. They were computed in it, whatever they were stored in.
     """
@@ -374,15 +366,14 @@ def on_a_grid(batch: StepBatch) -> Iterator[Finding]:
         # What is printed with few decimals is no such grid.
         if coarse or half:
             kind = "bfloat16" if coarse else "float16"
-            yield finding(
-                "warning",
+            return warning(
                 f"log-probabilities are rounded to {kind}, and stored in float32",
                 batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
-                evidence=[shown(f"tokens whose value is a number of {kind}", len(values), "few", column.source)],
+                shown(f"tokens whose value is a number of {kind}", len(values), "few", column.source),
                 cause=f"logits or log-softmax are taken in {kind}: ratios, KL and the gap to the engine carry its "
                 "precision; cast logits to float32 before log-softmax",
             )
-            return
+    return None
 
 
 #: Steps of logits that no precision of 16 bits has at the sizes of logits, the coarsest first; pairs that tell, and
@@ -395,14 +386,13 @@ PAIRS, OFF_GRID = 24, 4e-3
       needs=("policy_logprobs|old_logprobs|rollout_logprobs", "tokens", "response"),
       explains=("D09", "D10", "D14", "D23", "D24", "D28", "L08"),
       source="between two tokens after one prefix log-probabilities differ as their logits do")  # fmt: skip
-def logits_on_a_grid(batch: StepBatch) -> Iterator[Finding]:
+def logits_on_a_grid(batch: StepBatch) -> Finding | None:
     """Log-probabilities of different tokens after one and the same prefix differ as their logits do: an error where all
     such differences (24 and more, 3 different ones) are whole multiples of .25 and more, to .004. bf16 has steps of .06
     for logits of 8 to 16.
     """
     pairs = _after_one_prefix(batch)
-    if len(pairs) < PAIRS:
-        raise Skip(f"needs {PAIRS} pairs of different tokens after one prefix")
+    skip_if(len(pairs) < PAIRS, f"needs {PAIRS} pairs of different tokens after one prefix")
     at_a, at_b = pairs.T
     for name, whose in (("policy_logprobs", "trainer"), ("old_logprobs", "trainer"), ("rollout_logprobs", "engine")):
         column = batch.columns.of(name)
@@ -417,17 +407,16 @@ def logits_on_a_grid(batch: StepBatch) -> Iterator[Finding]:
             whole = apart / step
             off = float(np.abs(whole - np.rint(whole)).max())
             if off <= OFF_GRID and np.unique(np.rint(np.abs(whole))).size >= 3:
-                yield finding(
-                    "error",
+                return error(
                     f"the {whose}'s logits are rounded to steps of {step:g}: after one prefix the log-probabilities of "
                     "any two tokens differ by whole multiples of it",
                     batch.laid.where(name, at=int(at_a[0])),
-                    evidence=[shown("pairs of tokens after one prefix", len(apart), None, column.source),
-                              shown("largest distance from a whole multiple", off, "about 0.25")],
+                    shown("pairs of tokens after one prefix", len(apart), None, column.source),
+                    shown("largest distance from a whole multiple", off, "about 0.25"),
                     cause="logits are quantised (fp8, int8, a rounding) before log-softmax: precision is lost, engine "
                     "and trainer disagree, and no gradient passes through a rounding",
-                )  # fmt: skip
-                return
+                )
+    return None
 
 
 def _after_one_prefix(batch: StepBatch) -> Array:

@@ -10,16 +10,15 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import STOOD, before_any_update_N
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.rules.summed import ESTIMATORS
 from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.diagnose.surrogates import CLOSE, Logged, Surrogate, logged_of, surrogates
-from replay_core.objectives import kl
 
 #: Tokens that must say something, and |log ratio| from which two directions are told apart.
 FEWEST, MOVED = 8, 1e-3
@@ -31,7 +30,7 @@ SAME = 1e-6
       explains=("D28", "L08", "L10", "D24", "D25", "D09", "D20", "L09", "L16"), lasts=True,
       source="arXiv 1707.06347 equation 7; 2503.14476 (two ranges), 1912.09729 (dual clip), 2507.18071, "
       "2506.13585")  # fmt: skip
-def policy_loss_made(case: Case) -> Iterator[Finding]:
+def policy_loss_made(case: Case) -> Finding | None:
     """Makes the logged policy loss of every micro-batch from advantages, ratios and importance weights, as every known
     algorithm does and as mistakes do: the ratio upside down, squared, its logarithm, summed over a sequence, to the
     rollout; the smaller of clipped and unclipped loss, the clipped one alone, one bound alone, bounds swapped or around
@@ -65,33 +64,28 @@ def policy_loss_made(case: Case) -> Iterator[Finding]:
             wrong[mistake] += 1
             causes[mistake] = one
             steps.setdefault(mistake, []).extend([] if batch.step is None else [batch.step])
-    if not looked:
-        raise Skip("needs logged losses of 3 micro-batches, their advantages and ratios")
+    skip_if(not looked, "needs logged losses of 3 micro-batches, their advantages and ratios")
     # A step of few clipped tokens fits another range by chance: what makes the losses of more steps goes first.
     if unlike and 2 * len(unlike) >= fine and len(unlike) >= max(wrong.values(), default=0):
         batch, one = unlike[0]
-        yield from _another_range(batch, one, unlike)
-        return
+        return _another_range(batch, one, unlike)
     if not wrong:
-        if not fine:
-            raise Skip("no known way makes the logged losses: other terms are in them")
-        return
+        skip_if(not fine, "no known way makes the logged losses: other terms are in them")
+        return None
     mistake, count = wrong.most_common(1)[0]
     if count < min(2, looked) or 3 * count < 2 * (looked - fine):
-        return  # some steps of several: chance, of so many ways, beside one that is not known
+        return None  # some steps of several: chance, of so many ways, beside one that is not known
     # A step whose ratios are all 1 agrees with every way to make it.
     assert first is not None
     severity = causes[mistake].severity(first.laid.algorithm)
-    yield finding(
+    return finding(
         severity,
         f"the policy loss is made {'wrongly' if severity == 'error' else 'otherwise'}: {mistake}",
         first.laid.where("advantages", sample=0),
+        shown("steps whose losses it makes", share(count, looked)),
+        shown("steps whose losses a right way makes", fine),
+        shown("agree to", CLOSE),
         link=causes[mistake].link,
-        evidence=[
-            shown("steps whose losses it makes", share(count, looked)),
-            shown("steps whose losses a right way makes", fine),
-            shown("agree to", CLOSE),
-        ],
         cause=causes[mistake].cause,
         steps=steps[mistake],
     )
@@ -119,21 +113,20 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
     return not any(logged.fits(one.values_N, loose=10.0) for one in every)
 
 
-def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Iterator[Finding]:
+def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Finding | None:
     stated = given(batch.laid.algorithm.clip_range)
     how = "not clipped" if one.clip is None else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
-    yield finding(
-        "error",
+    return error(
         f"the policy loss is {how}, and the run states {stated[0]:g}"
         + (f" and {stated[1]:g}" if stated[1] != stated[0] else ""),
         batch.laid.where("advantages", sample=0),
+        shown("steps whose losses it makes, and the stated range does not", len(every)),
+        shown("agree to", CLOSE),
         link="ratio",
-        evidence=[shown("steps whose losses it makes, and the stated range does not", len(every)),
-                  shown("agree to", CLOSE)],
         cause="the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
         "averaged",
-        steps=[each.step for each, _ in every if each.step is not None],
-    )  # fmt: skip
+        steps=[each.step for each, _ in every],
+    )
 
 
 def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
@@ -152,7 +145,7 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
       needs=("is_ratio", "policy_logprobs", "old_logprobs"),
       explains=("D14", "D24", "D28", "L08", "L10", "D09", "L16"), lasts=True,
       source="arXiv 1707.06347: the new policy stands above the old one")  # fmt: skip
-def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
+def ratio_upside_down(batch: StepBatch) -> Finding | None:
     """The recorded ratio beside exp(policy - old): an error where it is its inverse on 99 % of the tokens that moved
     (|log ratio| > 1e-3, 8 and more), or where GSPO is stated and it is e to the sum of a response's log ratios.
     """
@@ -161,8 +154,7 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
     known_N = known_N & recorded.said_N & np.isfinite(recorded.values_N) & (recorded.values_N > 0)
     logs_N = np.log(np.where(known_N, ratio_N, 1.0))
     moved_N = known_N & (np.abs(logs_N) > MOVED)
-    if moved_N.sum() < FEWEST:
-        raise Skip("the ratio has not moved from 1")
+    skip_if(moved_N.sum() < FEWEST, "the ratio has not moved from 1")
     told_N = np.log(np.where(known_N, recorded.values_N, 1.0))
 
     def agree(expected_N: Array) -> float:
@@ -173,27 +165,26 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
     summed = agree(np.repeat(batch.flat.sum(np.where(known_N, logs_N, 0.0)), batch.flat.lengths_B))
     mean_N = np.repeat(np.nan_to_num(batch.flat.mean(np.where(known_N, logs_N, 0.0), known_N)), batch.flat.lengths_B)
     if max(right, agree(mean_N)) >= 0.5 or max(inverse, summed) < 0.99:
-        return
+        return None
     evidence = [
         shown("tokens that agree with the mistake", max(inverse, summed), None, recorded.source),
         shown("with exp(policy - old)", right, "1", source),
     ]
     if inverse >= summed:
-        yield finding(
-            "error",
+        return error(
             "the policy loss is made wrongly: the recorded ratio is upside down, old over new",
             batch.laid.where("is_ratio", sample=0),
-            evidence=evidence,
+            *evidence,
             cause="exp(old - new) stands for exp(new - old): an update that raises a token's probability lowers it",
         )
     else:
         meant = not batch.laid.algorithm.is_by_sequence
-        yield finding(
+        return finding(
             "info" if meant else "error",
             f"the policy loss is made {'otherwise' if meant else 'wrongly'}: a sequence's ratio is e to the sum of its "
             "log ratios, not to their mean: it is not normalised by length",
             batch.laid.where("is_ratio", sample=0),
-            evidence=evidence,
+            *evidence,
             cause="GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios; RLOO takes "
             "the whole response's",
         )
@@ -202,7 +193,7 @@ def ratio_upside_down(batch: StepBatch) -> Iterator[Finding]:
 @rule("D59", "importance weights are not trainer over rollout", link="ratio", scope="batch",
       needs=("is_weights", "rollout_logprobs", "trainer_logprobs"), explains=("D09", "D12", "D24", "L08", "L10"),
       lasts=True, source="verl rollout correction, TIS: trainer over rollout, cut off above")  # fmt: skip
-def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
+def weights_upside_down(batch: StepBatch) -> Finding | None:
     """The recorded importance weights beside exp(trainer - rollout), each cut off at the largest weight, by token and
     by sequence: an error where they are exp(rollout - trainer) on 95 % of tokens that differ by 1e-3 and more
     (8 and more), and trainer over rollout on less than half of them; or where they are its square, its logarithm, the
@@ -236,73 +227,64 @@ def weights_upside_down(batch: StepBatch) -> Iterator[Finding]:
         best_wrong = max(best_wrong, *map(agree, (-d_N, -sums_N, -means_N)))
         squared = max(squared, *map(agree, (2 * d_N, 2 * sums_N, 2 * means_N)))
         ones = max(ones, float((weights.values_N[told_N] == 1).mean()))
-    if not count:
-        raise Skip("rollout and trainer hardly differ: every weight is 1")
+    skip_if(not count, "rollout and trainer hardly differ: every weight is 1")
     if best_right < 0.5 and (unlike := _other_weights(batch, weights, rollout)) is not None:
         what, cause, share_ = unlike
-        yield finding(
-            "error",
+        return error(
             f"importance weights are not trainer over rollout: {what}",
             batch.laid.where("is_weights", sample=0),
-            evidence=[shown("tokens that agree with the mistake", share_, "0", weights.source),
-                      shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count)],
+            shown("tokens that agree with the mistake", share_, "0", weights.source),
+            shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count),
             cause=cause,
         )  # fmt: skip
-        return
     stated = batch.laid.algorithm.weight_cap
     if stated is not None and cap > stated * (1 + 1e-3) and floor >= stated * (1 - 1e-3):
-        yield finding(
-            "error",
+        return error(
             f"importance weights are cut off from below: none is below {floor:.4g}, their stated cap",
             batch.laid.where("is_weights", sample=0),
-            evidence=[shown("least weight", floor, f"<= {stated:g}", weights.source), shown("largest weight", cap)],
+            shown("least weight", floor, f"<= {stated:g}", weights.source),
+            shown("largest weight", cap),
             cause="the cap is applied as a floor: max, or clamp(min=), where min, or clamp(max=), is meant",
         )
-        return
     if stated is not None and (over_N := weights.said_N & (weights.values_N > stated * (1 + 1e-3))).any():
         heard_N = weights.said_N & np.isfinite(weights.values_N)
-        yield finding(
-            "error",
+        return error(
             f"importance weights are not cut off: they come to {float(weights.values_N[heard_N].max()):.4g}, and the "
             f"run states a cap of {stated:g}",
             batch.laid.where("is_weights", at=int(np.flatnonzero(over_N)[0])),
-            evidence=[shown("largest weight", float(weights.values_N[heard_N].max()), f"<= {stated:g}", weights.source),
-                      shown("weights over the cap", int(over_N.sum()), "0")],
+            shown("largest weight", float(weights.values_N[heard_N].max()), f"<= {stated:g}", weights.source),
+            shown("weights over the cap", int(over_N.sum()), "0"),
             cause="the truncation (clamp, max) is missing, or another threshold reaches it",
-        )  # fmt: skip
-        return
+        )
     if best_wrong >= 0.95 and best_right < 0.5:
-        yield finding(
-            "error",
+        return error(
             "importance weights are upside down: they are rollout over trainer, not trainer over rollout",
             batch.laid.where("is_weights", sample=0),
-            evidence=[
-                shown("tokens that agree with exp(rollout - trainer)", best_wrong, "0", weights.source),
-                shown("with exp(trainer - rollout)", best_right, "1"),
-                shown("tokens compared", count),
-            ],
+            shown("tokens that agree with exp(rollout - trainer)", best_wrong, "0", weights.source),
+            shown("with exp(trainer - rollout)", best_right, "1"),
+            shown("tokens compared", count),
             cause="the difference of log-probabilities is taken the wrong way round: tokens that the engine found too "
             "probable are weighted up, not down",
         )
     elif best_right < 0.5 and squared >= 0.95:
-        yield finding(
-            "error",
+        return error(
             "importance weights are applied twice: they are the square of trainer over rollout",
             batch.laid.where("is_weights", sample=0),
-            evidence=[shown("tokens that agree with the square", squared, "0", weights.source),
-                      shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count)],
+            shown("tokens that agree with the square", squared, "0", weights.source),
+            shown("with exp(trainer - rollout)", best_right, "1"), shown("tokens compared", count),
             cause="the correction is multiplied in at two places, or the log ratio is doubled",
         )  # fmt: skip
     elif ones == 1 and count >= FEWEST:
         # Weights that are a mask alone (MIS, IcePop) are 1 wherever nothing is far off.
-        yield finding(
+        return finding(
             "error" if batch.laid.algorithm.is_weighed is True else "warning",
             "importance weights are 1 on every token although rollout and trainer differ: they correct nothing",
             batch.laid.where("is_weights", sample=0),
-            evidence=[shown("tokens whose weight is exactly 1", ones, "0", weights.source),
-                      shown("tokens compared that differ", count)],
+            shown("tokens whose weight is exactly 1", ones, "0", weights.source),
+            shown("tokens compared that differ", count),
             cause="the weights are made of the trainer's own log-probabilities, or never computed",
-        )  # fmt: skip
+        )
+    return None
 
 
 def _is_policy_ratio(batch: StepBatch, weights: Column) -> bool:
@@ -364,14 +346,13 @@ def _of_the_reference(batch: StepBatch, policy: Column) -> Finding | None:
     apart = np.abs(old.values_N - ref.values_N)[both_N]
     if both_N.sum() < FEWEST or moved_N.sum() < FEWEST or 2 * moved_N.sum() < first_N.sum() or apart.max() > SAME:
         return None
-    return finding(
-        "error",
+    return error(
         "old log-probabilities are the reference's: the ratio is taken to the reference, not to the policy that "
         "sampled",
         batch.laid.where("old_logprobs", at=int(np.flatnonzero(moved_N)[0])),
-        evidence=[shown("largest |old - ref|", float(apart.max()), "> 0 once the policy has moved", old.source),
-                  shown("mean |policy - old| before any update",
-                        float(np.abs(policy.values_N - old.values_N)[first_N].mean()), "0")],
+        shown("largest |old - ref|", float(apart.max()), "> 0 once the policy has moved", old.source),
+        shown("mean |policy - old| before any update",
+        float(np.abs(policy.values_N - old.values_N)[first_N].mean()), "0"),
         cause="the reference's forward fills both tensors (an adapter that is switched off, one name for two tensors): "
         "what is clipped is the distance to the reference",
     )  # fmt: skip
@@ -381,7 +362,7 @@ def _of_the_reference(batch: StepBatch, policy: Column) -> Finding | None:
       needs=("old_logprobs", "policy_logprobs"), lasts=True,
       explains=("D09", "D14", "D24", "D35", "L10", "L16", "L08"),
       source="old log-probabilities are taken once per batch, before its first update (PPO)")  # fmt: skip
-def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
+def not_of_the_batch(batch: StepBatch) -> Finding | None:
     """Old log-probabilities that a micro-batch was given, beside those recorded for the whole batch before its updates.
     An error where they are the current policy's own (to 1e-6) on tokens whose recorded ones differ by 1e-3 and more:
     the ratio is then always 1. An error where they are the reference's on every token, and the policy's before any
@@ -391,12 +372,11 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
     """
     given_each = list(batch.columns.every("old_logprobs"))
     policy = given(batch.columns.of("policy_logprobs"))
-    again = _taken_again(batch, policy) or _taken_late(batch, policy) or _of_the_reference(batch, policy)
-    if again is not None:
-        yield again
-        return
-    if len(given_each) < 2:
-        raise Skip("old log-probabilities are recorded once")
+    if (
+        again := _taken_again(batch, policy) or _taken_late(batch, policy) or _of_the_reference(batch, policy)
+    ) is not None:
+        return again
+    skip_if(len(given_each) < 2, "old log-probabilities are recorded once")
     here = next((one for one in given_each if one.source.split(" of ")[-1] == policy.source.split(" of ")[-1]), None)
     whole = next((one for one in given_each if one is not here), None)
     if here is None or whole is None:
@@ -404,34 +384,30 @@ def not_of_the_batch(batch: StepBatch) -> Iterator[Finding]:
     both_N = batch.pair(here, whole) & policy.said_N & np.isfinite(policy.values_N)
     apart_N = both_N & (np.abs(here.values_N - whole.values_N) > MOVED)
     if apart_N.sum() < FEWEST:
-        return
+        return None
     place = batch.laid.where("old_logprobs", at=int(np.flatnonzero(apart_N)[0]))
     refreshed = float((np.abs(here.values_N - policy.values_N)[apart_N] <= 1e-6).mean())
     if refreshed > 0.95:
-        yield finding(
-            "error",
+        return error(
             "old log-probabilities are refreshed in every mini-batch: they are the current policy's own, so the ratio "
             "is always 1 and clipping never acts",
             place,
-            evidence=[
-                shown("tokens whose old log-probability is the policy's", refreshed, "0", here.source),
-                shown("tokens that differ from the batch's own", int(apart_N.sum()), "0", whole.source),
-            ],
+            shown("tokens whose old log-probability is the policy's", refreshed, "0", here.source),
+            shown("tokens that differ from the batch's own", int(apart_N.sum()), "0", whole.source),
             cause="they are recomputed (or taken as log_probs.detach()) inside the loop over epochs and mini-batches; "
             "they must be taken once, before the first update",
         )
-        return
     other = _other_rows(batch, here.values_N, whole.values_N, both_N, apart_N)
     if other is not None:
-        yield finding(
-            "error",
+        return error(
             f"old log-probabilities belong to other samples in {share(*other)} rows that differ: rows are shuffled "
             "against each other",
             place,
-            evidence=[shown("rows with another sample's", share(*other), "none", f"{here.source} and {whole.source}")],
+            shown("rows with another sample's", share(*other), "none", f"{here.source} and {whole.source}"),
             cause="an epoch's tokens are shuffled (permuted) and what belongs to them is not: old log-probabilities, "
             "and what lies beside them, are misaligned with their rows",
         )
+    return None
 
 
 def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
@@ -445,9 +421,7 @@ def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
     own = other = 0
     at = None
     for samples in (each for each in twins.values() if len(each) > 1):
-        spans = [slice(int(batch.flat.starts_B[i]), int(batch.flat.starts_B[i] + batch.flat.lengths_B[i]))
-                 for i in samples]  # fmt: skip
-        first, last = spans[0], spans[-1]
+        first, last = batch.flat.spans[samples[0]], batch.flat.spans[samples[-1]]
         if first.stop - first.start != last.stop - last.start:
             continue
         heard_T = both_N[first] & both_N[last]
@@ -458,16 +432,15 @@ def _taken_again(batch: StepBatch, policy: Column) -> Finding | None:
             at = first.start + int(np.flatnonzero(apart_T)[0]) if at is None else at
     if other < FEWEST or own < 0.95 * other:
         return None
-    return finding(
-        "error",
+    return error(
         "old log-probabilities are refreshed in every epoch: they are the current policy's own, so the ratio is always "
         "1 and clipping never acts",
         batch.laid.where("old_logprobs", at=at),
-        evidence=[shown("tokens whose old log-probability is another in a later epoch", other, "0", old.source),
-                  shown("of these, the policy's own", own, "0")],
+        shown("tokens whose old log-probability is another in a later epoch", other, "0", old.source),
+        shown("of these, the policy's own", own, "0"),
         cause="they are recomputed (or taken as log_probs.detach()) inside the loop over epochs and mini-batches; they "
         "must be taken once, before the first update",
-    )  # fmt: skip
+    )
 
 
 #: How many times as far from the engine the old log-probabilities of a later mini-batch are, and how far, nats.
@@ -493,19 +466,16 @@ def _taken_late(batch: StepBatch, policy: Column) -> Finding | None:
     far = [float(np.abs(old.values_N - rollout.values_N)[both_N & (mini_N == mini)].mean()) for mini in minis]
     if min(far[1:]) < max(APART, PARTED * far[0]):
         return None
-    return finding(
-        "error",
+    return error(
         "old log-probabilities are refreshed before every mini-batch: they are the current policy's own, so the ratio "
         "is always 1 and clipping never acts",
         batch.laid.where("old_logprobs", at=int(np.flatnonzero(both_N & (mini_N == minis[1]))[0])),
-        evidence=[
-            shown("mean |old - rollout| in the first mini-batch", far[0], None, f"{old.source} and {rollout.source}"),
-            shown("least of it in a later one", min(far[1:]), f"< {max(APART, PARTED * far[0]):.3g}"),
-            shown("mini-batches", len(minis)),
-        ],
+        shown("mean |old - rollout| in the first mini-batch", far[0], None, f"{old.source} and {rollout.source}"),
+        shown("least of it in a later one", min(far[1:]), f"< {max(APART, PARTED * far[0]):.3g}"),
+        shown("mini-batches", len(minis)),
         cause="they are recomputed (or taken as log_probs.detach()) inside the loop over mini-batches, after updates "
         "of the same batch; they must be taken once, before the first",
-    )  # fmt: skip
+    )
 
 
 def _other_rows(
@@ -518,8 +488,8 @@ def _other_rows(
     heads: list[tuple[int, bytes]] = []
     differing = set(np.unique(batch.flat.sample_N[apart_N]).tolist())
     response_N = given(batch.trained_N) if batch.trained_N is not None else both_N
-    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
-        at = np.arange(start, start + length)
+    for sample, span in enumerate(batch.flat.spans):
+        at = np.arange(span.start, span.stop)
         at = at[response_N[at]][:2]
         if len(at) < 2:
             continue
@@ -533,7 +503,7 @@ def _other_rows(
 @rule("D60", "the ratio is always 1 in spite of several updates", link="ratio", scope="signals",
       needs=("policy_kl", "clip_fraction"), explains=("D15",),
       source="old log-probabilities taken anew in every mini-batch")  # fmt: skip
-def always_one(log: RunLog) -> Iterator[Finding]:
+def always_one(log: RunLog) -> Finding | None:
     """The KL of the policy to the one that sampled below 1e-7 and the clip fraction 0 in every one of 3 steps and more,
     while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: an error. Not
     in the first 20 steps of a run with a critic whose KL to the reference is 0, too: the policy waits for the critic.
@@ -544,30 +514,26 @@ def always_one(log: RunLog) -> Iterator[Finding]:
     rates = log.get("learning_rate")
     still = (grads is not None and not any(grads.finite)) or (rates is not None and not any(rates.finite))
     if still or any(abs(value) > 1e-7 for value in moved.finite) or any(cut.finite):
-        return
+        return None
     apart = log.get("kl")
     if log.get("value_loss") is not None and apart is not None and len(moved.finite) < 20 and not any(apart.finite):
         raise Skip("the policy stays at its reference while a critic learns: a warm-up, as far as these steps tell")
-    yield finding(
-        "error",
+    return error(
         f"the ratio is always 1 in spite of {log.algorithm.updates:g} updates of a batch: {moved.name} is 0 in all "
         f"{len(moved.finite)} steps",
-        moved.points[0].where(moved.name),
-        evidence=[moved.shown(0.0, "> 0 after the first update"), cut.shown(0.0)],
+        moved,
+        moved.shown(0.0, "> 0 after the first update"),
+        cut.shown(0.0),
         cause="old log-probabilities are recomputed with the current policy in every mini-batch or epoch, so that "
         "clipping never acts",
         next_step="take old log-probabilities once, before the first update; rldbg record -- YOUR COMMAND shows them",
-        steps=moved.steps(),
     )
-
-
-_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "|log r|": kl.absolute}
 
 
 @rule("D29", "the KL term is another estimator than stated", link="ref", scope="case", lasts=True,
       explains=("L10", "L08", "D49"),
       source="Schulman 2020; k1's gradient is 0 on average: it is no loss (arXiv 2510.01555)")  # fmt: skip
-def kl_term(case: Case) -> Iterator[Finding]:
+def kl_term(case: Case) -> Finding | None:
     """The logged KL loss of micro-batches, made of policy and reference by k1, k2, k3 and |log r|, each also with the
     two swapped: an error where only an estimator fits that is not the stated one, or the swapped order; a warning where
     k1 fits and none is stated, since its gradient is 0 on average and it cannot hold the policy near its reference.
@@ -590,28 +556,25 @@ def kl_term(case: Case) -> Iterator[Finding]:
         # Samples are of the old policy: an unbiased estimator is weighed with the ratio.
         old = batch.columns.of("old_logprobs")
         ratio_N = 1.0 if old is None else np.exp(np.clip(np.where(both_N & old.said_N, p_N - old.values_N, 0), -20, 20))
-        for name, estimate in _ESTIMATORS.items():
+        for name, estimate in ESTIMATORS.items():
             if logged.fits(estimate(p_N, r_N)) or logged.fits(ratio_N * estimate(p_N, r_N)):
                 fits[name] += 1
             elif logged.fits(estimate(r_N, p_N)):
                 fits[f"{name} with policy and reference swapped"] += 1
     if not looked or first is None:
         raise Skip("needs the KL loss of 2 micro-batches of a step, and a policy that has moved from its reference")
-    if not fits:
-        raise Skip("no estimator makes the logged KL losses: other tokens, or a cut-off")
+    skip_if(not fits, "no estimator makes the logged KL losses: other tokens, or a cut-off")
     name, count = fits.most_common(1)[0]
     if 2 * count < looked or name == stated or (not stated and name in ("k2", "k3", "|log r|")):
-        return
+        return None
     if stated and 2 * fits[stated] >= looked:
-        return
-    yield finding(
+        return None
+    return finding(
         "error" if stated or "swapped" in name else "warning",
         f"the KL loss is {name}" + (f", and the run states {stated}" if stated else ": it can be negative"),
         first.laid.where("ref_logprobs", sample=0),
-        evidence=[
-            shown("steps whose KL losses it makes", share(count, looked)),
-            shown("estimator stated", stated or None),
-        ],
+        shown("steps whose KL losses it makes", share(count, looked)),
+        shown("estimator stated", stated or None),
         cause="the estimator that is configured does not reach the loss"
         + (
             "; k1, the plain difference, is negative for half of the tokens, and its gradient is not the KL's"

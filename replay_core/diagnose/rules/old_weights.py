@@ -10,19 +10,18 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.collected import Misplaced
 from replay_core.diagnose.compared import TOLD_APART, worst_of
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, ahead_of, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
-from replay_core.diagnose.misplaced import Misplaced
 from replay_core.diagnose.parting import AGREES, ENOUGH, parting
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.rules.weights import ADAPTER
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
 JUMP = 5.0
@@ -35,8 +34,6 @@ UNMOVED = 2.0
 FEW_ROWS = 0.1
 #: And while versions stand: what was there before they stood has another cause.
 GROWS = 1.5
-
-
 #: What it has to have come to before old weights are the reason: a policy that gets sharper doubles rounding, too.
 HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3, "rollout_k1": 0.02}
 
@@ -95,7 +92,7 @@ def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
 @rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="case",
       explains=("L10", "D09", "D13", "D14", "D24", "D31"), lasts=True,
       source="trl#5312 (.015 -> .201), verl#7495; measured: 0.000 against 0.094")  # fmt: skip
-def stale(case: Case) -> Iterator[Finding]:
+def stale(case: Case) -> Finding | None:
     """Two signs, over all steps. mean |rollout - ref| below a fifth of mean |trainer - rollout| > 0.03, up to the last
     step: what was sampled agrees with the reference, the initial weights, and not with the policy. Or a mismatch of 5
     times the median of two steps and more before it, above 0.03, and not back below it later. Each is an error. Where
@@ -127,24 +124,19 @@ def stale(case: Case) -> Iterator[Finding]:
     """
     misplaced = Misplaced()
     every = list(_step_gaps(case, misplaced))
-    if misplaced.told() is not None:
-        raise Skip("the trainer gathers other tokens than were sampled (D09)")
-    if not every:
-        raise Skip("needs rollout and trainer log-probabilities, no importance weights, and no other cause")
+    skip_if(misplaced.told() is not None, "the trainer gathers other tokens than were sampled (D09)")
+    skip_if(not every, "needs rollout and trainer log-probabilities, no importance weights, and no other cause")
     if (twice := _applied_twice(every)) is not None:
-        yield replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
-        return
+        return replace(twice, claim=twice.claim + OF_ADAPTER) if _trains_an_adapter(case) else twice
     jump = _jump(every)
     if (jump is None or not jump.is_clean) and (grown := _never_updated(every)) is not None:
         # Of samples that may be old and name no version, an age that is still coming is no fault.
         if grown.severity == "warning" and any(batch.laid.algorithm.is_off_policy for batch in case.batches()):
             grown = replace(grown, severity="info")
-        yield _of_an_adapter(grown) if _trains_an_adapter(case) else grown
-        return
+        return _of_an_adapter(grown) if _trains_an_adapter(case) else grown
     known = [one.version for one in every if one.version is not None]
     if len(set(known)) > 1:
-        yield from _against_versions(case, every)
-        return
+        return _against_versions(case, every)
     parted = [one for one in every if one.mean > DISAGREE]
     bad = [one for one in parted if one.is_stale]
     first = every[0]
@@ -156,22 +148,20 @@ def stale(case: Case) -> Iterator[Finding]:
         starts = begins and len(every) < ENOUGH and not known and first.mean <= AGREES
         # Past what any policy learns from, whatever was meant (D09 is an error there, too).
         starts = starts and not LIMITS["logprob_diff"].is_past(worst.mean, LIMITS["logprob_diff"].error)
-        yield finding(
+        return finding(
             "warning" if starts else "error",
             "the rollout was sampled by the initial weights, not by the policy that is trained",
             worst.place,
-            evidence=[
-                shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
-                shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
-                shown("steps that show it", share(len(bad), len(every))),
-            ],
+            shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
+            shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+            shown("steps that show it", share(len(bad), len(every))),
             cause="weights are not synchronised into the engine (or a LoRA adapter is not delivered)",
             next_step=worst.command,
-            steps=[one.step for one in bad if one.step is not None],
+            steps=[one.step for one in bad],
         )
-        return
     if jump is not None and (told := _left_behind(every, jump)) is not None:
-        yield told
+        return told
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,28 +194,23 @@ def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding | None:
     rests = len(later) >= RESTS and float(np.median(later[1:])) <= STILL * later[0]
     if rests and later[0] > OLDEST:
         return None
-    return finding(
-        "error",
-        (
-            f"the engine's weights are no longer the trainer's from step {now.step} on, and not old ones: they "
-            f"part by {now.mean:.3g} nats per token after {jump.before:.3g}, and by no more with later updates"
-            if rests
-            else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
-            f"{now.mean:.3g} nats per token after {jump.before:.3g}"
-        ),
+    return error(
+        f"the engine's weights are no longer the trainer's from step {now.step} on, and not old ones: they "
+        f"part by {now.mean:.3g} nats per token after {jump.before:.3g}, and by no more with later updates"
+        if rests
+        else f"the engine does not follow the trainer's weights from step {now.step} on: they part by "
+        f"{now.mean:.3g} nats per token after {jump.before:.3g}",
         now.place,
-        evidence=[
-            shown(f"mean |d| at step {now.step}", now.mean, f"< {max(DISAGREE, JUMP * jump.before):.3g}"),
-            shown("median of the steps before", jump.before),
-            shown("mean |d| at the last step", every[-1].mean),
-        ],
+        shown(f"mean |d| at step {now.step}", now.mean, f"< {max(DISAGREE, JUMP * jump.before):.3g}"),
+        shown("median of the steps before", jump.before),
+        shown("mean |d| at the last step", every[-1].mean),
         cause="every sync delivers weights that are rounded or changed on the way: quantised (fewer bits, "
         "coarser scales), of another precision, or a tensor in another layout"
         if rests
         else "from here on the engine samples with weights that are not updated, or not all of them: a sync "
         "that failed, a part of the layers, an adapter that is not delivered or is scaled otherwise",
         next_step=now.command,
-        steps=[one.step for one in every[jump.number :] if one.step is not None],
+        steps=[one.step for one in every[jump.number :]],
     )
 
 
@@ -242,19 +227,16 @@ def _applied_twice(every: list[_StepGap]) -> Finding | None:
         return None
     worst = max(beyond, key=lambda one: one.mean)
     by = 1 + float(np.median([one.ahead for one in beyond if one.ahead is not None]))
-    return finding(
-        "error",
+    return error(
         f"the engine goes {by:.3g} times as far from the reference as the trainer's policy, the same way",
         worst.place,
-        evidence=[
-            shown("rollout - trainer over trainer - ref, median", by - 1, "0"),
-            shown("steps that show it", share(len(beyond), len(moved))),
-            shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
-        ],
+        shown("rollout - trainer over trainer - ref, median", by - 1, "0"),
+        shown("steps that show it", share(len(beyond), len(moved))),
+        shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
         cause="what the trainer learnt is applied twice in the engine: a LoRA adapter is merged into the weights and "
         "loaded once more, its scale (alpha / r) is another, or a delta is added to weights that hold it already",
         next_step=worst.command,
-        steps=[one.step for one in beyond if one.step is not None],
+        steps=[one.step for one in beyond],
     )
 
 
@@ -304,12 +286,10 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
         + (found.where if found.is_in_part else "")
         + (", although its weight version advances" if up_to_date else ""),
         worst.place,
-        evidence=[
-            shown("mean |trainer - rollout| in the first step", found.first, f"< {DISAGREE} nats"),
-            shown("mean |trainer - rollout| later, where they part", found.last, "as in the first step"),
-            shown("by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
-            *([shown("rows that part in the last step", share(*found.rows))] if found.is_in_part else []),
-        ],
+        shown("mean |trainer - rollout| in the first step", found.first, f"< {DISAGREE} nats"),
+        shown("mean |trainer - rollout| later, where they part", found.last, "as in the first step"),
+        shown("by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
+        *([shown("rows that part in the last step", share(*found.rows))] if found.is_in_part else []),
         cause="a part of the rows is sampled with old weights: a prefix cache (KV cache) of the engine that is not "
         "emptied after a weight update, or one replica (rank, adapter) of the engine that a weight sync never reaches"
         if found.is_in_part
@@ -318,11 +298,11 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
         "asynchronous run: its samples get older with every step"
         + ("" if sure else ", until they are as old as it lets them be"),
         next_step=worst.command,
-        steps=[one.step for one in later if one.step is not None],
+        steps=[one.step for one in later],
     )
 
 
-def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
+def _against_versions(case: Case, every: list[_StepGap]) -> Finding | None:
     """Weight versions that advance: what they say is held against what was sampled, and they against the steps."""
     told = [one for one in every if one.version is not None]
     oldest = min(one.version for one in told if one.version is not None)
@@ -331,21 +311,17 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
     own = told[0].mean > max(DISAGREE, 0.3 * max(one.mean for one in told)) and told[0].version == oldest
     if bad and not own and bad[-1] is told[-1] and 2 * len(bad) >= len([one for one in later if one.mean > DISAGREE]):
         worst = max(bad, key=lambda one: one.mean)
-        yield finding(
-            "error",
+        return error(
             "the rollout was sampled by the initial weights, although its weight version advances",
             worst.place,
-            evidence=[
-                shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
-                shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
-                shown("weight version it names", worst.version),
-                shown("steps that show it", share(len(bad), len(later))),
-            ],
+            shown("mean |rollout - ref|", worst.from_reference, f">= {0.2 * worst.mean:.4g}"),
+            shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+            shown("weight version it names", worst.version),
+            shown("steps that show it", share(len(bad), len(later))),
             cause="weights arrive and are not used: a LoRA adapter that is not loaded, parameters renamed on the way",
             next_step=worst.command,
-            steps=[one.step for one in bad if one.step is not None],
+            steps=[one.step for one in bad],
         )
-        return
     plateaus: list[list[_StepGap]] = []
     for one in told:
         if plateaus and plateaus[-1][0].version == one.version:
@@ -356,25 +332,20 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Iterator[Finding]:
     before = float(np.median([one.mean for each in plateaus[:-1] for one in each])) if longest else 0.0
     grown = last[-1].mean > max(DISAGREE, GROWS * before)
     if longest and len(last) >= 3 and len(last) > 2 * longest and grown:
-        yield finding(
-            "error",
+        return error(
             f"the engine is no longer updated: its weight version stays {last[0].version:g} for {len(last)} steps",
             last[-1].place,
-            evidence=[
-                shown("steps with this version", len(last), f"<= {2 * longest}, as before"),
-                shown("mean |trainer - rollout| at the last step", last[-1].mean, f"< {DISAGREE} nats"),
-                shown("mean |trainer - rollout| before", before),
-            ],
+            shown("steps with this version", len(last), f"<= {2 * longest}, as before"),
+            shown("mean |trainer - rollout| at the last step", last[-1].mean, f"< {DISAGREE} nats"),
+            shown("mean |trainer - rollout| before", before),
             cause="weights are not synchronised into the engine any more: a sync that failed once and is not retried",
             next_step=last[-1].command,
-            steps=[one.step for one in last if one.step is not None],
+            steps=[one.step for one in last],
         )
-        return
     if (other := _of_other_versions(every)) is not None:
         # The policy's own, where nothing else is recorded, are of updates of the step as well.
         before_updates = all(batch.has("old_logprobs") for batch in case.batches())
-        yield other if before_updates else replace(other, severity="warning")
-        return
+        return other if before_updates else replace(other, severity="warning")
     raise Skip("weight versions advance: the engine gets new weights, however late")
 
 
@@ -391,22 +362,17 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
     worst = max(late, key=lambda one: one.mean)
     if worst.mean > OLDEST:
         return None  # no age makes as much of a policy that learns
-    return finding(
-        "error",
+    return error(
         f"samples are not of the weights that their version names: they agree with the trainer's in the first {fresh} "
         f"step{'s' * (fresh > 1)}, and are {worst.mean:.3g} nats per token apart later, as {fresh} "
         f"update{'s' * (fresh > 1)} old or more",
         worst.place,
-        evidence=[
-            shown(
-                "mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12]), "as at first"
-            ),
-            shown("weight version less step, in every step", float(told[0][1] - told[0][0])),
-        ],
+        shown("mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12]), "as at first"),
+        shown("weight version less step, in every step", float(told[0][1] - told[0][0])),
         cause="the version is stamped when samples are trained on, or counts the trainer's steps, while the engine "
         "samples with weights some updates older (a queue, a sync that lags): nothing corrects for their age",
         next_step=worst.command,
-        steps=[one.step for one in late if one.step is not None],
+        steps=[one.step for one in late],
     )
 
 
@@ -416,7 +382,7 @@ def _of_other_versions(every: list[_StepGap]) -> Finding | None:
 @rule("D12", "engine and trainer drift apart", link="rollout_logprobs", scope="signals",
       needs=("logprob_diff|rollout_k3|prob_diff|rollout_k1",), explains=("D29",),
       source="trl#5312 (0.015 to 0.201), verl#7495, open-instruct#1473, vime#64")  # fmt: skip
-def drifting(log: RunLog) -> Iterator[Finding]:
+def drifting(log: RunLog) -> Finding | None:
     """D12, D13. The distance between engine and trainer grows over the steps (at least 8, p < 0.005).
 
     Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
@@ -433,11 +399,11 @@ def drifting(log: RunLog) -> Iterator[Finding]:
     still = rate is not None and rate.finite and not any(rate.finite)
     grown = now / begun if begun > 0 else math.inf
     if z <= trends.DRIFT_Z or (not still and (grown < JUMP or now < HEARD[series.signal])):
-        return
+        return None
     finite = [point for point in series.points if math.isfinite(point.value)]
     mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
     far = any(limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name))
-    yield finding(
+    return finding(
         "error" if far and not still else "warning",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"
         + (
@@ -446,11 +412,9 @@ def drifting(log: RunLog) -> Iterator[Finding]:
             else ": the engine does not follow the trainer: it has old weights, or an adapter never reaches it"
         ),
         mark.where(series.name),
+        replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
+        shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
         id="D13" if still else "D12",
-        evidence=[
-            replace(series.shown(grown, f"< {JUMP:g}"), name="growth"),
-            shown("Mann-Kendall z", z, f"< {trends.DRIFT_Z}"),
-        ],
         cause="nothing is trained: the engine's caches or kernels drift, or weights change on the way to it"
         if still
         else "the engine samples with old weights: the sync does not reach it (LoRA not delivered, a renamed "

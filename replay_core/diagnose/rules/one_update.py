@@ -1,17 +1,16 @@
-"""A log in which one update broke the policy: what comes after it is its doing."""
+"""A log in which one update broke the policy, or the first ones unlearn: what comes after is their doing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import accumulate
 from statistics import median
 
-from replay_core.diagnose.finding import Evidence, Finding
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Evidence, Finding, error, shown
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.signals import Point, RunLog
-from replay_core.diagnose.stating import finding, shown
 
 #: How many times the largest norm of all steps before makes an update that no batch explains; steps before and after
 #: it, and how long after it the fall may begin.
@@ -24,7 +23,7 @@ LEFT = 0.5
       explains=("D01", "D02", "D03", "D09", "D20", "D23", "D24", "D25", "L01", "L02", "L08", "L09", "L10", "L16", "L17",
                 "L18", "L20"),
       source="DanceGRPO#55: an outlier batch, a gradient norm a thousand times the rest")  # fmt: skip
-def broken_by_one(log: RunLog) -> Iterator[Finding]:
+def broken_by_one(log: RunLog) -> Finding | None:
     """A gradient norm (before clipping) of 20 times the largest of all steps before it (4 and more), after which,
     within 2 steps and to the end (3 steps and more), every reward is below half of the median before and below the
     least of it, or every entropy below .05 and below a quarter of the least before: an error. A judge that dies
@@ -32,8 +31,7 @@ def broken_by_one(log: RunLog) -> Iterator[Finding]:
     """
     norms = given(log.get("grad_norm"))
     points = [point for point in norms.points if point.step is not None and not math.isnan(point.value)]
-    if len(points) < BEFORE + AFTER + 1:
-        raise Skip(f"needs grad_norm of {BEFORE + AFTER + 1} steps")
+    skip_if(len(points) < BEFORE + AFTER + 1, f"needs grad_norm of {BEFORE + AFTER + 1} steps")
     largest = list(accumulate((point.value for point in points), max))
     for at in range(BEFORE, len(points) - 1):
         before = largest[at - 1]
@@ -42,20 +40,20 @@ def broken_by_one(log: RunLog) -> Iterator[Finding]:
         told = _falls(log, given(points[at].step))
         if told is not None:
             begun, evidence = told
-            yield finding(
-                "error",
+            return error(
                 f"one update broke the policy: a gradient spike at step {points[at].step}, {norms.name} jumps to "
                 f"{points[at].value:.3g} from at most {before:.3g}, and what follows never recovers",
                 points[at].where(norms.name),
-                evidence=[norms.shown_at(points[at], f"< {LEAPS:g} x {before:.3g}"), *evidence],
+                norms.shown_at(points[at], f"< {LEAPS:g} x {before:.3g}"),
+                *evidence,
                 cause="an outlier in that batch (a huge advantage or reward, a group whose spread is rounding, a ratio "
                 "that overflowed) made a gradient that is not clipped, or is clipped far too high: the weights leapt "
                 "away in one step",
                 next_step=f"clip the gradient at 1; look at rewards and advantages of step {points[at].step}: rldbg "
                 "record -- YOUR COMMAND",
-                steps=[points[at].step, *begun],  # type: ignore[list-item]
+                steps=[points[at].step, *begun],
             )
-            return
+    return None
 
 
 def _falls(log: RunLog, step: int) -> tuple[list[int], list[Evidence]] | None:
@@ -76,3 +74,50 @@ def _falls(log: RunLog, step: int) -> tuple[list[int], list[Evidence]] | None:
                     shown(f"{series.name} after, at most", max(point.value for point in gone), f">= {limit:.3g}"),
                 ]
     return None
+
+
+#: Steps in which it is lost, and what is left of the first reward in every step after them.
+WITHIN, LEFT_OF_FIRST = 6, 0.1
+#: Less than this a few answers that were right by chance make.
+AT_FIRST = 0.1
+
+
+@rule("L36", "the reward is lost from the first update on", link="loss", scope="signals", needs=("reward",),
+      lasts=True, explains=("D01", "D03", "D20", "D25", "L08", "L09", "L10", "L17", "L20"),
+      source="a sign that is turned in loss or advantage")  # fmt: skip
+def lost(log: RunLog) -> Finding | None:
+    """The reward, .1 and more in the first step, falls in each of the next 2, to a tenth of the first within 6 steps,
+    and stays below that in 8 steps and more: an error. What else breaks (length, answers cut off, entropy) comes after
+    it. Not where a held-out result rises.
+    """
+    series = given(log.get("reward"))
+    values = series.values
+    if len(values) < trends.MIN_STEPS + 3 or len(series.finite) < len(values):
+        raise Skip(f"needs the reward of {trends.MIN_STEPS + 3} steps")
+    first = values[0]
+    gone = next((at for at, value in enumerate(values) if value <= LEFT_OF_FIRST * first), len(values))
+    falls = first >= AT_FIRST and values[1] < first and values[2] < values[1]
+    if (
+        not falls
+        or not 2 <= gone < WITHIN
+        or len(values) - gone < trends.MIN_STEPS
+        or max(values[gone:]) > LEFT_OF_FIRST * first
+    ):
+        return None
+    if log.has("held_out") and trends.rises(given(log.get("held_out")).finite):
+        return None
+    cut = log.get("truncated")
+    before = cut is not None and cut.finite and max(cut.values[:gone]) < 0.25
+    return error(
+        f"the reward falls from the first update on: {series.name} goes from {first:.3g} to {values[gone]:.3g} within "
+        f"{gone + 1} steps and never comes back: the policy is trained to be worse",
+        series.of(series.points[gone:]),
+        series.shown_at(series.points[gone], f"> {LEFT_OF_FIRST * first:.3g}"),
+        shown("the largest reward after it", max(values[gone:]), f"was {first:.3g}"),
+        *([shown("largest share cut off until then", max(cut.values[:gone]))] if cut is not None and before else []),
+        cause="the sign of the loss or of the advantages is turned, or the judge pays the opposite while the logged "
+        "reward is another; else one update destroys the policy: a learning rate that is far too high, a loss that is "
+        "summed and not divided. Lengths, cut answers and groups without a spread follow from it",
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump; a turned sign shows in the first "
+        "step's advantages and losses",
+    )

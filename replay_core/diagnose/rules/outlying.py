@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, share, shown
+from replay_core.diagnose.rule import rule, skip_if
 
 #: How many times the others' an advantage is for the same reward, and how large, before it is a division by nothing.
 TIMES, LEAST = 100.0, 50.0
@@ -23,7 +20,7 @@ FEWEST = 12
 @rule("D97", "an advantage outweighs all others", link="advantages", scope="case", lasts=True,
       explains=("D04", "D24", "D28", "D73", "L02", "L08", "L10", "L16"),
       source="NeMo-RL#4158: leave-one-out normalisation of a group with one odd reward")  # fmt: skip
-def outlying(case: Case) -> Iterator[Finding]:
+def outlying(case: Case) -> Finding | None:
     """Advantages over 50 that are 100 times the run's median (of those that are not 0), while their rewards are not a
     tenth as far out: distance from the mean of the group, 10 times the median of the run at the most. An error. What is
     left is a division by a spread of next to nothing, as of a group in which all other rewards are equal.
@@ -47,27 +44,23 @@ def outlying(case: Case) -> Iterator[Finding]:
         places.append(batch.laid.where("advantages", sample=int(np.abs(a_B).argmax())))
         steps.append(batch.step)
     every = np.concatenate(sizes) if sizes else np.zeros(0)
-    if (every > 0).sum() < FEWEST:
-        raise Skip(f"needs {FEWEST} responses with one advantage, rewards and groups")
+    skip_if((every > 0).sum() < FEWEST, f"needs {FEWEST} responses with one advantage, rewards and groups")
     usual, near = float(np.median(every[every > 0])), np.concatenate(reach)
     common = float(np.median(near[near > 0])) if (near > 0).any() else 0.0
     odd = [(each > max(LEAST, TIMES * usual)) & (far <= REACH * common) for each, far in zip(sizes, reach, strict=True)]
     many = int(sum(one.sum() for one in odd))
     if not many:
-        return
+        return None
     worst = int(np.argmax([each.max(initial=0.0) * bool(one.any()) for each, one in zip(sizes, odd, strict=True)]))
     lone = all(bool(told[one].all()) for told, one in zip(alone, odd, strict=True))
-    yield finding(
-        "error",
+    return error(
         f"advantages explode: {share(many, len(every))} are {TIMES:g} times the others and more, up to "
         f"{sizes[worst].max():.3g}, where the median is {usual:.3g}",
         places[worst],
-        evidence=[
-            shown("largest |advantage|", float(sizes[worst].max()), f"< {max(LEAST, TIMES * usual):.3g}"),
-            shown("median |advantage| that is not 0", usual),
-            shown("its reward - the mean of its group", float(reach[worst][sizes[worst].argmax()]),
-                  f"others' median {common:.3g}"),
-        ],
+        shown("largest |advantage|", float(sizes[worst].max()), f"< {max(LEAST, TIMES * usual):.3g}"),
+        shown("median |advantage| that is not 0", usual),
+        shown("its reward - the mean of its group", float(reach[worst][sizes[worst].argmax()]),
+        f"others' median {common:.3g}"),
         cause="it is the one odd reward of its group: the std of the others (leave-one-out) is 0 but for rounding, and "
         "only an epsilon is left to divide by. Divide by the std of the whole group, or leave such groups undivided"
         if lone

@@ -1,4 +1,4 @@
-"""What says where samples of a pack begin: cu_seqlens, position ids, lengths."""
+"""What the model is told of its rows: where samples begin (cu_seqlens, position ids, lengths), what is padding."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.compared import disagrees
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.compared import disagrees, distance
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
+from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, shown
 
 #: Samples that begin where the one before them ends, which as many left pads do not do by chance.
 RUN_ON = 3
@@ -32,12 +32,10 @@ def metadata(batch: StepBatch) -> Iterator[Finding]:
     wrong = _cu_seqlens(batch)
     if wrong is not None:
         name, what, evidence = wrong
-        place = batch.laid.where(name)
-        yield finding(
-            "error",
+        yield error(
             what,
-            place,
-            evidence=evidence,
+            batch.laid.where(name),
+            *evidence,
             cause="lengths of another batch, padding counted in, or a boundary lost when samples were joined",
         )
         return
@@ -99,30 +97,24 @@ def _positions(batch: StepBatch) -> Iterator[Finding]:
             "error" if disagrees(batch) and not _is_of_older_weights(batch) else "warning",
             "position ids count padding: samples do not begin at 0",
             place,
-            evidence=[
-                shown("position of the first token", float(column.values_N[at]), "0", column.source),
-                shown("samples that begin elsewhere", int((first_B != 0).sum()), "0"),
-            ],
+            shown("position of the first token", float(column.values_N[at]), "0", column.source),
+            shown("samples that begin elsewhere", int((first_B != 0).sum()), "0"),
             cause="positions are 0, 1, 2 ... over the padded row; they have to count the attended tokens",
         )
         return
     if _only_tails(batch, off_N):
-        yield finding(
-            "warning",
+        yield warning(
             "position ids stop counting before samples end",
             place,
-            evidence=[shown("tokens with another position", int(off_N.sum()), "0", column.source)],
+            shown("tokens with another position", int(off_N.sum()), "0", column.source),
             cause="the tail of each sample is padding to whoever made the positions, and tokens to the attention mask",
         )
         return
-    yield finding(
-        "error",
+    yield error(
         "position ids do not begin again with every sample",
         place,
-        evidence=[
-            shown("position id", float(column.values_N[at]), str(int(batch.flat.position_N[at])), column.source),
-            shown("tokens with another position", int(off_N.sum()), "0"),
-        ],
+        shown("position id", float(column.values_N[at]), str(int(batch.flat.position_N[at])), column.source),
+        shown("tokens with another position", int(off_N.sum()), "0"),
         cause="positions run on through the pack, or begin again inside a sample: attention then mixes samples",
     )
 
@@ -163,11 +155,67 @@ def _segments(batch: StepBatch) -> Iterator[Finding]:
     if not np.nansum(mixed_B & ~np.isnan(low_B)):
         return
     sample = int(np.flatnonzero(mixed_B & ~np.isnan(low_B))[0])
-    place = batch.laid.where("segment_ids", sample=sample)
-    yield finding(
-        "error",
+    yield error(
         "segment ids change inside a sample",
-        place,
-        evidence=[shown("segments in one sample", f"{low_B[sample]:g} to {high_B[sample]:g}", "one", column.source)],
+        batch.laid.where("segment_ids", sample=sample),
+        shown("segments in one sample", f"{low_B[sample]:g} to {high_B[sample]:g}", "one", column.source),
         cause="segment ids and sample lengths were made from different batches",
     )
+
+
+#: Rows before their beginnings are compared.
+FEWEST = 4
+
+
+@rule("D34", "padding is attended to", link="tokens", scope="batch", needs=("tokens", "response", "attention_mask"),
+      lasts=True,
+      explains=("D09", "D10", "D11", "D12", "D14", "D15", "D16", "D19", "D20", "D24", "D26", "D42", "D82", "D94",
+                "L10"),
+      source="transformers: no attention_mask, or ids.ne(pad) of another pad id, attends to left padding")  # fmt: skip
+def attended(batch: StepBatch) -> Finding | None:
+    """Rows of one width (4 and more) that the attention mask counts from the first column to the last, all of whose
+    responses begin in one column, and which begin with runs of one token, of several lengths (2 and more in some),
+    that stands nowhere else but in runs that end a row and are not in the loss: it fills the rows up on the left. An
+    error where it ends rows, too, or is the pad token that the run states, and where engine and trainer disagree by
+    over .03, or have nothing to compare; else a warning. Right padding alone may be attended to: nothing that counts
+    sees it.
+    """
+    tokens_N, response_N = given(batch.tokens_N), given(batch.response_N)
+    lengths_B, heads_B = batch.flat.lengths_B, batch.flat.first(response_N)
+    if len(batch) < FEWEST or np.unique(lengths_B).size > 1 or np.unique(heads_B).size > 1 or not heads_B[0] > 1:
+        raise Skip("needs rows of one width, all counted by the attention mask, whose responses begin in one column")
+    rows_BS = tokens_N.reshape(len(batch), -1)
+    begins, counts = np.unique(rows_BS[rows_BS[:, 0] == rows_BS[:, 1], 0], return_counts=True)
+    if not begins.size:
+        return None
+    pad = int(begins[counts.argmax()])
+    left_B, right_B = _run_B(rows_BS == pad), _run_B((rows_BS == pad)[:, ::-1])
+    if np.unique(left_B).size < 2 or left_B.max() >= heads_B[0]:
+        return None
+    places_S = np.arange(rows_BS.shape[1])
+    ends_BS = places_S >= rows_BS.shape[1] - right_B[:, None]
+    fills_BS = (places_S < left_B[:, None]) | ends_BS
+    counted_N = batch.trained_N
+    if ((rows_BS == pad) & ~fills_BS).any() or (counted_N is not None and (counted_N & ends_BS.reshape(-1)).any()):
+        return None
+    stated = batch.laid.algorithm.number("pad_token_id", "pad_id")
+    is_sure = bool((right_B > 0).any()) or stated == pad
+    between = distance(batch)
+    return finding(
+        "error" if is_sure and not (between is not None and between <= DISAGREE) else "warning",
+        f"padding is attended to: the attention mask is 1 over the token {pad}, which fills "
+        f"{share(int((left_B > 0).sum()), len(batch))} rows up on the left",
+        batch.laid.where("attention_mask", sample=int(left_B.argmax())),
+        shown("its runs at the left, by length", listed(np.unique(left_B)), "masked out"),
+        shown("rows that end in it", share(int((right_B > 0).sum()), len(batch))),
+        *([] if between is None else [shown("mean |trainer - rollout|", between, f"< {DISAGREE} nats")]),
+        *([] if stated is None else [shown("pad token that the run states", int(stated))]),
+        cause="the attention mask is made of ones, or by another pad id than the rows are padded with: a prompt's "
+        "tokens see its padding, and positions count it; the more padding, the further from the engine's",
+    )
+
+
+def _run_B(is_BS: Array) -> Array:
+    """How many columns from the first on hold, row by row."""
+    run_B: Array = np.where(is_BS.all(axis=1), is_BS.shape[1], (~is_BS).argmax(axis=1))
+    return run_B

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Steps of a trend; of two figures that are one.
 FEWEST, ALIKE = 12, 5
@@ -25,7 +23,7 @@ def _of(log: RunLog, signal: str, word: str) -> Series | None:
 @rule("D72", "preference pairs teach the wrong thing", link="rewards", scope="signals",
       needs=("pair_reward|pair_logps",), explains=("D46", "L08"),
       source="arXiv 2305.18290; likelihood displacement: arXiv 2410.08847; trl#1236")  # fmt: skip
-def pairs(log: RunLog) -> Iterator[Finding]:
+def pairs(log: RunLog) -> Finding | None:
     """Chosen and rejected responses with one log-probability in every one of 5 steps and more: an error, they are the
     same text. A margin that falls by more than chance explains and is below 0 at the end (12 steps and more): an error,
     the rejected ones are learnt. Chosen responses whose reward falls below -2 while each nat of margin costs them 1.25
@@ -33,18 +31,16 @@ def pairs(log: RunLog) -> Iterator[Finding]:
     """
     likely, unlikely = _of(log, "pair_logps", "chosen"), _of(log, "pair_logps", "rejected")
     if likely is not None and unlikely is not None and len(likely.finite) >= ALIKE and likely.values == unlikely.values:
-        yield finding(
-            "error",
+        return error(
             f"chosen and rejected responses are the same text: {likely.name} and {unlikely.name} are equal in all "
             f"{len(likely.values)} steps",
-            likely.points[0].where(likely.name),
-            evidence=[likely.shown(likely.last.value), unlikely.shown(unlikely.last.value, "another number")],
+            likely,
+            likely.shown(likely.last.value),
+            unlikely.shown(unlikely.last.value, "another number"),
             cause="both columns are read from one field, or both are cut to the prompt they share (a limit that is "
             "too small)",
             next_step=_LOOK,
-            steps=likely.steps(),
         )
-        return
     chosen, rejected = _of(log, "pair_reward", "chosen"), _of(log, "pair_reward", "rejected")
     if chosen is None or rejected is None or len(chosen.finite) < FEWEST or len(rejected.finite) < FEWEST:
         raise Skip(f"needs the rewards of chosen and rejected responses of {FEWEST} steps")
@@ -52,26 +48,23 @@ def pairs(log: RunLog) -> Iterator[Finding]:
     margins = [p.value - told[p.step] for p in chosen.points if p.step in told]
     now = median(margins[-4:])
     if now < 0 and trends.drift(margins) < -trends.DRIFT_Z:
-        yield finding(
-            "error",
+        return error(
             f"the wrong way round: the rejected responses are preferred, by a margin of {-now:.3g} that grows",
-            rejected.last.where(rejected.name),
-            evidence=[chosen.shown(chosen.last.value), rejected.shown(rejected.last.value, "below the chosen ones'")],
+            rejected.ended,
+            chosen.shown(chosen.last.value),
+            rejected.shown(rejected.last.value, "below the chosen ones'"),
             cause="chosen and rejected are swapped in the data or where the loss is made, or its sign is turned",
             next_step=_LOOK,
-            steps=rejected.steps(),
         )
-        return
     fallen = given(chosen).finite[-4:]
     if median(fallen) < -LOST and trends.drift(chosen.finite) < -trends.DRIFT_Z and -median(fallen) > PRICE * now > 0:
-        yield finding(
-            "warning",
+        return warning(
             f"both fall: chosen responses get less likely too, {median(fallen):.3g} for a margin of {now:.3g}",
-            chosen.last.where(chosen.name),
-            evidence=[chosen.shown(median(fallen), f"> {-LOST:g}"), shown("margin", now),
-                      rejected.shown(rejected.last.value)],
+            chosen.ended,
+            chosen.shown(median(fallen), f"> {-LOST:g}"), shown("margin", now),
+            rejected.shown(rejected.last.value),
             cause="the loss sees the difference alone: the likelihood goes to responses that stand in no pair "
             "(learning rate too high, beta too low, pairs that are nearly alike)",
             next_step="lower the learning rate or raise beta; add an SFT term on the chosen responses (rpo_alpha)",
-            steps=chosen.steps(),
         )  # fmt: skip
+    return None

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.passes import keys_of
 from replay_core.diagnose.places import places_of, prompt_places_of
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.rule import Skip, rule, skip_if
 
 #: Tokens of a response that are followed, and places that are remembered.
 FOLLOWED, MOST = 24, 200_000
@@ -144,24 +143,19 @@ def standing(case: Case) -> Iterator[Finding]:
         yield refreshed
         return
     memories = {name: memory for name, memory in _memories(case).items() if memory.known}
-    if not memories:
-        raise Skip("no prompt and first token of a response come again in another step")
+    skip_if(not memories, "no prompt and first token of a response come again in another step")
     ref, policy, critic = (memories.get(name) for name in ("reference", "policy", "critic"))
     if ref is not None and ref.typical > ref.floor:
-        yield finding(
-            "warning",
+        yield warning(
             "the reference moves with the policy: it is the policy itself"
             if policy is not None and abs(policy.typical - ref.typical) <= SAME
             else "the reference moves: it gives the same tokens other log-probabilities in later steps",
             ref.where,
-            evidence=[
-                shown("median |now - before| of the same place, nats", ref.typical, f"< {ref.floor:.2g}"),
-                shown("the policy's, beside it", policy.typical if policy else None),
-                shown("places that come again", sum(map(len, ref.apart.values()))),
-            ],
-            cause="the reference is updated with the policy: shared weights, a copy made anew in every step, or "
-            "left in "
-            "train mode; some recipes reset it on purpose (TR-DPO, ProRL)",
+            shown("median |now - before| of the same place, nats", ref.typical, f"< {ref.floor:.2g}"),
+            shown("the policy's, beside it", policy.typical if policy else None),
+            shown("places that come again", sum(map(len, ref.apart.values()))),
+            cause="the reference is updated with the policy: shared weights, a copy made anew in every step, or left "
+            "in train mode; some recipes reset it on purpose (TR-DPO, ProRL)",
             steps=sorted(ref.apart),
         )
     asked = memories.get("policy on prompts")
@@ -172,14 +166,11 @@ def standing(case: Case) -> Iterator[Finding]:
             continue
         sampled = memories.get("engine")
         if name == "policy" and sampled is not None and sampled.typical > sampled.floor:
-            yield finding(
-                "error",
+            yield error(
                 "old log-probabilities are stale: the trainer's are of weights that stand, and the engine's move",
                 memory.where,
-                evidence=[
-                    shown("largest |now - before| of the same place, trainer", memory.largest, f"> {SAME:g}"),
-                    shown("median |now - before| of the same place, engine", sampled.typical, None),
-                ],
+                shown("largest |now - before| of the same place, trainer", memory.largest, f"> {SAME:g}"),
+                shown("median |now - before| of the same place, engine", sampled.typical, None),
                 cause="a copy of the policy that is not updated computes them (the reference, a checkpoint), or "
                 "they are kept from an earlier step: the ratio is not 1 before an update",
                 steps=sorted(memory.apart),
@@ -190,11 +181,9 @@ def standing(case: Case) -> Iterator[Finding]:
             "info" if warms else "warning",
             f"the {name} never changes: it gives the same tokens the same {what} in every step",
             memory.where,
-            evidence=[
-                shown("largest |now - before| of the same place", memory.largest, f"> {SAME:g}"),
-                shown("places that come again", sum(map(len, memory.apart.values()))),
-                shown("steps compared", len(memory.apart) + 1),
-            ],
+            shown("largest |now - before| of the same place", memory.largest, f"> {SAME:g}"),
+            shown("places that come again", sum(map(len, memory.apart.values()))),
+            shown("steps compared", len(memory.apart) + 1),
             cause="the critic learns alone: a warm-up of the critic has the policy wait for it"
             if warms
             else "no update reaches it: a learning rate of 0, an optimizer that is not stepped or holds other "
@@ -236,16 +225,13 @@ def _policy_before(case: Case) -> Finding | None:
         return None
     if np.mean(left) > NEARER * np.mean(moved) or np.mean(moved) < MOVED:
         return None
-    return finding(
-        "warning",
+    return warning(
         "the reference is the policy of the step before: it is refreshed in every step, and the KL to it measures one "
         "update, however far the policy goes",
         where,
-        evidence=[
-            shown("mean |reference - policy of the step before|, nats", float(np.mean(left))),
-            shown("mean |reference - reference of the step before|", float(np.mean(moved)), "0"),
-            shown("places that come again", len(moved)),
-        ],
+        shown("mean |reference - policy of the step before|, nats", float(np.mean(left))),
+        shown("mean |reference - reference of the step before|", float(np.mean(moved)), "0"),
+        shown("places that come again", len(moved)),
         cause="the reference's weights are synchronised with the policy's in every step (shared weights, a sync of all "
         "models): nothing holds the policy near its first weights; some recipes reset it now and then (TR-DPO, ProRL)",
         steps=steps,
@@ -283,7 +269,7 @@ def _answers(batch: StepBatch) -> list[Any] | None:
 
 @rule("D56", "equal answers get different rewards", link="rewards", scope="case",
       explains=("L08", "D04"), source="rewards returned in order of completion, not of submission")  # fmt: skip
-def same_answers(case: Case) -> Iterator[Finding]:
+def same_answers(case: Case) -> Finding | None:
     """Responses of one prompt whose tokens (or texts) are all equal, in the same step (12 pairs and more over the run):
     the variance of their rewards within such pairs, over the variance of rewards. Half of it and more is a warning:
     rewards do not follow what was answered. A judge that is a model wavers by less. Steps before the first such pair
@@ -326,7 +312,7 @@ def same_answers(case: Case) -> Iterator[Finding]:
     share = within / (2 * count) / float(np.mean(squares)) if squares else 0.0
     moved = 2 * sum(orders) >= len(orders)
     if count >= PAIRS and share >= SHARED:
-        yield finding(
+        return finding(
             "warning" if moved else "info",
             "equal answers to one prompt get different rewards: "
             + (
@@ -335,13 +321,9 @@ def same_answers(case: Case) -> Iterator[Finding]:
                 else "in no order would they give each answer one, so that the judge is no function of the answer"
             ),
             where,
-            evidence=[
-                shown(
-                    "variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"
-                ),
-                shown("pairs of equal answers", count),
-                shown("pairs in the steps before, which agree", agreed),
-            ],
+            shown("variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"),
+            shown("pairs of equal answers", count),
+            shown("pairs in the steps before, which agree", agreed),
             cause="rewards come back in another order than the samples (order of completion, a pool of workers)"
             + ("" if agreed >= PAIRS // 2 else ", or the judge is random")
             if moved
@@ -349,3 +331,4 @@ def same_answers(case: Case) -> Iterator[Finding]:
             "another step",
             steps=steps,
         )
+    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import pairwise
 from statistics import median
@@ -19,13 +18,12 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, listed, share, shown
 from replay_core.regexes import regex
 
 #: Steps with the same prompts before it is no chance, and no data set of one batch.
@@ -37,7 +35,7 @@ LONG = 5
 @rule("D42", "a group mixes prompts", link="groups", scope="batch", needs=("group|advantages",),
       explains=("D01", "D03", "D04", "D05"), lasts=True,
       source="Search-R1#88: an id made by place, or per worker; the baseline is then another prompt's")  # fmt: skip
-def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
+def mixed_groups(batch: StepBatch) -> Finding | None:
     """Groups, as the dump names them, that hold different prompts, while one prompt's samples lie in several groups. In
     half of the groups and more it is an error. A warning where each group holds the same number of prompts, each of
     them as often and twice at least, and none the beginning of another: several groups under one id. Prompts that
@@ -48,10 +46,8 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
     them hold several prompts, each of which stands in several, it is an error.
     """
     if batch.tokens_N is None:
-        yield from _blocks_of_rows(batch)
-        return
-    if not batch.group_is_named:
-        raise Skip("groups are not named in the dump")
+        return _blocks_of_rows(batch)
+    skip_if(not batch.group_is_named, "groups are not named in the dump")
     group_B, prompt_B = given(batch.group_B), batch.prompt_B
     if prompt_B is None or batch.response_N is None:
         raise Skip("a sample has no prompt")
@@ -61,26 +57,22 @@ def mixed_groups(batch: StepBatch) -> Iterator[Finding]:
     prompts_G, groups_P = np.bincount(pairs[0]), np.bincount(pairs[1])
     mixed = int((prompts_G > 1).sum())
     if mixed and 2 * mixed >= prompts_G.size and not (groups_P > 1).any():
-        yield from _whole_groups(batch, group_B, prompt_B)
-        return
+        return _whole_groups(batch, group_B, prompt_B)
     if mixed < 2 or 2 * mixed < prompts_G.size or not (groups_P > 1).any():
-        return
+        return None
     first = int(np.flatnonzero(prompts_G > 1)[0])
     members = np.flatnonzero(group_B == first)
-    yield finding(
-        "error",
+    return error(
         f"{share(mixed, prompts_G.size)} groups mix prompts: responses are measured against answers to other questions",
         batch.laid.where("group_id" if batch.columns.ref("group_id") else None, sample=int(members[0])),
-        evidence=[
-            shown("different prompts in the first such group", int(prompts_G[first]), "1", f"groups of {batch.name}"),
-            shown("its samples", listed(members)),
-            shown("prompts whose samples lie in several groups", int((groups_P > 1).sum()), "0"),
-        ],
+        shown("different prompts in the first such group", int(prompts_G[first]), "1", f"groups of {batch.name}"),
+        shown("its samples", listed(members)),
+        shown("prompts whose samples lie in several groups", int((groups_P > 1).sum()), "0"),
         cause="the group id is made by place, or before the batch was shuffled, or repeats over workers",
     )
 
 
-def _blocks_of_rows(batch: StepBatch) -> Iterator[Finding]:
+def _blocks_of_rows(batch: StepBatch) -> Finding | None:
     """Rows of a table of texts whose advantages are those of blocks of rows, while the blocks mix prompts."""
     texts, reward_B = batch.columns.texts("prompt_text"), batch.reward_B
     advantage_B = batch.columns.per_sample("advantages")
@@ -91,7 +83,7 @@ def _blocks_of_rows(batch: StepBatch) -> Iterator[Finding]:
     prompt_B = np.unique(np.array(texts), return_inverse=True)[1].reshape(-1)
     total, rows = len(texts), np.arange(len(texts))
     if _made_in(prompt_B, reward_B, advantage_B) is not None:
-        return
+        return None
     for size in (size for size in range(2, total // 2 + 1) if total % size == 0):
         block_B = rows // size
         pairs = np.unique(np.stack([block_B, prompt_B]), axis=1)
@@ -103,21 +95,18 @@ def _blocks_of_rows(batch: StepBatch) -> Iterator[Finding]:
         name = _made_in(block_B, reward_B, advantage_B)
         if name is None:
             continue
-        yield finding(
-            "error",
+        return error(
             f"groups mix prompts: advantages are made in blocks of {size} rows one after the other, and "
             f"{share(mixed, prompts_G.size)} blocks hold several prompts",
             batch.laid.where("advantages", sample=int(np.flatnonzero(block_B == np.argmax(prompts_G > 1))[0])),
-            evidence=[
-                shown("different prompts in the first such block", int(prompts_G[prompts_G > 1][0]), "1"),
-                shown("prompts whose rows lie in several blocks", int((blocks_P > 1).sum()), "0"),
-                shown("the estimator that agrees, within blocks", name),
-            ],
+            shown("different prompts in the first such block", int(prompts_G[prompts_G > 1][0]), "1"),
+            shown("prompts whose rows lie in several blocks", int((blocks_P > 1).sum()), "0"),
+            shown("the estimator that agrees, within blocks", name),
             cause="the rows were shuffled or interleaved (a sampler that repeats the list of prompts and not each of "
             "them, a gather over ranks), and are taken for groups by their place: a response is measured against "
             "answers to other questions",
         )
-        return
+    return None
 
 
 def _made_in(group_B: Array, reward_B: Array, advantage_B: Array) -> str | None:
@@ -130,28 +119,25 @@ def _made_in(group_B: Array, reward_B: Array, advantage_B: Array) -> str | None:
     return matching(advantage_B, in_groups(reward_B, group_B), tolerance(reward_B, group_B, 1e-4))
 
 
-def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Iterator[Finding]:
+def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Finding | None:
     """Several groups of responses under one id: prompts that are each whole, and none a later turn of another."""
     often_P = np.bincount(prompt_B)
     prompts_G = np.array([np.unique(prompt_B[group_B == group]).size for group in np.unique(group_B)])
     if prompts_G.min() != prompts_G.max() or often_P.min() != often_P.max() or often_P[0] < 2:
-        return
+        return None
     tokens_N, heads_B = given(batch.tokens_N), batch.flat.first(given(batch.response_N))
     firsts = np.unique(prompt_B, return_index=True)[1]
     texts = sorted(
         tuple(tokens_N[batch.flat.starts_B[at] : batch.flat.starts_B[at] + heads_B[at]].tolist()) for at in firsts
     )
     if any(after[: len(before)] == before for before, after in pairwise(texts)):
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"every group mixes prompts: {int(prompts_G[0])} of them, with {int(often_P[0])} responses each, lie under "
         "one group id",
         batch.laid.where("group_id" if batch.columns.ref("group_id") else None, sample=0),
-        evidence=[
-            shown("different prompts in each group", int(prompts_G[0]), "1", f"groups of {batch.name}"),
-            shown("responses of each prompt", int(often_P[0])),
-        ],
+        shown("different prompts in each group", int(prompts_G[0]), "1", f"groups of {batch.name}"),
+        shown("responses of each prompt", int(often_P[0])),
         cause="the id is not unique (a counter per worker, an index modulo something, a hash that is cut short): the "
         "baseline is a mean over answers to different questions",
     )
@@ -159,7 +145,7 @@ def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Iterator
 
 @rule("D43", "every step has the same prompts", link="tokens", scope="case",
       source="a sampler that is never advanced, or seeded anew in every step")  # fmt: skip
-def same_prompts(case: Case) -> Iterator[Finding]:
+def same_prompts(case: Case) -> Finding | None:
     """The same set of prompts in every step, over 3 steps and more: worth knowing, since a run on one batch is a way to
     test a trainer, and nothing in a dump tells it from a loader that stands still; over 5 and more a warning. Looking
     ends where two differ.
@@ -174,16 +160,17 @@ def same_prompts(case: Case) -> Iterator[Finding]:
         pairs = zip(batch.flat.starts_B, heads_B, strict=True)
         prompts = frozenset(batch.tokens_N[start : start + head].tobytes() for start, head in pairs)
         if first is not None and prompts != first:
-            return
+            return None
         first, where = first or prompts, where or batch.laid.where("input_ids", sample=0)
         steps.append(batch.step)
     if first is None or len(steps) < SAME:
         raise Skip(f"needs the prompts of {SAME} steps")
-    yield finding(
+    return finding(
         "warning" if len(steps) >= LONG else "info",
         f"every step has the same prompts ({len(first)} of them, {len(steps)} steps)",
         where,
-        evidence=[shown("steps with these prompts", share(len(steps), len(steps))), shown("prompts", len(first))],
+        shown("steps with these prompts", share(len(steps), len(steps))),
+        shown("prompts", len(first)),
         cause="the data loader is made or seeded anew in every step, or never advanced; or the data are one batch",
         steps=steps,
     )
@@ -192,31 +179,27 @@ def same_prompts(case: Case) -> Iterator[Finding]:
 @rule("D47", "prompts begin twice", link="tokens", scope="batch", needs=("tokens",),
       explains=("D09", "D12", "D27"), lasts=True,
       source="transformers chat templates that write BOS, tokenised with add_special_tokens=True")  # fmt: skip
-def doubled_beginning(batch: StepBatch) -> Iterator[Finding]:
+def doubled_beginning(batch: StepBatch) -> Finding | None:
     """Every sample begins with one token twice, which stands nowhere else: a doubled BOS. An error. The trainer's rows
     alone have it where the engine disagrees by more than precision comes to (.03 nats per token).
     """
     tokens_N, starts_B, lengths_B = given(batch.tokens_N), batch.flat.starts_B, batch.flat.lengths_B
-    if len(batch) < 2 or (lengths_B < 3).any():
-        raise Skip("needs two samples of three tokens and more")
+    skip_if(len(batch) < 2 or (lengths_B < 3).any(), "needs two samples of three tokens and more")
     begins_B = tokens_N[starts_B]
     if (begins_B != begins_B[0]).any() or (tokens_N[starts_B + 1] != begins_B).any() or begins_B[0] == batch.pad_id:
-        return
+        return None
     elsewhere = int((tokens_N == begins_B[0]).sum()) - 2 * len(batch)
     if elsewhere > 0.1 * len(batch):
-        return
+        return None
     apart = distance(batch)
     alone = apart is not None and apart > DISAGREE
-    yield finding(
-        "error",
+    return error(
         f"every prompt begins with token {int(begins_B[0])} twice: a doubled BOS"
         + (", in the trainer's rows alone: the engine's log-probabilities are of other prompts" if alone else ""),
         batch.laid.where("input_ids", at=int(starts_B[0]) + 1),
-        evidence=[
-            shown("samples that begin so", share(len(batch), len(batch)), "none", f"token ids of {batch.name}"),
-            shown("the token elsewhere", elsewhere),
-            *([] if apart is None else [shown("mean |trainer - rollout|", apart, f"< {DISAGREE} nats")]),
-        ],
+        shown("samples that begin so", share(len(batch), len(batch)), "none", f"token ids of {batch.name}"),
+        shown("the token elsewhere", elsewhere),
+        *([] if apart is None else [shown("mean |trainer - rollout|", apart, f"< {DISAGREE} nats")]),
         cause="the chat template writes the token, and the tokenizer adds its own (add_special_tokens=True)",
     )
 
@@ -229,7 +212,7 @@ GROUPS, IMPROBABLE = 4, -1.0
       needs=("group", "tokens", "response", "rollout_logprobs|trainer_logprobs"),
       explains=("D01", "D03", "D26", "D43"), lasts=True,
       source="vLLM and SGLang: a seed in the sampling parameters is every sample's own")  # fmt: skip
-def one_response(batch: StepBatch) -> Iterator[Finding]:
+def one_response(batch: StepBatch) -> Finding | None:
     """Groups of two and more responses that are token for token the same, in 9 of 10 groups (4 and more), while
     responses differ between groups and are improbable (mean log-probability of a response below -1): an error. A policy
     that is sure of its answer writes it again and again.
@@ -246,22 +229,17 @@ def one_response(batch: StepBatch) -> Iterator[Finding]:
     several = [members for members in members_of(batch) if len(members) > 1]
     same = [members for members in several if len({texts[sample] for sample in members}) == 1]
     if len(several) < GROUPS or len(set(texts)) < 2:
-        return
+        return None
     if len(same) < 0.9 * len(several):
-        yield from _drawn_twice(batch, several, texts, said, response_N)
-        return
+        return _drawn_twice(batch, several, texts, said, response_N)
     mean = float(np.mean(batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))))
-    if not mean < IMPROBABLE:
-        raise Skip("responses are so probable that drawing them twice is no wonder")
-    yield finding(
-        "error",
+    skip_if(not mean < IMPROBABLE, "responses are so probable that drawing them twice is no wonder")
+    return error(
         f"all responses of a group are identical, in {share(len(same), len(several))} groups: nothing is sampled",
         batch.laid.where("input_ids", sample=same[0][0]),
-        evidence=[
-            shown("groups of one response, drawn several times", share(len(same), len(several)), "none"),
-            shown("mean log-probability of a response, nats", mean, None, said.source),
-            shown("samples of the first such group", listed(same[0])),
-        ],
+        shown("groups of one response, drawn several times", share(len(same), len(several)), "none"),
+        shown("mean log-probability of a response, nats", mean, None, said.source),
+        shown("samples of the first such group", listed(same[0])),
         cause="every sample of a group is drawn with the same seed, greedily, or one response is copied n times",
     )
 
@@ -279,11 +257,11 @@ def _is_sampled(sheet: Sheet) -> bool:
 
 def _drawn_twice(
     batch: StepBatch, several: list[list[int]], texts: list[bytes], said: Column, response_N: Array
-) -> Iterator[Finding]:
+) -> Finding | None:
     """Groups in which every response stands k times: what ranks draw with one seed."""
     # A trainer's rows may be those of several epochs: what was sampled must stand as often.
     if not any(_is_sampled(sheet) and len(sheet) == len(batch) for sheet, _ in batch.columns.sheets):
-        return
+        return None
     sums_B = batch.flat.sum(np.where(said.said_N & response_N, np.nan_to_num(said.values_N), 0.0))
     doubled, chance = [], 0.0
     for members in several:
@@ -296,33 +274,30 @@ def _drawn_twice(
         # Each of the others draws this text with its probability.
         chance += sum(min(0.0, math.log(len(members)) + logp) for logp in of_text.values())
     if len(doubled) < max(GROUPS, 0.9 * len(several)) or chance > CHANCE:
-        return
+        return None
     of_rank: dict[int | None, list[bytes]] = {}
     for sample, key in enumerate(batch.laid.keys_of("input_ids")):
         of_rank.setdefault(None if key is None else key.rank, []).append(texts[sample])
     copies = Counter(tuple(sorted(held)) for held in of_rank.values())
     if len(of_rank) > 1 and min(copies.values()) > 1:
-        return  # ranks that hold the same samples are D65's: those of a tensor-parallel group do on purpose
+        return None  # ranks that hold the same samples are D65's: those of a tensor-parallel group do on purpose
     times, members = doubled[0]
-    yield finding(
-        "error",
+    return error(
         f"every response of a group stands in it {times} times, in {share(len(doubled), len(several))} groups: "
         f"{times} engines draw the same samples",
         batch.laid.where("input_ids", sample=members[0]),
-        evidence=[
-            shown("groups in which each response stands several times", share(len(doubled), len(several)), "none"),
-            shown("log of the chance of it, by the responses' probabilities", chance, None, said.source),
-            shown("samples of the first such group", listed(members)),
-        ],
+        shown("groups in which each response stands several times", share(len(doubled), len(several)), "none"),
+        shown("log of the chance of it, by the responses' probabilities", chance, None, said.source),
+        shown("samples of the first such group", listed(members)),
         cause="the replicas of the engine (one for each data-parallel rank) share a random seed, or a gather holds "
         f"each sample {times} times: a group is {times} times smaller than it looks",
-    )  # fmt: skip
+    )
 
 
 @rule("D75", "samples stand in a batch twice", link="tokens", scope="batch",
       needs=("group", "tokens", "response", "rollout_logprobs"), lasts=True,
       source="a batch that is repeated to fill it up; a gather of what every rank already has")  # fmt: skip
-def stands_twice(batch: StepBatch) -> Iterator[Finding]:
+def stands_twice(batch: StepBatch) -> Finding | None:
     """Samples that have the tokens and, bit for bit, the rollout log-probabilities of one of another group: a quarter
     of the batch and more, of responses whose mean log-probability is below -1, is a warning. An engine's numbers of two
     drawings of one text agree but for their batch; the epochs of a batch are one.
@@ -334,8 +309,7 @@ def stands_twice(batch: StepBatch) -> Iterator[Finding]:
         batch = batch.once
     group_B, said = given(batch.group_B), given(batch.columns.of("rollout_logprobs"))
     if (filled := _filled_up(batch, group_B, said)) is not None:
-        yield filled
-        return
+        return filled
     keys: dict[bytes, set[int]] = {}
     each = []
     for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
@@ -354,18 +328,17 @@ def stands_twice(batch: StepBatch) -> Iterator[Finding]:
         others_B = np.bincount(prompt_B)[prompt_B] - np.bincount(group_B)[group_B]
         chance_B = np.minimum(1.0, np.maximum(others_B, 0) * np.exp(np.minimum(sums_B, 0.0)))
         if twice_B.sum() <= 3 * float(chance_B.sum()) + 2:
-            return
+            return None
     if twice_B.sum() < 4 or twice_B.mean() < 0.25:
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"{share(int(twice_B.sum()), len(batch))} samples stand in the batch twice, under another group",
         batch.laid.where("input_ids", sample=int(np.flatnonzero(twice_B)[0])),
-        evidence=[shown("samples with the tokens and log-probabilities of another group's", int(twice_B.sum()), "0",
-                        said.source), shown("different samples", len(keys), str(len(batch)))],
+        shown("samples with the tokens and log-probabilities of another group's", int(twice_B.sum()), "0", said.source),
+        shown("different samples", len(keys), str(len(batch))),
         cause="the batch was filled up by repeating it, ranks drew the same prompts with the same seed, or a gather "
         "duplicated what they had: the batch is smaller than it looks",
-    )  # fmt: skip
+    )
 
 
 def _filled_up(batch: StepBatch, group_B: Array, said: Column) -> Finding | None:
@@ -373,7 +346,7 @@ def _filled_up(batch: StepBatch, group_B: Array, said: Column) -> Finding | None
     trained_N = batch.trained_N
     if trained_N is None:
         return None
-    spans = [slice(int(at), int(at + size)) for at, size in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)]
+    spans = batch.flat.spans
     said_N, tokens_N = np.where(said.said_N, said.values_N, 0.0), given(batch.tokens_N)
     rows = [tokens_N[span].tobytes() + said_N[span].tobytes() + b"%d" % group_B[n] for n, span in enumerate(spans)]
     # As many as stand at the end again: the row that the last one is tells how many.
@@ -385,23 +358,20 @@ def _filled_up(batch: StepBatch, group_B: Array, said: Column) -> Finding | None
     counted_B, sums_B = batch.flat.count(heard_N), batch.flat.sum(np.where(heard_N, said_N, 0.0))
     if before.size > 1 or sizes.size < 2 or not counted_B[-more:].all() or not sums_B[-more:].mean() < IMPROBABLE:
         return None
-    return finding(
-        "warning",
+    return warning(
         f"the last {more} samples of the batch are its first {more}, and count: rows that fill it up are trained on",
         batch.laid.where("input_ids", sample=len(rows) - more),
-        evidence=[
-            shown("rows at the end that are those at the beginning", more, "0", said.source),
-            shown("tokens of them that count", int(counted_B[-more:].sum()), "0"),
-            shown("samples of a group without them", int(before[0])),
-        ],
+        shown("rows at the end that are those at the beginning", more, "0", said.source),
+        shown("tokens of them that count", int(counted_B[-more:].sum()), "0"),
+        shown("samples of a group without them", int(before[0])),
         cause="the batch was padded with copies to a size that ranks or micro-batches divide, and they were neither "
         "taken out nor masked: these samples count twice",
-    )  # fmt: skip
+    )
 
 
 @rule("D65", "ranks hold the same samples", link="tokens", scope="case",
       source="a sampler whose seed does not know the rank")  # fmt: skip
-def ranks_alike(case: Case) -> Iterator[Finding]:
+def ranks_alike(case: Case) -> Finding | None:
     """The tokens of all samples of two ranks the same in every one of 3 steps and more: a warning where they go by
     other group or sample ids on each rank, the run states data parallel ranks and no others, or every recorded matrix
     of the weights (or gradients) is whole and the same on each rank. Ranks of one tensor-parallel group hold the same
@@ -422,25 +392,23 @@ def ranks_alike(case: Case) -> Iterator[Finding]:
             tokens = batch.tokens_N[start : start + batch.flat.lengths_B[sample]].tobytes()
             if key is not None and key.rank is not None:
                 by_rank.setdefault(key.rank, []).append((tokens, names[sample] if names else ""))
-        if len(by_rank) < 2:
-            raise Skip("samples are of one rank")
+        skip_if(len(by_rank) < 2, "samples are of one rank")
         contents = {tuple(sorted(tokens for tokens, _ in rows)) for rows in by_rank.values()}
         if len(contents) > 1:
-            return
+            return None
         named = {tuple(sorted({name for _, name in rows})) for rows in by_rank.values()}
         algorithm = batch.laid.algorithm
         split = max(algorithm.number(name) or 1 for name in _SPLIT)
         whole = max(algorithm.number(name) or 1 for name in _WHOLE)
         if len(named) < len(by_rank) and (split > 1 or whole < 2):
             replicas = split == 1 and _are_replicas(case, set(by_rank))
-            if replicas is False:
-                raise Skip("ranks that hold the same samples may be of one tensor-parallel group")
+            skip_if(replicas is False, "ranks that hold the same samples may be of one tensor-parallel group")
             unsure = unsure or replicas is None
         alike.append(batch.step)
         first, ranks = first or batch, sorted(by_rank)
     if first is None or len(alike) < SAME:
         raise Skip(f"needs the samples of two ranks in {SAME} steps")
-    yield finding(
+    return finding(
         "info" if unsure else "warning",
         f"ranks {listed(ranks)} train on the same samples, in all {len(alike)} steps"
         + (
@@ -449,7 +417,7 @@ def ranks_alike(case: Case) -> Iterator[Finding]:
             else f": the batch holds each of them {len(ranks)} times"
         ),
         first.laid.where("input_ids", sample=0),
-        evidence=[shown("steps in which their tokens are the same", share(len(alike), len(alike)), "none")],
+        shown("steps in which their tokens are the same", share(len(alike), len(alike)), "none"),
         cause="the sampler's seed does not know the rank: data-parallel ranks draw the same prompts with the same seed",
         steps=alike,
     )
@@ -484,13 +452,10 @@ _SPLIT_ONES = regex(
     r"|lm_head|\.head\.weight"
 )
 LARGE = 1 << 26
-
 #: Settings under which ranks hold the same samples, and those of ranks that do not.
 _SPLIT = ("tensor_parallel_size", "tensor_model_parallel_size", "tp_size", "tp", "context_parallel_size", "cp_size",
           "pipeline_model_parallel_size", "pp_size", "ulysses_sequence_parallel_size", "sp_size")  # fmt: skip
 _WHOLE = ("ranks", "world_size", "dp_size", "data_parallel_size", "num_ranks")
-
-
 #: Share of prompts that are as long as the limit from which it is the limit, not the prompts, that ends them.
 AT_LIMIT = 0.9
 
@@ -498,24 +463,21 @@ AT_LIMIT = 0.9
 @rule("L28", "prompts are cut", link="tokens", scope="signals", needs=("prompts_at_limit",), lasts=True,
       explains=("L08", "L17"),
       source="verl data.truncation (left, right, middle) and prompt_length/clip_ratio")  # fmt: skip
-def prompts_cut(log: RunLog) -> Iterator[Finding]:
+def prompts_cut(log: RunLog) -> Finding | None:
     """The share of prompts that are as long as the limit: 0.9 and more (median) in 3 steps and more is a warning. A
     limit that leaves nothing over in nearly every prompt is one that cuts them, or data that were cut to it before.
     """
     series = given(log.get("prompts_at_limit"))
     values = series.finite
-    if len(values) < SAME:
-        raise Skip(f"needs the share of prompts at the limit in {SAME} steps")
+    skip_if(len(values) < SAME, f"needs the share of prompts at the limit in {SAME} steps")
     now = median(values)
     if now < AT_LIMIT:
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"prompts are cut: {now:.0%} of them are exactly as long as the limit",
-        series.first(over=AT_LIMIT - 1e-9),
-        evidence=[series.shown(now, f"< {AT_LIMIT:g}")],
+        series.between(over=AT_LIMIT - 1e-09),
+        series.shown(now, f"< {AT_LIMIT:g}"),
         cause="max_prompt_length is too small for these prompts, and they are truncated: their beginning (from the "
         "left) or their question is lost",
         next_step="raise max_prompt_length, or filter prompts that are longer; rldbg record -- YOUR COMMAND shows them",
-        steps=series.steps(over=AT_LIMIT - 1e-9),
     )

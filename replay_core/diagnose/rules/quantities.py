@@ -1,14 +1,13 @@
-"""Log-probabilities that are another quantity than their name says: recomputed from their kin."""
+"""Log-probabilities that are another quantity than their name says, or shifted: recomputed from their kin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.compared import BOTH, figures_of
+from replay_core.diagnose.finding import Finding, error, shown
+from replay_core.diagnose.gap import gap
 from replay_core.diagnose.kinship import odd_one
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
 
 _WORDS = {
     "rollout_logprobs": ("rollout", "rollout_logprobs"), "old_logprobs": ("old", "logprobs"),
@@ -21,7 +20,7 @@ _WORDS = {
       explains=("D08", "D09", "D10", "D11", "D12", "D13", "D14", "D15", "D16", "D21", "D24", "D28", "D29", "D31", "D35",
                 "D46", "D50", "D55", "D59", "D60", "D69", "D89", "L08", "L10", "L16"),
       source="rollout, old, policy and reference say nearly the same of the same tokens")  # fmt: skip
-def another_quantity(batch: StepBatch) -> Iterator[Finding]:
+def another_quantity(batch: StepBatch) -> Finding | None:
     """Rollout, old, policy (of the first update) and reference log-probabilities, each that is over .03 nats from
     another held against what known mistakes make of that: zeros, one number, probabilities, the sign turned, another
     base, sums along the response, means and sums of it, a shift by up to three tokens, another row's, cut
@@ -33,7 +32,7 @@ def another_quantity(batch: StepBatch) -> Iterator[Finding]:
     if odd is None:
         if sum(batch.has(name) for name in _WORDS) < 2:
             raise Skip("needs two of rollout, old, policy and reference log-probabilities")
-        return
+        return None
     word, link = _WORDS[odd.suspect.name]
     rollout, zero = odd.suspect.name == "rollout_logprobs", odd.what.startswith("exactly 0")
     beside = abs(odd.by) == 1 and odd.suspect.name in ("rollout_logprobs", "old_logprobs")
@@ -43,15 +42,37 @@ def another_quantity(batch: StepBatch) -> Iterator[Finding]:
         or (zero and odd.suspect.name in ("old_logprobs", "policy_logprobs"))
     ):
         raise Skip("a shift by one token is D08's, the rollout's rows are D79's, zeros of the trainer D80's")
-    yield finding(
-        "error",
+    return error(
         f"{word} log-probabilities are {odd.what}",
         batch.laid.where(odd.suspect.name, at=odd.at),
+        shown("share of the tokens that tell which it makes", odd.share, "0", odd.suspect.source),
+        shown("tokens that tell", odd.tokens),
+        shown("made of", odd.model.source),
         link=link,
-        evidence=[
-            shown("share of the tokens that tell which it makes", odd.share, "0", odd.suspect.source),
-            shown("tokens that tell", odd.tokens),
-            shown("made of", odd.model.source),
-        ],
         cause=odd.cause,
+    )
+
+
+@rule("D08", "log-probabilities are shifted by one token", link="rollout_logprobs", scope="batch", needs=BOTH,
+      explains=("L10", "D09", "D12", "D14", "D15", "D24", "D29", "D35"), lasts=True,
+      source="verl#3562, OpenRLHF#973; measured: lag 0 r 0.03, lag 1 r 1.000")  # fmt: skip
+def shifted(batch: StepBatch) -> Finding | None:
+    """Correlation of trainer and rollout at lags -1, 0, 1. An error where the best is not lag 0, is above 0.9 and above
+    every other by 0.3: then one of the two is about the token before or after.
+    """
+    between = gap(batch)
+    if not between.is_shifted:
+        return None
+    lag = between.lag
+    place = batch.laid.where("rollout_logprobs", sample=0)
+    lags = [
+        shown(f"correlation at lag {at:+d}", value, "the largest" if at == 0 else None)
+        for at, value in lag.correlations.items()
+    ]
+    return error(
+        f"rollout log-probabilities are shifted by {lag.lag:+d} token against the trainer's",
+        place,
+        *lags,
+        *figures_of(between),
+        cause="one side is about the token at its index, the other about the next: a roll or a slice is off by one",
     )

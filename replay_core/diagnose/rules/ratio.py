@@ -12,14 +12,12 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
-from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.passes import before_any_update_N
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.measure.lag import Lag, detect_lag
 from replay_core.objectives import policy_loss
 
@@ -89,13 +87,9 @@ def _lag(batch: StepBatch, policy: Column, old: Column) -> Lag | None:
     """The lag at which old and new log-probabilities face each other, where it is not 0."""
     first_N = before_any_update_N(batch)
     inside_N = batch.response_N if batch.response_N is not None else batch.pair(policy, old)
-    rows_a, rows_b = [], []
-    for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-        if first_N[start : start + length].any():
-            inside = inside_N[start : start + length]
-            rows_a.append(old.values_N[start : start + length][inside])
-            rows_b.append(policy.values_N[start : start + length][inside])
-    lag = detect_lag(rows_a, rows_b) if rows_a else None
+    rows = [span for span in batch.flat.spans if first_N[span].any()]
+    a, b = ([one.values_N[span][inside_N[span]] for span in rows] for one in (old, policy))
+    lag = detect_lag(a, b) if rows else None
     return lag if lag is not None and lag.settled and lag.lag != 0 else None
 
 
@@ -110,7 +104,7 @@ WHOLE_RANK = 0.3
       needs=("policy_logprobs", "old_logprobs"),
       explains=("D24", "L16"),
       source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
-def on_policy(batch: StepBatch) -> Iterator[Finding]:
+def on_policy(batch: StepBatch) -> Finding | None:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the
     first micro-batch of each rank): above 1e-3 where both are fp32, above 0.02 otherwise, is a warning; above 0.2, what
     clipping cuts off, an error (in a hundredth of the tokens and more, and in a tenth of the rows or by a nat on
@@ -129,19 +123,16 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
         known_N = both_N & recorded.said_N & np.isfinite(recorded.values_N)
         logs = (policy.values_N - old.values_N)[known_N]
         if known_N.sum() >= FEWEST and np.abs(recorded.values_N[known_N] - logs).max() < 1e-4:
-            yield finding(
-                "error",
+            return error(
                 "the ratio is the difference of log-probabilities: the exponential is missing",
                 batch.laid.where("is_ratio", at=int(np.flatnonzero(known_N)[0])),
-                evidence=[shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
-                          shown("mean of log pi - log pi_old", float(logs.mean()))],
+                shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
+                shown("mean of log pi - log pi_old", float(logs.mean())),
                 cause="the ratio is never exponentiated (or is a tensor of 0 that is never filled): it is about 0 where"
                 " it has to be about 1, and clipping cuts tokens off as if the policy had left",
-            )  # fmt: skip
-            return
+            )
     both_N = both_N & before_any_update_N(batch)
-    if both_N.sum() < FEWEST:
-        raise Skip("no tokens are surely of the first update")
+    skip_if(both_N.sum() < FEWEST, "no tokens are surely of the first update")
     moved = policy.values_N[both_N] - old.values_N[both_N]
     apart = np.abs(np.expm1(np.clip(moved, -50, 50)))
     largest = float(apart.max())
@@ -153,60 +144,48 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     )
     limit = SAME_BF16 if half or batch.laid.flags.get("dtype") is None else SAME_FP32
     if largest <= limit:
-        return
+        return None
     at = int(np.flatnonzero(both_N)[apart.argmax()])
     place = batch.laid.where("policy_logprobs", at=at)
     clipped = float((apart > 0.2).mean())
     if (lag := _lag(batch, policy, old)) is not None:
-        yield finding(
-            "error",
+        return error(
             f"the policy's log-probabilities are shifted by {-lag.lag:+d} token against the old ones, before any "
             "update",
             place,
-            evidence=[
-                *(shown(f"correlation at lag {-by:+d}", value, "the largest" if by == 0 else None)
-                  for by, value in lag.correlations.items()),
-                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
-            ],
+            *(shown(f"correlation at lag {-by:+d}", value, "the largest" if by == 0 else None)
+            for by, value in lag.correlations.items()),
+            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             cause="one forward is about the token at its index, the other about the next: labels or logits are off by "
             "one (a slice or a roll) where the loss is made",
         )  # fmt: skip
-        return
     as_engine = Gap(batch, old, policy, both_N)
     of_engine = _is_engines(batch, old, both_N)
     # Of older weights, too, a policy that got sharper looks as if it were at another temperature.
     if as_engine.is_tempered and not (of_engine and batch.step):
-        yield finding(
-            "error",
+        return error(
             "policy and old log-probabilities are at different temperatures before any update: "
             f"{given(as_engine.gain):.2f} explains their difference",
             place,
-            evidence=[
-                shown("temperature of the old over the policy's", given(as_engine.gain), "0.9 to 1.1"),
-                shown("correlation", as_engine.correlation),
-                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
-            ],
+            shown("temperature of the old over the policy's", given(as_engine.gain), "0.9 to 1.1"),
+            shown("correlation", as_engine.correlation),
+            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             cause="one of the two forwards divides its logits by the sampling temperature and the other does not",
         )
-        return
     if not of_engine and (leak := as_engine.leak) is not None:
         clean_B, how = leak
-        yield finding(
-            "error",
+        return error(
             f"the ratio is off 1 by up to {largest:.3g} before any update, in every sample but the first of each pack: "
             "attention crosses samples",
             place,
-            evidence=[
-                shown("mean |policy - old| of the first samples", float(np.nanmean(as_engine.by_sample_B[clean_B]))),
-                shown("mean |policy - old| of the later ones", float(np.nanmean(as_engine.by_sample_B[~clean_B])), "0"),
-                shown("packs", how),
-            ],
+            shown("mean |policy - old| of the first samples", float(np.nanmean(as_engine.by_sample_B[clean_B]))),
+            shown("mean |policy - old| of the later ones", float(np.nanmean(as_engine.by_sample_B[~clean_B])), "0"),
+            shown("packs", how),
             cause="the update packs samples without a block-diagonal mask (no cu_seqlens, a mask of ones), or position "
             "ids do not begin again with each of them: a sample sees those before it in its pack, and the forward of "
             "the old log-probabilities did not",
             next_step=batch.laid.replay_command(place, "--packing"),
         )
-        return
     # What lies in one row of many is that sample's (an id that nobody attends to, an image), and not the forward's.
     rows = batch.flat.sample_N[both_N]
     off = np.unique(rows[apart > 0.2])
@@ -214,35 +193,30 @@ def on_policy(batch: StepBatch) -> Iterator[Finding]:
     if (micros := _moved_between(batch, rows, apart, limit)) and not of_engine:
         # Where mini-batches are not numbered, each of these may be one.
         numbered = all(key is not None and key.minibatch is not None for key in batch.laid.keys_of("policy_logprobs"))
-        yield finding(
+        return finding(
             "error" if numbered else "warning",
             f"the weights change within an update: the ratio is 1 in its first micro-batch and off 1 (by up to "
             f"{largest:.3g}) in all {micros - 1} that follow"
             + ("" if numbered else ", or these are mini-batches that were recorded without their numbers"),
             place,
-            evidence=[
-                shown("micro-batches of the update", micros),
-                shown("share of tokens off by more than 0.2", clipped, "0"),
-                shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
-            ],
+            shown("micro-batches of the update", micros),
+            shown("share of tokens off by more than 0.2", clipped, "0"),
+            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
             cause="the optimizer steps after every micro-batch, and not once they are all accumulated: each is an "
             "update of its own, of a smaller batch than is meant",
             next_step="call optimizer.step() and zero_grad() once for all micro-batches of a mini-batch",
-        )  # fmt: skip
-        return
+        )
     few = clipped < FEW_MOVED or (
         len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
     )
-    yield finding(
+    return finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"
         + (": the old log-probabilities are the engine's own" if of_engine else alone),
         place,
-        evidence=[
-            shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
-            shown("share of tokens off by more than 0.2", clipped, "0"),
-            shown("mean |policy - old|", float(np.abs(moved).mean())),
-        ],
+        shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
+        shown("share of tokens off by more than 0.2", clipped, "0"),
+        shown("mean |policy - old|", float(np.abs(moved).mean())),
         cause="the rollout's log-probabilities are taken for the old ones (a bypass of the trainer's own forward, as "
         "some asynchronous trainers run): the ratio holds the distance between engine and trainer, and the age of the "
         "weights"
@@ -297,7 +271,7 @@ def _is_engines(batch: StepBatch, old: Column, both_N: Array) -> bool:
 
 @rule("D14", "the ratio is not 1 although nothing moves", link="ratio", scope="signals",
       needs=("learning_rate", "clip_fraction|policy_kl"), source="RLinf#1534, verl#6280")  # fmt: skip
-def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
+def ratio_without_updates(log: RunLog) -> Finding | None:
     """With a learning rate of 0 the weights stay: no token may be clipped, and the policy's KL to itself is 0.
 
     A clip fraction over .003 or |KL| over 1e-3 at a step whose lr is 0, as the step's before it was (bf16 noise stays
@@ -313,26 +287,23 @@ def ratio_without_updates(log: RunLog) -> Iterator[Finding]:
     if still and log.algorithm.takes_engine_as_old:
         raise Skip("the engine's log-probabilities are taken for the old ones: the ratio is off 1 without an update")
     if not still:
-        yield from _moved_in_one_update(log)
-        return
+        return _moved_in_one_update(log)
     for signal, limit in (("clip_fraction", FEW_CLIPPED), ("policy_kl", SAME_FP32)):
         series = log.get(signal)
         bad = [] if series is None else [p for p in series.points if p.step in still and abs(p.value) > limit]
         if series is not None and bad:
-            yield finding(
-                "warning",
+            return warning(
                 f"the learning rate is 0, and {series.name} is not",
-                bad[0].where(series.name),
-                evidence=[series.shown_at(bad[0], "0")],
+                series.of(bad),
+                series.shown_at(bad[0], "0"),
                 cause="old and new log-probabilities come from forward passes that disagree: other micro-batch sizes, "
                 "dropout, train against eval mode, or the engine's probabilities",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --rows-per-forward 1",
-                steps=steps_of(bad),
             )
-            return
+    return None
 
 
-def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
+def _moved_in_one_update(log: RunLog) -> Finding | None:
     """The same of a run that states one update for each batch: the ratio is taken before anything has moved."""
     if not log.algorithm.is_updated_once:
         raise Skip("the learning rate is never 0, and no single update of a batch is stated: a ratio may be off 1")
@@ -340,23 +311,22 @@ def _moved_in_one_update(log: RunLog) -> Iterator[Finding]:
         series = log.get(signal)
         bad = [] if series is None else [p for p in series.points if abs(p.value) > limit]
         if series is not None and len(bad) >= 3 and 2 * len(bad) >= len(series.points):
-            yield finding(
-                "warning",
+            return warning(
                 f"the ratio is not 1 in a batch's only update: {series.name} is {bad[0].value:.3g}",
-                bad[0].where(series.name),
-                evidence=[series.shown_at(bad[0], "0"), shown("steps", f"{len(bad)} of {len(series.points)}", "none")],
+                series.of(bad),
+                series.shown_at(bad[0], "0"),
+                shown("steps", f"{len(bad)} of {len(series.points)}", "none"),
                 cause="old log-probabilities are not this policy's: they are stale, of an earlier step or of older "
                 "weights, or come from another forward pass (micro-batch size, dropout, the engine's own)",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D14",
-                steps=steps_of(bad),
             )
-            return
+    return None
 
 
 @rule("D24", "the ratio explodes", link="ratio", scope="batch",
       needs=("policy_logprobs|is_ratio", "old_logprobs|is_ratio"),
       source="miles docs (clip fraction 0.2, 0.5); verl rollout_corr (effective sample size)")  # fmt: skip
-def exploding(batch: StepBatch) -> Iterator[Finding]:
+def exploding(batch: StepBatch) -> Finding | None:
     """Share of tokens with a ratio outside [0.8, 1.2] > 0.5 by 3 of its standard errors (0.8: an error), outside [0.1,
     10] > 0.02 by as many of its own, or effective sample size (sum w)^2 / (n sum w^2) < 0.3 (of CISPO's weights as
     bounded), over tokens that count. Four epochs of a batch reach 0.36 in a run that learns.
@@ -378,19 +348,16 @@ def exploding(batch: StepBatch) -> Iterator[Finding]:
     noise = 3 * math.sqrt(outside * (1 - outside) / weights.size)
     few = 3 * math.sqrt(extreme * (1 - extreme) / weights.size)
     if extreme - few <= EXTREME and outside - noise <= MOSTLY_CLIPPED and effective >= FEW_EFFECTIVE:
-        return
+        return None
     name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
-    place = batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()]))
-    yield finding(
+    return finding(
         "error" if outside > FAR_GONE else "warning",
         f"the policy is far from the one that sampled: {outside:.0%} of tokens have a ratio outside 0.8 to 1.2",
-        place,
-        evidence=[
-            shown("share outside 0.8 to 1.2", outside, f"<= {MOSTLY_CLIPPED}", source),
-            shown("share outside 0.1 to 10", extreme, f"<= {EXTREME}"),
-            shown("largest ratio", largest),
-            shown("effective sample size", effective, f">= {FEW_EFFECTIVE}"),
-        ],
+        batch.laid.where(name, at=int(np.flatnonzero(known_N)[weights.argmax()])),
+        shown("share outside 0.8 to 1.2", outside, f"<= {MOSTLY_CLIPPED}", source),
+        shown("share outside 0.1 to 10", extreme, f"<= {EXTREME}"),
+        shown("largest ratio", largest),
+        shown("effective sample size", effective, f">= {FEW_EFFECTIVE}"),
         cause="the learning rate is too high, a batch is used for too many updates, or it is too old",
     )
 
@@ -435,11 +402,9 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                     if narrow
                     else ""
                 ),
-                series.first(over=CLIPPED),
-                evidence=[
-                    series.shown(now, f"< {CLIPPED} (bad over {MOSTLY_CLIPPED})"),
-                    *([shown("sqrt(2 x mean policy KL / clip fraction)", reach, f"> {NO_RANGE:g}")] if hardly else []),
-                ],
+                series.between(over=CLIPPED),
+                series.shown(now, f"< {CLIPPED} (bad over {MOSTLY_CLIPPED})"),
+                *([shown("sqrt(2 x mean policy KL / clip fraction)", reach, f"> {NO_RANGE:g}")] if hardly else []),
                 cause="the clip range (eps) is far too small; or old and new log-probabilities differ by noise that is "
                 "no move of the policy: dropout left on, two forwards with other kernels or another order. GSPO alone "
                 "has so small a range on purpose"
@@ -448,30 +413,25 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                 "from other probabilities than the trainer's",
                 next_step="compare old and new log-probabilities of the first mini-batch: rldbg record -- YOUR "
                 "COMMAND, then rldbg diagnose rldbg-dump",
-                steps=series.steps(over=CLIPPED),
             )
     for series, now in log.level("ratio_max"):
         if now > LARGEST:
-            yield finding(
-                "warning",
+            yield warning(
                 f"the largest importance ratio is {now:.3g}",
-                series.first(over=LARGEST),
-                evidence=[series.shown(now, f"< {LARGEST:g}")],
+                series.between(over=LARGEST),
+                series.shown(now, f"< {LARGEST:g}"),
                 cause="the policy is far from the one that sampled: off-policy data, or log-probabilities that do not "
                 "belong together",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
-                steps=series.steps(over=LARGEST),
             )
     for series, now in log.level("ess"):
         if now < EFFECTIVE:
-            yield finding(
-                "warning",
+            yield warning(
                 f"importance weights leave {now:.0%} of the samples effective",
-                series.first(under=EFFECTIVE),
-                evidence=[series.shown(now, f"> {EFFECTIVE:g}")],
+                series.between(under=EFFECTIVE),
+                series.shown(now, f"> {EFFECTIVE:g}"),
                 cause="engine and trainer disagree about the samples' probabilities, or the samples are stale",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D09",
-                steps=series.steps(under=EFFECTIVE),
             )
 
 
@@ -483,14 +443,10 @@ STOPS, LONG = 0.05, 12
 LARGE_RATE = 1e-4
 #: And one that no recipe for adapters has.
 NO_ADAPTERS = 1e-3
-
-
 #: Ratios of whole responses, GSPO's, lie nearer to 1 than that.
 OF_SEQUENCES = 0.05
 #: Clip ranges of published recipes for a token's ratio begin at .1.
 NO_RANGE = 0.1
-
-
 #: What four epochs of a batch come to in a run that learns.
 CLIPPED_OF_EPOCHS = 0.36
 
@@ -564,7 +520,7 @@ UNBOUND, STEPS = 0.25, 3
       needs=("policy_kl", "clip_fraction"), lasts=True,
       explains=("D15", "D24", "D25", "L02", "L08", "L09", "L10", "L16"),
       source="arXiv 1707.06347 equation 7")  # fmt: skip
-def never_clips(log: RunLog) -> Iterator[Finding]:
+def never_clips(log: RunLog) -> Finding | None:
     """The clip fraction exactly 0 in every step, and the policy's KL to the one that sampled over .25 nats in 3 and
     more: an error. A mean log ratio of -.25 is past a range of .2. Not for CISPO and REINFORCE, which clip no ratio.
     """
@@ -573,19 +529,15 @@ def never_clips(log: RunLog) -> Iterator[Finding]:
     if log.algorithm.estimator.startswith("reinforce") or log.algorithm.kind == "cispo":
         raise Skip("the stated algorithm does not clip its ratio below")
     if len(far) < STEPS or not clipped.finite or any(clipped.finite):
-        return
-    yield finding(
-        "error",
+        return None
+    return error(
         f"nothing is ever clipped although the policy moves {far[0].value:.2g} nats per token within one batch",
-        far[0].where(moved.name),
-        evidence=[
-            moved.shown_at(far[0], "< 0.05"), clipped.shown(0.0, "> 0 at such a move"),
-            shown("steps that move so far", len(far)),
-        ],
+        moved.of(far),
+        moved.shown_at(far[0], "< 0.05"), clipped.shown(0.0, "> 0 at such a move"),
+        shown("steps that move so far", len(far)),
         cause="the clip range is not in effect: it is far too wide, or the unclipped loss is used, and the batch's own "
         "updates carry the policy away",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D50",
-        steps=steps_of(far),
     )  # fmt: skip
 
 
@@ -593,7 +545,7 @@ def never_clips(log: RunLog) -> Iterator[Finding]:
       lasts=True,
       explains=("D01", "D03", "D20", "D24", "D25", "L08", "L09", "L10"),
       source="PPO implementations stop a batch's epochs at a KL of 0.01 to 0.05")  # fmt: skip
-def torn(log: RunLog) -> Iterator[Finding]:
+def torn(log: RunLog) -> Finding | None:
     """KL of the policy to the one that sampled, over 1 nat per token in any step: an error. Over .05 in the middle of
     12 steps and more, with a logged learning rate of 1e-4 and more, a reward that does not rise and no older samples
     stated: a warning.
@@ -601,63 +553,55 @@ def torn(log: RunLog) -> Iterator[Finding]:
     series = given(log.get("policy_kl"))
     bad = [point for point in series.points if math.isfinite(point.value) and abs(point.value) > TORN]
     if bad:
-        yield finding(
-            "error",
+        return error(
             f"the policy moves {abs(bad[0].value):.3g} nats per token within one batch: its own updates tear it away",
-            bad[0].where(series.name),
-            evidence=[series.shown_at(bad[0], "< 0.05")],
+            series.of(bad),
+            series.shown_at(bad[0], "< 0.05"),
             cause="the learning rate is far too high, or a batch is used for too many updates",
             next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
-            steps=steps_of(bad),
         )
-        return
     sizes = [abs(value) for value in series.finite]
     rate, reward = log.get("learning_rate"), log.get("reward")
     if len(sizes) < LONG or median(sizes) < STOPS or rate is None or not rate.finite or reward is None:
-        return
+        return None
     # Of older samples the distance is not the update's; at a small rate it has another cause.
     if log.algorithm.is_off_policy or max(rate.finite) < LARGE_RATE:
-        return
+        return None
     clipped = log.get("clip_fraction")
     is_torn = clipped is not None and bool(clipped.finite) and median(clipped.finite) > CLIPPED
     # A task that is solved has a reward that does not rise, and an adapter has such a rate (LoRA).
     is_worse = is_torn or trends.rises([-value for value in reward.finite]) or max(rate.finite) > NO_ADAPTERS
     if trends.rises(reward.finite) or not is_worse:
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats "
         f"per token within each batch ({series.name}), and the reward does not rise",
-        series.points[0].where(series.name),
-        evidence=[
-            series.shown(median(sizes), f"< {STOPS:g}"), rate.shown(max(rate.finite)),
-            reward.shown(median(reward.finite)),
-            *([clipped.shown(median(clipped.finite))] if clipped is not None and clipped.finite else []),
-        ],
+        series,
+        series.shown(median(sizes), f"< {STOPS:g}"), rate.shown(max(rate.finite)),
+        reward.shown(median(reward.finite)),
+        *([clipped.shown(median(clipped.finite))] if clipped is not None and clipped.finite else []),
         cause="each update goes far past what the clip range is to hold it to: the learning rate is too high, or a "
         "batch is used for too many updates",
         next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
-        steps=series.steps(),
     )  # fmt: skip
 
 
 @rule("L16", "a batch's own updates tear the policy away", link="trend", scope="batch",
       needs=("policy_logprobs", "old_logprobs"), source="PPO implementations stop at a KL of 0.01 to 0.05")  # fmt: skip
-def torn_away(batch: StepBatch) -> Iterator[Finding]:
+def torn_away(batch: StepBatch) -> Finding | None:
     """mean |policy - old| over 1 nat per token in a later update of a batch (its first update is D14's): an error."""
     policy, old, _ = _pair(batch)
     # Every epoch is a row of its own; the first ones have not moved yet.
     both_N = batch.pair(policy, old) & ~before_any_update_N(batch)
-    if both_N.sum() < FEWEST:
-        raise Skip("one update for each batch")
+    skip_if(both_N.sum() < FEWEST, "one update for each batch")
     moved = np.abs(policy.values_N - old.values_N)[both_N]
     worst, at = float(moved.mean()), int(np.flatnonzero(both_N)[moved.argmax()])
     if worst > TORN:
-        yield finding(
-            "error",
+        return error(
             f"the policy moves {worst:.3g} nats per token within one batch: its own updates tear it away",
             batch.laid.where("policy_logprobs", at=at),
-            evidence=[shown("mean |policy - old|, nats", worst, "< 0.2", f"{policy.source} and {old.source}")],
+            shown("mean |policy - old|, nats", worst, "< 0.2", f"{policy.source} and {old.source}"),
             cause="the learning rate is far too high, or a batch is used for too many updates",
             next_step="lower the learning rate ten times; stop a batch's epochs at a KL of 0.05",
         )
+    return None

@@ -9,17 +9,17 @@ from statistics import mean, median
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import KL_WEIGHTS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 from replay_core.objectives import kl
 from replay_core.regexes import regex
 
@@ -36,7 +36,7 @@ K1_STEPS, K1_SHARE, K1_MEAN = 20, 0.9, -1e-3
 
 @rule("D15", "policy and reference differ before the first update", link="ref", scope="case",
       source="slime and miles debug guides (1e-8 with one kernel; about 0.8 per token: chat template)")  # fmt: skip
-def reference_moved(case: Case) -> Iterator[Finding]:
+def reference_moved(case: Case) -> Finding | None:
     """mean |policy - ref| at step 0. Above 1e-4 it is worth saying (a run that resumed has it); 0.5 and more is a
     warning, more than 1 an error: another template, or another model (a warning where a weight version says that the
     run goes on). Of step 1, where step 0 is not in the dump, the last two alone. Skipped where neither is. From .1 on,
@@ -56,36 +56,31 @@ def reference_moved(case: Case) -> Iterator[Finding]:
         as_engine = Gap(batch, ref, trainer, both_N)
         # verl's step 1 has no update before it, and one update turns no temperature.
         if mean <= (MOVED if batch.step == 0 or as_engine.is_tempered else OTHER_PROMPT):
-            return
+            return None
         if batch.laid.algorithm.is_distilled or _is_taught(batch, trainer, ref, both_N):
             raise Skip("the reference is a teacher: advantages are made of its log-probabilities")
         at = int(np.flatnonzero(both_N)[apart.argmax()])
         place = batch.laid.where("ref_logprobs", at=at)
         if as_engine.is_tempered:
-            yield finding(
+            return finding(
                 "error" if mean > OTHER_MODEL else "warning",
                 f"policy and reference are at different temperatures: {given(as_engine.gain):.2f} explains their "
                 f"difference at step {batch.step}",
                 place,
-                evidence=[
-                    shown(
-                        f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"
-                    ),
-                    shown("temperature of the reference over the policy's", given(as_engine.gain), "0.9 to 1.1"),
-                    shown("correlation", as_engine.correlation),
-                ],
+                shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
+                shown("temperature of the reference over the policy's", given(as_engine.gain), "0.9 to 1.1"),
+                shown("correlation", as_engine.correlation),
                 cause="one of the two divides its logits by the sampling temperature and the other does not: the KL "
                 "pulls the policy towards another distribution than the one it began with",
                 next_step=batch.laid.replay_command(place, "--model REFERENCE --against ref_logprobs"),
                 steps=(batch.step,),
             )
-            return
         known = versions(batch)
         version = None if known is None or np.isnan(known[1]).all() else float(np.nanmax(known[1]))
         other = mean > OTHER_WEIGHTS and batch.step == 0 and _is_used(batch) and _agrees_with_engine(batch, mean)
         # A run that goes on from a checkpoint and counts its steps anew has left its reference already.
         resumed, begins = bool(version), version == 0 or _warms_up(case)
-        yield finding(
+        return finding(
             "error"
             if mean > OTHER_MODEL and not resumed
             else "warning"
@@ -94,10 +89,8 @@ def reference_moved(case: Case) -> Iterator[Finding]:
             f"policy and reference differ by {mean:.3g} nats per token at step {batch.step}"
             + (", before any update: the reference is another checkpoint than the policy began with" if other else ""),
             place,
-            evidence=[
-                shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
-                shown("largest", float(apart.max())),
-            ],
+            shown(f"mean |policy - ref| at step {batch.step}", mean, "<= 1e-4", f"{trainer.source} - {ref.source}"),
+            shown("largest", float(apart.max())),
             cause="the reference has other weights than the policy began with, or sees another chat template"
             if mean > OTHER_PROMPT
             else "the reference log-probabilities come from other weights than the policy was started from: another "
@@ -108,14 +101,12 @@ def reference_moved(case: Case) -> Iterator[Finding]:
             next_step=batch.laid.replay_command(place, "--model POLICY --model REFERENCE --against ref_logprobs"),
             steps=(batch.step,),
         )
-        return
     raise Skip("needs the policy's and the reference's log-probabilities of step 0")
 
 
 def _warms_up(case: Case) -> bool:
     """Whether the learning rate rises from the first logged step on, from half of what it comes to or less."""
-    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
-    rates = log.get("learning_rate") if log is not None else None
+    rates = case.log.get("learning_rate")
     if rates is None or len(rates.finite) < 3 or rates.points[0].step not in (0, 1):
         return False
     first, second, third = rates.finite[:3]
@@ -125,8 +116,7 @@ def _warms_up(case: Case) -> bool:
 def _is_used(batch: StepBatch) -> bool:
     """Whether the run uses a KL to the reference: it states a coefficient over 0, or none and records the KL."""
     algorithm = batch.laid.algorithm
-    stated = [algorithm.number(name) for name in ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta",
-                                                 "kl_in_reward_coef")]  # fmt: skip
+    stated = [algorithm.number(name) for name in (*KL_WEIGHTS, "kl_in_reward_coef")]
     known = [value for value in stated if value is not None]
     return any(known) if known else batch.columns.of("kl") is not None
 
@@ -153,7 +143,7 @@ def _is_taught(batch: StepBatch, trainer: Column, ref: Column, both_N: Array) ->
 
 @rule("D15", "KL to the reference at the first step", link="ref", scope="signals", needs=("kl",),
       source="slime and miles debug.md")  # fmt: skip
-def first_kl(log: RunLog) -> Iterator[Finding]:
+def first_kl(log: RunLog) -> Finding | None:
     """Before the first update policy and reference are one model: KL is 0.
 
     Over 1 is an error (another model or template: about 0.8 per token for a chat template), over 0.5 a warning, over
@@ -167,29 +157,25 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     point = series.points[0]
     always = min(series.finite, default=0.0)
     if always > OTHER_MODEL and len(series.finite) >= 8 and trends.level(series.finite) < LEAPT * always:
-        yield finding(
-            "warning",
+        return warning(
             f"KL to the reference is {trends.level(series.finite):.3g} per token from the first logged step on, and "
             f"never below {always:.3g}",
             point.where(series.name),
-            evidence=[series.shown(always, f"< {OTHER_MODEL:g} in some step")],
+            series.shown(always, f"< {OTHER_MODEL:g} in some step"),
             cause=_NOT_THE_START,
             next_step=_AGAINST_REFERENCE,
             steps=series.steps(),
         )
-        return
     if len(series.finite) > 2 and sum(value < 0 for value in series.finite) >= K1_SHARE * len(series.finite):
         raise Skip("the KL is negative: D29 says what that means")
-    if log.is_counted:
-        raise Skip("the log does not number its steps: its first line need not be the first step")
-    if point.step not in (0, 1):
-        raise Skip("the log does not begin at the first step")
+    skip_if(log.is_counted, "the log does not number its steps: its first line need not be the first step")
+    skip_if(point.step not in (0, 1), "the log does not begin at the first step")
     # Of several micro-batches the first alone is from before any update.
     of_step = [micro for micro in log.micros("kl") if micro.step == point.step]
     point = min(of_step, key=lambda micro: micro.micro or 0) if of_step and point.micro is None else point
     value = abs(point.value)
     if not math.isfinite(value) or value <= MOVED:
-        return
+        return None
     on_policy = all(
         (p := log.at(name, point.step)) is not None and p.value == 0 for name in ("clip_fraction", "policy_kl")
     )
@@ -197,11 +183,11 @@ def first_kl(log: RunLog) -> Iterator[Finding]:
     if clips is not None and any(value > 0.1 for value in clips.finite[:3]):
         raise Skip("the first steps' own updates move the policy: a tenth of their tokens and more are clipped")
     mild = value <= OTHER_PROMPT and not on_policy
-    yield finding(
+    return finding(
         "error" if value > OTHER_MODEL else "info" if mild else "warning",
         f"KL to the reference is {point.value:.3g} at the first step",
         point.where(series.name),
-        evidence=[series.shown_at(point, "0 before the first update")],
+        series.shown_at(point, "0 before the first update"),
         cause="mini-batches after the first have been updated already, or two kernels differ"
         if mild
         else _NOT_THE_START,
@@ -218,8 +204,6 @@ _NOT_THE_START = (
 _AGAINST_REFERENCE = (
     "rldbg record -- YOUR COMMAND; then rldbg replay rldbg-dump --model POLICY --model REFERENCE --against ref_logprobs"
 )
-
-
 #: KL estimators by the name a framework would use; the right order first.
 _ESTIMATORS = {
     "k1": kl.k1,
@@ -248,7 +232,7 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array, *ratios_N: Array
 @rule("D29", "the KL estimator is turned around", link="ref", scope="batch",
       needs=("kl", "ref_logprobs", "trainer_logprobs"),
       source="trl#2854, grail#42, marin#1708; Schulman 2020")  # fmt: skip
-def estimator(batch: StepBatch) -> Iterator[Finding]:
+def estimator(batch: StepBatch) -> Finding | None:
     """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
     Each may be weighed with the ratio to the policy that sampled. The recorded KL that agrees only with the swapped
     order is an error; one that agrees with no estimator a warning where one is stated, else worth knowing. Zeros where
@@ -273,7 +257,7 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
         ]
         found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N], *weights)
         if found is not None and not found[1]:
-            return
+            return None
         best = best or found
         lowest = float(recorded.values_N[both_N].min())
         if found is None:
@@ -281,23 +265,19 @@ def estimator(batch: StepBatch) -> Iterator[Finding]:
     if best is None:
         raise Skip("policy and reference are equal, or share too few tokens: every estimator is 0")
     if best[1]:
-        yield finding(
-            "error",
+        return error(
             f"the recorded KL is {best[0]} with policy and reference swapped",
             place,
-            evidence=[shown("tokens that agree", compared, None, recorded.source)],
+            shown("tokens that agree", compared, None, recorded.source),
             cause="the arguments of the estimator are in the wrong order: its sign, or its weighting, is turned around",
         )
-        return
-    yield finding(
+    return finding(
         # Another estimator is wrong where one of these is stated, and may be meant where none is.
         "warning" if batch.laid.algorithm.kl_estimator else "info",
         "the recorded KL is not k1, k2, k3 (clamped or not) or |log ratio| of policy and reference",
         place,
-        evidence=[
-            shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),
-            shown("tokens compared", compared),
-        ],
+        shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),
+        shown("tokens compared", compared),
         cause="it is computed from other log-probabilities than those recorded, or another estimator",
     )
 
@@ -316,18 +296,16 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
     """
     told = log.events("negative_kl")
     if told:
-        yield finding(
-            "warning",
+        yield warning(
             f"the KL to the reference is negative: the trainer says so in {len(told)} lines",
             told[0].point.where(),
-            evidence=[shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}")],
+            shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}"),
             cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
             "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 "
-            "is then "
-            "negative, and rewards leaving the reference",
+            "is then negative, and rewards leaving the reference",
             next_step="sample with temperature 1, top_k 0, top_p 1; rldbg record -- YOUR COMMAND, then rldbg diagnose "
             "rldbg-dump",
-            steps=[one.point.step for one in told if one.point.step is not None],
+            steps=[one.point.step for one in told],
         )
         return
     for series in (series for signal in ("kl", "policy_kl", "rollout_k3", "rollout_k1") for series in log.all(signal)):
@@ -338,14 +316,12 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         stated = log.algorithm.kl_estimator if "loss" in series.name and series.signal == "kl" else ""
         one = "k3" if series.formula == "k3" else stated if stated in ("k2", "k3") else ""
         if one and bad:
-            yield finding(
-                "error",
+            yield error(
                 f"{series.name} is negative, which its estimator {one} cannot be",
                 bad[0].where(series.name),
-                evidence=[series.shown_at(bad[0], ">= 0")],
+                series.shown_at(bad[0], ">= 0"),
                 cause="the plain difference (k1) is taken, the estimator's arguments come from two places (swapped, or "
-                "masked differently), or it is "
-                "computed in a dtype too narrow for e^x - 1",
+                "masked differently), or it is computed in a dtype too narrow for e^x - 1",
                 next_step="rldbg record -- YOUR COMMAND, then "
                 "rldbg diagnose rldbg-dump --rule D29 recomputes every estimator",
                 steps=series.steps(under=K3_FLOOR),
@@ -356,12 +332,11 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 "info" if log.algorithm.kl_estimator == "k1" else "warning",
                 f"the KL of the loss is the estimator k1 (the plain log ratio): {series.name} is negative in "
                 f"{len(negative)} of {len(values)} steps",
-                series.first(under=0),
-                evidence=[series.shown(min(values), ">= 0 of k2 and k3")],
+                series.between(under=0),
+                series.shown(min(values), ">= 0 of k2 and k3"),
                 cause="k1 is an estimate of the KL's value, and its gradient as a term of the loss is 0 on average: "
                 "the policy is not held to its reference",
                 next_step="k3 (low_var_kl) or k2 in the loss, or k1 in the rewards",
-                steps=series.steps(under=0),
             )
         elif (
             series.formula in ("k1", "")
@@ -369,15 +344,13 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
             and len(negative) >= K1_SHARE * len(values)
             and mean(values) < K1_MEAN
         ):
-            yield finding(
-                "warning",
+            yield warning(
                 f"{series.name} is negative in {len(negative)} of {len(values)} steps",
-                series.first(under=0),
-                evidence=[series.shown(mean(values), "a mean near or over 0")],
+                series.between(under=0),
+                series.shown(mean(values), "a mean near or over 0"),
                 cause="the arguments of k1 are swapped, or the tokens were not sampled from the policy that is "
                 "measured",
                 next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D29",
-                steps=series.steps(under=0),
             )
 
 
@@ -396,7 +369,7 @@ FAR, LEAPT = 1.0, 20.0
 @rule("L10", "the KL to the reference explodes", link="trend", scope="signals", needs=("kl",),
       explains=("D01", "D03", "D14", "D20", "D24", "D25", "D26", "L08", "L09"),
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
-def kl_explodes(log: RunLog) -> Iterator[Finding]:
+def kl_explodes(log: RunLog) -> Finding | None:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
     more: a warning, info while the reward rises with it, over 3 an error (a warning). From below .2 to over 1 in one
     step, and staying there: an error, in 4 steps and more. It rises in every run that learns; a run without a KL term
@@ -405,45 +378,41 @@ def kl_explodes(log: RunLog) -> Iterator[Finding]:
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
     values = [abs(point.value) for point in finite]
-    if len(finite) < 4:
-        raise Skip("needs the KL of 4 steps")
+    skip_if(len(finite) < 4, "needs the KL of 4 steps")
     leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and min(values[at:]) > FAR), None)
     if leapt is not None and len(values) - leapt >= 2:
-        yield finding(
-            "error",
-            f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} "
-            f"per token "
-            "in one step",
+        return error(
+            f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} per "
+            "token in one step",
             finite[leapt].where(series.name),
-            evidence=[series.shown_at(finite[leapt], f"< {FAR:g}"), shown("first step above it", finite[leapt].step)],
+            series.shown_at(finite[leapt], f"< {FAR:g}"),
+            shown("first step above it", finite[leapt].step),
             cause="the learning rate is far too high: one update takes the policy away; or what it is held against is "
             "wrong: an engine that samples with old weights, a loss that is not clipped"
             if not log.has("logprob_diff")
             else "the learning rate is far too high: one update takes the policy away",
             next_step="lower the learning rate ten times; look at grad_norm and entropy of that step",
-            steps=[p.step for p in finite[leapt:] if p.step is not None],
+            steps=[p.step for p in finite[leapt:]],
         )
-        return
-    if len(finite) < 8:
-        raise Skip("needs the KL of 8 steps")
-    if sorted(point.value for point in finite[-3:])[1] < 0:
-        raise Skip("the KL is negative: D29 says what that means")
-    if series.name == "objective/kl":
-        raise Skip("it is summed over each response (TRL's PPO), and grows with its length")
+    skip_if(len(finite) < 8, "needs the KL of 8 steps")
+    skip_if(sorted(point.value for point in finite[-3:])[1] < 0, "the KL is negative: D29 says what that means")
+    skip_if(series.name == "objective/kl", "it is summed over each response (TRL's PPO), and grows with its length")
     begun, now = min(values[:4]), sorted(values[-3:])[1]
     if now > FAR and now > LEAPT * begun:
         reward = log.get("reward")
         told = reward.finite if reward is not None else []
         learns = len(told) >= 8 and median(told[-3:]) > median(told[:3]) + 0.3 * (max(told) - min(told))
         mark = next(point for point in finite if abs(point.value) > FAR)
-        yield finding(
+        return finding(
             ("warning" if learns else "error") if now > 3 * FAR else "info" if learns else "warning",
             f"KL to the reference {'grows with the reward' if learns else 'explodes'}: {series.name} goes from "
             f"{begun:.3g} to {now:.3g} per token",
             mark.where(series.name),
-            evidence=[series.shown(now, f"< {FAR:g}"), shown("first step above it", mark.step)],
+            series.shown(now, f"< {FAR:g}"),
+            shown("first step above it", mark.step),
             cause="the learning rate is too high, the KL coefficient too low, or gradients are not clipped: the policy "
             "has left the reference",
             next_step="lower the learning rate; look at grad_norm and clip fraction of the step where it leaves",
             steps=[p.step for p in finite if p.step is not None and abs(p.value) > FAR],
         )
+    return None

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import OF_GROUPS
-from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.algorithm import OF_GROUPS, severity_of_raw
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import agree, together
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
-from replay_core.diagnose.unbaselined import severity_of_raw
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def _back_at(series: Series) -> int | None:
 @rule("L24", "the run falls back to its beginning", link="optimizer", scope="signals",
       needs=("reward|kl|entropy|response_length",), explains=("L08", "L09", "L10", "D25", "L20"), lasts=True,
       source="a checkpoint that is resumed from the first weights; a save that holds no weights")  # fmt: skip
-def falls_back(log: RunLog) -> Iterator[Finding]:
+def falls_back(log: RunLog) -> Finding | None:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
     where they were in the first steps (within .35 of the way they had come, or as far past it at the most), and stay
     there for 4: a warning. Without a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it
@@ -106,11 +104,10 @@ def falls_back(log: RunLog) -> Iterator[Finding]:
         ):
             continue
         names = [one.name for one in with_it.values()]
-        yield finding(
-            "warning",
+        return warning(
             f"the run starts again at step {step}: {', '.join(names)} fall back to where they began",
-            series.points[at].where(series.name),
-            evidence=[
+            series.of(series.points[at :]),
+            *[
                 shown(f"{one.name}: before, after", f"{median(one.values[at - SIDE:at]):.4g}, "
                       f"{median(one.values[at:at + SIDE]):.4g}", f"began at {median(one.values[:SIDE]):.4g}")
                 for one in with_it.values()
@@ -119,11 +116,10 @@ def falls_back(log: RunLog) -> Iterator[Finding]:
             "one whose weights were not written or not loaded",
             next_step="compare the weights of the checkpoint it resumed from with the base model's: rldbg compare "
             "CHECKPOINT BASE_MODEL",
-            steps=[p.step for p in series.points[at:] if p.step is not None],
         )  # fmt: skip
-        return
     if not any(len(series.values) >= 4 * SIDE for name in _COMES_BACK for series in log.all(name)):
         raise Skip(f"needs {4 * SIDE} steps")
+    return None
 
 
 #: Normalised within a group of n, an advantage is at most the root of n: groups of 900 nobody has.
@@ -145,7 +141,7 @@ def _are_rewards(log: RunLog) -> bool:
 @rule("D73", "advantages keep to one side, or to a bound", link="advantages", scope="signals",
       needs=("advantage_max|advantage_std",), explains=("L08",),
       source="an advantage is centred: r less the mean of others")  # fmt: skip
-def one_sided(log: RunLog) -> Iterator[Finding]:
+def one_sided(log: RunLog) -> Finding | None:
     """Over 5 steps and more: no advantage below 0 while some are above (nothing is subtracted, or what is negative is
     cut off), none above 0 while some are below (the baseline is the best of the group), or largest and smallest the
     same number in every step (a clamp; not where it is stated, or groups of a size give just that number, as two
@@ -158,7 +154,7 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
     of 0 was divided by. Means of 0 are no bound: all advantages are 0 there.
     """
     if (off := _whitened_off_centre(log)) is not None:
-        yield _bounded(
+        return _bounded(
             given(log.get("advantage_mean")),
             f"advantages have a std of 1 and a mean of {off:.3g} in every step: they are divided by their std, and "
             "their mean is not subtracted",
@@ -167,15 +163,11 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
             off,
             "about 0",
         )
-        return
-    if log.get("advantage_max") is None:
-        raise Skip("needs the largest advantage, or mean and std of 8 steps")
+    skip_if(log.get("advantage_max") is None, "needs the largest advantage, or mean and std of 8 steps")
     if log.get("advantage_min") is None:
-        yield from _never_above(log)
-        return
+        return _never_above(log)
     rows = [row for _, row in together(log.get("advantage_max"), log.get("advantage_min")) if row[0] > row[1] + 1e-6]
-    if len(rows) < FEWEST:
-        raise Skip(f"needs the largest and the smallest advantage of {FEWEST} steps with any")
+    skip_if(len(rows) < FEWEST, f"needs the largest and the smallest advantage of {FEWEST} steps with any")
     top, bottom = given(log.get("advantage_max")), given(log.get("advantage_min"))
     mean, reward = log.get("advantage_mean"), log.get("reward")
     same = [agree(*row) for _, row in together(mean, reward)]
@@ -185,17 +177,17 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
     is_raw = (len(same) >= FEWEST and all(same)) or (len(ranged) >= 2 * FEWEST and all(ranged))
     highest, lowest = max(high for high, _ in rows), min(low for _, low in rows)
     if (paid := _paid(log)) and max(highest, -lowest) > BEYOND * max(1.0, paid):
-        yield finding(
-            "error",
+        return error(
             f"advantages come to {max(highest, lowest, key=abs):.3g}: more than a spread of rewards can make of them",
             top.first(over=highest - 1e-9),
-            evidence=[top.shown(highest, f"< {BEYOND:g}"), bottom.shown(lowest), shown("size of the rewards", paid)],
+            top.shown(highest, f"< {BEYOND:g}"),
+            bottom.shown(lowest),
+            shown("size of the rewards", paid),
             cause="what rounding leaves of equal rewards is divided by a std of 0 without an epsilon, or another scale "
             "than is meant: a few samples make the whole update",
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
             steps=top.steps(over=BEYOND),
         )
-        return
     if log.algorithm.estimator == "reinforce" and (lowest >= 0 or highest <= 0):
         raise Skip("REINFORCE is stated, which needs no baseline: advantages have the sign of the rewards (D04)")
     if lowest >= 0:
@@ -216,13 +208,13 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
         # REINFORCE and RAFT push nothing down, and have the rewards themselves, or 0 and 1.
         milder = severity_of_raw(log.algorithm) == "info" and (raw or not cut or highest <= 1 + EPSILON)
         cause += "; bad answers are never pushed down" + (", as in REINFORCE and RAFT" if milder else "")
-        yield _bounded(bottom, never + claim, cause, lowest, "< 0", "info" if milder else "warning")
+        return _bounded(bottom, never + claim, cause, lowest, "< 0", "info" if milder else "warning")
     elif highest <= 0 and log.algorithm.estimator != "remax":
-        yield _never_positive(log, top, highest)
+        return _never_positive(log, top, highest)
     elif (off := _off_centre(mean, top, bottom)) is not None and not (
         log.has("value_mean") or log.algorithm.estimator == "remax" or is_raw
     ):
-        yield _bounded(
+        return _bounded(
             given(mean),
             f"advantages are not centred: their mean is {off:.3g} and on one side of 0 in every step",
             "a constant is added to them, or the baseline is not the mean of what it is for: every answer is pushed "
@@ -237,13 +229,14 @@ def one_sided(log: RunLog) -> Iterator[Finding]:
         and not _is_natural(highest, log)
         and log.algorithm.advantage_clip is None
     ):
-        yield _bounded(
+        return _bounded(
             top,
             f"advantages are cut off at {lowest:.4g} and {highest:.4g} in every step",
             "a clamp behind the normalisation: how much better an answer is no longer counts",
             highest,
             "another number in every step",
         )
+    return None
 
 
 #: Sizes of a group whose largest advantages are known, and how near a bound is to one of them: an epsilon of 1e-3
@@ -301,13 +294,13 @@ def _whitened_off_centre(log: RunLog) -> float | None:
     return median(means) if min(means) > OFF_OF_ONE or max(means) < -OFF_OF_ONE else None
 
 
-def _never_above(log: RunLog) -> Iterator[Finding]:
+def _never_above(log: RunLog) -> Finding | None:
     """The same of a log without the smallest: none above 0 while the mean is below it."""
     rows = [row for _, row in together(log.get("advantage_max"), log.get("advantage_mean")) if row[0] > row[1] + 1e-6]
-    if len(rows) < FEWEST:
-        raise Skip(f"needs the largest advantage, and the smallest or the mean, of {FEWEST} steps")
+    skip_if(len(rows) < FEWEST, f"needs the largest advantage, and the smallest or the mean, of {FEWEST} steps")
     if max(high for high, _ in rows) <= 0 and log.algorithm.estimator != "remax":
-        yield _never_positive(log, given(log.get("advantage_max")), max(high for high, _ in rows))
+        return _never_positive(log, given(log.get("advantage_max")), max(high for high, _ in rows))
+    return None
 
 
 def _never_positive(log: RunLog, top: Series, highest: float) -> Finding:
@@ -326,16 +319,15 @@ def _bounded(
     series: Series, claim: str, cause: str, value: float, expected: str, severity: Severity = "warning"
 ) -> Finding:
     return finding(
-        severity, claim, series.points[0].where(series.name), evidence=[series.shown(value, expected)], cause=cause,
+        severity, claim, series, series.shown(value, expected), cause=cause,
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D04",
-        steps=series.steps(),
     )  # fmt: skip
 
 
 @rule("D44", "returns are not added up over the response", link="advantages", scope="signals",
       needs=("return_mean", "reward", "response_length"), explains=("D45", "D63"),
       source="a return is the sum of the rewards that are still to come")  # fmt: skip
-def returns_are_rewards(log: RunLog) -> Iterator[Finding]:
+def returns_are_rewards(log: RunLog) -> Finding | None:
     """The mean return is the mean reward over the mean response length in 8 steps and more, and in all of them (to
     1e-3 of it), while the length is over 1.5: an error. That is what the mean over tokens is where each token keeps its
     own reward and all but the last have none.
@@ -345,20 +337,17 @@ def returns_are_rewards(log: RunLog) -> Iterator[Finding]:
         for _, (back, paid, length) in together(log.get("return_mean"), log.get("reward"), log.get("response_length"))
         if length > 1.5 and abs(paid) > 1e-3
     ]
-    if len(rows) < 8:
-        raise Skip("needs mean return, reward and response length of 8 steps")
+    skip_if(len(rows) < 8, "needs mean return, reward and response length of 8 steps")
     if not all(abs(back - each) <= 2e-3 * abs(each) for back, each in rows):
-        return
+        return None
     series = given(log.get("return_mean"))
-    yield finding(
-        "error",
+    return error(
         "value targets are wrong: returns are the rewards of single tokens, nothing is added up over the response",
-        series.points[0].where(series.name),
-        evidence=[series.shown(rows[-1][0], "about the mean reward"), shown("mean reward / mean length", rows[-1][1]),
-                  shown("steps that agree", len(rows))],
+        series,
+        series.shown(rows[-1][0], "about the mean reward"), shown("mean reward / mean length", rows[-1][1]),
+        shown("steps that agree", len(rows)),
         cause="the sum over the tokens that follow is missing: only the last token's return holds the reward",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
-        steps=series.steps(),
     )  # fmt: skip
 
 
@@ -372,47 +361,41 @@ def values_clipped(log: RunLog) -> Iterator[Finding]:
     """The share of values whose loss is clipped is over .35 (median of the last 10 steps, 5 and more): a warning."""
     for series, now in log.level("value_clip_fraction"):
         if now > HELD and len(series.finite) >= FEWEST:
-            yield finding(
-                "warning",
+            yield warning(
                 f"the critic's loss is clipped for {now:.0%} of its values: the critic can hardly move",
-                series.first(over=HELD),
-                evidence=[series.shown(now, f"< {HELD:g}")],
+                series.between(over=HELD),
+                series.shown(now, f"< {HELD:g}"),
                 cause="the value clip range is far too small for the scale of the returns (it is in their units)",
                 next_step="widen or switch off value clipping; look at the critic's explained variance",
-                steps=series.steps(over=HELD),
             )
 
 
 @rule("L25", "the evaluation never changes", link="trend", scope="signals", needs=("held_out",),
       source="an evaluation that runs on weights nobody updates, or is cached")  # fmt: skip
-def evaluation_stands(log: RunLog) -> Iterator[Finding]:
+def evaluation_stands(log: RunLog) -> Finding | None:
     """A held-out result exactly the same, and neither 0 nor 1, in 5 evaluations and more, while the reward of training
     rises or falls by more than chance explains: a warning. Or every held-out result 0 in each of 4 evaluations and
     more, while the reward of training, between 0 and 1, is over .3 in half of the steps: a warning, and worth knowing
     where another set is held out than is trained on, as far as its name tells (a contest's problems).
     """
     reward = log.get("reward")
-    never = _never_right(log, reward)
-    if never is not None:
-        yield never
-        return
+    if (never := _never_right(log, reward)) is not None:
+        return never
     if reward is None or abs(trends.drift(reward.finite)) <= trends.DRIFT_Z:
         raise Skip("needs a reward of training that rises or falls")
     for series in log.all("held_out"):
         values = series.finite
         if len(values) >= FEWEST and len(set(values)) == 1 and values[0] not in (0.0, 1.0):
-            yield finding(
-                "warning",
+            return warning(
                 f"the evaluation never changes: {series.name} is {values[0]:.4g} in all {len(values)} evaluations, "
                 f"while {reward.name} does",
-                series.points[0].where(series.name),
-                evidence=[series.shown(values[0], "another number as the policy changes")],
+                series,
+                series.shown(values[0], "another number as the policy changes"),
                 cause="it runs on the first weights (an engine that is never synchronised, a copy of the model), or "
                 "its result is cached",
                 next_step="evaluate two checkpoints by hand; compare the engine's weights with the trainer's",
-                steps=series.steps(),
             )
-            return
+    return None
 
 
 #: Evaluations, and the reward of training, from which a result of 0 is none of chance.
@@ -433,13 +416,13 @@ def _never_right(log: RunLog, reward: Series | None) -> Finding | None:
         "info" if all(_HARD.search(one.name) for one in held) else "warning",
         f"the evaluation stays at 0 while training is paid {now:.3g}: {series.name} is 0 in all "
         f"{len(series.finite)} evaluations",
-        series.points[0].where(series.name),
-        evidence=[series.shown(0.0, "> 0"), reward.shown(now)],
+        series,
+        series.shown(0.0, "> 0"),
+        reward.shown(now),
         cause="the validation asks or judges otherwise than the training: another prompt template, another parser or "
         "answer format, a limit of tokens that cuts its answers, greedy decoding of a broken engine, or problems that "
         "are far harder",
         next_step="read ten responses of the validation beside their prompts, and score one by hand with both judges",
-        steps=series.steps(),
     )
 
 
@@ -449,31 +432,29 @@ NEARLY_ALL, AT_FIRST = 0.85, 0.5
 
 @rule("D74", "ever fewer groups have a spread", link="trend", scope="signals", needs=("frac_zero_std",),
       source="arXiv 2503.14476 section 3.2 (dynamic sampling)")  # fmt: skip
-def ever_fewer(log: RunLog) -> Iterator[Finding]:
+def ever_fewer(log: RunLog) -> Finding | None:
     """The share of groups whose rewards are all equal rises by more than chance explains, from at most .5 (median of
     the first 5 steps) to .85 and more in each of the last 5, over 20 steps and more: a warning; worth knowing where the
     reward rises meanwhile, for a run that has learnt what its prompts have to teach.
     """
     series = given(log.get("frac_zero_std"))
     values = series.finite
-    if len(values) < 20:
-        raise Skip("needs the share of groups without a spread of 20 steps")
+    skip_if(len(values) < 20, "needs the share of groups without a spread of 20 steps")
     begun, now = median(values[:5]), min(values[-5:])
     if begun > AT_FIRST or now < NEARLY_ALL or not trends.rises(values):
-        return
+        return None
     reward = log.get("reward")
     solved = reward is not None and trends.rises(reward.finite)
-    yield finding(
+    return finding(
         "info" if solved else "warning",
         f"ever fewer groups have a spread of rewards: {series.name} goes from {begun:.3g} to {median(values[-5:]):.3g}",
-        series.first(over=NEARLY_ALL - 1e-9),
-        evidence=[series.shown(median(values[-5:]), f"< {NEARLY_ALL:g}")],
+        series.between(over=NEARLY_ALL - 1e-09),
+        series.shown(median(values[-5:]), f"< {NEARLY_ALL:g}"),
         cause="the prompts are too easy by now: all answers of a group are right, and nothing is left to learn"
         if solved
         else "all answers of a group get the same reward: prompts too hard or too easy, or a policy that has become "
         "one answer",
         next_step="filter prompts by solve rate (dynamic sampling), bring harder ones, or stop here",
-        steps=series.steps(over=NEARLY_ALL - 1e-9),
     )
 
 
@@ -485,31 +466,28 @@ APART, SAMPLED = 0.2, 12
 @rule("L33", "samples are not drawn from the policy", link="rollout_logprobs", scope="signals",
       needs=("policy_logprob", "entropy"), explains=("D09", "D12", "D14", "D24"), lasts=True,
       source="E[-log p] over samples of p is the entropy of p")  # fmt: skip
-def drawn_otherwise(log: RunLog) -> Iterator[Finding]:
+def drawn_otherwise(log: RunLog) -> Finding | None:
     """The policy's mean log-probability of the sampled tokens beside its entropy: over its own samples they are each
     other's negative. Less surprise than entropy by a fifth (median of 12 steps and more, nine of ten on that side) is
     sampling that is sharper than the policy (temperature below 1, top-p, top-k), more is one that is flatter: a
     warning.
     """
     rows = [(-logp, h) for _, (logp, h) in together(log.get("policy_logprob"), log.get("entropy")) if h > 0.05]
-    if len(rows) < SAMPLED:
-        raise Skip(f"needs the policy's log-probabilities and entropy of {SAMPLED} steps")
+    skip_if(len(rows) < SAMPLED, f"needs the policy's log-probabilities and entropy of {SAMPLED} steps")
     shares = [surprise / h - 1 for surprise, h in rows]
     middle = median(shares)
     if abs(middle) < APART or sum(share * middle > 0 for share in shares) < 0.9 * len(shares):
-        return
+        return None
     series = given(log.get("policy_logprob"))
     sharper = middle < 0
-    yield finding(
-        "warning",
+    return warning(
         f"samples are drawn from a {'sharper' if sharper else 'flatter'} distribution than the policy: its mean "
         f"-log p of them is {1 + middle:.2f} times its entropy, as another sampling temperature"
         + (" or top-p makes it" if sharper else " makes it"),
-        series.points[0].where(series.name),
-        evidence=[shown("-mean log p / entropy, median", 1 + middle, "about 1", series.source),
-                  shown("steps compared", len(shares))],
+        series,
+        shown("-mean log p / entropy, median", 1 + middle, "about 1", series.source),
+        shown("steps compared", len(shares)),
         cause="the engine samples with a temperature (or top-p, top-k) that the trainer's log-probabilities lack",
         next_step="compare the sampling parameters with what the trainer divides its logits by; rldbg record -- YOUR "
         "COMMAND, then rldbg diagnose rldbg-dump --rule D10",
-        steps=series.steps(),
-    )  # fmt: skip
+    )

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.columns import Column
+from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.value_targets import FEWEST
-from replay_core.diagnose.stating import finding, share, shown
 
 
 @rule("D53", "rewards lie on tokens that do not count", link="rewards", scope="batch",
       needs=("mask", "token_rewards|token_scores", "advantages|returns"),
       explains=("D44", "D45", "D52", "L08"), lasts=True,
       source="verl: the score is put at the response's last valid token, found by the attention mask")  # fmt: skip
-def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
+def off_the_tokens(batch: StepBatch) -> Finding | None:
     """Samples whose token rewards, over the whole row, hold more than over the tokens that count, while advantages are
     made token by token: a quarter of them and more is an error; so is a reward on the first token of every
     response, and, where a critic's values are recorded, one reward before the last token of every response. Where one
@@ -27,12 +27,12 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     """
     name = "token_rewards" if batch.columns.ref("token_rewards") is not None else "token_scores"
     column, whole_B = batch.columns.of(name), batch.summed(name)
-    spread = _on_every_token(batch) or _on_the_first_token(batch)
-    if spread is None and batch.columns.ref("values") is not None:
-        spread = _before_the_last_token(batch)
+    paid = _paid(batch)
+    spread = None if paid is None else _on_every_token(batch, paid) or _on_the_first_token(batch, paid)
+    if spread is None and paid is not None and batch.columns.ref("values") is not None:
+        spread = _before_the_last_token(batch, paid)
     if spread is not None:
-        yield spread
-        return
+        return spread
     if whole_B is None:
         raise Skip("token rewards are no rows")
     trained_N = given(batch.trained_N)
@@ -43,21 +43,19 @@ def off_the_tokens(batch: StepBatch) -> Iterator[Finding]:
     heard_B = (np.abs(whole_B) > 1e-6) & (batch.flat.count(trained_N) > 0)
     lost_B = heard_B & (np.abs(whole_B - inside_B) > 0.5 * np.abs(whole_B))
     if lost_B.sum() < 2 or lost_B.sum() < 0.25 * heard_B.sum():
-        return
+        return None
     if summed and not _in_one_column(batch, name, lost_B):
         raise Skip("one advantage for all of a response: it is made of the row's sum")
     sample = int(np.flatnonzero(lost_B)[0])
-    yield finding(
+    return finding(
         "warning" if summed else "error",
         f"the reward of {share(int(lost_B.sum()), int(heard_B.sum()))} samples lies "
         + ("in the padding behind its response, on no token of it" if summed else
            "on a token that does not count: padding, or outside of the mask"),
         batch.laid.where(name, sample=sample),
-        evidence=[
-            shown("reward on counted tokens of the first such sample", float(inside_B[sample]),
-                  f"{whole_B[sample]:.4g}", f"{name} of {batch.name}"),
-            shown("samples", int(lost_B.sum()), "0"),
-        ],
+        shown("reward on counted tokens of the first such sample", float(inside_B[sample]),
+        f"{whole_B[sample]:.4g}", f"{name} of {batch.name}"),
+        shown("samples", int(lost_B.sum()), "0"),
         cause="the score is put at the last position of the row instead of the response's last token: "
         + ("one advantage for a response is made of the row's sum and has it, anything made token by token has not"
            if summed else "returns and advantages never see it"),
@@ -73,50 +71,53 @@ def _in_one_column(batch: StepBatch, name: str, lost_B: Array) -> bool:
     return np.unique(np.nonzero(grids[0][lost_B])[1]).size == 1
 
 
-def _on_every_token(batch: StepBatch) -> Finding | None:
-    """The same reward on every token of a response, in all responses that have one: nothing gives a token a score."""
-    name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
-    column = batch.columns.of(name) if name else None
-    if column is None:
-        return None
-    counted_N = given(batch.trained_N) & column.said_N & np.isfinite(column.values_N)
-    low_B, high_B = batch.flat.extremes(column.values_N, counted_N)
-    heard_B = (batch.flat.count(counted_N) > 1) & (np.nan_to_num(np.abs(high_B)) > 1e-6)
-    if heard_B.sum() < FEWEST or not (high_B == low_B)[heard_B].all() or np.unique(high_B[heard_B]).size < 2:
-        return None
-    sample = int(np.flatnonzero(heard_B)[0])
-    tokens = int(batch.flat.count(counted_N)[sample])
-    return finding(
-        "error",
-        f"the reward stands on every token of a response, in all {int(heard_B.sum())} that have one: long answers "
-        "collect more",
-        batch.laid.where(name, sample=sample),
-        evidence=[
-            shown("reward of a token of the first such sample", float(high_B[sample]), None, f"{name} of {batch.name}"),
-            shown("its tokens", tokens, "1 with a reward"),
-            shown("what its response collects", float(high_B[sample]) * tokens, f"{high_B[sample]:.4g}"),
-        ],
-        cause="an outcome reward is put on all tokens instead of on the last one: returns add it up token by token",
-    )
+@dataclass(frozen=True, slots=True)
+class _Paid:
+    """Rewards by token: their tokens that count, and those of them that have a reward."""
+
+    column: Column
+    counted_N: Array
+    paid_N: Array
+
+    @property
+    def name(self) -> str:
+        return self.column.name
 
 
-def _paid(batch: StepBatch) -> tuple[str, Array, Array] | None:
-    """(the column of rewards by token, its tokens that count, those of them that have a reward)."""
+def _paid(batch: StepBatch) -> _Paid | None:
     name = next((each for each in ("token_scores", "token_rewards") if batch.columns.ref(each) is not None), "")
     column = batch.columns.of(name) if name else None
     if column is None:
         return None
     counted_N = given(batch.trained_N) & column.said_N
-    paid_N = counted_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6)
-    return name, counted_N, paid_N
+    return _Paid(column, counted_N, counted_N & (np.abs(np.nan_to_num(column.values_N)) > 1e-6))
 
 
-def _before_the_last_token(batch: StepBatch) -> Finding | None:
-    """One reward for each response, before the last token that counts, in all of three tokens and more."""
-    paid = _paid(batch)
-    if paid is None:
+def _on_every_token(batch: StepBatch, paid: _Paid) -> Finding | None:
+    """The same reward on every token of a response, in all responses that have one: nothing gives a token a score."""
+    counted_N = paid.counted_N & np.isfinite(paid.column.values_N)
+    low_B, high_B = batch.flat.extremes(paid.column.values_N, counted_N)
+    heard_B = (batch.flat.count(counted_N) > 1) & (np.nan_to_num(np.abs(high_B)) > 1e-6)
+    if heard_B.sum() < FEWEST or not (high_B == low_B)[heard_B].all() or np.unique(high_B[heard_B]).size < 2:
         return None
-    name, counted_N, paid_N = paid
+    sample = int(np.flatnonzero(heard_B)[0])
+    tokens = int(batch.flat.count(counted_N)[sample])
+    return error(
+        f"the reward stands on every token of a response, in all {int(heard_B.sum())} that have one: long answers "
+        "collect more",
+        batch.laid.where(paid.name, sample=sample),
+        shown(
+            "reward of a token of the first such sample", float(high_B[sample]), None, f"{paid.name} of {batch.name}"
+        ),
+        shown("its tokens", tokens, "1 with a reward"),
+        shown("what its response collects", float(high_B[sample]) * tokens, f"{high_B[sample]:.4g}"),
+        cause="an outcome reward is put on all tokens instead of on the last one: returns add it up token by token",
+    )
+
+
+def _before_the_last_token(batch: StepBatch, paid: _Paid) -> Finding | None:
+    """One reward for each response, before the last token that counts, in all of three tokens and more."""
+    counted_N, paid_N = paid.counted_N, paid.paid_N
     counts_B, ones_B = batch.flat.count(counted_N), batch.flat.count(paid_N)
     heard_B = (counts_B > 2) & (ones_B > 0)
     if heard_B.sum() < FEWEST or (ones_B[heard_B] != 1).any():
@@ -128,37 +129,30 @@ def _before_the_last_token(batch: StepBatch) -> Finding | None:
     if (place_B[heard_B] >= counts_B[heard_B]).any():
         return None
     sample = int(np.flatnonzero(heard_B)[0])
-    return finding(
-        "error",
+    return error(
         f"the reward stands before the last token of its response, in all {int(heard_B.sum())} that have one",
-        batch.laid.where(name, sample=sample),
-        evidence=[
-            shown("token of the first such sample that has it", int(place_B[sample]), f"{int(counts_B[sample])}"),
-            shown("responses", int(heard_B.sum()), "0"),
-        ],
+        batch.laid.where(paid.name, sample=sample),
+        shown("token of the first such sample that has it", int(place_B[sample]), f"{int(counts_B[sample])}"),
+        shown("responses", int(heard_B.sum()), "0"),
         cause="an outcome's reward is put at another place than the end (a length that counts the prompt, or words, or "
         "half of the row): tokens behind it are taught nothing",
     )
 
 
-def _on_the_first_token(batch: StepBatch) -> Finding | None:
+def _on_the_first_token(batch: StepBatch, paid: _Paid) -> Finding | None:
     """One reward for each response, on its first token, in all of several tokens."""
-    paid = _paid(batch)
-    if paid is None:
-        return None
-    name, counted_N, paid_N = paid
+    counted_N, paid_N = paid.counted_N, paid.paid_N
     heard_B = (batch.flat.count(counted_N) > 1) & (batch.flat.count(paid_N) > 0)
     first_B = batch.flat.first(paid_N) == batch.flat.first(counted_N)
     if heard_B.sum() < FEWEST or not (first_B & (batch.flat.count(paid_N) == 1))[heard_B].all():
         return None
     sample = int(np.flatnonzero(heard_B)[0])
-    return finding(
-        "error",
+    return error(
         f"the reward stands on the first token of a response, in all {int(heard_B.sum())} that have one: the tokens "
         "that earned it come after it",
-        batch.laid.where(name, sample=sample),
-        evidence=[shown("responses with their reward on the first token", share(int(heard_B.sum()),
-                  int(heard_B.sum())), "none", f"{name} of {batch.name}")],
+        batch.laid.where(paid.name, sample=sample),
+        shown("responses with their reward on the first token", share(int(heard_B.sum()),
+        int(heard_B.sum())), "none", f"{paid.name} of {batch.name}"),
         cause="an index from the wrong end (0 for -1): returns of all later tokens are 0, and nothing but the first "
         "token is taught",
     )  # fmt: skip

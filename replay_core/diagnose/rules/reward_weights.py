@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, finding, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.regexes import regex
 
 #: What a sum of float32 is off, beside the largest reward; and how far apart two weights are that are not one.
@@ -32,7 +30,7 @@ class _Summed:
 @rule("D104", "rewards are not the sum of their functions", link="rewards", scope="case", lasts=True,
       explains=("D04", "D85", "D100", "L08"),
       source="TRL's reward_weights; a format reward that stands in the sum and in the function of it")  # fmt: skip
-def weights(case: Case) -> Iterator[Finding]:
+def weights(case: Case) -> Finding | None:
     """A sample's reward as the weighted sum of its recorded reward functions, solved for in every step that tells (the
     functions independent, at least 4 samples more than functions, all rewards met to 1e-4 of the largest). Other
     weights than the run states are an error. Weights that change once, from one step to the next, and were one and the
@@ -49,20 +47,19 @@ def weights(case: Case) -> Iterator[Finding]:
         elif (left := _parts(batch)) is not None:
             others.append((batch, *left))
     if (made := _made_otherwise(case, told, others)) is not None:
-        yield made
-        return
-    if not told:
-        raise Skip("no step tells with which weights several reward functions are summed")
+        return made
+    skip_if(not told, "no step tells with which weights several reward functions are summed")
     stated = _stated(case, told[0])
     if stated is not None:
         wrong = [one for one in told if _differ(one.weights_F, stated)]
         if wrong:
-            yield _said(wrong[0], "error", stated, "the run states {:.3g}", wrong)
-        return
+            return _said(wrong[0], "error", stated, "the run states {:.3g}", wrong)
+        return None
     changes = [at for at in range(1, len(told)) if _differ(told[at].weights_F, told[at - 1].weights_F)]
     if len(changes) == 1 and min(changes[0], len(told) - changes[0]) >= STEPS:
         at = changes[0]
-        yield _said(told[at], "warning", told[0].weights_F, "it was {:.3g} before", told[at:])
+        return _said(told[at], "warning", told[0].weights_F, "it was {:.3g} before", told[at:])
+    return None
 
 
 #: Names of a reward's parts beside `rewards`, as trainers of one's own have them.
@@ -161,10 +158,10 @@ def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatc
         "error" if severity == "error" else "warning",
         f"{claim}, from step {batch.step} on",
         batch.laid.where("reward", sample=0),
-        evidence=[shown("functions that are summed", ", ".join(_names(batch))), shown("steps made so", len(every)),
-                  shown("steps whose rewards are the sums themselves", len(told))],
+        shown("functions that are summed", ", ".join(_names(batch))), shown("steps made so", len(every)),
+        shown("steps whose rewards are the sums themselves", len(told)),
         cause=cause,
-        steps=[one.step for one, *_ in every if one.step is not None],
+        steps=[one.step for one, *_ in every],
     )  # fmt: skip
 
 
@@ -188,10 +185,8 @@ def _said(one: _Summed, severity: str, right_F: Array, whose: str, every: list[_
         )
         + f": {whose.format(right)}",
         one.place,
-        evidence=[
-            shown("weights solved for", _listed(one.names, one.weights_F), _listed(one.names, right_F)),
-            shown("steps with these weights", len(every)),
-        ],
+        shown("weights solved for", _listed(one.names, one.weights_F), _listed(one.names, right_F)),
+        shown("steps with these weights", len(every)),
         cause="the function stands in the sum twice: once by itself, and once more in another that adds it or in a "
         "list that was extended again"
         if twice

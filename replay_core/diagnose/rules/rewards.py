@@ -1,4 +1,4 @@
-"""Rewards within their groups: without a spread there, no advantage and no gradient but the KL's."""
+"""Rewards within their groups: without a spread, or another response, no advantage and no gradient but the KL's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from statistics import median_low
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import filters_groups
+from replay_core.diagnose.advantage_variants import are_raw
+from replay_core.diagnose.algorithm import OF_GROUPS, filters_groups, severity_of_raw, why_raw
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence, Finding
-from replay_core.diagnose.flat import Array
+from replay_core.diagnose.broken import first_broken
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
+from replay_core.diagnose.flat import Array, ranges_G
 from replay_core.diagnose.log_steps import NO_STD, StepTold, numbers, severity_of, steps_of, steps_told
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import Point, RunLog
-from replay_core.diagnose.stating import finding, look_at, share, shown
 
 #: So many responses beside the first of their group are not all rewarded alike by chance.
 FEW_RESPONSES = 10
@@ -80,7 +81,7 @@ def _has_other_baseline(batch: StepBatch, equal_G: Array) -> bool:
       needs=("rewards|advantage", "group|advantage"), varies=True,
       explains=("D02", "D03", "D04", "D23", "D28", "D55", "L01"),
       source="trl#3857; docs/evidence.md#loss-of-zero; half of the groups: miles advisory")  # fmt: skip
-def zero_spread(batch: StepBatch) -> Iterator[Finding]:
+def zero_spread(batch: StepBatch) -> Finding | None:
     """Share of groups (of two and more) whose rewards are all equal. 1 is an error, 0.9 and more a warning, 0.5 info,
     in half of the steps; in a quarter of them one milder, in fewer worth knowing. Info in steps of so few responses
     that chance does it.
@@ -92,18 +93,17 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     are recorded, advantages that are all 0 are an error.
     """
     if not (batch.has("rewards") and batch.has("group")):
-        yield from _all_zero(batch)
-        return
+        return _all_zero(batch)
     equal_G, compared_G = _equal(batch)
     total, count = int(compared_G.sum()), int(equal_G.sum())
     if not total or count / total < MANY or _has_other_baseline(batch, equal_G):
-        return
+        return None
     rewards_B = given(batch.reward_B)
     everywhere = count == total
     few = int((spreads(batch)[1][compared_G] - 1).sum()) < FEW_RESPONSES
     between = float(np.nanmax(rewards_B) - np.nanmin(rewards_B))
     if everywhere and between > EQUAL * max(1.0, float(np.nanmax(np.abs(rewards_B)))) and total > 1:
-        return
+        return None
     copied, known = groups_of_one_answer(batch)
     copies = are_one(copied, known)
     claim = (
@@ -114,17 +114,13 @@ def zero_spread(batch: StepBatch) -> Iterator[Finding]:
     if copies:
         claim = f"the responses of a group are the same text ({share(copied, known)} groups): {claim}"
     place = batch.laid.where(batch.columns.reward_name, sample=0)
-    yield finding(
+    return finding(
         "info" if few else "error" if everywhere else "warning" if count / total >= MOSTLY else "info",
         claim,
         place,
-        evidence=[
-            shown(
-                "share of groups without a spread", count / total, f"< {MOSTLY}", f"rewards and groups of {batch.name}"
-            ),
-            shown("smallest reward", float(np.nanmin(rewards_B))),
-            shown("largest reward", float(np.nanmax(rewards_B))),
-        ],
+        shown("share of groups without a spread", count / total, f"< {MOSTLY}", f"rewards and groups of {batch.name}"),
+        shown("smallest reward", float(np.nanmin(rewards_B))),
+        shown("largest reward", float(np.nanmax(rewards_B))),
         cause=_NO_CHANCE
         if copies
         else _filtered(batch, "the judge or reward function returns a constant, the prompts are all solved or failed")
@@ -150,20 +146,16 @@ def _filtered(batch: StepBatch, others: str) -> str:
     return f"{others}, or a filter of groups {turned}"
 
 
-def _all_zero(batch: StepBatch) -> Iterator[Finding]:
+def _all_zero(batch: StepBatch) -> Finding | None:
     column, trained_N = given(batch.columns.of("advantages")), batch.trained_N
     heard_N = column.said_N if trained_N is None else column.said_N & trained_N
     if not heard_N.any() or np.any(column.values_N[heard_N] != 0) or len(batch) < 2:
         raise Skip("needs rewards and groups; the advantages alone are not all 0")
-    place = batch.laid.where("advantages", sample=0)
-    yield finding(
-        "error",
+    return error(
         f"every advantage is 0 ({len(batch)} samples): the policy loss has no gradient",
-        place,
-        evidence=[
-            shown("largest |advantage|", 0.0, "> 0", column.source),
-            shown("rewards in the dump", batch.has("rewards")),
-        ],
+        batch.laid.where("advantages", sample=0),
+        shown("largest |advantage|", 0.0, "> 0", column.source),
+        shown("rewards in the dump", batch.has("rewards")),
         cause="no group has a spread of rewards, or advantages are cleared before the loss; the dump holds no "
         "rewards and groups to tell which",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
@@ -174,7 +166,7 @@ def _all_zero(batch: StepBatch) -> Iterator[Finding]:
       needs=("rewards", "group"), varies=True,
       explains=("D01", "D02", "D04", "D23", "L01"),
       source="trl#3857")  # fmt: skip
-def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
+def spread_only_between_groups(batch: StepBatch) -> Finding | None:
     """Rewards vary over the batch and in no group of two and more: `reward_std` looks healthy, every advantage is 0.
 
     Also where single reward functions vary within groups and their sum does not. Info in steps of so few responses that
@@ -184,25 +176,23 @@ def spread_only_between_groups(batch: StepBatch) -> Iterator[Finding]:
     rewards_B = given(batch.reward_B)
     beside_the_first = int((spreads(batch)[1][compared_G] - 1).sum())
     if not compared_G.any() or not (equal_G == compared_G).all() or compared_G.sum() < 2:
-        return
+        return None
     spread = float(np.nanmax(rewards_B) - np.nanmin(rewards_B))
     scale = max(float(np.nanmax(np.abs(rewards_B))), EQUAL)
     if spread <= EQUAL * scale or _has_other_baseline(batch, equal_G):
-        return
+        return None
     place = batch.laid.where(batch.columns.reward_name, sample=0)
     copied, known = groups_of_one_answer(batch)
     copies = are_one(copied, known)
-    yield finding(
+    return finding(
         "info" if beside_the_first < FEW_RESPONSES else "error",
         (f"the responses of a group are the same text ({share(copied, known)} groups): " if copies else "")
         + "no group has a spread of rewards: they differ from prompt to prompt and never between the responses to one "
         "prompt, so that all advantages are 0",
         place,
-        evidence=[
-            shown("reward std over the batch", float(np.nanstd(rewards_B)), None, f"rewards of {batch.name}"),
-            shown("groups with a spread", 0, "> 0"),
-            shown("groups", int(compared_G.sum())),
-        ],
+        shown("reward std over the batch", float(np.nanstd(rewards_B)), None, f"rewards of {batch.name}"),
+        shown("groups with a spread", 0, "> 0"),
+        shown("groups", int(compared_G.sum())),
         cause=_NO_CHANCE
         if copies
         else _filtered(
@@ -217,18 +207,18 @@ _NO_DIFFERENCE = ("frac_zero_std|reward_std|advantage_max",)
 
 @rule("D03", "rewards differ over the batch, in no group", link="groups", scope="signals", needs=_NO_DIFFERENCE,
       source="trl#3857")  # fmt: skip
-def differ_between_groups(log: RunLog) -> Iterator[Finding]:
+def differ_between_groups(log: RunLog) -> Finding | None:
     """Every advantage of a step is 0 (D01), and yet its rewards differ over the batch: the same total for every
     completion of a prompt. Half of the steps is an error, a quarter a warning.
     """
     known, dead = _dead_steps(log)
     across = [step for step in dead if (step.batch_std or 0) > NO_STD]
     if across:
-        yield finding(
+        return finding(
             severity_of(len(across), len(known)),
             "rewards differ over the batch, but in no group: every advantage is 0",
             across[0].point.where("reward_std"),
-            evidence=_figures(across),
+            *_figures(across),
             cause="every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
             "the completions of a group are alike, or the reward functions cancel in their sum); the std logged per "
             "reward function is over the batch, not over a group",
@@ -236,6 +226,7 @@ def differ_between_groups(log: RunLog) -> Iterator[Finding]:
             "then rldbg diagnose rldbg-dump --rule D03",
             steps=steps_of(across),
         )
+    return None
 
 
 @rule("D01", "no reward differs within a group", link="groups", scope="signals",
@@ -261,7 +252,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             if varies
             else "all rewards of every group are equal: every advantage is 0",
             alike[0].point.where("reward_std"),
-            evidence=_figures(alike),
+            *_figures(alike),
             cause="the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
@@ -285,7 +276,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             f"{'most groups' if most else 'half of the groups or more'} have no difference in reward: they teach "
             "nothing",
             worst.point.where("frac_zero_std"),
-            evidence=numbers(frac_zero_std=worst.frac_zero, reward_std=worst.group_std),
+            *numbers(frac_zero_std=worst.frac_zero, reward_std=worst.group_std),
             cause="prompts too easy or too hard for this policy: all completions of a group are right, or all are "
             "wrong",
             next_step="filter prompts by solve rate, raise the temperature, or sample more completions per prompt",
@@ -354,8 +345,160 @@ def _one_group(points: list[Point], micros: int, evidence: list[Evidence], why: 
         severity_of(len(points), micros),
         "all rewards of a group are equal: every advantage is 0",
         points[0].where("rewards"),
-        evidence=[*evidence, shown("micro-batches", share(len(points), micros), None, "log")],
+        *evidence,
+        shown("micro-batches", share(len(points), micros), None, "log"),
         cause=f"{why}; a loss that is not 0 is then KL alone",
         next_step="look at one group's completions and scores; rldbg record -- YOUR COMMAND",
         steps=steps_of(points),
+    )
+
+
+@rule("D98", "samples have no reward: every function gives NaN", link="rewards", scope="batch", lasts=True,
+      explains=("D01", "D04", "D21", "D28", "D54", "L08"),
+      source="TRL sums with nansum: a sample without any reward counts as 0, R1-V#69")  # fmt: skip
+def missing(batch: StepBatch) -> Finding | None:
+    """Samples for which every recorded reward function gives a number that is not finite: a warning where the
+    reward that is summed of them is finite all the same, or is not recorded. (NaN of some functions is TRL's way to say
+    that they are not meant for a sample.)
+    """
+    functions_FB = batch.columns.reward_functions_FB
+    if functions_FB is None:
+        raise Skip("no reward functions are recorded apart")
+    none_B = ~np.isfinite(functions_FB).any(axis=0)
+    if not none_B.any():
+        return None
+    reward_B = batch.columns.per_sample("reward")
+    if reward_B is not None and not np.isfinite(reward_B[none_B]).any():
+        raise Skip("their summed reward is not finite either (D21)")
+    sample = int(np.flatnonzero(none_B)[0])
+    counted = None if reward_B is None else float(reward_B[none_B][np.isfinite(reward_B[none_B])][0])
+    return warning(
+        f"{share(int(none_B.sum()), int(none_B.size))} samples have no reward: every function gives NaN for them"
+        + ("" if counted is None else f", and they count as {counted:g}"),
+        batch.laid.where(batch.columns.reward_functions[0], sample=sample),
+        shown("samples that are not finite in every function", share(int(none_B.sum()), int(none_B.size)), "none",
+        batch.columns.reward_functions[0]),
+        shown("reward they are counted with", counted),
+        shown("reward functions", len(functions_FB)),
+        cause="the reward function fails on these answers (a division by 0, a parser that finds nothing, a judge that "
+        "does not answer) and its NaN is summed as 0 (nansum): answers that nobody judged are taught as bad ones. "
+        "Return a number, or leave such samples out of their groups",
+    )  # fmt: skip
+
+
+@rule("D05", "groups of one response: no baseline", link="groups", scope="batch", needs=("group",),
+      explains=("D01", "D03", "D04", "D24"), lasts=True,
+      source="Search-R1#88; verl compute_grpo_outcome_advantage leaves a group of one its raw reward")  # fmt: skip
+def groups_of_one(batch: StepBatch) -> Finding | None:
+    """Groups with a single response. All of them is an error where most of their prompts repeat, or the advantage is
+    the raw reward and an estimator with a baseline is stated; of prompts that stand alone it is a warning where an
+    estimator of groups is stated, else worth knowing. Some of them is a warning. Silent where a critic gives the
+    baseline (values are recorded), where REINFORCE is stated, and where groups are inferred from prompts alone.
+    """
+    group_B = given(batch.group_B)
+    if not batch.group_is_named or len(group_B) < 2:
+        raise Skip("groups are not named in the dump" if len(group_B) >= 2 else "there is one sample")
+    sizes_G = np.bincount(group_B)
+    lone = int((sizes_G == 1).sum())
+    if not lone:
+        return None
+    if batch.columns.ref("values") is not None or batch.laid.algorithm.estimator == "gae":
+        raise Skip("a critic's values are the baseline")
+    if batch.columns.ref("reward_baselines") is not None or batch.laid.algorithm.estimator == "remax":
+        raise Skip("a greedy response is the baseline (ReMax)")
+    prompt_B, raw = batch.prompt_B, are_raw(batch)
+    # A prompt may be drawn twice by chance; an id that is drawn per sample leaves most of them repeated.
+    repeat = prompt_B is not None and 2 * int((np.bincount(prompt_B) > 1).sum()) > int(prompt_B.max()) + 1
+    every = lone == sizes_G.size
+    evidence = [shown("groups of one", lone, "0", f"group ids of {batch.name}"), shown("groups", sizes_G.size)]
+    if prompt_B is not None:
+        evidence.append(shown("different prompts", int(prompt_B.max()) + 1))
+    if raw is not None:
+        evidence.append(shown("advantages equal the raw rewards", raw, "False"))
+    place = batch.laid.where(
+        "group_id" if batch.columns.ref("group_id") else None, sample=int(np.flatnonzero(sizes_G[group_B] == 1)[0])
+    )
+    if every and batch.laid.algorithm.estimator in ("reinforce", "reinforce++"):
+        raise Skip("REINFORCE takes its baseline of the batch, or none")
+    if every and (repeat or raw):
+        cause = "the group id is made per sample (a uid drawn after repeating the prompts), so nothing is subtracted"
+        claim = f"every sample is a group of its own ({share(lone, sizes_G.size)}): there is no baseline"
+        # Of prompts that stand alone nothing was meant to be subtracted, unless an estimator of groups is stated.
+        meant = not repeat and severity_of_raw(batch.laid.algorithm) == "info"
+        return finding("info" if meant else "error", claim, place, *evidence, 
+                      cause=why_raw(batch.laid.algorithm) if meant else cause)  # fmt: skip
+    elif every:
+        claim = "one response per prompt: a baseline within groups is impossible"
+        cause = "n = 1 in the rollout settings; REINFORCE with a batch baseline or a critic is meant to run so"
+        of_groups = batch.laid.algorithm.estimator in OF_GROUPS
+        return finding("warning" if of_groups else "info", claim, place, *evidence, cause=cause)
+    else:
+        claim = f"{share(lone, sizes_G.size)} groups have a single response"
+        cause = "responses of a group were dropped or filtered after grouping, or ids of one prompt differ"
+        return warning(claim, place, *evidence, cause=cause)
+
+
+@rule("D06", "NaN advantages from a group without a spread", link="groups", scope="batch",
+      needs=("group", "advantage"), lasts=True,
+      explains=("D20", "D01", "D03", "D18", "D04", "L06", "L08", "L09", "L10", "D26", "D57", "D09", "D05",
+               "D21", "D23", "D28"),
+      source="DeepAnalyze#116: torch.std of one value is NaN")  # fmt: skip
+def nan_from_small_groups(batch: StepBatch) -> Finding | None:
+    """Non-finite advantages exactly in groups of one, or of equal rewards: 0 / 0, or a std with n - 1 = 0.
+
+    A NaN in any other group has another cause and is D21's.
+    """
+    column, group_B, reward_B = given(batch.columns.of("advantages")), given(batch.group_B), batch.reward_B
+    skip_if(not batch.group_is_named, "groups are not named in the dump")
+    bad_B = batch.flat.count(column.said_N & ~np.isfinite(column.values_N)) > 0
+    if not bad_B.any():
+        return None
+    values = batch.columns.of("values")
+    if values is not None and not np.isfinite(values.values_N[values.said_N]).all():
+        raise Skip("values are not finite (D21), and advantages are made of them: no group's std is in it")
+    sizes_G = np.bincount(group_B)
+    flat_G = sizes_G == 1
+    if reward_B is not None and np.isfinite(reward_B).all():
+        flat_G = flat_G | (ranges_G(reward_B, group_B) == 0)
+    bad_G = np.unique(group_B[bad_B])
+    if not flat_G[bad_G].all():
+        return None
+    place = batch.laid.where("advantages", sample=int(np.flatnonzero(bad_B)[0]))
+    lone = bool((sizes_G[bad_G] == 1).all())
+    return error(
+        f"advantages are NaN in {share(len(bad_G), sizes_G.size)} groups, "
+        + ("each of one response" if lone else "each without a spread of rewards"),
+        place,
+        shown("samples with a non-finite advantage", int(bad_B.sum()), "0", column.source),
+        shown("size of the first such group", int(sizes_G[bad_G[0]]), ">= 2"),
+        cause="the std of one value with n - 1 is 0 / 0" if lone else "a std of 0 is divided by, without an epsilon",
+    )
+
+
+_SPREAD_CAUSES = {
+    "reward_std": "a group of one sample: its unbiased std is 0/0; n must be at least 2",
+    "reward_function_std": "a reward over fewer than two samples: its unbiased std is 0/0",
+    "advantage_max": "a group of one sample (unbiased std is 0/0), or a reward that is no number",
+    "advantage_min": "a group of one sample (unbiased std is 0/0), or a reward that is no number",
+}
+
+
+@rule("D06", "the spread of rewards is not a number", link="advantages", scope="signals",
+      needs=("reward_std|reward_function_std|advantage_max",), source="DeepAnalyze#116")  # fmt: skip
+def spread_is_nan(log: RunLog) -> Finding | None:
+    """NaN in the spread of rewards, as the first signal that is not finite, is a group of one: an error, info where
+    nothing but single reward functions is broken.
+    """
+    broken = first_broken(log)
+    if broken is None or not broken.is_spread:
+        return None
+    return finding(
+        "info" if {series.signal for series, _ in broken.every} == {"reward_function_std"} else "error",
+        f"{broken.series.name} is NaN",
+        broken.point.where(broken.series.name),
+        *broken.evidence,
+        cause=_SPREAD_CAUSES[broken.series.signal],
+        next_step="sample at least two completions per prompt, or use a biased std; "
+        "rldbg record -- YOUR COMMAND shows the groups",
+        steps=broken.steps,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -10,12 +9,11 @@ import numpy as np
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
-from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.sheets import Sheet
-from replay_core.diagnose.stating import finding, shown
 from replay_core.records import Record, TensorRef
 
 #: Names of recorded routing: [tokens, layers, k] or [B, T, layers, k].
@@ -46,7 +44,7 @@ def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
 @rule("D30", "experts are routed differently", link="rollout_logprobs", scope="batch",
       explains=("D09", "D12", "D14"),
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
-def routing(batch: StepBatch) -> Iterator[Finding]:
+def routing(batch: StepBatch) -> Finding | None:
     """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage
     were not gathered); between two records of the same samples, more than 5 % of tokens with another set of experts
     is a warning. An error where one order of the experts explains nine of ten tokens of the first layer, or more than
@@ -54,29 +52,23 @@ def routing(batch: StepBatch) -> Iterator[Finding]:
     routing.
     """
     recorded = _routing(batch)
-    if not recorded:
-        raise Skip("no routing is recorded (routed_experts): only mixtures of experts have one")
+    skip_if(not recorded, "no routing is recorded (routed_experts): only mixtures of experts have one")
     for record, ref in recorded:
         experts = np.asarray(pages.array(ref))
         tokens = experts.reshape(-1, *experts.shape[-2:])
         empty = [layer for layer in range(tokens.shape[1]) if tokens.shape[0] and not tokens[:, layer].any()]
         if empty and len(tokens) >= 4 and (tokens.shape[2] > 1 or len(empty) < tokens.shape[1]):
-            place = batch.laid.where_record(record, ref.name)
-            yield finding(
-                "error",
+            return error(
                 f"layer {empty[0]} has no routing: every token went to expert 0, {len(empty)} layers in all",
-                place,
-                evidence=[
-                    shown("layers that are all 0", len(empty), "0", record.path.name),
-                    shown("layers", tokens.shape[1]),
-                ],
+                batch.laid.where_record(record, ref.name),
+                shown("layers that are all 0", len(empty), "0", record.path.name),
+                shown("layers", tokens.shape[1]),
                 cause="routing of another pipeline stage or rank was not gathered before it was recorded",
             )
-            return
-    yield from _compared(batch)
+    return _compared(batch)
 
 
-def _compared(batch: StepBatch) -> Iterator[Finding]:
+def _compared(batch: StepBatch) -> Finding | None:
     known = [
         (sheet, name, told)
         for sheet, places in batch.columns.sheets
@@ -99,17 +91,15 @@ def _compared(batch: StepBatch) -> Iterator[Finding]:
         moved = _renumbered(mine_KLk[:, 0], theirs_KLk[:, 0])
         apart = distance(batch)
         wrong = moved is not None or (float(other_KL.mean()) > MOST and apart is not None and apart > BADLY)
-        yield finding(
+        return finding(
             "error" if wrong else "warning",
             f"{different:.0%} of tokens are routed to other experts in {theirs} of {other.name} than in {name} of "
             f"{sheet.name}" + ("" if moved is None else f": experts stand in another order ({moved})"),
             batch.laid.where(theirs),
-            evidence=[
-                shown("share of tokens routed differently", different, "<= 0.05"),
-                shown("share of routers that route differently", float(other_KL.mean())),
-                shown("tokens compared", int(both_N.sum())),
-                *([] if apart is None else [shown("mean |trainer - rollout|", apart)]),
-            ],
+            shown("share of tokens routed differently", different, "<= 0.05"),
+            shown("share of routers that route differently", float(other_KL.mean())),
+            shown("tokens compared", int(both_N.sum())),
+            *([] if apart is None else [shown("mean |trainer - rollout|", apart)]),
             cause="the router's rows, or the experts, are loaded in another order on one side: a token goes to other "
             "experts' weights"
             if moved is not None
@@ -118,7 +108,7 @@ def _compared(batch: StepBatch) -> Iterator[Finding]:
             if batch.has("rollout_logprobs") and batch.trainer is not None
             else None,
         )
-        return
+    return None
 
 
 def _by_token(batch: StepBatch, sheet: Sheet, places: list[int | None], name: str) -> Array | None:

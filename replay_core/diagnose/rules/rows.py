@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +10,11 @@ import numpy as np
 from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.kinship import odd_one, whose
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.kinship import odd_one, of_rows, whose
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.sheets import marked
-from replay_core.diagnose.stating import finding, share, shown
 
 #: Samples that tell what is of all rows from what one odd row has.
 SAMPLES = 4
@@ -26,7 +24,7 @@ SAMPLES = 4
       needs=("rollout_logprobs", "trainer_logprobs", "mask|response"), lasts=True,
       explains=("L10", "D08", "D09", "D10", "D11", "D12", "D14", "D15", "D16", "D24"),
       source="rows of a batch that is sorted, balanced or rolled, and one tensor of it that is not")  # fmt: skip
-def another_row(batch: StepBatch) -> Iterator[Finding]:
+def another_row(batch: StepBatch) -> Finding | None:
     """Every sample's rollout log-probabilities beside the trainer's of every sample (of 512 and fewer, over the tokens
     that both have, 3 and more): an error where most of the samples, 4 and more, have another's, a fifth as far away as
     their own and within .03 nats.
@@ -37,24 +35,15 @@ def another_row(batch: StepBatch) -> Iterator[Finding]:
         raise Skip(f"it is {odd.suspect.name} that are another quantity (D92)")
     found_B = whose(batch, rollout, trainer)
     if found_B is None:
-        return
-    moved = np.flatnonzero(found_B >= 0)
-    by, counts = np.unique((moved - found_B[moved]) % len(batch), return_counts=True)
-    most = int(by[counts.argmax()])
-    rolled = counts.max() >= 0.8 * len(moved)
-    first = int(moved[0])
-    yield finding(
-        "error",
-        f"rollout log-probabilities are in the wrong rows: those of {share(len(moved), len(batch))} samples are "
-        f"another sample's"
-        + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
+        return None
+    what, cause = of_rows(found_B)
+    first = int((found_B >= 0).argmax())
+    return error(
+        f"rollout log-probabilities are {what}",
         batch.laid.where("rollout_logprobs", sample=first),
-        evidence=[
-            shown("samples with another's", len(moved), "0", rollout.source),
-            shown(f"sample {first} has those of", int(found_B[first]), str(first), trainer.source),
-        ],
-        cause="rows were permuted (sorted by length, balanced over ranks, shuffled or rolled) and this tensor was not "
-        "permuted with them",
+        shown("samples with another's", int((found_B >= 0).sum()), "0", rollout.source),
+        shown(f"sample {first} has those of", int(found_B[first]), str(first), trainer.source),
+        cause=cause,
     )
 
 
@@ -62,7 +51,7 @@ def another_row(batch: StepBatch) -> Iterator[Finding]:
       needs=("old_logprobs|policy_logprobs", "mask|response"),
       explains=("D09", "D14", "D15", "D21", "D24", "D28", "D50", "D60", "L08", "L10", "L16"),
       source="a tensor of zeros that is allocated and never filled, or log_probs - log_probs.detach()")  # fmt: skip
-def all_zero(batch: StepBatch) -> Iterator[Finding]:
+def all_zero(batch: StepBatch) -> Finding | None:
     """Old or policy log-probabilities exactly 0 on all counted tokens (8 and more), which is a probability of 1: an
     error. (Of a policy that is sure of everything some are a little below 0.) Not where the rollout's are, too.
     """
@@ -78,21 +67,20 @@ def all_zero(batch: StepBatch) -> Iterator[Finding]:
         if rollout is not None and not rollout.values_N[known_N & rollout.said_N].any():
             continue
         word = "old" if name == "old_logprobs" else "policy"
-        yield finding(
-            "error",
+        return error(
             f"{word} log-probabilities are exactly 0 on all {int(known_N.sum())} tokens that count: a probability of 1",
             batch.laid.where(name, at=int(np.flatnonzero(known_N)[0])),
-            evidence=[shown("tokens with exactly 0", int(known_N.sum()), "0", column.source)],
+            shown("tokens with exactly 0", int(known_N.sum()), "0", column.source),
             cause="the tensor was allocated and never filled, or holds a difference (log_probs - log_probs.detach()) "
             "or a masked copy; the ratio is then the probability itself",
         )
-        return
+    return None
 
 
 @rule("D81", "the mask ends at one place in every longer response", link="masks", scope="batch",
       needs=("rollout_logprobs", "mask"), lasts=True, explains=("D19", "D20", "D28", "L09"),
       source="a mask that is cut to a length of its own, or covers a part of the response")  # fmt: skip
-def ends_early(batch: StepBatch) -> Iterator[Finding]:
+def ends_early(batch: StepBatch) -> Finding | None:
     """Tokens the engine sampled after the last that counts, in 4 samples and more and a quarter of all: an error where
     each of these samples counts its first k tokens and no sample counts more than k. (Turns of an agent end anywhere.)
     A warning where masks without a hole end at one and the same token (or before it) in all of these samples, which
@@ -106,23 +94,20 @@ def ends_early(batch: StepBatch) -> Iterator[Finding]:
     heard_B = counts_B > 0
     cut_B = heard_B & (sampled_B > counts_B)
     if cut_B.sum() < SAMPLES or 4 * cut_B.sum() < len(batch):
-        return
+        return None
     ends = np.unique(counts_B[cut_B])
     whole_N = trained_N & sampled_N
     if ends.size > 1 or counts_B.max() > ends[0] or (batch.flat.count(whole_N) != counts_B).any():
         if (marked_off := _at_a_mark(batch, sampled_N, cut_B)) is not None:
-            yield marked_off
-        return
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    yield finding(
-        "error",
+            return marked_off
+        return None
+    name = batch.mask_name
+    return error(
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
         batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
-        evidence=[
-            shown("tokens that count, at most", int(ends[0]), f"{int(sampled_B.max())}, as sampled", rollout.source),
-            shown("sampled tokens that do not count", int((sampled_B - counts_B)[cut_B].sum()), "0"),
-        ],
+        shown("tokens that count, at most", int(ends[0]), f"{int(sampled_B.max())}, as sampled", rollout.source),
+        shown("sampled tokens that do not count", int((sampled_B - counts_B)[cut_B].sum()), "0"),
         cause="the mask covers only the first part (half) of the responses: it is cut to a length of its own, to the "
         "shortest, or to the prompt's",
     )
@@ -142,14 +127,14 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
     last, after, tails, inside = set(), set(), set(), []
     behind_tails: list[Array] = []
     left = 0
-    for sample, (start, length) in enumerate(zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)):
-        counted = start + np.flatnonzero(trained_N[start : start + length])
+    for sample, span in enumerate(batch.flat.spans):
+        counted = span.start + np.flatnonzero(trained_N[span])
         if counted.size and counted[-1] - counted[0] + 1 != counted.size:
             return None
         if not cut_B[sample]:
             inside.append(tokens_N[counted])
             continue
-        end, tail = int(counted[-1]), slice(int(counted[-1]) + 1, start + length)
+        end, tail = int(counted[-1]), slice(int(counted[-1]) + 1, span.stop)
         # What is not sampled is another's turn.
         if not sampled_N[tail].all() or not sampled_N[counted].all():
             return None
@@ -158,7 +143,7 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
         after.add(int(tokens_N[end + 1]))
         tails.add(tokens_N[tail].tobytes())
         behind_tails.append(tokens_N[tail])
-        left += length - (end + 1 - start)
+        left += span.stop - (end + 1)
     cut = int(cut_B.sum())
     mark = next((each for each in (last, after) if len(each) == 1), None)
     if mark is None or len(tails) < TAILS or left < 2 * cut:
@@ -169,17 +154,14 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
         return None  # an end, and what fills up the row
     if any((each == token).any() for each in inside):
         return None
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    return finding(
-        "warning",
+    name = batch.mask_name
+    return warning(
         f"the mask ends at the token {token} in every response that holds it: what the policy sampled behind it (an "
         f"answer after its mark) never counts, in {share(cut, len(batch))} samples",
         batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
-        evidence=[
-            shown("samples whose mask ends at it", cut, None, name),
-            shown("different texts behind it", len(tails)),
-            shown("sampled tokens that do not count", left, "0"),
-        ],
+        shown("samples whose mask ends at it", cut, None, name),
+        shown("different texts behind it", len(tails)),
+        shown("sampled tokens that do not count", left, "0"),
         cause="the mask is cut at a mark in the text (the answer's, the end of thinking): the part that is rewarded is "
         "not trained, the end token with it",
     )
@@ -188,21 +170,20 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
 @rule("D82", "all prompts of a batch are one", link="groups", scope="batch", needs=("tokens", "group", "response"),
       lasts=True, explains=("D42", "D43", "D64", "D75", "L17"),
       source="a data loader that is built anew for every row, or an index that is never moved")  # fmt: skip
-def one_prompt(batch: StepBatch) -> Iterator[Finding]:
+def one_prompt(batch: StepBatch) -> Finding | None:
     """Groups that are named (3 and more) whose prompts are one and the same, to the last token: a warning."""
     prompt_B, group_B = batch.prompt_B, given(batch.group_B)
     if prompt_B is None or not batch.group_is_named:
         raise Skip("needs named groups, and where prompts end")
-    if (batch.flat.first(given(batch.response_N)) <= 1).all():
-        raise Skip("no prompt stands before the tokens that count")
+    skip_if((batch.flat.first(given(batch.response_N)) <= 1).all(), "no prompt stands before the tokens that count")
     groups = np.unique(group_B).size
     if groups < 3 or np.unique(prompt_B).size > 1:
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"all {groups} groups of the batch have the same prompt",
         batch.laid.where("input_ids", sample=0),
-        evidence=[shown("distinct prompts", 1, str(groups), f"token ids of {batch.name}"), shown("groups", groups)],
+        shown("distinct prompts", 1, str(groups), f"token ids of {batch.name}"),
+        shown("groups", groups),
         cause="the data loader gives one row over and over (built anew in the loop, an index that is not moved, one "
         "seed for all workers), or a prompt was repeated over the batch instead of within its group",
     )
@@ -211,30 +192,27 @@ def one_prompt(batch: StepBatch) -> Iterator[Finding]:
 @rule("D83", "a sequence's ratio differs within a response", link="ratio", scope="batch",
       needs=("is_ratio",), lasts=True, explains=("D24", "D28", "D50", "L16"),
       source="GSPO (arXiv 2507.18071): one ratio stands for a response")  # fmt: skip
-def by_token(batch: StepBatch) -> Iterator[Finding]:
+def by_token(batch: StepBatch) -> Finding | None:
     """The run states GSPO or ratios by sequence, and in half of the responses whose recorded ratio is not 1 it differs
     from token to token by 1e-3 and more: an error.
     """
-    if not batch.laid.algorithm.is_by_sequence:
-        raise Skip("the run states no ratio by sequence")
+    skip_if(not batch.laid.algorithm.is_by_sequence, "the run states no ratio by sequence")
     ratio = given(batch.columns.of("is_ratio"))
     known_N = ratio.said_N & np.isfinite(ratio.values_N)
     known_N = known_N if batch.trained_N is None else known_N & batch.trained_N
     moved_B = batch.flat.count(known_N & (np.abs(ratio.values_N - 1) > 1e-3)) > 0
     moved_B &= batch.flat.count(known_N) > 1
-    if moved_B.sum() < SAMPLES:
-        raise Skip("the ratio has not moved from 1")
+    skip_if(moved_B.sum() < SAMPLES, "the ratio has not moved from 1")
     low_B, high_B = batch.flat.extremes(ratio.values_N, known_N)
     differ_B = moved_B & (high_B - low_B > 1e-3)
     if 2 * differ_B.sum() < moved_B.sum():
-        return
+        return None
     worst = int(np.where(differ_B, high_B - low_B, 0.0).argmax())
-    yield finding(
-        "error",
+    return error(
         f"the run states ratios by sequence, and they are token ratios: they differ within "
         f"{share(int(differ_B.sum()), int(moved_B.sum()))} responses",
         batch.laid.where("is_ratio", sample=worst),
-        evidence=[shown("ratios of one response differ by", float((high_B - low_B)[worst]), "0", ratio.source)],
+        shown("ratios of one response differ by", float((high_B - low_B)[worst]), "0", ratio.source),
         cause="the importance ratio is taken per token as in GRPO: the mean over the response's log ratios is missing, "
         "and GSPO's narrow clip range cuts nearly every token off",
     )
@@ -247,7 +225,7 @@ SHARE = 0.25
 @rule("D88", "part of the batch is trained on twice, part never", link="masks", scope="batch", lasts=True,
       needs=("tokens",), explains=("D14", "D60", "L16", "L08"),
       source="every mini-batch of an epoch holds other samples")  # fmt: skip
-def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
+def twice_or_never(batch: StepBatch) -> Finding | None:
     """The rows that micro-batches of one epoch hold beside those of the batch, where there are as many: an error where
     a quarter of the batch is in none of them, and as many rows are there twice and more often than in the batch.
     """
@@ -258,8 +236,7 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
         (whole, held) for whole in wholes for held in of_micros
         if len(whole) == len(held) and len({part.held.record.key.epoch for part in held.parts}) == 1
     ]  # fmt: skip
-    if not pairs:
-        raise Skip("needs the micro-batches of one epoch, as many rows as the batch")
+    skip_if(not pairs, "needs the micro-batches of one epoch, as many rows as the batch")
     for whole, held in pairs:
         shared = [name for name in ("advantages", "group_id", "sample_id") if whole.refs(name) and held.refs(name)]
         due, had = Counter(marked(whole, shared)), Counter(marked(held, shared))
@@ -268,23 +245,21 @@ def twice_or_never(batch: StepBatch) -> Iterator[Finding]:
         if min(never, again) < SHARE * len(whole) or any(key not in due for key in had):
             continue
         often = max(count / due[key] for key, count in had.items())
-        yield finding(
-            "error",
+        return error(
             f"{share(never, len(whole))} samples of the batch are in no mini-batch, and others are in it up to "
             f"{often:.3g} times: the same mini-batch is trained on again",
             batch.laid.where("input_ids", sample=0),
-            evidence=[shown("samples that are never trained on", never, "0", held.parts[0].held.record.path.name),
-                      shown("rows that are there once more", again, "0"), shown("rows of the epoch", len(held))],
+            shown("samples that are never trained on", never, "0", held.parts[0].held.record.path.name),
+            shown("rows that are there once more", again, "0"), shown("rows of the epoch", len(held)),
             cause="the loop takes the first mini-batch every time (an index that is not moved, an iterator that is "
-            "made "
-            "anew), or rows are drawn with replacement",
+            "made anew), or rows are drawn with replacement",
         )  # fmt: skip
-        return
+    return None
 
 
 @rule("D88", "part of the batch is never trained on", link="masks", scope="case", lasts=True, explains=("D28",),
       source="every row of a batch is in one micro-batch of each of its epochs")  # fmt: skip
-def never_trained(case: Case) -> Iterator[Finding]:
+def never_trained(case: Case) -> Finding | None:
     """The rows that micro-batches of a step's update hold beside those of the batch, both recorded by one rank: a
     warning where a quarter of the batch and more is in none of them, in each of 2 steps and more, and over the run
     about as many of these as of the others have advantages other than 0 and tokens that count (half as many and more):
@@ -292,32 +267,29 @@ def never_trained(case: Case) -> Iterator[Finding]:
     a limit on the KL may end an epoch.
     """
     told = [(batch, one) for batch in case.batches() if (one := _left_out(batch)) is not None]
-    if len(told) < 2:
-        raise Skip("needs 2 steps of one update whose batch and micro-batches are recorded by one rank")
+    skip_if(len(told) < 2, "needs 2 steps of one update whose batch and micro-batches are recorded by one rank")
     never, taught, rows, all_taught = (sum(getattr(one, name) for _, one in told) for name in
                                        ("never", "taught", "rows", "all_taught"))  # fmt: skip
     if any(one.never < SHARE * one.rows for _, one in told) or 2 * taught * rows < never * all_taught or not taught:
-        return
+        return None
     batch, first = told[0]
     divisor = of_loss(batch.laid.flags, "divisor")
     # A rank that holds the whole batch and trains on its share of it, where the others record nothing.
     is_share = not divisor and all(one.rows % (one.rows - one.never) == 0 for _, one in told if one.rows > one.never)
-    yield finding(
+    return finding(
         "info" if is_share else "warning",
         f"a part of every batch is never trained on: {share(first.never, first.rows)} samples are in none of the "
         f"{first.micros} micro-batches of the step's update",
         batch.laid.where("input_ids", sample=0),
-        evidence=[
-            shown("samples in no micro-batch, over all steps", share(never, rows), "0"),
-            shown("of them with an advantage other than 0", taught, "0"),
-            shown("steps compared, each with such samples", len(told)),
-            *([shown("divisor that is stated", divisor, f"{first.micros} micro-batches")] if divisor else []),
-        ],
+        shown("samples in no micro-batch, over all steps", share(never, rows), "0"),
+        shown("of them with an advantage other than 0", taught, "0"),
+        shown("steps compared, each with such samples", len(told)),
+        *([shown("divisor that is stated", divisor, f"{first.micros} micro-batches")] if divisor else []),
         cause="a micro-batch is dropped (a loop that ends one early, a last one that is short and left out, a part of "
         "the batch that went to no rank), or was not recorded: what it would have taught is lost, and a loss that is "
         "divided by all micro-batches is too small besides",
-        steps=[each.step for each, _ in told if each.step is not None],
-    )  # fmt: skip
+        steps=[each.step for each, _ in told],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import Point, RunLog, Series
-from replay_core.diagnose.stating import finding, shown
 
 #: Steps before a leap, none of which rises: a warm-up does. And how many times all of them it is.
 BEFORE, LEAPT = 4, 5.0
@@ -60,9 +59,7 @@ def leaps(log: RunLog) -> Iterator[Finding]:
         if at < BEFORE or len(values) < 2 * BEFORE:
             continue
         after = values[at : at + RISES + 1]
-        if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(
-            b > a for a, b in pairwise(after)
-        ):  # fmt: skip
+        if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(b > a for a, b in pairwise(after)):
             stage = _is_new_stage(log, series.points[at].step)
             told = _told(
                 log, series.points[at], f"the learning rate's warm-up begins again at step {series.points[at].step}: "
@@ -102,16 +99,15 @@ def _broken_at_once(log: RunLog, series: Series) -> Finding | None:
         return None
     if min(paid[1:4]) >= SOON * paid[0] or max(paid[2:]) > EVER * paid[0]:
         return None
-    return finding(
-        "error",
+    return error(
         f"the learning rate is far too large, {max(rates):.3g}: the policy breaks in its first updates, "
         f"{reward.name} falls from {paid[0]:.3g} to {min(paid[1:4]):.3g} and never comes back",
-        series.points[0].where(series.name),
-        evidence=[series.shown_at(series.points[0], "1e-6 to 1e-4"), reward.shown(max(paid[2:]), f"was {paid[0]:.3g}")],
+        series,
+        series.shown_at(series.points[0], "1e-6 to 1e-4"),
+        reward.shown(max(paid[2:]), f"was {paid[0]:.3g}"),
         cause="a rate of another optimizer, or a decimal place: policies are trained with 1e-6 (all weights) to 1e-4 "
         "(adapters). Entropy, lengths and gradients that leap about are what comes of it",
         next_step="set the learning rate to 1e-6, and begin again from the first weights",
-        steps=series.steps(),
     )
 
 
@@ -153,12 +149,12 @@ def _worse(told: Finding, log: RunLog, step: int | None) -> Finding:
 
 def _told(log: RunLog, point: Point, claim: str, cause: str) -> Finding:
     series = given(log.get("learning_rate"))
-    return finding(
-        "warning", claim, point.where(series.name),
-        evidence=[series.shown_at(point), shown("largest before", max(
-            each.value for each in series.points if (each.step or 0) < (point.step or 0)
-        ))],
+    return warning(
+        claim,
+        point.where(series.name),
+        series.shown_at(point),
+        shown("largest before", max(each.value for each in series.points if (each.step or 0) < (point.step or 0))),
         cause=cause,
         next_step="print the scheduler's last_epoch before and after that step; save and load its state_dict",
         steps=[] if point.step is None else [point.step],
-    )  # fmt: skip
+    )

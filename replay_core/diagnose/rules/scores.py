@@ -1,18 +1,23 @@
-"""Single scores: one that outweighs a whole batch, and rewards that are the scores of other samples."""
+"""Scores, and what they pay for: one that outweighs a batch, other samples', not the answers', length, its opposite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.advantage_variants import orders
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
-from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.finding import Finding, error, share, shown, warning
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.figures import together
+from replay_core.diagnose.rules.tokens import truncated
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.regexes import regex
 
 #: How far one reward lies from all others, in ranges of the others; and the share of a batch that may.
 APART, FEW = 50.0, 0.05
@@ -25,13 +30,12 @@ STILL = 5e-3
 @rule("D86", "one reward outweighs all others", link="rewards", scope="batch", needs=("rewards",), lasts=True,
       explains=("D04", "D28", "D56", "D73", "L02", "L08"),
       source="a judge that returns another unit, a length, or an error code for one sample")  # fmt: skip
-def outlier(batch: StepBatch) -> Iterator[Finding]:
+def outlier(batch: StepBatch) -> Finding | None:
     """Rewards of at most a twentieth of a batch (of 8 and more) that lie 50 times as far from the middle as all
     others, of which there are 3 different ones: a warning. Normalised, such a group's other answers are all alike.
     """
     reward_B = given(batch.reward_B)
-    if len(reward_B) < 8 or not np.isfinite(reward_B).all():
-        raise Skip("needs finite rewards of 8 samples")
+    skip_if(len(reward_B) < 8 or not np.isfinite(reward_B).all(), "needs finite rewards of 8 samples")
     away_B = np.abs(reward_B - np.median(reward_B))
     order = np.argsort(away_B)
     few = max(int(FEW * len(reward_B)), 1)
@@ -40,54 +44,49 @@ def outlier(batch: StepBatch) -> Iterator[Finding]:
         size = float(np.ptp(rest))
         if np.unique(np.round(rest, 9)).size >= SEVERAL and away_B[far].min() > APART * max(size, 1e-9):
             worst = int(far[-1])
-            yield finding(
-                "warning",
+            return warning(
                 f"one sample's reward outweighs the batch: {reward_B[worst]:.6g}, and all others lie between "
                 f"{rest.min():.4g} and {rest.max():.4g}"
                 if out == 1
                 else f"{out} samples' rewards outweigh the batch: up to {reward_B[worst]:.6g}, and all others lie "
                 f"between {rest.min():.4g} and {rest.max():.4g}",
                 batch.laid.where(batch.columns.reward_name, sample=worst),
-                evidence=[
-                    shown("distance from the middle, in ranges of the others", float(away_B[far].min() / size),
-                          f"< {APART:g}", f"rewards of {batch.name}"),
-                    shown("sample", worst), shown("samples so far out", out, "0"),
-                ],
+                shown("distance from the middle, in ranges of the others", float(away_B[far].min() / size),
+                f"< {APART:g}", f"rewards of {batch.name}"),
+                shown("sample", worst), shown("samples so far out", out, "0"),
                 cause="an outlier of the judge: another unit, a count or an error code that is taken for a score; what "
                 "is normalised by it makes the group's other answers all alike",
             )  # fmt: skip
-            return
+    return None
 
 
 @rule("D86", "one reward outweighs all others", link="rewards", scope="signals",
       needs=("reward", "reward_std|reward_max"),
       source="a judge that returns another unit, a length, or an error code for one sample")  # fmt: skip
-def outweighs(log: RunLog) -> Iterator[Finding]:
+def outweighs(log: RunLog) -> Finding | None:
     """The mean reward wavers by less than .005 of it over 8 steps and more, and so does its spread (or the largest
     reward), which is twice the mean and more (or 8 times), while rewards are not all one number: a warning. What varies
     from batch to batch is too small to show beside one sample that does not.
     """
     reward = given(log.get("reward"))
     values = reward.finite
-    if len(values) < STEPS or not any(values):
-        raise Skip(f"needs rewards of {STEPS} steps that are not 0")
+    skip_if(len(values) < STEPS or not any(values), f"needs rewards of {STEPS} steps that are not 0")
     beside = [(one, 2.0) for one in log.all("reward_std")] + [(one, 8.0) for one in log.all("reward_max")]
     for series, times in beside:
         if len(series.finite) < STEPS or not _stands(values) or not _stands(series.finite):
             continue
         if len(set(values)) > STEPS // 2 and median(series.finite) > times * abs(median(values)):
-            yield finding(
-                "warning",
+            return warning(
                 f"one sample's reward outweighs the batch: {reward.name} hardly wavers from {median(values):.4g}, and "
                 f"{series.name} is {median(series.finite):.4g} in every step",
-                series.points[0].where(series.name),
-                evidence=[reward.shown(median(values)), series.shown(median(series.finite), f"< {times:g} x the mean")],
+                series,
+                reward.shown(median(values)),
+                series.shown(median(series.finite), f"< {times:g} x the mean"),
                 cause="an outlier of the judge, far larger than all other rewards: another unit, a count or an error "
                 "code that is taken for a score",
                 next_step="look at the largest reward of one batch; rldbg record -- YOUR COMMAND keeps them",
-                steps=series.steps(),
             )
-            return
+    return None
 
 
 def _stands(values: list[float]) -> bool:
@@ -98,7 +97,7 @@ def _stands(values: list[float]) -> bool:
 @rule("D85", "rewards are other samples' scores", link="rewards", scope="batch",
       needs=("token_rewards", "token_scores"), lasts=True, explains=("D04", "D28", "D51", "D53", "D56", "L08"),
       source="verl: token_level_rewards are token_level_scores, less a penalty")  # fmt: skip
-def of_other_samples(batch: StepBatch) -> Iterator[Finding]:
+def of_other_samples(batch: StepBatch) -> Finding | None:
     """The sums of token rewards and of token scores, sample by sample: an error where they are the same numbers (4
     different ones and more) in another order.
     """
@@ -109,7 +108,7 @@ def of_other_samples(batch: StepBatch) -> Iterator[Finding]:
     other_B = np.abs(rewards_B - scores_B) > close
     same = bool((np.abs(np.sort(rewards_B) - np.sort(scores_B)) <= close).all())
     if not other_B.any():
-        return
+        return None
     if not same or other_B.sum() < 2 or np.unique(np.round(scores_B, 6)).size < 4:
         raise Skip("rewards differ from scores by more than their order: they were shaped")
     groups = int(given(batch.group_B).max()) + 1 if batch.has("group") else 1
@@ -121,15 +120,237 @@ def of_other_samples(batch: StepBatch) -> Iterator[Finding]:
         ),
         "",
     )
-    yield finding(
-        "error",
+    return error(
         "token rewards are other samples' scores: the same numbers in another order, "
         f"{share(int(other_B.sum()), len(other_B))} rows differ" + (f", those {how}" if how else ""),
         batch.laid.where("token_rewards", sample=int(np.flatnonzero(other_B)[0])),
-        evidence=[
-            shown("rows whose reward is not their score", int(other_B.sum()), "0", f"rewards of {batch.name}"),
-            shown("largest difference of both, sorted", float(np.abs(np.sort(rewards_B) - np.sort(scores_B)).max())),
-        ],
+        shown("rows whose reward is not their score", int(other_B.sum()), "0", f"rewards of {batch.name}"),
+        shown("largest difference of both, sorted", float(np.abs(np.sort(rewards_B) - np.sort(scores_B)).max())),
         cause="rewards come back in another order than the samples, or were rolled or permuted after they were scored: "
         "advantages are made of the neighbours' scores",
+    )
+
+
+#: Answers that tell; of right ones, how many (and which share) before it is no chance.
+FEWEST, RIGHT, SOME = 16, 4, 0.1
+#: How often scores may agree with their own answers, and how often with another row's they have to.
+OWN, OTHER = 0.85, 0.97
+#: Of responses, how many have to end with a token of the policy's own.
+MOSTLY = 0.9
+_MARKS = regex(r"(?:<[^<>]{1,20}>|\s|[.,;:!?\"'`*$)\]}])+$")
+_WORD = regex(r"[^\s(\[{\"'`*$:=]+$")
+
+
+def ends_in(text: str, truth: str) -> bool:
+    """Whether the last word of a text, without marks of its end, is the truth."""
+    end = _MARKS.sub("", text)
+    last = _WORD.search(end)
+    if last is None or last[0] != truth:
+        return False
+    # In braces that do not box it, it is a part of a formula: a denominator, a power.
+    before = end[: last.start()]
+    return not before.endswith("{") or before.endswith("boxed{")
+
+
+def _others_speak_last(batch: StepBatch) -> bool:
+    """Whether the last token of many responses is not the policy's: an environment may name the truth there."""
+    trained_N, response_N = batch.trained_N, batch.response_N
+    if trained_N is None or response_N is None:
+        return False
+    at_N = np.arange(response_N.size)
+    last_B = [int(at_N[span][response_N[span]][-1]) for span in batch.flat.spans if response_N[span].any()]
+    return bool(last_B) and float(trained_N[last_B].mean()) < MOSTLY
+
+
+@rule("D100", "scores are not those of the answers", link="rewards", scope="case", lasts=True,
+      explains=("D01", "D03", "D95", "L08", "L17"),
+      source="recorded texts and ground truths; a verifier may want a format as well")  # fmt: skip
+def of_the_answers(case: Case) -> Finding | None:
+    """Where texts, ground truths and scores are recorded: answers whose last word is the ground truth, over 16 samples
+    and more. A warning where every score is 0 and a tenth of the answers (4 and more), and not all, end in theirs; an
+    error where scores agree with the answers of the row before or after (or of a group before or after) in .97 of all,
+    and with their own in less than .85.
+    """
+    looked: list[tuple[StepBatch, Array, Array]] = []
+    for batch in case.batches():
+        texts, truths = batch.columns.texts("response_text"), batch.columns.texts("ground_truth")
+        reward_B = batch.reward_B
+        if texts is None or truths is None or reward_B is None or not np.isfinite(reward_B).all():
+            continue
+        if batch.laid.algorithm.is_distilled or _others_speak_last(batch):
+            continue
+        right_B = np.array([bool(truth.strip()) and ends_in(text, truth.strip())
+                            for text, truth in zip(texts, truths, strict=True)])  # fmt: skip
+        looked.append((batch, right_B, reward_B))
+    total, right = sum(len(one) for _, one, _ in looked), sum(int(one.sum()) for _, one, _ in looked)
+    if total < FEWEST or right < max(RIGHT, SOME * total):
+        raise Skip(f"needs texts, ground truths and scores of {FEWEST} samples, some of which end in the truth")
+    batch, right_B, _ = looked[0]
+    steps = [each.step for each, _, _ in looked if each.step is not None]
+    place = batch.laid.where(batch.columns.reward_name, sample=int(right_B.argmax()))
+    every = np.concatenate([each for _, _, each in looked])
+    if not every.any():
+        skip_if(right == total, "every answer ends in its ground truth, and all scores are 0: it may be the highest")
+        return warning(
+            f"the reward is 0 for all {total} samples, although {right} answers end in their ground truth",
+            place,
+            shown("answers that end in their ground truth", share(right, total)),
+            shown("scores that are not 0", 0, f">= {right}"),
+            cause="the verifier does not find the answer (answers lack the format it asks for, a parse or extraction "
+            "that fails, an exception that is scored 0), or its score is lost on the way: there is no signal to learn "
+            "from",
+            next_step="call the reward function by hand on one of these texts",
+            steps=steps,
+        )
+    low = float(every.min())
+
+    def agreement(by: int) -> float:
+        same = [np.roll(one, by) == (reward > low) for _, one, reward in looked if len(one) > abs(by)]
+        return float(np.concatenate(same).mean()) if same else 0.0
+
+    own = agreement(0)
+    group = 0 if batch.group_B is None else len(batch) // max(int(batch.group_B.max()) + 1, 1)
+    by = max((1, -1, 2, -2, *((group, -group) if group > 1 else ())), key=agreement)
+    if own >= OWN or agreement(by) < OTHER:
+        return None
+    rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
+    return error(
+        f"scores belong to other samples: they are those of the answers {rows}, as texts and ground truths tell",
+        place,
+        shown("scores that agree with their own answer", own, f">= {OWN:g}"),
+        shown(f"that agree with the answer {rows}", agreement(by)),
+        shown("samples", total),
+        cause="scores come back in another order than the samples, or were rolled or shuffled after they were "
+        "computed: a row is paid for its neighbour's answer",
+        steps=steps,
+    )
+
+
+#: Steps, and how well the changes of two figures go together before one makes the other: of 12 pairs by chance, one in
+#: a thousand comes to .8.
+FEWEST_STEPS, IN_STEP = 12, 0.85
+#: How far a length has to have come before what is paid for it matters.
+FAR = 1.3
+_RIGHT = regex(r"(?i)accura|correct|exact|solved|success|pass@|(?:^|[/_.])acc(?:$|[@/_.])")
+
+
+def _by_changes(a: Series, b: Series) -> float | None:
+    """Correlation of the changes from step to step of two figures; None where they are too few, or one rests."""
+    rows = [row for _, row in together(a, b)]
+    if len(rows) < FEWEST_STEPS:
+        return None
+    xs, ys = ([y - x for x, y in pairwise(values)] for values in zip(*rows, strict=True))
+    return trends.line(xs, ys)[0] or None
+
+
+#: Responses that were cut and have one reward, before it is no chance, and the steps they are of.
+CUT, OVER = 8, 3
+#: How often chance may come to as much.
+CHANCE = 1e-4
+
+
+@rule("L32", "responses that are cut have one high reward", link="rewards", scope="case", lasts=True,
+      explains=("D20", "L08"),
+      source="a judge that cannot parse an unfinished answer and falls back to its default")  # fmt: skip
+def pays_for_cut(case: Case) -> Finding | None:
+    """The reward of responses that were cut off at the limit, 8 and more in 3 steps and more to the last: one and the
+    same in all of them, no less than what half of the finished ones have, and one that so many finished ones would not
+    all have by chance (1e-4). A warning: an answer nobody finished is right by default.
+    """
+    steps: list[tuple[StepBatch, Array, Array]] = []
+    for batch in case.batches():
+        cut_B, reward_B = truncated(batch), batch.reward_B
+        if batch.step is None or cut_B is None or reward_B is None or not np.isfinite(reward_B).all():
+            continue
+        if cut_B.any() and not cut_B.all():
+            steps.append((batch, cut_B, reward_B))
+    # From some step on: what was so before may be right.
+    last = steps[-1][2][steps[-1][1]][0] if steps else 0.0
+    since = len(steps)
+    while since and np.allclose(steps[since - 1][2][steps[since - 1][1]], last, atol=1e-6):
+        since -= 1
+    told = steps[since:]
+    cut = sum(int(cut_B.sum()) for _, cut_B, _ in told)
+    skip_if(len(told) < OVER or cut < CUT, f"needs {CUT} responses that were cut, with one reward, over {OVER} steps")
+    ended = np.concatenate([reward_B[~cut_B] for _, cut_B, reward_B in told])
+    as_much = float((np.abs(ended - last) <= 1e-6).mean())
+    if (
+        last < np.median(ended) - 1e-6
+        or last <= ended.min() + 1e-6
+        or as_much**cut > CHANCE
+        or np.unique(np.round(ended, 6)).size < 2
+    ):
+        return None
+    batch, cut_B, _ = told[0]
+    return warning(
+        f"responses that are cut off have one reward, {last:.4g}, as finished ones that are right: all {cut} of them, "
+        f"from step {batch.step} on",
+        batch.laid.where(batch.columns.reward_name, sample=int(cut_B.argmax())),
+        shown("responses that were cut", cut), shown("their reward", float(last)),
+        shown("median reward of finished ones", float(np.median(ended))),
+        shown("finished ones with just this reward", as_much, "as many"),
+        cause="the judge gives what it cannot parse (an answer that was cut) its default or its highest score: nothing "
+        "keeps responses from growing to the limit",
+        next_step="score a cut response by hand; pay nothing for it, or leave it out of the loss",
+        steps=[each.step for each, *_ in told],
+    )  # fmt: skip
+
+
+@rule("L32", "the reward pays for something else than answers", link="trend", scope="signals",
+      needs=("reward", "response_length|reward_function|held_out"),
+      explains=("D20", "D25", "L05", "L08", "L09", "L12", "L20", "L24", "D37"),
+      source="arXiv 2310.03716 (a long way to go: length in RLHF); arXiv 2210.10760")  # fmt: skip
+def pays(log: RunLog) -> Finding | None:
+    """The reward's changes from step to step go with those of the mean length (correlation over .85, 12 steps and
+    more), and the length has come to 1.3 times what it was, or to less than that part of it, by a trend that chance
+    does not explain: an error where it rises with the reward, or falls while the reward rises. Against those of the
+    share of right answers (below -.85): an error, the reward's sign is turned. Noise of batches makes no such
+    correlation: one figure is made of the other.
+    """
+    reward = given(log.get("reward"))
+    length = log.get("response_length")
+    judged = [one for one in log.all("reward_function") if _RIGHT.search(one.name) and one.name != reward.name]
+    turned = ((one, by) for one in judged if (by := _by_changes(reward, one)) is not None and by < -IN_STEP)
+    for one, by in turned:
+        return error(
+            f"the reward's sign is turned: {reward.name} falls whenever {one.name} rises, and rises when it falls",
+            reward,
+            shown("correlation of their changes", by, f"> -{IN_STEP:g}", reward.source),
+            one.shown(one.values[-1]),
+            cause="right answers are punished: the score is negated, a distance or a loss stands for a reward, or a "
+            "component's weight is negative",
+            next_step="score a right and a wrong answer by hand",
+            link="rewards",
+        )
+    cut = log.get("truncated")
+    if cut is not None and (by := _by_changes(reward, cut)) is not None and by > IN_STEP and trends.rises(cut.finite):
+        return error(
+            f"the reward pays for responses that are cut: {reward.name} follows {cut.name} step by step, which comes "
+            f"to {trends.level(cut.finite, 3):.2g}",
+            cut.ended,
+            shown("correlation of their changes", by, f"< {IN_STEP:g}", reward.source),
+            cut.shown(trends.level(cut.finite, 3), f"about {trends.level(cut.finite[:3], 3):.2g}"),
+            cause="an answer that is not finished counts as right, or is not punished as a wrong one is: the policy "
+            "learns never to end",
+            next_step="score a cut response by hand; leave cut ones out of the loss, or pay nothing for them",
+        )
+    by = None if length is None else _by_changes(reward, length)
+    if length is None or by is None:
+        raise Skip(f"needs reward and response length, or the share of right answers, of {FEWEST_STEPS} steps")
+    begun, now = trends.level(length.finite[:3], 3), trends.level(length.finite, 3)
+    # Tasks of their own lengths and rewards make both alternate from batch to batch, and neither goes anywhere.
+    drift = trends.drift(length.finite)
+    longer, shorter = drift > trends.DRIFT_Z and now > FAR * begun, drift < -trends.DRIFT_Z and now < begun / FAR
+    if not (longer and by > IN_STEP) and not (shorter and by < -IN_STEP):
+        return None
+    return error(
+        f"the reward pays for {'longer' if longer else 'shorter'} responses: {reward.name} follows {length.name} step "
+        f"by step, and the length goes from {begun:.3g} to {now:.3g}: length hacking",
+        length.ended,
+        shown("correlation of their changes", by, f"< {IN_STEP:g} in size", reward.source),
+        length.shown(now, f"about {begun:.3g}"),
+        cause=f"the judge pays for {'length' if longer else 'brevity'} (a bonus or penalty per token, a reward model "
+        f"with that bias), and the policy learns it instead of the task",
+        next_step="score one answer padded and cut by hand; look at what is right per length; reward within a group of "
+        "like lengths, or without the length's term",
     )

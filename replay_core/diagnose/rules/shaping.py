@@ -8,10 +8,9 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.objectives import kl
 
 #: What a recomputed penalty may leave of the recorded one (rms), and how alike two series are that only whitening
@@ -39,9 +38,8 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
     if scores is None:
         # A response's reward lies at its last token: the others hold what is penalised, and nothing else.
         trained_N, scored_N = given(batch.trained_N), np.zeros(both_N.size)
-        last_B = np.full(len(batch), -1, dtype=np.int64)
-        np.maximum.at(last_B, batch.flat.sample_N[trained_N], np.flatnonzero(trained_N))
-        both_N[last_B[last_B >= 0]] = False
+        last_B = batch.flat.last(trained_N)
+        both_N[(batch.flat.starts_B + last_B)[last_B >= 0]] = False
     else:
         both_N, scored_N = both_N & scores.said_N, scores.values_N
     y = (rewards.values_N - scored_N)[both_N]
@@ -56,19 +54,16 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
         if float(np.sqrt(((y + beta * x) ** 2).mean())) > LEFT * float(np.sqrt((y * y).mean())):
             continue
         if beta < 0:
-            yield finding(
-                "error",
+            yield error(
                 f"the KL penalty in the rewards has the wrong sign: rewards are scores + {-beta:.3g} x {name}",
                 batch.laid.where("token_rewards", at=int(np.flatnonzero(both_N)[0])),
-                evidence=[
-                    shown(
-                        "beta that explains them",
-                        beta,
-                        "> 0",
-                        rewards.source if scores is None else f"{rewards.source} - {scores.source}",
-                    ),
-                    shown("tokens compared", int(both_N.sum())),
-                ],
+                shown(
+                    "beta that explains them",
+                    beta,
+                    "> 0",
+                    rewards.source if scores is None else f"{rewards.source} - {scores.source}",
+                ),
+                shown("tokens compared", int(both_N.sum())),
                 cause="policy and reference are swapped in the penalty, or it is added: the policy is paid for "
                 "leaving its reference",
             )
@@ -80,7 +75,7 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
       needs=("advantages", "mask", "returns|token_rewards|token_scores|rewards"),
       explains=("L08", "D24"), lasts=True,
       source="arXiv 1506.02438: returns = advantages + values; REINFORCE: the reward to come")  # fmt: skip
-def of_returns(batch: StepBatch) -> Iterator[Finding]:
+def of_returns(batch: StepBatch) -> Finding | None:
     """Advantages that change from token to token, held against returns - values, and without a critic against the
     discounted reward to come (gamma 1 to .9): whitening leaves a correlation of 1. Where that is above 0.999 all is
     well. Below, an error if they are an exact line (to 1e-3 of their spread) of what a mistake gives: the sign, values
@@ -90,8 +85,7 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     advantages).
     """
     advantages, trained_N = given(batch.columns.of("advantages")), given(batch.trained_N)
-    if batch.advantage_B is not None:
-        raise Skip("one advantage for all of a response (D04)")
+    skip_if(batch.advantage_B is not None, "one advantage for all of a response (D04)")
     values, returns = batch.columns.of("values"), batch.columns.of("returns")
     counted_N = trained_N & advantages.said_N & np.isfinite(advantages.values_N)
     if values is not None and returns is not None:
@@ -120,26 +114,21 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     right = max(map(alike, expected))
     if right > ALIKE:
         if values is not None and returns is not None:
-            yield from _whitened_over_padding(batch, expected[0], counted_N)
-        return
+            return _whitened_over_padding(batch, expected[0], counted_N)
+        return None
     if values is not None and returns is not None:
         solved = next(_lines_of(batch, advantages, values.values_N, returns.values_N, counted_N), None)
         if solved is not None:
             what, cause, left = solved
-            yield finding(
-                "error",
+            return error(
                 f"advantages are not what returns and values give: {what}",
                 batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
-                evidence=[
-                    shown("correlation with returns - values", right, "> 0.999", advantages.source),
-                    shown("share of their spread that the mistake leaves unexplained", left, "0"),
-                    shown("tokens compared", int(counted_N.sum())),
-                ],
+                shown("correlation with returns - values", right, "> 0.999", advantages.source),
+                shown("share of their spread that the mistake leaves unexplained", left, "0"),
+                shown("tokens compared", int(counted_N.sum())),
                 cause=cause,
             )
-            return
-    if right > TOLD_APART:
-        raise Skip("they follow what is expected so closely that a mistake cannot be told from it")
+    skip_if(right > TOLD_APART, "they follow what is expected so closely that a mistake cannot be told from it")
     for one_N in expected:
         inside_N = np.where(counted_N, one_N, np.nan)
         mistakes += [
@@ -150,20 +139,16 @@ def of_returns(batch: StepBatch) -> Iterator[Finding]:
     for what, cause, other_N in mistakes:
         r = alike(other_N)
         if r > ALIKE:
-            yield finding(
-                "error",
+            return error(
                 f"advantages are not what returns and values give: {what}"
                 if values is not None and returns is not None
                 else f"advantages are not the reward to come: {what}",
                 batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
-                evidence=[
-                    shown("correlation with what is right", right, "> 0.999", advantages.source),
-                    shown("correlation with the mistake", r),
-                    shown("tokens compared", int(counted_N.sum())),
-                ],
+                shown("correlation with what is right", right, "> 0.999", advantages.source),
+                shown("correlation with the mistake", r),
+                shown("tokens compared", int(counted_N.sum())),
                 cause=cause,
             )
-            return
     raise Skip("they are no whitened returns - values, nor a known mistake of them")
 
 
@@ -256,17 +241,17 @@ def _made_of(d_K: Array, place: Array, back: Array, first: Array, sizes: Array) 
     yield "they are squared", "they are multiplied by themselves", d_K * np.abs(d_K)
 
 
-def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array) -> Iterator[Finding]:
+def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array) -> Finding | None:
     """Advantages whose mean and std were taken over every slot of the padded rows: a line through returns - values that
     is not centred over the tokens that count, and is over all slots with zeros in the padding.
     """
     column = given(batch.columns.of("advantages"))
     if column.ref.rows is not None or len(column.ref.shape) != 2:
-        return
+        return None
     x, a = expected_N[counted_N], column.values_N[counted_N]
     slope = float(((x - x.mean()) * (a - a.mean())).sum() / ((x - x.mean()) ** 2).sum())
     if abs(float(a.mean())) < 0.02 or not slope > 0:
-        return
+        return None
     centre = float(x.mean() - a.mean() / slope)
     # Rows as wide as they are stored, or as the response alone: what centres them tells.
     longest = int(batch.flat.count(counted_N).max(initial=1))
@@ -274,23 +259,21 @@ def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array
     slots = min((len(batch) * width for width in widths), key=lambda slots: abs(float(x.sum()) / slots - centre),
                 default=0)  # fmt: skip
     if slots <= len(x):
-        return
+        return None
     mean = float(x.sum()) / slots
     spread = float(np.sqrt((x * x).sum() / slots - mean * mean))
     if abs(centre - mean) < 1e-3 * spread + 1e-5 and abs(slope * spread - 1) < 1e-2:
-        yield finding(
-            "error",
+        return error(
             "advantages are whitened over padding too: their mean over the tokens that count is "
             f"{float(a.mean()):.3g}, not 0",
             batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
-            evidence=[
-                shown("mean over tokens that count", float(a.mean()), "0", column.source),
-                shown("what was subtracted", centre, f"{float(x.mean()):.4g}"),
-                shown("mean over every slot of the rows", mean),
-            ],
+            shown("mean over tokens that count", float(a.mean()), "0", column.source),
+            shown("what was subtracted", centre, f"{float(x.mean()):.4g}"),
+            shown("mean over every slot of the rows", mean),
             cause="mean and std are taken over the whole tensor, without the mask: zeros of the padding pull the mean "
             "to 0 and the std down",
         )
+    return None
 
 
 def _to_come(batch: StepBatch) -> Iterator[Array]:
@@ -301,9 +284,8 @@ def _to_come(batch: StepBatch) -> Iterator[Array]:
     if told is not None:
         rewards_N = np.where(told.said_N, np.nan_to_num(told.values_N), 0.0)
     elif batch.reward_B is not None:
-        last_B = np.full(len(batch), -1, dtype=np.int64)
-        np.maximum.at(last_B, sample_N[trained_N], np.flatnonzero(trained_N))
-        rewards_N[last_B[last_B >= 0]] = batch.reward_B[last_B >= 0]
+        last_B = batch.flat.last(trained_N)
+        rewards_N[(batch.flat.starts_B + last_B)[last_B >= 0]] = batch.reward_B[last_B >= 0]
     at = np.flatnonzero(trained_N)[::-1]
     for gamma in _GAMMAS:
         out_N, coming, sample = np.zeros(trained_N.size), 0.0, -1

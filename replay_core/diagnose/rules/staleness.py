@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,12 +10,11 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stating import finding, share, shown
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
 LAG = 8
@@ -72,7 +70,7 @@ def _numbers(text: str) -> list[float]:
 
 @rule("D31", "samples of old weights", link="rollout_logprobs", scope="batch",
       source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
-def old_weights(batch: StepBatch) -> Iterator[Finding]:
+def old_weights(batch: StepBatch) -> Finding | None:
     """Newest weight version of the batch - oldest version of each sample. More than the limit the dump states (else
     8) is a warning; any lag, or samples that span versions, is worth saying (info): asynchronous trainers run so
     on purpose.
@@ -85,21 +83,18 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
     mixed = int(np.nansum(high_B > low_B))
     lag = float(np.nanmax(lag_B))
     if lag <= 0:
-        return
+        return None
     stated = next(
         (float(batch.laid.flags[name]) for name in _LIMITS if isinstance(batch.laid.flags.get(name), (int, float))),
         None,
     )
     limit = LAG if stated is None else stated
-    place = batch.laid.where("weight_version", sample=int(np.nanargmax(lag_B)))
-    yield finding(
+    return finding(
         "warning" if lag > limit else "info",
         f"samples are up to {lag:g} weight versions old",
-        place,
-        evidence=[
-            shown("largest lag", lag, f"<= {limit:g}" + ("" if stated is not None else " (no limit is in the dump)")),
-            shown("samples that span versions", share(mixed, len(batch)), None, f"weight versions of {batch.name}"),
-        ],
+        batch.laid.where("weight_version", sample=int(np.nanargmax(lag_B))),
+        shown("largest lag", lag, f"<= {limit:g}" + ("" if stated is not None else " (no limit is in the dump)")),
+        shown("samples that span versions", share(mixed, len(batch)), None, f"weight versions of {batch.name}"),
         cause="asynchronous rollouts: the queue is longer than the trainer is fast"
         if lag > limit
         else "asynchronous rollouts",
@@ -112,7 +107,7 @@ def old_weights(batch: StepBatch) -> Iterator[Finding]:
 @rule("D31", "samples of old weights", link="rollout_logprobs", scope="case", lasts=True,
       explains=("D09", "D12", "D14", "D24"),
       source="AReaL versions; prime-rl max_off_policy_steps (8)")  # fmt: skip
-def behind(case: Case) -> Iterator[Finding]:
+def behind(case: Case) -> Finding | None:
     """How far the newest weight version of a step's samples lies behind the step, less what the nearest step has (one
     trainer counts versions from 0, another from 1): more than the limit that is stated, else 8, is a warning; worth
     knowing where engine and trainer are no further apart in such steps than in those within it (2 and more), and nearer
@@ -136,38 +131,33 @@ def behind(case: Case) -> Iterator[Finding]:
         corrected = corrected or batch.has("is_weights") or batch.laid.algorithm.is_off_policy
         if (mean := distance(batch)) is not None:
             distances[batch.step] = mean
-    if len(found) < 2:
-        raise Skip("needs weight versions of two steps")
+    skip_if(len(found) < 2, "needs weight versions of two steps")
     nearest = max(0.0, min(one[0] for one in found))
     worst = max(found, key=lambda one: one[0])
     lag = worst[0] - nearest
     allowed = LAG if limit is None else limit
     if lag <= allowed:
         if not corrected:
-            yield from _parted_by_age({step: by - nearest for by, _, step in found}, distances, worst[1])
-        return
+            return _parted_by_age({step: by - nearest for by, _, step in found}, distances, worst[1])
+        return None
     past = [step for behind_by, _, step in found if behind_by - nearest > allowed]
     if _is_no_age(past, {step: by - nearest for by, _, step in found}, distances):
-        yield finding(
-            "info",
+        return info(
             f"weight versions fall up to {lag:g} behind the steps, and samples are no older for it: engine and trainer "
             "are no further apart",
             worst[1],
-            evidence=[shown("versions behind", lag), shown("steps past the limit", share(len(past), len(found)))],
+            shown("versions behind", lag),
+            shown("steps past the limit", share(len(past), len(found))),
             cause="versions are counted by something else than the steps are (synchronisations, recorded steps), or "
             "stand still while weights do not",
             steps=past,
         )
-        return
-    yield finding(
-        "warning",
+    return warning(
         f"samples are up to {lag:g} weight versions behind the step that trains on them"
         + (f", and the run allows {limit:g}" if limit is not None else ""),
         worst[1],
-        evidence=[
-            shown("versions behind", lag, f"<= {allowed:g}"),
-            shown("steps past it", share(len(past), len(found))),
-        ],
+        shown("versions behind", lag, f"<= {allowed:g}"),
+        shown("steps past it", share(len(past), len(found))),
         cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, or "
         "new weights do not reach the engine",
         next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
@@ -196,30 +186,27 @@ def _is_no_age(past: list[int], lags: dict[int, float], apart: dict[int, float])
 OLD, FRESH = 2, 0.25
 
 
-def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where) -> Iterator[Finding]:
+def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where) -> Finding | None:
     """Steps with their age in versions, and mean |trainer - rollout|: whether the old ones are apart, and fresh ones
     are not.
     """
     old = [step for step in apart if lags[step] >= OLD]
     fresh = [apart[step] for step in apart if lags[step] <= 0]
     if not old or not fresh:
-        return
+        return None
     there, here = float(np.median([apart[step] for step in old])), float(np.median(fresh))
     far = [step for step in old if apart[step] > BADLY]
     if 2 * len(far) <= len(old) or here > FRESH * there:
-        return
+        return None
     age = max(lags[step] for step in old)
-    yield finding(
-        "warning",
+    return warning(
         f"samples are up to {age:g} weight versions old, and nothing corrects for it: engine and trainer are "
         f"{there:.2g} nats per token apart where they are",
         where,
-        evidence=[
-            shown(f"mean |trainer - rollout| of steps {OLD} versions behind and more, nats", there, f"< {BADLY:g}"),
-            shown("of steps whose samples are fresh", here),
-            shown("versions behind, at most", age, f"< {OLD}"),
-            shown("steps", share(len(far), len(apart))),
-        ],
+        shown(f"mean |trainer - rollout| of steps {OLD} versions behind and more, nats", there, f"< {BADLY:g}"),
+        shown("of steps whose samples are fresh", here),
+        shown("versions behind, at most", age, f"< {OLD}"),
+        shown("steps", share(len(far), len(apart))),
         cause="stale samples: weights reach the engine late, or the queue between engine and trainer is long, and the "
         "trainer takes the samples for its own: no importance weights (truncated, TIS) are recorded, and no limit is "
         "stated",
@@ -235,7 +222,7 @@ QUEUED, OLDER = 4.0, 3.0
 @rule("D31", "samples get ever older", link="rollout_logprobs", scope="signals", needs=("weight_lag",),
       explains=("D09", "D12", "D24", "D25", "L08", "L09", "L10"), lasts=True,
       source="prime-rl max_off_policy_steps (8), AReaL max_head_offpolicyness")  # fmt: skip
-def ever_older(log: RunLog) -> Iterator[Finding]:
+def ever_older(log: RunLog) -> Finding | None:
     """The logged age of the weights that sampled a step's batch, in updates: its last 3 steps at 4 and more, three
     times its first quarter and more, and a rise that chance does not explain, in 8 steps and more: a warning, an error
     past 8. A
@@ -247,28 +234,24 @@ def ever_older(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
     begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
     if now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
-        yield finding(
-            "error",
+        return error(
             f"samples are {now:.3g} updates old: {series.name} is past {LAG:g}, and they are far off-policy",
-            series.first(over=LAG),
-            evidence=[series.shown(now, f"<= {LAG:g}"), shown("steps past it", len(series.steps(over=LAG)))],
+            series.between(over=LAG),
+            series.shown(now, f"<= {LAG:g}"),
+            shown("steps past it", len(series.steps(over=LAG))),
             cause="stale samples: the queue between engine and trainer has no limit, what is too old is not dropped, "
             "or new weights do not reach the engine",
             next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
-            steps=series.steps(over=LAG),
         )
-        return
     if now < QUEUED or now < OLDER * begun or not trends.rises(values):
-        return
-    yield finding(
+        return None
+    return finding(
         # What disagrees with the trainer by then is what such samples do.
         "error" if now > LAG else "warning",
         f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates",
         series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
-        evidence=[
-            series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
-            shown("Mann-Kendall z", trends.drift(values)),
-        ],
+        series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
+        shown("Mann-Kendall z", trends.drift(values)),
         cause="the engine makes more than the trainer takes, and the oldest are taken first (a queue without a limit), "
         "or new weights reach it ever later: the policy is trained on what stale weights sampled",
         next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, share, shown
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -61,7 +60,7 @@ _BOUNDS: tuple[_Bound, ...] = (
 @rule("L30", "a figure is what it cannot be", link="dump", scope="signals",
       needs=("|".join(dict.fromkeys(bound.signal for bound in _BOUNDS)),), lasts=True, source="the figures' "
        "definitions")  # fmt: skip
-def impossible(log: RunLog) -> Iterator[Finding]:
+def impossible(log: RunLog) -> Finding | None:
     """A share outside of 0 to 1, an entropy over 12.9 nats (ln 400,000), a correlation or explained variance over 1, a
     norm, length, standard deviation, ratio or learning rate below 0, in a quarter of the steps and more (one step of a
     learning rate): a warning, an error of a learning rate, worth knowing of an entropy. What is logged is another
@@ -78,21 +77,19 @@ def impossible(log: RunLog) -> Iterator[Finding]:
                 continue
             limit, why = (bound.high, bound.above) if bad[0].value > 0 else (bound.low, bound.below)
             worst = max(bad, key=lambda point: abs(point.value))
-            yield finding(
+            return finding(
                 # A sum over the response is what some trainers log on purpose (TRL's PPO: objective/entropy).
                 "error" if is_rate else "info" if bound.signal == "entropy" else "warning",
                 f"{series.name} is {worst.value:.4g}, which it cannot be: {why}",
                 bad[0].where(series.name),
+                series.shown_at(worst, f"{'<=' if worst.value > 0 else '>='} {limit:g}"),
+                shown("steps", share(len(bad), len(series.points)), "none", "log"),
                 link="optimizer" if is_rate else "",
-                evidence=[
-                    series.shown_at(worst, f"{'<=' if worst.value > 0 else '>='} {limit:g}"),
-                    shown("steps", share(len(bad), len(series.points)), "none", "log"),
-                ],
                 cause=why,
                 next_step="look at how the figure is computed and put together over ranks",
-                steps=[point.step for point in bad if point.step is not None],
+                steps=[point.step for point in bad],
             )
-            return
+    return None
 
 
 #: Of a series: whether the state holds. Values are finite, as many as the state asks for.
@@ -142,8 +139,7 @@ _STATES: tuple[_FigureState, ...] = (
         "weight_version", _still, 8, "warning", "rollout_logprobs",
         "the engine samples with one version of the weights throughout: {name} is {now:g} in all {n} steps", "rises",
         "the synchronisation to the engine never happens, or the version is not handed on: every step is sampled by "
-        "old "
-        "weights", "compare the engine's weights with the trainer's: rldbg weights", moving=True,
+        "old weights", "compare the engine's weights with the trainer's: rldbg weights", moving=True,
     ),
     _FigureState(
         "update_norm", _always(0.0), 5, "warning", "optimizer",
@@ -273,10 +269,9 @@ def tells(log: RunLog) -> Iterator[Finding]:
         yield finding(
             state.severity,
             state.claim.format(name=series.name, now=now, n=len(series.finite), most=max(series.finite)),
-            series.points[0].where(series.name),
+            series,
+            series.shown(now, state.expected),
             link=state.link,
-            evidence=[series.shown(now, state.expected)],
             cause=state.cause,
             next_step=state.next_step,
-            steps=series.steps(),
         )

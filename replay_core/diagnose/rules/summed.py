@@ -1,18 +1,22 @@
-"""A loss that is a sum over tokens where its parts are means: what the gradient is made of is never divided."""
+"""Sums where a mean is meant: the whole loss, its KL term, or what is not divided by what the run states."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.columns import Scalar
+from replay_core.diagnose.finding import Finding, Where, finding, shown, warning
+from replay_core.diagnose.flat import Array
+from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.ratio import ratios
+from replay_core.objectives import kl, policy_loss
 
 #: Relative agreement of a factor, losses below which it is not told, tokens that are a sum, and steps that tell.
 CLOSE, FLOOR, TOKENS, STEPS = 1e-3, 1e-5, 8, 2
@@ -23,7 +27,7 @@ FAR_OVER = 5.0
 @rule("D99", "the loss is a sum over tokens", link="reduction", scope="case", lasts=True,
       explains=("L02", "D28", "D49"),
       source="NeMo-RL#84: a loss not divided by its tokens; Megatron divides gradients afterwards")  # fmt: skip
-def summed(case: Case) -> Iterator[Finding]:
+def summed(case: Case) -> Finding | None:
     """`loss` over `pg_loss` of every micro-batch, where no other term is recorded: one factor within each of 2 steps
     and more that is the number of tokens of its update (or of the micro-batch), and another as that changes. A warning
     where the run states a mean, or gradients are five times over the norm they are clipped at in half of the steps: all
@@ -36,7 +40,7 @@ def summed(case: Case) -> Iterator[Finding]:
     for batch in case.batches():
         if batch.trained_N is None or batch.step is None:
             continue
-        stated = batch.laid.algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+        stated = batch.laid.algorithm.aggregation
         means = means or stated.endswith("mean")
         found = _factor(batch)
         if found is not None:
@@ -47,20 +51,18 @@ def summed(case: Case) -> Iterator[Finding]:
     if len(factors) < STEPS or len(counts) < STEPS:
         raise Skip(f"needs loss and pg_loss of {STEPS} steps, and no other term beside them")
     if len({what for _, _, what in factors}) > 1:
-        return
+        return None
     clipped = median(over) if over else None
     cut = clipped is not None and clipped > FAR_OVER
-    yield finding(
+    return finding(
         "warning" if means or cut else "info",
         f"the loss is a sum over tokens: it is pg_loss times the tokens of {factors[0][2]}, {min(counts)} to "
         f"{max(counts)} times",
         where,
-        evidence=[
-            shown("loss / pg_loss", factors[0][1], "1"),
-            shown("steps where that is the number of tokens", len(factors)),
-            *([] if clipped is None else [shown("gradient norm over the norm it is clipped at, median", clipped,
-                                                f"< {FAR_OVER:g}")]),
-        ],
+        shown("loss / pg_loss", factors[0][1], "1"),
+        shown("steps where that is the number of tokens", len(factors)),
+        *([] if clipped is None else [shown("gradient norm over the norm it is clipped at, median", clipped,
+        f"< {FAR_OVER:g}")]),
         cause="the division by the number of tokens (a mean, an average) is missing in what is trained on, while the "
         "mean is logged: the gradient is as many times too large, its size goes with the lengths of the answers, and "
         "clipping leaves its direction alone"
@@ -74,12 +76,12 @@ def _factor(batch: StepBatch) -> tuple[float, str] | None:
     """loss / pg_loss of the step's micro-batches and what it is the number of tokens of; None where it is none."""
     if any(batch.columns.scalars(name) for name in ("kl_loss",)) and _weighs(batch):
         return None
-    parts = {(one.record.key.rank, one.record.key.micro): one.value for one in batch.columns.scalars("pg_loss")}
+    parts = {one.place: one.value for one in batch.columns.scalars("pg_loss")}
     rows, counts_B = batch.laid.rows_by_micro(), batch.flat.count(batch.trained_N)  # type: ignore[arg-type]
     pairs = [
         (one.value / parts[key], int(counts_B[rows[key]].sum()))
         for one in batch.columns.scalars("loss")
-        if (key := (one.record.key.rank, one.record.key.micro)) in parts and key in rows
+        if (key := one.place) in parts and key in rows
         and np.isfinite(one.value) and abs(parts[key]) > FLOOR and abs(one.value) > FLOOR
     ]  # fmt: skip
     if not pairs:
@@ -96,15 +98,176 @@ def _factor(batch: StepBatch) -> tuple[float, str] | None:
 
 def _weighs(batch: StepBatch) -> bool:
     """Whether a KL term is in the loss, as far as the run states it."""
-    weight = stated_number(batch.laid.stated, "kl_loss_coef", "kl_coef", "beta")
+    weight = batch.laid.algorithm.kl_weight
     return weight is None or weight != 0
 
 
 def _over(batch: StepBatch) -> list[float]:
     """Gradient norms of the step over the norm that they are clipped at, as it is recorded or stated."""
     limits = [one.value for one in batch.columns.scalars("max_grad_norm")]
-    stated = stated_number(batch.laid.stated, "max_grad_norm", "grad_clip", "clip_grad", "clip_grad_norm")
+    stated = batch.laid.algorithm.largest_norm
     limit = limits[0] if limits else stated
     if not limit or not limit > 0:
         return []
     return [one.value / limit for one in batch.columns.scalars("grad_norm") if np.isfinite(one.value)]
+
+
+#: Relative agreement of a recomputed term, terms that are told from rounding, and micro-batches that are no chance.
+CLOSE_OF_KL, LEAST, FEWEST = 1e-3, 1e-6, 4
+ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "|log r|": kl.absolute}
+
+
+def summed_kl(case: Case) -> Finding | None:
+    """The logged KL loss of 4 micro-batches and more, each made by one estimator as the mean over samples of their sums
+    over tokens (or as one sum), and as no mean over tokens, where the run states a mean for its loss.
+    """
+    sums: dict[str, list[tuple[StepBatch, float, float, str]]] = {}
+    parts: Counter[tuple[str, int, int]] = Counter()
+    told = 0
+    stated, is_of_term = "", False
+    for batch in case.batches():
+        own = str(of_loss(batch.laid.flags, "reduction"))
+        is_of_term = is_of_term or own in ("token_mean", "sequence_mean")
+        stated = batch.laid.algorithm.aggregation or own
+        if not stated.endswith(("-mean", "_mean")):
+            return None
+        for value, terms_N, samples in _terms(batch):
+            told += 1
+            for name, made_N in terms_N.items():
+                sums_B, counts_B = _of_samples(batch, made_N, samples)
+                means = (float(sums_B.sum() / max(counts_B.sum(), 1)), float((sums_B / np.maximum(counts_B, 1)).mean()))
+                for which, mean in enumerate(means):
+                    parts[name, which, _part(value, mean)] += 1
+                for how, total in (("each response's tokens", float(sums_B.mean())), ("all tokens", sums_B.sum())):
+                    if abs(value - total) <= CLOSE_OF_KL * abs(total):
+                        sums.setdefault(how + "|" + name, []).append((batch, value, means[1], name))
+    # A mean that is shared among micro-batches, by any whole number, is one.
+    if any(part and count == told for (_, _, part), count in parts.items()):
+        return None
+    whole = [each for each in sums.values() if len(each) == told]
+    if told < FEWEST or not whole:
+        return None
+    how = next(key for key, each in sums.items() if each is whole[0]).split("|")[0]
+    batch, value, mean, name = whole[0][0]
+    return finding(
+        "error" if is_of_term else "warning",
+        f"the KL loss is a sum over {how}, and the run states a loss of {stated.replace('_', ' ')}: the KL is weighted "
+        "by length",
+        batch.laid.where_record(batch.columns.scalars("kl_loss")[0].record, "kl_loss"),
+        shown("kl_loss", value, f"{mean:.6g}, the mean over tokens"), shown("estimator that makes it", name),
+        shown("micro-batches that agree", told),
+        link="ref",
+        cause="the KL term is not reduced as the policy's loss is: its division by the tokens is missing, and it "
+        f"weighs {value / mean:.3g} times what its coefficient says, more the longer the responses are",
+        steps=sorted({each.step for each, *_ in whole[0] if each.step is not None}),
+    )  # fmt: skip
+
+
+def _terms(batch: StepBatch) -> Iterator[tuple[float, dict[str, Array], list[int]]]:
+    """The logged KL loss of each micro-batch, its tokens' KL by every estimator [N], and its samples."""
+    policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
+    if policy is None or ref is None or batch.trained_N is None:
+        return
+    both_N = batch.pair(policy, ref)
+    p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
+    made = {name: np.where(both_N & batch.trained_N, each(p_N, r_N), 0.0) for name, each in ESTIMATORS.items()}
+    rows = batch.laid.rows_by_micro()
+    for scalar in batch.columns.scalars("kl_loss"):
+        samples = rows.get(scalar.place)
+        if samples and scalar.record.key.micro is not None and abs(scalar.value) > LEAST:
+            yield scalar.value, made, samples
+
+
+def _of_samples(batch: StepBatch, values_N: Array, samples: list[int]) -> tuple[Array, Array]:
+    return batch.flat.sum(values_N)[samples], batch.flat.count(given(batch.trained_N))[samples]
+
+
+def _part(value: float, mean: float) -> int:
+    """The whole number that a mean is divided by; 0 for none."""
+    parts = mean / value
+    return round(parts) if abs(parts - round(parts)) <= CLOSE_OF_KL * abs(parts) else 0
+
+
+#: Relative agreement of a recomputed loss, losses that are told from rounding, and micro-batches that are no chance.
+CLOSE_OF_MEAN, LEAST_MEAN, FEWEST_MEANS = 1e-3, 1e-4, 4
+
+
+def undivided(case: Case) -> Finding | None:
+    """Each recorded loss is the stated mean of its micro-batch's tokens (clipped, with the stated KL), and is not
+    divided by what the run states that it divides by: in 4 micro-batches and more, and all of them.
+    """
+    flags = case.run.flags or {}
+    divisor, mean = of_loss(flags, "divisor"), str(of_loss(flags, "reduction"))
+    if not isinstance(divisor, (int, float)) or not divisor > 1 or mean not in ("token_mean", "sequence_mean"):
+        return None
+    first: tuple[StepBatch, Scalar] | None = None
+    told = 0
+    steps: dict[int, None] = {}
+    for batch in case.batches():
+        for scalar, made in _made(batch, mean):
+            if abs(made) < LEAST_MEAN:
+                continue
+            if abs(scalar.value - made) > CLOSE_OF_MEAN * abs(made):
+                return None
+            told, first = told + 1, first or (batch, scalar)
+            steps |= {} if batch.step is None else {batch.step: None}
+    if first is None or told < FEWEST_MEANS:
+        return None
+    batch, scalar = first
+    return warning(
+        f"micro-batches are accumulated and not divided by their number: each loss is {divisor:g} times what the run "
+        f"states, a {mean.replace('_', ' ')} over {divisor:g}",
+        batch.laid.where_record(scalar.record, scalar.name),
+        shown(scalar.name, scalar.value, f"{scalar.value / divisor:.6g}", scalar.record.path.name),
+        shown("micro-batches that agree", told),
+        shown("divisor that is stated", divisor),
+        cause=f"the division by the accumulated micro-batches is missing: the gradient is {divisor:g} times too large "
+        "(clipping and Adam hide it). Where the loss is recorded before it is divided, the gradient is right",
+        steps=list(steps),
+    )
+
+
+def _made(batch: StepBatch, mean: str) -> Iterator[tuple[Scalar, float]]:
+    """The recorded loss of each micro-batch, and the stated mean of its tokens; nothing where it cannot be made."""
+    advantages, trained_N = batch.columns.of("advantages"), batch.trained_N
+    if advantages is None or trained_N is None:
+        return
+    token_N = _loss_as_stated(batch, np.where(advantages.said_N, np.nan_to_num(advantages.values_N), 0.0))
+    if token_N is None:
+        return
+    sums_B, counts_B = batch.flat.sum(np.where(trained_N, token_N, 0.0)), batch.flat.count(trained_N)
+    rows = batch.laid.rows_by_micro()
+    for scalar in batch.columns.scalars("loss"):
+        samples = rows.get(scalar.place)
+        if not samples or scalar.record.key.micro is None or not np.isfinite(scalar.value):
+            continue
+        sums, counts = sums_B[samples], counts_B[samples]
+        by_token = float(sums.sum() / max(counts.sum(), 1))
+        yield scalar, by_token if mean == "token_mean" else float((sums / np.maximum(counts, 1)).mean())
+
+
+def _loss_as_stated(batch: StepBatch, a_N: Array) -> Array | None:
+    """The clipped loss of every token with the stated weight of the KL; None where its terms are not recorded."""
+    algorithm = batch.laid.algorithm
+    if algorithm.is_by_sequence or algorithm.is_of_weights or batch.has("is_weights"):
+        return None
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+    except Skip:
+        # Where nothing is kept of an older policy a batch has one update: its ratio is 1 (TRL records none then).
+        if batch.has("old_logprobs") or batch.has("is_ratio"):
+            return None
+        ratio_N, known_N = np.ones(len(a_N)), np.ones(len(a_N), dtype=bool)
+    low, high = algorithm.clip_range or (0.2, 0.2)
+    made_N = policy_loss.clipped(np.where(known_N, ratio_N, 1.0), a_N, clip_low=low, clip_high=high)
+    if weight := of_loss(batch.laid.flags, "kl"):
+        policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
+        estimator = ESTIMATORS.get(str(of_loss(batch.laid.flags, "kl_estimator")))
+        if policy is None or ref is None or estimator is None:
+            return None
+        both_N = batch.pair(policy, ref)
+        made_N = made_N + np.where(both_N, float(weight) * estimator(policy.values_N, ref.values_N), 0.0)
+    if of_loss(batch.laid.flags, "entropy") or algorithm.number("entropy_coef", "entropy_coeff"):
+        return None
+    found_N: Array = made_N
+    return found_N

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import combinations, pairwise
 from statistics import median
 
@@ -11,21 +10,18 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, shown
-from replay_core.diagnose.surrogates import surrogates
+from replay_core.diagnose.surrogates import DUAL, RANGES, by_sequence, surrogates
 from replay_core.objectives import policy_loss
 
 #: Relative agreement of what is recomputed; and terms smaller than this beside the loss are its rounding.
 CLOSE, FLOOR = 1e-3, 1e-6
 FEWEST = 8
-#: Clip ranges of published recipes (low, high): PPO, DAPO, tighter and wider ones, GSPO's.
-_RANGES = ((0.2, 0.2), (0.2, 0.28), (0.1, 0.1), (0.3, 0.3), (0.2, 0.3), (0.2, 0.4), (3e-4, 4e-4), (3e-3, 4e-3))
-_DUAL = 3.0
 
 
 def _clip_range(batch: StepBatch) -> tuple[float, float] | None:
@@ -35,17 +31,11 @@ def _clip_range(batch: StepBatch) -> tuple[float, float] | None:
     return (float(low), float(high)) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
 
 
-def _by_sequence(batch: StepBatch, ratio_N: Array, known_N: Array) -> Array:
-    """GSPO's ratio: e to the mean of a sample's log ratios, for each of its tokens."""
-    logs_N = np.where(known_N, np.log(np.maximum(np.where(known_N, ratio_N, 1.0), 1e-30)), 0.0)
-    return np.repeat(np.exp(np.nan_to_num(batch.flat.mean(logs_N, known_N))), batch.flat.lengths_B)
-
-
 @rule("D50", "the loss of a token is made wrongly", link="loss", scope="batch",
       needs=("token_loss", "advantages", "mask"), explains=("D28", "L08", "L10", "D24"), lasts=True,
       source="arXiv 1707.06347 equation 7; 2503.14476 (two ranges), 1912.09729 (dual clip), 2507.18071, "
       "2506.13585")  # fmt: skip
-def token_loss(batch: StepBatch) -> Iterator[Finding]:
+def token_loss(batch: StepBatch) -> Finding | None:
     """Recomputes the recorded loss of every token from advantage and ratio: clipped at the stated range or a published
     one, with a dual clip, not clipped, a sequence's ratio (GSPO), CISPO, REINFORCE, each with the importance weights or
     without. Where one agrees to 1e-3 all is well, unless the range that agrees is not the stated one. Where none does,
@@ -69,70 +59,67 @@ def token_loss(batch: StepBatch) -> Iterator[Finding]:
         each = (values_N,) if w_N is None else (values_N, values_N * w_N)
         return any(bool((np.abs(loss_N - one) <= close).all()) for one in each)
 
-    ratio_kinds = (ratio_N[both_N], _by_sequence(batch, ratio_N, both_N)[both_N])
+    ratio_kinds = (ratio_N[both_N], by_sequence(batch, ratio_N, both_N)[both_N])
     stated = _clip_range(batch)
     place = batch.laid.where("token_loss", at=int(np.flatnonzero(both_N)[0]))
     evidence = [shown("tokens recomputed", int(both_N.sum()), None, source), shown("agree to", close)]
-    ranges = (*([stated] if stated else []), *_RANGES)
+    ranges = (*([stated] if stated else []), *RANGES)
     for r_N in ratio_kinds:
         for low, high in ranges:
             plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
-            dual_N = np.where(a_N < 0, np.minimum(plain_N, -_DUAL * a_N), plain_N)
+            dual_N = np.where(a_N < 0, np.minimum(plain_N, -DUAL * a_N), plain_N)
             soft_N = None if logp_N is None else -r_N.clip(1 - low, 1 + high) * a_N * logp_N
             # CISPO's weight is bounded above alone, where its lower bound is none (verl: clip_ratio_low 1 and more).
             above_N = None if logp_N is None else -np.minimum(r_N, 1 + high) * a_N * logp_N
             if any(one_N is not None and agrees(one_N) for one_N in (plain_N, dual_N, soft_N, above_N)):
                 if stated and (low, high) != stated and _tells(r_N, a_N, stated, (low, high)):
-                    yield finding(
-                        "warning",
+                    return warning(
                         f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and "
                         f"{stated[1]:g}",
                         place,
+                        *evidence,
                         link="ratio",
-                        evidence=evidence,
                         cause="the clip range that is configured does not reach the loss, or another one is logged",
                     )
-                return
+                return None
         if agrees(-a_N * r_N):
             if stated and _tells(r_N, a_N, stated, None):
-                yield finding(
-                    "error",
+                return error(
                     f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
                     place,
+                    *evidence,
                     link="ratio",
-                    evidence=evidence,
                     cause="the clipped loss is computed and not used, or the range is ignored",
                 )
-            return
+            return None
     if agrees(-a_N) or (logp_N is not None and agrees(-a_N * logp_N)):
-        return
+        return None
     if (range_ := _solved_range(loss_N, a_N, ratio_kinds[0], close)) is not None:
         low, high = range_
         if stated or not all(USUAL[0] <= each <= USUAL[1] for each in range_):
-            yield finding(
-                "warning", f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
+            return warning(
+                f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
                 + (f", and the run states {stated[0]:g} and {stated[1]:g}" if stated else ", where recipes have 0.1 to "
-                   "0.4"), place, link="ratio", evidence=evidence,
+                   "0.4"), place, *evidence, link="ratio", 
                 cause="the clip range that is configured does not reach the loss, or another one is logged: so wide a "
                 "range cuts nothing off, so narrow a one nearly every token",
             )  # fmt: skip
-        return
+        return None
     for one in surrogates(batch):
         if one.mistake and agrees(one.values_N[both_N]):
             severity = one.severity(batch.laid.algorithm)
             how = "otherwise" if severity == "info" else "wrongly"
-            yield finding(
-                severity, f"the loss of a token is made {how}: {one.mistake}", place, link=one.link,
-                evidence=evidence, cause=one.cause,
+            return finding(
+                severity, f"the loss of a token is made {how}: {one.mistake}", place,
+                *evidence, link=one.link,
+                cause=one.cause,
             )  # fmt: skip
-            return
     if (times := _times(loss_N, a_N, ratio_kinds, ranges)) is not None:
-        yield finding(
-            "warning", f"the loss of a token is {times:.4g} times what it should be", place, evidence=evidence,
+        return warning(
+            f"the loss of a token is {times:.4g} times what it should be", place, *evidence, 
             cause="a factor too many in the loss of a token: the advantage is multiplied in twice as a number, a world "
             "size, a weight that is not recorded",
         )  # fmt: skip
-        return
     raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
 
 
@@ -219,17 +206,14 @@ def _rms(values: list[float]) -> float:
 
 def _aligned(*every: Series) -> list[tuple[float, ...]]:
     """The values of the steps that all of these have, where all are finite."""
-    by_step = [{point.step: point.value for point in series.points} for series in every]
-    steps = set(by_step[0]).intersection(*by_step[1:])
-    rows = [tuple(values[step] for values in by_step) for step in sorted(steps, key=lambda s: -1 if s is None else s)]
-    return [row for row in rows if all(map(math.isfinite, row))]
+    return [values for _, values in together(*every)]
 
 
 @rule("D49", "a term of the loss has the wrong sign or weight", link="loss", scope="signals",
       needs=("loss", "kl|entropy|value_loss"), lasts=True,
       explains=("D01", "D20", "D25", "D74", "L02", "L08", "L09", "L10", "D15"),
       source="loss = pg_loss + beta KL - c entropy + v value_loss: verl dp_actor, TRL, OpenRLHF")  # fmt: skip
-def terms(log: RunLog) -> Iterator[Finding]:
+def terms(log: RunLog) -> Finding | None:
     """Solves loss - pg_loss = beta KL - c entropy + v value_loss over 8 steps and more. Where the logged terms leave
     less than a tenth of it (rms), the fewest terms that do: a negative beta, c or v is an error (the KL drives away
     from the reference, entropy is pressed down, the critic unlearns); an entropy term 5 times the policy's loss while
@@ -242,8 +226,7 @@ def terms(log: RunLog) -> Iterator[Finding]:
     loss, pg = given(log.get("loss")), log.get("pg_loss")
     # Some log the whole loss under both names.
     if pg is None or all(abs(a - b) <= 1e-5 for a, b in _aligned(loss, pg)):
-        yield from _against_one(log, loss)
-        return
+        return _against_one(log, loss)
     best: tuple[float, dict[str, Series], dict[str, float]] | None = None
     named = [(kind, series) for kind in ("kl", "entropy", "value_loss") for series in log.all(kind)[:2]]
     for count in (1, 2, 3):
@@ -266,8 +249,7 @@ def terms(log: RunLog) -> Iterator[Finding]:
             }
             best = fitted[0], dict(chosen), heard
         if best is not None:
-            yield from _judged(log, pg, *best[1:])
-            return
+            return _judged(log, pg, *best[1:])
     raise Skip("the logged terms do not make the difference of loss and pg_loss, or there is none")
 
 
@@ -277,7 +259,7 @@ LINE, CHANGES = 0.975, 0.9
 BONUS = 0.1
 
 
-def _against_one(log: RunLog, loss: Series) -> Iterator[Finding]:
+def _against_one(log: RunLog, loss: Series) -> Finding | None:
     """A loss that is a line of one of its terms: -mean(A) of centred advantages is small beside the term of a KL that
     runs away, or of an entropy with a large coefficient. A loss that rises with the KL is what a KL term makes of it.
     """
@@ -289,13 +271,13 @@ def _against_one(log: RunLog, loss: Series) -> Iterator[Finding]:
             continue
         looked = True
         y, x = [row[0] for row in rows], [row[1] for row in rows]
-        r, slope = _line(x, y)
+        r, slope = trends.line(x, y)
         told = [
             shown(f"correlation of loss and {kind}", r, "> 0" if kind == "kl" else "about 0"),
             shown("coefficient", slope, "> 0" if kind == "kl" else "-0.01 to 0"),
             shown("steps compared", len(rows)),
         ]
-        changes = _line([b - a for a, b in pairwise(x)], [b - a for a, b in pairwise(y)])[0]
+        changes = trends.line([b - a for a, b in pairwise(x)], [b - a for a, b in pairwise(y)])[0]
         if kind == "kl" and r < -LINE:
             claim = f"the KL term is subtracted from the loss: {loss.name} falls as {term.name} rises (coefficient "
             claim += f"{slope:.3g})"
@@ -310,42 +292,30 @@ def _against_one(log: RunLog, loss: Series) -> Iterator[Finding]:
             cause = "the sign of the term is turned where the loss is summed up"
         else:
             continue
-        yield finding(
-            "error", claim, term.last.where(term.name), evidence=told, cause=cause,
+        return error(
+            claim, term.ended, *told, cause=cause,
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-            steps=term.steps(),
         )  # fmt: skip
-        return
-    if not looked:
-        raise Skip("needs pg_loss; without it a KL of 10 steps that grows over 0.1, or an entropy")
-
-
-def _line(x: list[float], y: list[float]) -> tuple[float, float]:
-    """(correlation, slope of y over x); 0 where one rests."""
-    my, mx = sum(y) / len(y), sum(x) / len(x)
-    xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
-    xx, yy = sum((a - mx) ** 2 for a in x), sum((b - my) ** 2 for b in y)
-    return (xy / math.sqrt(xx * yy), xy / xx) if xx > 0 and yy > 0 else (0.0, 0.0)
+    skip_if(not looked, "needs pg_loss; without it a KL of 10 steps that grows over 0.1, or an entropy")
+    return None
 
 
 @rule("L23", "the KL is counted twice", link="loss", scope="signals", explains=("L08",),
       source="verl: use_kl_in_reward and use_kl_loss are two places for one penalty")  # fmt: skip
-def kl_twice(log: RunLog) -> Iterator[Finding]:
+def kl_twice(log: RunLog) -> Finding | None:
     """The head of the log states that the KL is subtracted from the rewards and is a term of the loss, each with a
     coefficient over 0: a warning. Skipped where it does not state both.
     """
     in_reward, in_loss = log.algorithm.is_on("use_kl_in_reward"), log.algorithm.is_on("use_kl_loss")
-    if in_reward is None or in_loss is None:
-        raise Skip("needs a head that states use_kl_in_reward and use_kl_loss")
+    skip_if(in_reward is None or in_loss is None, "needs a head that states use_kl_in_reward and use_kl_loss")
     weights = log.algorithm.number("kl_coef"), log.algorithm.number("kl_loss_coef")
     if not (in_reward and in_loss) or 0 in weights:
-        return
-    yield finding(
-        "warning",
-        "the KL is counted twice: in the rewards and in the loss",
-        evidence=[shown("use_kl_in_reward", True), shown("use_kl_loss", True),
-                  *(shown(name, weight) for name, weight in zip(("kl_coef", "kl_loss_coef"), weights, strict=True)
-                    if weight is not None)],
+        return None
+    return warning(
+        "the KL is counted twice: in the rewards and in the loss", None,
+        shown("use_kl_in_reward", True), shown("use_kl_loss", True),
+        *(shown(name, weight) for name, weight in zip(("kl_coef", "kl_loss_coef"), weights, strict=True)
+        if weight is not None),
         cause="both settings are on: the policy is held to its reference by two penalties, and their weights add up",
         next_step="rldbg diagnose --explain L23   # then turn one of the two off",
     )  # fmt: skip
@@ -358,32 +328,30 @@ OUTWEIGHS = 3.0
 @rule("L27", "the KL outweighs the policy's loss", link="loss", scope="signals",
       needs=("kl_coefficient", "kl", "pg_loss", "reward"),
       source="recipes weigh the KL 0.001 to 0.1; an adaptive controller begins at 0.2")  # fmt: skip
-def pinned(log: RunLog) -> Iterator[Finding]:
+def pinned(log: RunLog) -> Finding | None:
     """The logged coefficient of the KL is over 2, its product with the KL over 3 times the size of the policy's loss
     (medians of the last half), and the reward does not rise in 12 steps and more: a warning.
     """
     weight, kl, pg, reward = (given(log.get(name)) for name in ("kl_coefficient", "kl", "pg_loss", "reward"))
     rows = _aligned(weight, kl, pg)
-    if len(rows) < 12:
-        raise Skip("needs the coefficient, the KL and pg_loss of 12 steps")
+    skip_if(len(rows) < 12, "needs the coefficient, the KL and pg_loss of 12 steps")
     late = rows[len(rows) // 2 :]
     term, loss = median(abs(row[0] * row[1]) for row in late), median(abs(row[2]) for row in late)
     if min(row[0] for row in late) <= LARGEST_BETA or term <= OUTWEIGHS * loss or trends.rises(reward.finite):
-        return
-    yield finding(
-        "warning",
+        return None
+    return warning(
         f"the KL coefficient is too large ({weight.last.value:.3g}): its term outweighs the policy's loss "
         f"{term / max(loss, 1e-12):.2g} times, and the reward does not rise",
-        weight.points[0].where(weight.name),
-        evidence=[weight.shown(weight.last.value, f"<= {LARGEST_BETA:g}"), shown("coefficient x KL", term),
-                  shown("|pg_loss|", loss)],
+        weight.place,
+        weight.shown(weight.last.value, f"<= {LARGEST_BETA:g}"), shown("coefficient x KL", term),
+        shown("|pg_loss|", loss),
         cause="the policy is held at its reference: what is learnt is to stay there, not what is rewarded",
         next_step="lower the coefficient to 0.1 or less; look at KL and reward",
         steps=weight.steps(over=LARGEST_BETA),
     )  # fmt: skip
 
 
-def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[str, float]) -> Iterator[Finding]:
+def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[str, float]) -> Finding | None:
     wrong = {
         "kl": ("the KL term is subtracted from the loss: the policy is driven away from its reference", -1),
         "entropy": ("the entropy term has the wrong sign: added to the loss, it presses the entropy down", 1),
@@ -393,41 +361,35 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
     for kind, weight in weights.items():
         claim, side = wrong[kind]
         if weight * side > FLOOR:
-            yield finding(
-                "error",
+            return error(
                 f"{claim} (coefficient {weight:.3g})",
-                series[kind].points[0].where(series[kind].name),
-                evidence=told,
+                series[kind],
+                *told,
                 cause="the sign of the term is turned where the loss is summed up",
                 next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-                steps=series[kind].steps(),
             )
-            return
     beta = weights.get("kl", 0.0)
-    stated = log.algorithm.number("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+    stated = log.algorithm.kl_weight
     if beta > LARGEST_BETA or (stated and beta > 3 * stated):
-        yield finding(
-            "warning",
+        return warning(
             f"the KL term weighs {beta:.3g} in the loss"
             + (f", and the run states {stated:g}" if stated else ": recipes use 0.001 to 0.1"),
-            series["kl"].points[0].where(series["kl"].name),
-            evidence=told,
+            series["kl"],
+            *told,
             cause="the coefficient is far too large, or applied twice: what is learnt is to stay at the reference",
             next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
-            steps=series["kl"].steps(),
         )
-        return
     weight = weights.get("entropy", 0.0)
     if not weight:
-        return
+        return None
     share = abs(weight) * trends.level(series["entropy"].finite, 3) / max(median(map(abs, pg.finite)), 1e-9)
     if share > 5 and trends.rises(series["entropy"].finite):
-        yield finding(
-            "warning",
+        return warning(
             f"the entropy bonus outweighs the policy's loss {share:.2g} times, and the entropy rises",
-            series["entropy"].last.where(series["entropy"].name),
-            evidence=[*told, shown("entropy term / median |pg_loss|", share, "< 5")],
+            series["entropy"].ended,
+            *told,
+            shown("entropy term / median |pg_loss|", share, "< 5"),
             cause=f"the entropy coefficient is {abs(weight):.3g}: recipes use 0 to 0.01",
             next_step="lower the entropy coefficient; look at reward and response length at the same steps",
-            steps=series["entropy"].steps(),
         )
+    return None

@@ -1,16 +1,17 @@
-"""Where the time goes, from logged times: warm-up told apart from regressions."""
+"""Where the time goes: warm-up told apart from regressions, and what torch.compile says (TORCH_LOGS, warnings)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from statistics import mean, median
 
-from replay_core.diagnose import expectations, trends
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Finding, error, finding, info, shown, warning
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.signals import Point, RunLog, Series
-from replay_core.diagnose.stating import finding, shown
+from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.series import seen
+from replay_core.diagnose.signals import Point, RunLog, Series, Told
 from replay_core.regexes import regex
 
 #: D37: a phase over that many of its own medians stalls (miles advisory).
@@ -26,8 +27,7 @@ _NEXT = "rldbg replay DUMP --compile inductor times compilation apart from stead
 
 def seconds(log: RunLog) -> Series | None:
     """The time of a whole step in seconds, whatever unit it is logged in."""
-    series = log.get("step_seconds")
-    if series is not None:
+    if (series := log.get("step_seconds")) is not None:
         return series
     series = log.get("iter_ms")
     if series is None:
@@ -79,14 +79,11 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         named = [stall for stall in stalls if stall[1].signal == "phase_seconds"] or stalls
         factor, series, point = max(named, key=lambda stall: stall[0])
         slow = steps_of(point for _, _, point in stalls)
-        yield finding(
-            "warning",
+        yield warning(
             f"{series.name} takes {factor:.1f} times its own median at step {point.step}",
             point.where(series.name),
-            evidence=[
-                series.shown_at(point, f"< {STALL:g} x {middles[series.name]:.3g} s"),
-                shown("such steps", len({point.step for _, _, point in stalls}), None, "log"),
-            ],
+            series.shown_at(point, f"< {STALL:g} x {middles[series.name]:.3g} s"),
+            shown("such steps", len({point.step for _, _, point in stalls}), None, "log"),
             cause="a straggler, a long tail of responses, a recompile, or a checkpoint",
             next_step="look at the longest response of the step; TORCH_LOGS=recompiles; " + _NEXT,
             steps=slow,
@@ -109,7 +106,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
             + (f": {grown.name} grows from step to step" if grown is not None else ""),
             whole.last.where(whole.name),
-            evidence=[shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source)],
+            shown(whole.name, after, f"< {SLOWER:g} x {before:.3g} s", whole.source),
             cause="responses get longer" + (", or more of them are generated and left out" if more > 1.0 else "")
             if longer
             else "something accumulates in that phase: a queue or cache that is never emptied, requests that are not "
@@ -162,14 +159,12 @@ def _shares(log: RunLog, phases: list[Series], typical: float) -> Iterator[Findi
                 continue
             now = median(series.finite[trends.WARM_UP :])
             if typical > 0 and limit * typical < now <= 1.05 * typical:
-                yield finding(
-                    "warning",
+                yield warning(
                     f"{what} takes {now / typical:.0%} of a step: {series.name} is {now:.3g} of {typical:.3g} s",
-                    series.last.where(series.name),
-                    evidence=[shown("share of the step", now / typical, f"< {limit:g}", series.source)],
+                    series.ended,
+                    shown("share of the step", now / typical, f"< {limit:g}", series.source),
                     cause=why,
                     next_step="time it alone; rldbg diagnose shows the trends of all phases",
-                    steps=series.steps(),
                 )
                 return
 
@@ -195,11 +190,10 @@ def _throughput(log: RunLog) -> Iterator[Finding]:
         return
     before, after = median(values[: len(values) // 2]), median(values[-(len(values) // 4) :])
     if 0 < SLOWER * after < before and trends.drift(values) < -trends.DRIFT_Z:
-        yield finding(
-            "warning",
+        yield warning(
             f"throughput falls: {series.name} goes from {before:.3g} to {after:.3g}",
             series.last.where(series.name),
-            evidence=[series.shown(after, f"> {before:.3g} / {SLOWER:g}")],
+            series.shown(after, f"> {before:.3g} / {SLOWER:g}"),
             cause="something accumulates (a growing buffer, logging, fragmentation), a machine slows down, or "
             "responses get shorter",
             next_step="log the time of a step's phases, and compare their trends",
@@ -215,19 +209,16 @@ def _warm_up(log: RunLog, whole: Series | None) -> Iterator[Finding]:
     grew = second.value > 1.5 * first.value and first.value > 1.0
     if max(first.value, second.value) < 3 * median(rest) if rest else not grew:
         return
-    yield finding(
-        "info",
+    yield info(
         "the second iteration is slower than the first: torch.compile's second compilation looks like this"
         if grew
         else "the first iterations are slower than the rest: warm-up",
         second.where(whole.name),
-        evidence=[
-            *(
-                shown(f"step {p.step} (s)", round(p.value, 3), None, f"line {p.line}" if p.line else whole.source)
-                for p in (first, second)
-            ),
-            *([shown("median of the rest (s)", round(median(rest), 3), None, whole.source)] if rest else []),
-        ],
+        *(
+            shown(f"step {p.step} (s)", round(p.value, 3), None, f"line {p.line}" if p.line else whole.source)
+            for p in (first, second)
+        ),
+        *([shown("median of the rest (s)", round(median(rest), 3), None, whole.source)] if rest else []),
         cause="a first graph for the first length, then one for any length: normal, if later iterations are fast",
         next_step="let it run to the fourth iteration; with compile=False the first two are like the rest; " + _NEXT,
         steps=steps_of([first, second]),
@@ -238,13 +229,12 @@ def _expected(log: RunLog, whole: Series | None) -> Iterator[Finding]:
     """The ranges of the GRPO notes, for the log that they were made for."""
     if whole is None or whole.framework != "grpo_notes":
         return
-    slow = [row for row in expectations.seen(log) if row["holds"] is False]
+    slow = [row for row in seen(log) if row["holds"] is False]
     if slow:
-        yield finding(
-            "info",
+        yield info(
             f"slower than the GRPO notes expect: {slow[0]['what']}",
             whole.last.where(whole.name),
-            evidence=[
+            *[
                 shown(
                     row["what"],
                     row["seen"]["median"],
@@ -262,18 +252,97 @@ def _expected(log: RunLog, whole: Series | None) -> Iterator[Finding]:
 @rule("L05", "a few long responses hold the step up", link="time", scope="signals",
       needs=("response_length", "response_length_max"),
       source="verl and slime long-tail discussions (tail > 3 x mean)")  # fmt: skip
-def long_tail(log: RunLog) -> Iterator[Finding]:
+def long_tail(log: RunLog) -> Finding | None:
     """The longest response is over 3 times the mean one (level over 10 steps): info, generation waits for it."""
     pairs = [(*mean, *longest) for mean in log.level("response_length") for longest in log.level("response_length_max")]
-    if not pairs:
-        raise Skip("needs finite response lengths")
+    skip_if(not pairs, "needs finite response lengths")
     _, now, longest, top = pairs[0]
     if now > 0 and top > TAIL * now:
-        yield finding(
-            "info",
+        return info(
             f"the longest response has {top / now:.1f} times the mean length",
             longest.last.where(longest.name),
-            evidence=[shown(longest.name, top, f"< {TAIL:g} x {now:.4g}", longest.source)],
+            shown(longest.name, top, f"< {TAIL:g} x {now:.4g}", longest.source),
             cause="synchronous generation waits for the longest response; the others' GPUs idle",
             next_step="partial or asynchronous rollouts, or a smaller limit of tokens",
         )
+    return None
+
+
+#: D32: static, then with dynamic lengths, is normal: one recompile per function.
+NORMAL_RECOMPILES = 1
+_FUNCTION = regex(r"Recompiling function (\S+) in (\S+)")
+_LIMIT = regex(r"hit config\.(\w+)(?: \((\d+)\))?")
+_ITEM = regex(r"\.item\(\)|aten\._local_scalar_dense|data.dependent", re.IGNORECASE)
+_UNPAD = regex(r"unpad|flash|varlen|max_seqlen|cu_seq", re.IGNORECASE)
+
+
+@rule("D32", "compiled code is compiled again and again", link="time", scope="signals",
+      needs=("event:recompile|event:recompile_limit",),
+      source="torchtitan#2823, #3898; torch 2.x: recompile_limit 8")  # fmt: skip
+def recompiles(log: RunLog) -> Finding | None:
+    """More than one recompile of a function is a warning; the recompile limit (8) is an error.
+
+    The first call compiles for its lengths, the second with a new length once more for any length, and that is
+    normal: the second iteration may be slower than the first. dynamic=False compiles for every length; at the limit
+    Dynamo falls back to eager without a further word.
+    """
+    hit, again = log.events("recompile_limit"), log.events("recompile")
+    if hit:
+        limit = _LIMIT.search(hit[0].text)
+        number = limit.group(2) or limit.group(1) if limit else "8"
+        return error(
+            "the recompile limit is reached: the function runs without compilation from here on",
+            hit[0].point.where(),
+            shown("limit", number, None, f"line {hit[0].point.line}"),
+            shown("recompiles logged", len(again), None, "log"),
+            cause="a new graph for every length or every value of a Python number",
+            next_step="torch.compile(dynamic=True) or mark_dynamic on the token axis, or pad to few lengths; "
+            "TORCH_LOGS=recompiles names the guard; rldbg replay DUMP --compile inductor --dynamic on times it",
+            steps=steps_of(told.point for told in hit),
+        )
+    # One process each compiles its own: what counts is a function of one rank.
+    by_function: dict[tuple[str, int | None], list[Told]] = {}
+    for told in again:
+        found = _FUNCTION.search(told.text)
+        name = f"{found.group(1)} ({found.group(2)})" if found else "a function"
+        by_function.setdefault((name, told.point.rank), []).append(told)
+    (name, _), most = max(by_function.items(), key=lambda item: len(item[1]))
+    if len(most) > NORMAL_RECOMPILES:
+        return warning(
+            f"{name} is compiled {len(most) + 1} times",
+            most[0].point.where(),
+            shown("recompiles", len(most), f"<= {NORMAL_RECOMPILES}", f"from line {most[0].point.line}"),
+            cause="its inputs differ in a length or a Python number that Dynamo guards on",
+            next_step="torch.compile(dynamic=True) or mark_dynamic on the token axis; "
+            "rldbg replay DUMP --compile inductor --dynamic on",
+            steps=steps_of(told.point for told in again),
+        )
+    return None
+
+
+@rule("D33", "the graph breaks", link="time", scope="signals", needs=("event:graph_break",),
+      source="transformers#35588, #33932, #41827; pytorch#148845")  # fmt: skip
+def graph_breaks(log: RunLog) -> Finding | None:
+    """A break at .item() (an unpadding attention reads its longest length) is a warning, other breaks are info.
+
+    Passing cu_seq_lens and max_length as arguments, or capture_scalar_outputs, keeps the graph whole.
+    """
+    breaks = log.events("graph_break")
+    items = [told for told in breaks if _ITEM.search(told.text)]
+    told = (items or breaks)[0]
+    unpads = " while attention is unpadded" if _UNPAD.search(told.text) else ""
+    return finding(
+        "warning" if items else "info",
+        "the compiled graph breaks" + (f" at .item(){unpads}" if items else ""),
+        told.point.where(),
+        shown("graph breaks", len(breaks), "0", f"line {told.point.line}"),
+        shown("the first", told.text.splitlines()[0][:160], None, f"line {told.point.line}"),
+        cause="a tensor's value is needed in Python: in flash attention's unpadding it is the longest length"
+        if items
+        else "code that Dynamo does not trace; each break ends a graph and starts another",
+        next_step="pass cu_seq_lens_q/k and max_length_q/k as arguments, or "
+        "torch._dynamo.config.capture_scalar_outputs = True; rldbg replay DUMP --matrix shows what each setting costs"
+        if items
+        else "TORCH_LOGS=graph_breaks names the lines; rldbg replay DUMP --compile inductor",
+        steps=steps_of(told.point for told in breaks),
+    )

@@ -11,15 +11,14 @@ from replay_core import pages
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding
+from replay_core.diagnose.finding import Evidence, Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.rules.learning import harder_prompts, learns_between
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.stating import finding, share, shown
 
 #: Share of cut-off responses worth saying (miles advisory), and from which hardly any ends.
 MANY, MOST = 0.25, 0.97
@@ -43,8 +42,7 @@ LONG_ENOUGH = 8
 
 def truncated(batch: StepBatch) -> Array | None:
     """Which responses were cut off at the length limit: as the dump says, else no end token at the largest length."""
-    stated_B = batch.truncated_flag_B
-    if stated_B is not None:
+    if (stated_B := batch.truncated_flag_B) is not None:
         return stated_B
     if batch.response_N is None or batch.tokens_N is None or not len(batch):
         return None
@@ -65,7 +63,7 @@ def truncated(batch: StepBatch) -> Array | None:
 @rule("D20", "responses are cut off", link="tokens", scope="case",
       explains=("D01", "D02", "D03", "D07", "D23", "L01"),
       source="autocontext#1067, ms-swift#4950; a quarter: miles advisory")  # fmt: skip
-def cut_off(case: Case) -> Iterator[Finding]:
+def cut_off(case: Case) -> Finding | None:
     """Share of responses without an end token at the length limit, over all steps looked at.
 
     97 % (and at least 4) is a warning, an error where the rewards have no spread either: then it is why. From
@@ -95,24 +93,21 @@ def cut_off(case: Case) -> Iterator[Finding]:
             steps += [] if batch.step is None else [batch.step]
             first = first or batch.laid.where("response_ids" if batch.columns.ref("response_ids") else "input_ids",
                                          sample=int(np.flatnonzero(cut_B)[0]))  # fmt: skip
-    if not total:
-        raise Skip("needs responses and either their end token or what stopped them")
+    skip_if(not total, "needs responses and either their end token or what stopped them")
     if cut / total < MANY or first is None:
-        return
+        return None
     every, most = cut == total and total >= FEWEST, cut >= MOST * total and total >= FEWEST
     dead = sum(high <= lowest for _, high in least)
     pays = cut >= FEWEST and best_cut <= lowest and bool(mean_ended) and float(np.mean(mean_ended)) > lowest
     starves = dead >= 2 and 2 * dead >= len(least) and cut >= (LAMED if pays else CUT_OFF) * total
-    yield finding(
+    return finding(
         "error" if (spread == 0 and (most or pays)) or starves else "warning" if most or pays else "info",
         f"{'all' if every else share(cut, total)} responses are cut off at the length limit"
         + (": none ever ends" if every else ", and each of them earns the lowest reward" if pays else "")
         + (f", and in {share(dead, len(least))} steps none of them earns anything" if starves and spread else ""),
         first,
-        evidence=[
-            shown("share of responses cut off", cut / total, "< 0.25", "end tokens and lengths of the responses"),
-            shown("responses", total),
-        ],
+        shown("share of responses cut off", cut / total, "< 0.25", "end tokens and lengths of the responses"),
+        shown("responses", total),
         cause="the limit on new tokens is too small, or the end token is not among those the engine stops at"
         if every
         else "the limit on new tokens is reached often (it is too small, or the policy does not stop); where the "
@@ -123,7 +118,7 @@ def cut_off(case: Case) -> Iterator[Finding]:
 
 @rule("D20", "responses are cut", link="tokens", scope="signals", needs=("truncated",),
       source="miles advisory (0.25); autocontext#1067")  # fmt: skip
-def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
+def cut_off_in_log(log: RunLog) -> Finding | None:
     """Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
 
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
@@ -137,10 +132,9 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     if series is None:
         raise Skip("the fraction of truncated responses is not finite in any step")
     if now < MANY:
-        return
+        return None
     longest = [level for name in ("response_length_max", "response_length") for _, level in log.level(name)]
-    if longest and max(longest) <= 1:
-        raise Skip("responses are of one token: each of them ends at the limit")
+    skip_if(longest and max(longest) <= 1, "responses are of one token: each of them ends at the limit")
     spread = next((s for s in log.all("reward_std") if s.formula == "within-group"), None)
     zero = next((level for _, level in log.level("frac_zero_std")), 1.0)
     teaches = zero < 0.5 if spread is None else bool(spread.finite) and trends.level(spread.finite) > 0
@@ -155,11 +149,12 @@ def cut_off_in_log(log: RunLog) -> Iterator[Finding]:
     # Of fewer steps: hardly any response has ended in any of them, and the mean is next to the limit.
     always = always or (count >= 2 and min(series.finite) >= ALL_BUT and _at_the_limit(log))
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
-    yield finding(
+    return finding(
         ("warning" if always else "info") if teaches else "error" if now >= 1 or nothing else "warning",
         f"{now:.0%} of the responses are cut at the token limit" + _from_the_start(series, longest),
         next(p for p in series.points if p.value >= MANY).where(series.name),
-        evidence=[series.shown(now, f"< {MANY}"), *nothing],
+        series.shown(now, f"< {MANY}"),
+        *nothing,
         cause="the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
         + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
         next_step="raise the token limit, and see whether the responses would end; rldbg record -- YOUR COMMAND, then "
@@ -189,7 +184,7 @@ def _from_the_start(series: Series, longest: list[float]) -> str:
 @rule("D26", "degenerate output", link="tokens", scope="batch", needs=("tokens", "response"),
       explains=("D01", "D03", "D18", "D19", "D20"),
       source="verl#2626 (`!!!!` from NaN weights); slime repetition_frac")  # fmt: skip
-def degenerate(batch: StepBatch) -> Iterator[Finding]:
+def degenerate(batch: StepBatch) -> Finding | None:
     """Share of the most frequent token among all response tokens. Above 0.5 is a warning, an error above 0.95
     and where it is id 0: what sampling from NaN logits gives. Skipped where responses are short on average (below 8
     tokens). Where all responses are of one length and end in a run of it, it is an end that nobody heeds. Where nothing
@@ -199,25 +194,22 @@ def degenerate(batch: StepBatch) -> Iterator[Finding]:
     if not batch.spine.padding_known and batch.trained_N is not None:
         response_N = response_N & batch.trained_N
     written = tokens_N[response_N]
-    if written.size < LONG_ENOUGH * max(1, len(batch)):
-        raise Skip("responses are shorter than 8 tokens on average")
+    skip_if(written.size < LONG_ENOUGH * max(1, len(batch)), "responses are shorter than 8 tokens on average")
     ids, counts = np.unique(written, return_counts=True)
     most, top = int(ids[counts.argmax()]), float(counts.max() / written.size)
     if top <= DEGENERATE or most == batch.pad_id:
-        return
+        return None
     at = int(np.flatnonzero(response_N & (tokens_N == most))[0])
     place = batch.laid.where("input_ids", at=at)
     unheeded = top < NOTHING_ELSE and _ends_in(batch, response_N, most)
-    yield finding(
+    return finding(
         "error" if most == 0 or top >= NOTHING_ELSE else "warning",
         f"token {most} is {top:.0%} of everything that was written"
         + (": a run of it ends every response, and all are of one length" if unheeded else ""),
         place,
-        evidence=[
-            shown("share of the most frequent token", top, "<= 0.5", f"responses of {batch.name}"),
-            shown("token id", most),
-            shown("different tokens", ids.size),
-        ],
+        shown("share of the most frequent token", top, "<= 0.5", f"responses of {batch.name}"),
+        shown("token id", most),
+        shown("different tokens", ids.size),
         cause="sampling from NaN logits returns id 0: look for the first non-finite weight of the step before"
         if most == 0
         else "generation goes on after the end token (EOS) up to the limit: the engine ignores it (ignore_eos, an id "
@@ -230,10 +222,7 @@ def degenerate(batch: StepBatch) -> Iterator[Finding]:
 def _ends_in(batch: StepBatch, response_N: Array, token: int) -> bool:
     """Whether every response has as many tokens, and nine of ten end in two and more of that one."""
     tokens_N = given(batch.tokens_N)
-    rows = [
-        tokens_N[start : start + length][response_N[start : start + length]]
-        for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True)
-    ]
+    rows = [tokens_N[span][response_N[span]] for span in batch.flat.spans]
     if len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
         return False
     alike = sum(1 for row in rows if bool((row[-2:] == token).all()))
@@ -277,12 +266,11 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             evidence.append(shown("first token that differs", int(apart[0]) if apart.size else size, None, source))
             evidence.append(shown("tokens", a.size, str(b.size), source))
         prompts = _prompts_differ(batch, sheet, different)
-        yield finding(
-            "error",
+        yield error(
             f"{share(len(different), len(pairs))} samples have other token ids in {sheet.name} than "
             f"in {batch.spine.name}: the two do not join" + (f", {prompts}" if prompts else ""),
             batch.laid.where("input_ids", sample=mine),
-            evidence=evidence,
+            *evidence,
             cause="the prompt is built twice, and not alike: another chat template, a generation prompt that one side "
             "adds, a BOS, or a prompt that is cut; the responses are the sampled ones"
             if prompts
@@ -290,8 +278,7 @@ def retokenised(batch: StepBatch) -> Iterator[Finding]:
             next_step=batch.laid.mismatch_command(),
         )
         return
-    if not looked and len(batch.columns.sheets) < 2:
-        raise Skip("the step holds no second record of the same samples")
+    skip_if(not looked and len(batch.columns.sheets) < 2, "the step holds no second record of the same samples")
 
 
 #: Under which names what the engine sampled stands beside what is trained on.
@@ -317,16 +304,13 @@ def _sampled_beside(batch: StepBatch) -> list[Finding] | None:
     rows = int((batch.flat.count(apart_N) > 0).sum())
     at = int(np.flatnonzero(apart_N)[0])
     return [
-        finding(
-            "error",
+        error(
             f"the token ids trained on are not those that were sampled: {int(apart_N.sum())} tokens differ, in "
             f"{share(rows, len(batch))} responses",
             batch.laid.where("input_ids", at=at),
-            evidence=[
-                shown("tokens that differ", int(apart_N.sum()), "0", sampled.source),
-                shown("first: sampled", int(sampled.values_N[at])),
-                shown("first: trained on", int(batch.tokens_N[at]), str(int(sampled.values_N[at]))),
-            ],
+            shown("tokens that differ", int(apart_N.sum()), "0", sampled.source),
+            shown("first: sampled", int(sampled.values_N[at])),
+            shown("first: trained on", int(batch.tokens_N[at]), str(int(sampled.values_N[at]))),
             cause="re-tokenised: responses are decoded to text and encoded again between engine and trainer, into "
             "other tokens than were sampled; log-probabilities of the engine are then of other tokens. Train on the "
             "engine's own ids",
@@ -392,7 +376,7 @@ HARDLY = 2.0
 @rule("L09", "responses get far longer or shorter", link="trend", scope="signals", needs=("response_length",),
       explains=("D01", "D20", "D25", "D37", "L05", "L08", "L10"),
       source="rldbg; DAPO section 3.4 (overlong responses); R1-Zero (a growth that is wanted)")  # fmt: skip
-def lengths(log: RunLog) -> Iterator[Finding]:
+def lengths(log: RunLog) -> Finding | None:
     """The mean length's last 3 steps over its first 3, in 12 steps and more, and a trend that chance does not explain:
     threefold, or one and a half where half of the responses are cut at the limit, is a warning; so is a third. Worth
     knowing alone where the reward rises by more than chance explains, no more than a quarter is cut, and the entropy
@@ -401,15 +385,14 @@ def lengths(log: RunLog) -> Iterator[Finding]:
     """
     series = given(log.get("response_length"))
     values = series.finite
-    if len(values) < 12:
-        raise Skip("needs the response length of 12 steps")
+    skip_if(len(values) < 12, "needs the response length of 12 steps")
     begun, now, z = trends.level(values[:3]), trends.level(values, 3), trends.drift(values)
     cut = next((level for _, level in log.level("truncated")), 0.0)
     longer = begun > 0 and z > trends.DRIFT_Z and now > (1.5 if cut >= 0.5 else GROWN) * begun
     # A response has one token at the least: what ends there may have begun anywhere.
     most = max(values[:3]) if now < HARDLY else begun
     if not longer and not (z < -trends.DRIFT_Z and now < SHRUNK * most):
-        return
+        return None
     reward = log.get("reward")
     falls = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
     entropy = next((level for _, level in log.level("entropy") if not longer and 0 <= level < ENTROPY_MIN), None)
@@ -421,7 +404,7 @@ def lengths(log: RunLog) -> Iterator[Finding]:
         few and falls and (harder_prompts(log, given(reward)) is not None or bool(learns_between(given(reward).finite)))
     )
     also = "" if entropy is None else f", and the entropy to {entropy:.2g}: the policy has collapsed onto one answer"
-    yield finding(
+    return finding(
         "error" if (longer and cut >= 1) or hardly else "info" if learns or others else "warning",
         (
             f"responses get far {'longer' if longer else 'shorter'} "
@@ -432,11 +415,9 @@ def lengths(log: RunLog) -> Iterator[Finding]:
         + f"{series.name} goes from {begun:.3g} to "
         f"{now:.3g}{also}" + (f", and {cut:.0%} of them are cut at the limit" if longer and cut >= 0.5 else ""),
         series.last.where(series.name),
-        evidence=[
-            series.shown(now, f"< {GROWN * begun:.3g}" if longer else f"> {SHRUNK * begun:.3g}"),
-            shown("Mann-Kendall z", z),
-            *([shown("responses cut at the limit", cut)] if cut else []),
-        ],
+        series.shown(now, f"< {GROWN * begun:.3g}" if longer else f"> {SHRUNK * begun:.3g}"),
+        shown("Mann-Kendall z", z),
+        *([shown("responses cut at the limit", cut)] if cut else []),
         cause="the policy learns to think for longer, or to come to the point; or the length itself is paid for: what "
         "is right per length tells them apart"
         if learns
@@ -465,7 +446,7 @@ CALLED = 3
 @rule("D70", "every tool call gets the same answer", link="tokens", scope="case",
       explains=("D01", "D03", "L08"),
       source="a tool server that is down answers every call with its error")  # fmt: skip
-def one_answer(case: Case) -> Iterator[Finding]:
+def one_answer(case: Case) -> Finding | None:
     """Tokens between two turns of a response that are not the policy's own, the same in every sample of 3 steps and
     more while the turns before them
     differ: a warning where the run states tools, since a template's words between turns are
@@ -485,28 +466,28 @@ def one_answer(case: Case) -> Iterator[Finding]:
             own_N = own_N | (rollout.said_N & (rollout.values_N != 0))
         stated = stated or any("tool" in str(key).lower() for key in _keys(batch.laid.stated))
         found = False
-        for start, length in zip(batch.flat.starts_B, batch.flat.lengths_B, strict=True):
-            own = own_N[start : start + length]
+        for span in batch.flat.spans:
+            own = own_N[span]
             edges = np.flatnonzero(np.diff(own.astype(np.int8))) + 1
             # Outside, own, outside, own: what lies between the first two turns.
             if own[0] or len(edges) < 3:
                 continue
-            row = tokens_N[start : start + length]
+            row = tokens_N[span]
             calls.add(row[edges[0] : edges[1]].tobytes())
             answers.add(row[edges[1] : edges[2]].tobytes())
             found = True
         if len(answers) > 1:
-            return
+            return None
         if found:
             steps.append(batch.step)
             first = first or batch
     if first is None or len(set(steps)) < CALLED or len(calls) < CALLED or not stated:
         raise Skip("needs turns of tools over 3 steps, and a run that states tools")
-    yield finding(
-        "warning",
+    return warning(
         f"every tool call gets the same answer: one in {len(set(steps))} steps, to {len(calls)} different calls",
         first.laid.where("input_ids", sample=0),
-        evidence=[shown("different answers", 1, "> 1"), shown("different calls", len(calls))],
+        shown("different answers", 1, "> 1"),
+        shown("different calls", len(calls)),
         cause="the tool fails (a server that is down, a parser that never matches) and answers every call with its "
         "error: what the tool is needed for is out of reach",
         steps=sorted(set(steps)),

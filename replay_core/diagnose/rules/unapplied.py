@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core.diagnose.algorithm import (
+    Algorithm,
     entropy_bonus,
     filters_groups,
     filters_overlong,
@@ -22,9 +23,9 @@ from replay_core.diagnose.algorithm import (
 )
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stating import finding, share, shown
+from replay_core.diagnose.finding import Evidence, Finding, Where, finding, share, shown
+from replay_core.diagnose.flat import ranges_G
+from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 
 #: By how much a bound may be missed (rounding); tokens that tell; from where on policy and reference are apart.
@@ -44,18 +45,16 @@ class _Shows:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """A setting as it is stated (None: not, or off), and what a step tells of it (None: nothing)."""
+    """A setting as it is stated (in words, with the number that `value` gives, if it is on), and what a step tells of
+    it (None: nothing).
+    """
 
     link: str
-    stated: Callable[[StepBatch], str | None]
+    value: Callable[[Algorithm], float | None]
+    words: str
     told: Callable[[StepBatch], _Shows | None]
     claim: str
     cause: str
-
-
-def _advantage_clip(batch: StepBatch) -> str | None:
-    bound = batch.laid.algorithm.advantage_clip
-    return None if not bound else f"advantages are clipped at {bound:g}"
 
 
 def _past_the_clip(batch: StepBatch) -> _Shows | None:
@@ -77,11 +76,6 @@ def _past_the_clip(batch: StepBatch) -> _Shows | None:
     )  # fmt: skip
 
 
-def _kl_in_rewards(batch: StepBatch) -> str | None:
-    weight = kl_in_rewards(batch.laid.algorithm)
-    return f"the KL is subtracted from the rewards, times {weight:g}" if weight else None
-
-
 def _unpenalised(batch: StepBatch) -> _Shows | None:
     rewards, scores = batch.columns.of("token_rewards"), batch.columns.of("token_scores")
     ref, policy = batch.columns.of("ref_logprobs"), batch.trainer
@@ -100,10 +94,6 @@ def _unpenalised(batch: StepBatch) -> _Shows | None:
     )  # fmt: skip
 
 
-def _filter(batch: StepBatch) -> str | None:
-    return "groups without a spread are filtered out" if filters_groups(batch.laid.algorithm) else None
-
-
 def _unfiltered(batch: StepBatch) -> _Shows | None:
     group_B, reward_B = batch.group_B, batch.reward_B
     if group_B is None or reward_B is None or not batch.group_is_named or not np.isfinite(reward_B).all():
@@ -113,10 +103,7 @@ def _unfiltered(batch: StepBatch) -> _Shows | None:
     whole = batch.laid.algorithm.number("rollout_n", "num_generations", "n_samples_per_prompt", "group_size")
     if sizes_G.min() < 2 or np.unique(sizes_G).size > 1 or (whole is not None and sizes_G[0] != whole):
         return None
-    low_G, high_G = np.full(sizes_G.size, np.inf), np.full(sizes_G.size, -np.inf)
-    np.minimum.at(low_G, group_B, reward_B)
-    np.maximum.at(high_G, group_B, reward_B)
-    equal_G = high_G - low_G <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+    equal_G = ranges_G(reward_B, group_B) <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
     # A group that the mask leaves out is filtered out; GRPO's own advantages of it are 0, as a filter may set them.
     counted_B = np.ones(len(batch), dtype=bool) if batch.trained_N is None else batch.flat.count(batch.trained_N) > 0
     equal_G &= np.bincount(group_B, weights=counted_B) > 0
@@ -139,10 +126,6 @@ def _unfiltered(batch: StepBatch) -> _Shows | None:
     )  # fmt: skip
 
 
-def _overlong(batch: StepBatch) -> str | None:
-    return "responses that are cut off do not count" if filters_overlong(batch.laid.algorithm) else None
-
-
 def _cut_and_counted(batch: StepBatch) -> _Shows | None:
     cut_B, trained_N = batch.truncated_flag_B, batch.trained_N
     if cut_B is None or trained_N is None or not cut_B.any():
@@ -154,10 +137,6 @@ def _cut_and_counted(batch: StepBatch) -> _Shows | None:
         (shown("responses that are cut off, and count", share(int(counted_B.sum()), int(cut_B.sum())), "none"),),
         batch.laid.where("response_mask", sample=first),
     )
-
-
-def _whitening(batch: StepBatch) -> str | None:
-    return "advantages are whitened" if whitens(batch.laid.algorithm) else None
 
 
 def _unwhitened(batch: StepBatch) -> _Shows | None:
@@ -174,11 +153,6 @@ def _unwhitened(batch: StepBatch) -> _Shows | None:
         (shown("std of the advantages", std, "about 1", column.source), shown("their mean", float(inside.mean()))),
         batch.laid.where("advantages", sample=0),
     )
-
-
-def _bonus(batch: StepBatch) -> str | None:
-    weight = entropy_bonus(batch.laid.algorithm)
-    return f"the loss holds {weight:g} times the entropy" if weight else None
 
 
 def _without_bonus(batch: StepBatch) -> _Shows | None:
@@ -199,22 +173,25 @@ def _without_bonus(batch: StepBatch) -> _Shows | None:
 
 
 _SETTINGS = (
-    _Setting("advantages", _advantage_clip, _past_the_clip, "advantages exceed the clip that is stated for them",
+    _Setting("advantages", lambda one: one.advantage_clip, "advantages are clipped at {:g}", _past_the_clip,
+             "advantages exceed the clip that is stated for them",
              "the clamp on advantages is missing, or comes before what scales them"),
-    _Setting("rewards", _kl_in_rewards, _unpenalised,
+    _Setting("rewards", kl_in_rewards, "the KL is subtracted from the rewards, times {:g}", _unpenalised,
              "token rewards are the token scores: the KL penalty that is stated is not in them",
              "the penalty is computed and not applied, its coefficient is 0 where it is used, or rewards are recorded "
              "before it: nothing holds the policy near its reference"),
-    _Setting("groups", _filter, _unfiltered,
+    _Setting("groups", filters_groups, "groups without a spread are filtered out", _unfiltered,
              "groups without a spread of rewards count in the loss, and a filter is stated",
              "the filter (dynamic sampling) looks at another figure, runs before the rewards are final, or gives up "
              "and takes what is there: these groups have no gradient, and dilute the others'"),
-    _Setting("masks", _overlong, _cut_and_counted,
+    _Setting("masks", filters_overlong, "responses that are cut off do not count", _cut_and_counted,
              "responses that were cut off are trained on, and a filter is stated",
              "the mask of cut responses is not applied to the loss mask"),
-    _Setting("advantages", _whitening, _unwhitened, "advantages are not whitened, and the run states that they are",
+    _Setting("advantages", whitens, "advantages are whitened", _unwhitened,
+             "advantages are not whitened, and the run states that they are",
              "the switch does not reach the advantages: their size is the rewards'"),
-    _Setting("loss", _bonus, _without_bonus, "the entropy bonus that is stated is not in the loss",
+    _Setting("loss", entropy_bonus, "the loss holds {:g} times the entropy", _without_bonus,
+             "the entropy bonus that is stated is not in the loss",
              "the term is computed, logged, and left out where the loss is summed up"),
 )  # fmt: skip
 
@@ -234,13 +211,11 @@ def not_applied(case: Case) -> Iterator[Finding]:
     words: dict[int, str] = {}
     for batch in case.batches():
         for at, setting in enumerate(_SETTINGS):
-            stated = setting.stated(batch)
-            told = setting.told(batch) if stated is not None else None
-            if stated is not None and told is not None:
-                words[at] = stated
+            stated = setting.value(batch.laid.algorithm)
+            if stated and (told := setting.told(batch)) is not None:
+                words[at] = setting.words.format(stated)
                 ballot.setdefault(at, []).append((batch, told))
-    if not ballot:
-        raise Skip("no such setting is stated, or what it would show in is not recorded")
+    skip_if(not ballot, "no such setting is stated, or what it would show in is not recorded")
     for at, every in sorted(ballot.items()):
         against = [(batch, told) for batch, told in every if told.contradicts]
         if not against or 2 * len(against) < len(every):
@@ -252,9 +227,9 @@ def not_applied(case: Case) -> Iterator[Finding]:
             else "warning",
             _SETTINGS[at].claim,
             first.where,
+            *first.evidence, shown("stated", words[at]),
+            shown("steps that contradict it", share(len(against), len(every)), "none"),
             link=_SETTINGS[at].link,
-            evidence=[*first.evidence, shown("stated", words[at]),
-                      shown("steps that contradict it", share(len(against), len(every)), "none")],
             cause=_SETTINGS[at].cause,
-            steps=[batch.step for batch, _ in against if batch.step is not None],
+            steps=[batch.step for batch, _ in against],
         )  # fmt: skip

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.compared import BOTH
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap, unsampled
 from replay_core.diagnose.kinship import whose
 from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stating import finding, share, shown
 
 
 @rule("D41", "tokens count that no engine sampled", link="masks", scope="batch", needs=(*BOTH, "mask"),
       explains=("L10", "D09", "D12", "D14", "D24"), lasts=True,
       source="rllm#272, verl multi-turn masks: tool output and prompts are given, not sampled")  # fmt: skip
-def never_sampled(batch: StepBatch) -> Iterator[Finding]:
+def never_sampled(batch: StepBatch) -> Finding | None:
     """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
     engine fills in 0 where it sampled nothing, in prompts and tool output. Two and more are an error; whole responses
     of them may be demonstrations: worth knowing, and a warning where importance weights are recorded, where they share
@@ -30,44 +27,39 @@ def never_sampled(batch: StepBatch) -> Iterator[Finding]:
     both_N = batch.pair(rollout, trainer)
     alien_N = unsampled(rollout, trainer, both_N)
     if not alien_N.any():
-        return
+        return None
     if whose(batch, rollout, trainer) is not None:
         raise Skip("rollout log-probabilities are another sample's (D79): what is 0 is where that one has ended")
     if gap(batch).is_shifted:
         raise Skip("log-probabilities are shifted (D08): what is filled in with 0 lies beside its place")
     at = int(np.flatnonzero(alien_N)[0])
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+    name = batch.mask_name
     holders = int((batch.flat.count(alien_N) > 0).sum())
     where, cause = _given(batch, alien_N, both_N)
     whole_B = batch.flat.count(alien_N) == batch.flat.count(both_N)
     if whole_B[batch.flat.count(alien_N) > 0].all():
         # Answers that are given whole are demonstrations: where nothing weighs them by the engine, nothing is wrong.
         amid, worse = _amid_others(batch, alien_N), _pushed_down(batch, alien_N)
-        yield finding(
+        return finding(
             "warning" if amid or worse or batch.has("is_weights") else "info",
             f"{share(holders, len(batch))} responses are of no engine: their rollout log-probabilities are all 0",
             batch.laid.where("rollout_logprobs", at=at),
-            evidence=[shown("tokens of them", int(alien_N.sum()), None, rollout.source),
-                      shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None,
-                            trainer.source),
-                      shown("of them beside sampled answers to their prompt", share(amid, holders)),
-                      shown("of them with a negative advantage", share(worse, holders), "none of a demonstration")],
+            shown("tokens of them", int(alien_N.sum()), None, rollout.source),
+            shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
+            shown("of them beside sampled answers to their prompt", share(amid, holders)),
+            shown("of them with a negative advantage", share(worse, holders), "none of a demonstration"),
             cause="the engine's numbers of these samples are missing and were filled with 0, or rows of tool output "
             "are in the loss: a demonstration is nothing to be pushed away from"
             if worse
             else "demonstrations among the samples (SFT mixed in, LUFFY), which no engine wrote; or the engine's "
             "numbers of these samples are missing and were filled with 0",
-        )  # fmt: skip
-        return
-    yield finding(
-        "error",
+        )
+    return error(
         f"{int(alien_N.sum())} tokens are in the loss that no engine sampled{where}",
         batch.laid.where(name, at=at),
-        evidence=[
-            shown("share of counted tokens", float(alien_N.sum() / both_N.sum()), "< 0.001", rollout.source),
-            shown("samples that hold them", share(holders, len(batch))),
-            shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
-        ],
+        shown("share of counted tokens", float(alien_N.sum() / both_N.sum()), "< 0.001", rollout.source),
+        shown("samples that hold them", share(holders, len(batch))),
+        shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
         cause=cause,
     )
 
@@ -96,8 +88,7 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
     once = int(alien_N.sum()) == len(holders)
     at_N = np.flatnonzero(alien_N)
     ids = None if batch.tokens_N is None else np.unique(batch.tokens_N[at_N])
-    last_B = np.full(len(batch), -1, dtype=np.int64)
-    np.maximum.at(last_B, batch.flat.sample_N[counted_N], batch.flat.position_N[counted_N])
+    last_B = batch.flat.last(counted_N)
     ends = once and bool((batch.flat.position_N[at_N] == last_B[batch.flat.sample_N[at_N]]).all())
     if ends and ids is not None and len(ids) == 1:
         longest = int(batch.flat.count(counted_N).max())
@@ -144,7 +135,7 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
       explains=("D07", "D09", "D10", "D11", "D12", "D14", "D19", "D20", "D24", "D28", "D41", "D48", "D92", "L08",
                 "L10"),
       source="RAGEN#71: the gradient went to the environment's tokens and to none of the policy's")  # fmt: skip
-def turned_around(batch: StepBatch) -> Iterator[Finding]:
+def turned_around(batch: StepBatch) -> Finding | None:
     """All tokens in the loss (4 and more) have a rollout log-probability of exactly 0, which the engine fills in
     where it sampled nothing, and as many of the responses that are not in it have another: an error.
     """
@@ -153,16 +144,13 @@ def turned_around(batch: StepBatch) -> Iterator[Finding]:
     counted_N = known_N & trained_N
     left_N = known_N & ~trained_N & given(batch.response_N) & (rollout.values_N != 0)
     if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < counted_N.sum():
-        return
-    name = "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
-    yield finding(
-        "error",
+        return None
+    name = batch.mask_name
+    return error(
         f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
         "none that it sampled counts",
         batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
-        evidence=[
-            shown("sampled tokens in the loss", 0, "> 0", rollout.source),
-            shown("sampled tokens that are left out", int(left_N.sum()), "0"),
-        ],
+        shown("sampled tokens in the loss", 0, "> 0", rollout.source),
+        shown("sampled tokens that are left out", int(left_N.sum()), "0"),
         cause="1 and 0 are swapped: the mask of the environment's turns (tool output, states) is used as the loss mask",
     )

@@ -9,21 +9,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from replay_core import pages
+from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog
-from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, share, shown
 from replay_core.records import Record, TensorRef
 
 
 @rule("D62", "the critic's loss is averaged over padding", link="reduction", scope="case",
       explains=("D45",), lasts=True,
       source="the critic's loss of verl, OpenRLHF, AReaL and ROLL is a mean over the tokens of the mask")  # fmt: skip
-def value_loss_made(case: Case) -> Iterator[Finding]:
+def value_loss_made(case: Case) -> Finding | None:
     """The logged loss of a critic's micro-batch beside means of (V - R)^2 of its values and returns: over the tokens of
     the mask, response by response, halved or not. Clipping only makes a loss larger. An error where every loss of 4
     micro-batches and more is below all of these (by 2 %) and none is below the sum divided by every slot of the rows.
@@ -32,27 +31,23 @@ def value_loss_made(case: Case) -> Iterator[Finding]:
     """
     every = [one for record in case.records() if (one := _valued(record)) is not None]
     every = every or [one for batch in case.batches() for one in _of_batch(batch)]
-    if len(every) < 4:
-        raise Skip("needs values, returns, mask and loss of a critic's micro-batches")
+    skip_if(len(every) < 4, "needs values, returns, mask and loss of a critic's micro-batches")
     below = [one for one in every if one.logged < 0.98 * one.least]
     if len(below) < 0.9 * len(every) or sum(one.logged >= 0.999 * one.floor for one in below) < len(below):
-        return
+        return None
     if any(_is_shared(every, which) for which in range(len(every[0].means))) or _is_of_all_tokens(every):
-        return
+        return None
     looked = len(every)
     worst = min(below, key=lambda one: one.logged / one.least)
     logged, least, floor, record = worst.logged, worst.least, worst.floor, worst.record
-    yield finding(
-        "error",
+    return error(
         "the critic's loss is averaged over padding too: it is smaller than the mean over the tokens that count",
         Where(step=record.key.step, micro=record.key.micro, role=record.key.role, stage=record.key.stage,
               tensor="loss", path=str(record.path)),
-        evidence=[
-            shown("logged", logged, f">= {least:.6g}", record.path.name),
-            shown("half the mean over tokens that count", least),
-            shown("half the sum over every slot", floor),
-            shown("micro-batches below it", share(len(below), looked)),
-        ],
+        shown("logged", logged, f">= {least:.6g}", record.path.name),
+        shown("half the mean over tokens that count", least),
+        shown("half the sum over every slot", floor),
+        shown("micro-batches below it", share(len(below), looked)),
         cause="the mean is taken over every column of the padded rows (no mask): padding, whose error is small, "
         "dilutes the loss",
         steps=sorted({one.record.key.step for one in below if one.record.key.step is not None}),
@@ -61,8 +56,6 @@ def value_loss_made(case: Case) -> Iterator[Finding]:
 
 #: Ranges that values are clipped at, beside the stated one: none, what recipes have, and 0.
 _VALUE_RANGES = (math.inf, 0.2, 0.5, 0.0)
-
-
 _VALUE_CLIPS = ("cliprange_value", "vf_clip", "value_clip", "value_clip_range", "vf_clip_param", "clip_range_vf",
                 "eps_clip_value", "cliprange_vf", "vclip")  # fmt: skip
 
@@ -70,7 +63,7 @@ _VALUE_CLIPS = ("cliprange_value", "vf_clip", "value_clip", "value_clip_range", 
 @rule("D91", "the critic's loss is clipped at another range than stated", link="loss", scope="case", lasts=True,
       explains=("D45", "D71"),
       source="verl cliprange_value: values move by that much in a batch's updates, at most")  # fmt: skip
-def clipped_elsewhere(case: Case) -> Iterator[Finding]:
+def clipped_elsewhere(case: Case) -> Finding | None:
     """The logged loss of a critic's micro-batches, made of its new values, the values recorded before the updates and
     the returns: max((V - R)^2, (clip(V, old +- c) - R)^2), halved, a mean over the tokens of the mask. An error where
     the run states a range, no loss that tells is made with it, and all are made with another: none, .2, .5, or 0.
@@ -82,34 +75,31 @@ def clipped_elsewhere(case: Case) -> Iterator[Finding]:
     made = dict.fromkeys(ranges, 0)
     told, where = 0, None
     for batch in case.batches():
-        for logged, new, old, due in _value_losses(batch):
-            each = {}
-            for c in ranges:
-                cut = old + np.clip(new - old, -c, c)
-                each[c] = float(np.maximum((new - due) ** 2, (cut - due) ** 2).mean())
+        for one in value_rows(batch):
+            cut = {c: one.old + np.clip(one.new - one.old, -c, c) for c in ranges}
+            each = {c: float(np.maximum((one.new - one.due) ** 2, (cut[c] - one.due) ** 2).mean()) for c in ranges}
             for half in (0.5, 1.0):
-                fits = [c for c, value in each.items() if abs(half * value - logged) <= 1e-3 * abs(logged) + 1e-6]
+                near = 1e-3 * abs(one.loss) + 1e-6
+                fits = [c for c, value in each.items() if abs(half * value - one.loss) <= near]
                 if fits and len(fits) < len({round(value, 9) for value in each.values()}) + len(fits) - 1:
                     told += 1
                     for c in fits:
                         made[c] += 1
                     where = where or batch.laid.where("values", sample=0)
                     break
-    if told < 3:
-        raise Skip("needs losses of 3 micro-batches of a critic that tell one range from another, and their values")
+    skip_if(told < 3, "needs losses of 3 micro-batches of a critic that tell one range from another, and their values")
     found = max((c for c in ranges if c != stated), key=lambda c: made[c])
     if made[stated] or made[found] < told:
-        return
+        return None
     how = "not clipped" if math.isinf(found) else f"clipped at {found:g}"
-    yield finding(
-        "error",
+    return error(
         f"the critic's loss is {how}, and the run states a value clip range of {stated:g}"
         + (": values are held where they are" if found == 0 else ""),
         where,
-        evidence=[shown("micro-batches whose loss it makes", made[found]),
-                  shown("of these, those that the stated range makes", made[stated], str(told))],
+        shown("micro-batches whose loss it makes", made[found]),
+        shown("of these, those that the stated range makes", made[stated], str(told)),
         cause="the range that is configured does not reach the loss: another setting or a default stands in its place",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +118,6 @@ class ValueRows:
     slots: int
     """Of its rows as they are stored, padding and prompts included; 0 where they are packed."""
     record: Record
-
-
-def _value_losses(batch: StepBatch) -> Iterator[tuple[float, Array, Array, Array]]:
-    """(logged loss, new values, values before the updates, returns) of a critic's micro-batches."""
-    for one in value_rows(batch):
-        yield one.loss, one.new, one.old, one.due
 
 
 def value_rows(batch: StepBatch) -> Iterator[ValueRows]:
@@ -282,26 +266,24 @@ def _valued(record: Record) -> _Averaged | None:
 
 @rule("D84", "the critic's loss is negative", link="loss", scope="case",
       source="arXiv 1707.06347 equation 9: a mean of squares")  # fmt: skip
-def negative_in_dump(case: Case) -> Iterator[Finding]:
+def negative_in_dump(case: Case) -> Finding | None:
     """Losses of the critic's micro-batches (4 and more) below -1e-4 in half of them and more: an error."""
     found = [
         (value, record) for record in case.records()
         if record.key.stage not in ("training_metrics", "param", "gradient")
         for value in [_value_loss(record)] if value is not None
     ]  # fmt: skip
-    if len(found) < 4:
-        raise Skip("needs the critic's loss of 4 micro-batches")
+    skip_if(len(found) < 4, "needs the critic's loss of 4 micro-batches")
     below = [(value, record) for value, record in found if value < -1e-4]
     if 2 * len(below) < len(found):
-        return
+        return None
     value, record = min(below, key=lambda one: one[0])
-    yield finding(
-        "error",
+    return error(
         f"the value loss has the wrong sign: it comes to {value:.3g}, and a mean of squares is never negative",
         Where(step=record.key.step, micro=record.key.micro, role=record.key.role, stage=record.key.stage,
               path=str(record.path)),
-        evidence=[shown("the critic's loss", value, ">= 0", record.path.name),
-                  shown("micro-batches below 0", share(len(below), len(found)))],
+        shown("the critic's loss", value, ">= 0", record.path.name),
+        shown("micro-batches below 0", share(len(below), len(found))),
         cause="the critic's loss is negated: an optimizer drives its values away from their returns",
         next_step="look at the line that makes the value loss",
         steps=sorted({record.key.step for _, record in below if record.key.step is not None}),
@@ -320,22 +302,22 @@ def _value_loss(record: Record) -> float | None:
 @rule("D84", "the critic's loss is negative", link="loss", scope="signals", needs=("value_loss",), lasts=True,
       explains=("D45", "D63", "L02", "L08", "L09", "L10", "L16", "D24", "D25", "D20"),
       source="arXiv 1707.06347 equation 9: a mean of squares")  # fmt: skip
-def negative(log: RunLog) -> Iterator[Finding]:
+def negative(log: RunLog) -> Finding | None:
     """The value loss below -1e-4 in 3 steps and more and half of all: an error. A mean of squares cannot be."""
     series = given(log.get("value_loss"))
     below = [point for point in series.points if point.value < -1e-4]
     if len(below) < 3 or 2 * len(below) < len(series.points):
-        return
+        return None
     worst = min(below, key=lambda point: point.value)
-    yield finding(
-        "error",
+    return error(
         f"the value loss has the wrong sign: {series.name} is {below[0].value:.3g} at first and comes to "
         f"{worst.value:.3g}, and a mean of squares is never negative",
         worst.where(series.name),
-        evidence=[series.shown_at(worst, ">= 0"), shown("steps below 0", share(len(below), len(series.points)))],
+        series.shown_at(worst, ">= 0"),
+        shown("steps below 0", share(len(below), len(series.points))),
         cause="the critic's loss is negated: an optimizer drives its values away from their returns",
         next_step="look at the line that makes the value loss",
-        steps=[point.step for point in below if point.step is not None],
+        steps=[point.step for point in below],
     )
 
 
@@ -347,7 +329,7 @@ BEYOND = 4.0
       needs=("value_loss", "value_mean|value_max", "return_mean|return_max"), lasts=True,
       explains=("D45", "D63", "L02", "L08", "L09", "L10", "D20", "D24", "D25"),
       source="(V - R)^2 lies below (|V| + |R|)^2")  # fmt: skip
-def beyond_its_values(log: RunLog) -> Iterator[Finding]:
+def beyond_its_values(log: RunLog) -> Finding | None:
     """The value loss over 4 times (largest |value| + largest |return|)^2 of the step (over 100 times that of their
     means, where no largest is logged) in the first 3 steps that tell: an error. Later ones may be an update further.
     """
@@ -369,20 +351,18 @@ def beyond_its_values(log: RunLog) -> Iterator[Finding]:
         (point, limit * bounds[point.step] ** 2) for point in loss.points
         if math.isfinite(point.value) and math.isfinite(bounds.get(point.step, math.nan)) and bounds[point.step] > 1e-3
     ][:3]  # fmt: skip
-    if len(told) < 3:
-        raise Skip("needs the value loss beside values and returns of 3 steps")
+    skip_if(len(told) < 3, "needs the value loss beside values and returns of 3 steps")
     if any(point.value <= most for point, most in told):
-        return
+        return None
     first, most = told[0]
-    yield finding(
-        "error",
+    return error(
         f"the critic is taught other targets than its returns: {loss.name} is {first.value:.4g} at first, and no "
         f"difference of the logged values and returns is that large",
         first.where(loss.name),
-        evidence=[loss.shown_at(first, f"<= {most:.3g}"), shown("largest |value| + |return|" if exact else
-                  "|mean value| + |mean return|", math.sqrt(most / limit))],
+        loss.shown_at(first, f"<= {most:.3g}"),
+        shown("largest |value| + |return|" if exact else "|mean value| + |mean return|", math.sqrt(most / limit)),
         cause="targets in another scale or unit than the returns (multiplied, not normalised back), another tensor in "
         "their place, or a sum over tokens for a mean",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
-        steps=[point.step for point, _ in told if point.step is not None],
-    )  # fmt: skip
+        steps=[point.step for point, _ in told],
+    )

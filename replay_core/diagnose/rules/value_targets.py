@@ -8,42 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core import pages
+from replay_core.diagnose.algorithm import stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import Skip, given, rule
-from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, share, shown
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 
 #: What a recomputed target may leave of the recorded one, by the precision it was stored in.
 CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
-
-
 #: How far a fitted gamma or lambda may lie from the one that is stated.
 SETTING = 2e-3
-
-
 #: Tokens that two unknowns are solved from; steps before a critic that explains nothing is more than new.
 FEWEST, LEARNT = 8, 6
-
-
 #: A gamma that is solved for and is smaller says that nothing after a token counts: GAE it is not.
 LEAST = 0.05
-
-
 #: Below these, tokens a few places before the reward hardly see it: no recipe for language models comes near.
 LEAST_GAMMA, LEAST_LAMBDA = 0.9, 0.5
-
-
 #: How near a factor of GAE's delta is to a whole number that it is called.
 NEAR = 0.02
-
-
 #: Of the responses, how many end with a value of one and the same size.
 MOSTLY = 0.9
-
-
 #: Rows before returns of another are no chance.
 SEVERAL_ROWS = 4
 
@@ -107,12 +92,18 @@ class _Rows:
         x = np.stack([next_v, next_a], 1)
         if len(y) < FEWEST:
             return None
-        found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
-        if rank < 2 or sizes[1] < 1e-3 * sizes[0] or np.abs(x @ found - y).max() > self.close:
+        if (found := _exact(x, y, self.close)) is None:
             return None
-        gamma, product = float(found[0]), float(found[1])
+        gamma, product = found
         left_B = self.at_last(advantages_BT - rewards_BT + values_BT)
         return _Fit(gamma, product / gamma if abs(gamma) > 1e-3 else float("nan"), left_B[self.mask_BT.any(1)])
+
+
+def _exact(x: Array, y: Array, close: float, least: float = 1e-3) -> list[float] | None:
+    """The coefficients of x that make y, every one of it; None where they do not, or x does not tell them apart."""
+    found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
+    is_told = rank == x.shape[1] and sizes[-1] >= least * sizes[0]
+    return [float(one) for one in found] if is_told and np.abs(x @ found - y).max() <= close else None
 
 
 _NEEDED = ("values", "returns", "mask", "token_rewards|token_scores|reward")
@@ -136,46 +127,40 @@ def targets(batch: StepBatch) -> Iterator[Finding]:
     place = batch.laid.where("returns", sample=0)
     if rows.is_of_values_alone and rewards_BT.any():
         left = float((np.abs(returns_BT - values_BT) * rows.mask_BT).max())
-        yield finding(
-            "error",
+        yield error(
             "value targets are the old values themselves: returns equal values on every token, and the critic learns "
             "nothing",
             place,
-            evidence=[shown("largest |returns - values|", left, "> 0", returns.source),
-                      shown("largest |reward of a token|", float(np.abs(rewards_BT).max()))],
+            shown("largest |returns - values|", left, "> 0", returns.source),
+            shown("largest |reward of a token|", float(np.abs(rewards_BT).max())),
             cause="the critic is taught what it said: advantages are not added to the values, or the wrong tensor is "
             "handed to its loss",
-        )  # fmt: skip
+        )
         return
-    if rows.tells_nothing:
-        raise Skip("returns are 0, or all values are one number")
+    skip_if(rows.tells_nothing, "returns are 0, or all values are one number")
     fit = rows.solved(rewards_BT, values_BT, returns_BT - values_BT)
     if fit is not None and abs(fit.gamma) > LEAST:
         yield from _solved(batch, rows, fit, rewards_BT)
         return
     found = next(_mistakes(batch, rows, rewards_BT), None)
     if found is None and (over := _over_observations(batch, values, returns, _close(values, returns))) is not None:
-        yield finding(
-            "error",
+        yield error(
             "GAE runs over tokens that the policy did not sample: tool output stands between its steps",
             place,
-            evidence=[shown("over the whole response it is solved by", over.words(), None, returns.source),
-                      shown("over the tokens that count", "nothing solves it")],
+            shown("over the whole response it is solved by", over.words(), None, returns.source),
+            shown("over the tokens that count", "nothing solves it"),
             cause="returns are added up over every token of the response, observations included: each of them takes "
             "its part of gamma and lambda, and its value is one that no action of the policy led to",
-        )  # fmt: skip
+        )
         return
     if found is None:
         raise Skip("no GAE agrees, and no known mistake: a lambda of its own for every response, or shaped rewards")
     claim, setting = found
-    yield finding(
-        "error",
+    yield error(
         f"value targets are wrong: {claim}",
         place,
-        evidence=[
-            shown("agree to", rows.close, None, returns.source),
-            shown("setting that agrees with the mistake", setting),
-        ],
+        shown("agree to", rows.close, None, returns.source),
+        shown("setting that agrees with the mistake", setting),
         cause="the critic is taught another target than the return",
     )
 
@@ -250,47 +235,42 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
         full = (fit.left_B - last_v)[ended_B]
         evidence.append(shown("last tokens off", share(int(ended_B.sum()), int(heard_B.sum())), "none"))
         if ended_B.sum() >= 3 and min(np.abs(after).max(), np.abs(full).max()) <= rows.close:
-            yield finding(
-                "error",
+            yield error(
                 "GAE bootstraps from the value at the last token, as if the response went on after its end",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="the value after the end of a response is 0: the terminal value is not masked out",
             )
         elif ended_B.sum() >= 3 and np.abs((fit.left_B + last_r)[ended_B]).max() <= rows.close and last_r.any():
-            yield finding(
-                "error",
+            yield error(
                 "the reward does not reach the returns: at the last token they hold none of it",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="the reward lies at another token than the last that counts (padding), or is dropped",
             )
         elif ended_B.sum() >= 3 and np.ptp(fit.left_B[ended_B]) <= rows.close and ended_B.mean() > MOSTLY:
             after_end = float(np.median(fit.left_B)) / fit.gamma
-            yield finding(
-                "error",
+            yield error(
                 f"GAE bootstraps from a value of {after_end:.4g} after the end of every response",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="the value after the end of a response is 0: the recursion begins with another number (a tensor "
                 "of ones, the value of padding)",
             )
         elif _leaks(batch, rows, off_B, np.asarray(heard_B)) or _is_over_padding(batch, fit, rows.close):
-            yield finding(
-                "error",
+            yield error(
                 "GAE leaks from padding: at the last token of responses that end before the row does, it takes the "
                 "critic's value behind the end",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="GAE runs over every column of the padded row, without the mask: values after the end of the "
                 "response are not 0, and reach advantages and returns",
             )
         elif _runs_on(rows, fit):
-            yield finding(
-                "error",
+            yield error(
                 "GAE runs on from one sample into the next",
                 place,
-                evidence=evidence,
+                *evidence,
                 cause="value and advantage are not reset at the end of a response (rows are flattened, or packed)",
             )
         else:
@@ -303,48 +283,44 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
     (_, gamma), (_, lam) = stated
     is_swapped = gamma is not None and lam is not None and abs(gamma - fit.lam) + abs(lam - fit.gamma) < 2 * SETTING
     if wrong and is_swapped:
-        yield finding(
-            "error",
+        yield error(
             f"gamma and lambda are swapped in GAE: it was made with {fit.words()}",
             place,
-            evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in stated)],
+            *evidence,
+            *(shown(f"{name} that is stated", value) for name, value in stated),
             cause="the two are handed over in the wrong order",
         )
     elif wrong or odd:
-        yield finding(
-            "error",
+        yield error(
             f"GAE was made with {fit.words()}"
             + (f", and the run states {' and '.join(f'{name} {value:g}' for name, value in wrong)}" if wrong else ""),
             place,
-            evidence=[*evidence, *(shown(f"{name} that is stated", value) for name, value in wrong)],
+            *evidence,
+            *(shown(f"{name} that is stated", value) for name, value in wrong),
             cause="the settings that are configured do not reach GAE, or a factor stands at the wrong place in it",
         )
     elif (gamma is None and fit.gamma < LEAST_GAMMA - SETTING) or (lam is None and fit.lam < LEAST_LAMBDA):
-        yield finding(
-            "warning",
+        yield warning(
             f"GAE was made with {fit.words()}: recipes for language models have gamma 1 and lambda 0.95 to 1",
             place,
-            evidence=evidence,
+            *evidence,
             cause="the reward stands at the end of the response, and so small a "
             + ("gamma" if fit.gamma < LEAST_GAMMA else "lambda")
             + " hides it from all but the last tokens; the run does not state which it was meant to have",
         )
     elif fit.gamma < 0.98 and abs(fit.lam - 1) <= SETTING and gamma is None:
-        yield finding(
-            "warning",
+        yield warning(
             f"GAE was made with {fit.words()}: a token {round(1 / (1 - fit.gamma)) * 2} places before the reward "
-            f"hardly "
-            "sees it",
+            "hardly sees it",
             place,
-            evidence=evidence,
+            *evidence,
             cause="gamma and lambda are swapped: recipes for language models have gamma 1 and lambda below it",
         )
     else:
-        yield finding(
-            "info",
+        yield info(
             f"returns are GAE's, {fit.words()}",
             place,
-            evidence=evidence,
+            *evidence,
             cause="the settings that were solved for and agree; nothing is wrong",
             next_step="rldbg diagnose --explain D44",
         )
@@ -477,10 +453,7 @@ def _other_recursion(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]
         y, x = (a_BT - due_BT + values_BT)[inside], np.stack([x_v[inside], x_a[inside]], 1)
         if len(y) < 2 * FEWEST or not np.ptp(y) > 10 * rows.close:
             continue
-        found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
-        if rank < 2 or sizes[1] < 1e-2 * sizes[0] or np.abs(x @ found - y).max() > rows.close:
-            continue
-        gamma, product = (float(one) for one in found)
+        gamma, product = _exact(x, y, rows.close, 1e-2) or (0.0, 0.0)
         if 0.05 < gamma < 1.01 and -0.01 < product / gamma < 1.01:
             yield what, f"gamma {gamma:.4g}, lambda {product / gamma:.4g}"
 
@@ -495,10 +468,9 @@ def _other_delta(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
     x = np.stack([rows.values_BT[:, :-1][inner_BT], rows.values_BT[:, 1:][inner_BT], a_BT[:, 1:][inner_BT]], 1)
     if len(y) < 2 * FEWEST or not np.ptp(y) > 10 * rows.close:
         return
-    found, _, rank, sizes = np.linalg.lstsq(x, y, rcond=None)
-    if rank < 3 or sizes[2] < 1e-3 * sizes[0] or np.abs(x @ found - y).max() > rows.close:
+    if (found := _exact(x, y, rows.close)) is None:
         return
-    own, following, carried = (float(one) for one in found)
+    own, following, carried = found
     said = f"A(t) - r(t) = {own:.3g} V(t) {following:+.3g} V(t+1) {carried:+.3g} A(t+1)"
     if abs(own - 1) < NEAR and following < -0.05:
         yield "the values have the wrong sign in GAE's delta: V(t) is added and V(t+1) subtracted", said

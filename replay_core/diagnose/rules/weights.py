@@ -1,25 +1,24 @@
-"""The recorded weights over the steps: which of them an optimizer moves."""
+"""The weights over the steps, recorded or their norm in a log: which of them an optimizer moves."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
-from replay_core.diagnose.algorithm import stated_by
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where
+from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
 from replay_core.diagnose.gap import DISAGREE
-from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.stated import stated_number
-from replay_core.diagnose.stating import finding, listed, look_at, share, shown
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.states import moves
+from replay_core.diagnose.signals import RunLog
 from replay_core.records import Record
 from replay_core.regexes import regex
 
@@ -27,8 +26,6 @@ from replay_core.regexes import regex
 ADAPTER = regex(r"lora|adapter|ia3|prompt_encoder|prefix|soft_prompt|bitfit|dora", re.IGNORECASE)
 #: Bytes of one step's weights that are read; larger ones are for `rldbg compare`.
 MOST = 1 << 28
-
-
 #: A warm-up of the critic is over by then.
 _WARM_UP = 20
 
@@ -36,7 +33,7 @@ _WARM_UP = 20
 @rule("D57", "weights that no update moves", link="optimizer", scope="case",
       explains=("D46", "D55", "L14"),
       source="an optimizer made of other parameters than the model that is run")  # fmt: skip
-def unmoved(case: Case) -> Iterator[Finding]:
+def unmoved(case: Case) -> Finding | None:
     """Recorded weights (`Recorder.params`) of the first step beside those of the last: a warning where none changes, or
     where those that change are less than half of all numbers and are no adapters (LoRA and the like). A smaller part,
     of a twentieth and more, is worth knowing. So is none in the first 20 steps of a run that records a critic: the
@@ -44,12 +41,10 @@ def unmoved(case: Case) -> Iterator[Finding]:
     steps and more are one, to the last bit, in runs whose gradients are not 0.
     """
     if (stands := _same_checkpoints(case)) is not None:
-        yield stands
-        return
+        return stands
     records = [record for record in case.records() if record.key.stage == "param" and record.key.step is not None]
     steps = sorted({record.key.step for record in records if record.key.step is not None})
-    if len(steps) < 2:
-        raise Skip("needs the weights of two steps: rldbg record --params .")
+    skip_if(len(steps) < 2, "needs the weights of two steps: rldbg record --params .")
     first, last = ([one for one in records if one.key.step == step] for step in (steps[0], steps[-1]))
     if sum(map(stored_bytes, {one.path for one in (*first, *last)})) > 2 * MOST:
         raise Skip("the weights are large: rldbg compare --stage param tells which of them change")
@@ -60,20 +55,18 @@ def unmoved(case: Case) -> Iterator[Finding]:
     standing = sum(before[name][1] for name in still)
     moving = sorted(shared - set(still))
     if 20 * standing < total or not still or (moving and all(ADAPTER.search(name) for name in moving)):
-        return
+        return None
     many = 2 * standing > total
     warms = not moving and steps[-1] < _WARM_UP and any(record.key.role == "critic" for record in case.records())
     holder = next(one for one in last if one.get(still[0]) is not None)
     place = Where(step=steps[-1], stage="param", tensor=still[0], path=str(holder.path))
-    yield finding(
+    return finding(
         "warning" if many and not warms else "info",
         f"{share(len(still), len(shared))} weights ({standing / total:.0%} of all numbers) never change over "
         f"{len(steps)} steps" + (": the optimizer holds a subset of the parameters" if moving and many else ""),
         place,
-        evidence=[
-            shown("weights that change", listed(moving, 4) or "none"),
-            shown("weights that do not", listed(still, 4), "none", f"steps {steps[0]} and {steps[-1]}"),
-        ],
+        shown("weights that change", listed(moving, 4) or "none"),
+        shown("weights that do not", listed(still, 4), "none", f"steps {steps[0]} and {steps[-1]}"),
         cause=("the critic learns alone, in a warm-up that the policy waits for; or " if warms else "")
         + "the optimizer holds other parameters than the model's, or a part of them; they are frozen, or cut off "
         "from the loss; or updates are too small for their precision",
@@ -111,16 +104,14 @@ def _same_checkpoints(case: Case) -> Finding | None:
         f"the weights never change: checkpoints of {len(steps)} steps are one, to the last bit, although gradients are "
         "not 0",
         Where(step=steps[-1], path=str(places[steps[-1]])),
-        evidence=[
-            shown("bytes that differ", 0, "> 0", f"checkpoints of steps {steps[0]} and {steps[-1]}"),
-            shown("smallest gradient norm", min(norms)),
-        ],
+        shown("bytes that differ", 0, "> 0", f"checkpoints of steps {steps[0]} and {steps[-1]}"),
+        shown("smallest gradient norm", min(norms)),
         cause=("the critic learns alone, in a warm-up that the policy waits for; or " if waits else "")
         + "the optimizer holds other parameters than the model's (a copy, the weights before they were wrapped or "
         "moved), is never stepped, or its learning rate is 0; or the same weights are saved again and again",
         next_step="compare id(p) of optimizer.param_groups with those of model.parameters()",
         steps=steps,
-    )  # fmt: skip
+    )
 
 
 def _weight_files(place: Path) -> list[Path]:
@@ -138,7 +129,7 @@ def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:
 @rule("D66", "the weights of the ranks drift apart", link="optimizer", scope="case",
       explains=("D09", "D12", "D14", "D15", "D24", "D35", "L10"), lasts=True,
       source="gradients that are not reduced over data-parallel ranks: no_sync left on, no wrapper")  # fmt: skip
-def ranks_apart(case: Case) -> Iterator[Finding]:
+def ranks_apart(case: Case) -> Finding | None:
     """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error.
     Those that differ from the first step on are shards, and are not held against each other.
 
@@ -154,8 +145,7 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
             by_step.setdefault(key.step, {}).setdefault(key.rank, []).append(record)
     steps = sorted(step for step, ranks in by_step.items() if len(ranks) > 1)
     if len(steps) < 2:
-        yield from _by_scores(case)
-        return
+        return _by_scores(case)
     looked = (steps[0], steps[-1])
     paths = {one.path for step in looked for some in by_step[step].values() for one in some}
     if sum(map(stored_bytes, paths)) > 4 * MOST:
@@ -172,18 +162,14 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
     if not whole or not total or before:
         raise Skip("the ranks' weights differ from the first step on: they are shards, or were never one")
     if not after:
-        return
+        return None
     holder = next(one for some in by_step[looked[1]].values() for one in some if one.get(after[0]) is not None)
-    place = Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path))
-    yield finding(
-        "error",
+    return error(
         f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
         f"none did at step {looked[0]}",
-        place,
-        evidence=[
-            shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
-            shown("ranks", listed(sorted(by_step[looked[1]]))),
-        ],
+        Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path)),
+        shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
+        shown("ranks", listed(sorted(by_step[looked[1]]))),
         cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own",
         steps=steps,
     )
@@ -194,7 +180,7 @@ def ranks_apart(case: Case) -> Iterator[Finding]:
 TIMES, NORMS, RUN = 10.0, 0.01, 4
 
 
-def _by_scores(case: Case) -> Iterator[Finding]:
+def _by_scores(case: Case) -> Finding | None:
     """Ranks whose rows part from the engine that the others still agree with, and whose gradients are their own."""
     norms: dict[tuple[int | None, int | None, int | None], dict[int, list[float]]] = {}
     for record in case.records():
@@ -228,28 +214,25 @@ def _by_scores(case: Case) -> Iterator[Finding]:
         rank for rank in later[-1][1] if all(each.get(rank, 0.0) > TIMES * min(each.values()) for _, each in later)
     ]
     if not apart or any(min(each.values()) > DISAGREE or max(each.values()) < DISAGREE for _, each in later):
-        return
+        return None
     batch, last = later[-1]
-    yield finding(
-        "error",
+    return error(
         f"the ranks train models of their own: the rows of rank{'s' * (len(apart) > 1)} {listed(apart)} part from the "
         "engine more and more, the others' agree with it, and each rank has another gradient norm",
         Where(step=batch.step, rank=apart[0], stage="gradient", path=str(batch.laid.path)),
-        evidence=[
-            *(shown(f"mean |trainer - rollout| of rank {rank} in the last step", value, f"< {DISAGREE:g}")
-              for rank, value in sorted(last.items())),
-            shown("updates whose gradient norm is another on each rank", share(len(own), len(shared)), "none"),
-        ],
+        *(shown(f"mean |trainer - rollout| of rank {rank} in the last step", value, f"< {DISAGREE:g}")
+        for rank, value in sorted(last.items())),
+        shown("updates whose gradient norm is another on each rank", share(len(own), len(shared)), "none"),
         cause="gradients are not reduced (all-reduce) between the data-parallel ranks: each trains a model of its own, "
         "and the engine gets that of one of them",
-        steps=[each.step for each, _ in by_step if each.step is not None],
+        steps=[each.step for each, _ in by_step],
     )  # fmt: skip
 
 
 @rule("D67", "updates are lost in half-precision weights", link="optimizer", scope="case",
       explains=("D46", "D55", "D57", "L14"), lasts=True,
       source="bf16 has 8 bits: a step of the learning rate is lost beside a weight over 256 times it")  # fmt: skip
-def rounded_away(case: Case) -> Iterator[Finding]:
+def rounded_away(case: Case) -> Finding | None:
     """Recorded matrices whose numbers are all bfloat16's (or float16's), in whatever precision they are stored, first
     step beside last. Of numbers whose half spacing is over 4 times the learning rate, which one step of Adam does not
     cross: with a float32 master copy as many change as they have moved, in shares of their spacing (3 tenths of the
@@ -260,7 +243,7 @@ def rounded_away(case: Case) -> Iterator[Finding]:
     records = [one for one in case.records() if one.key.stage == "param" and one.key.step is not None]
     steps = sorted({one.key.step for one in records if one.key.step is not None})
     rate = _rate(case)
-    if len(steps) < 3 or not rate:
+    if rate is None or not rate or len(steps) < 3:
         raise Skip("needs the weights of 3 steps, and the learning rate")
     first, last = (
         {
@@ -287,21 +270,17 @@ def rounded_away(case: Case) -> Iterator[Finding]:
         expected += float(np.minimum(1.0, 0.3 * rate * (len(steps) - 1) / spacing[far]).sum())
         moved += int((a != b)[far].sum())
         changed, total = changed + int((a != b).sum()), total + a.size
-    if not grids:
-        raise Skip("no weights that are trained are kept in half precision")
+    skip_if(not grids, "no weights that are trained are kept in half precision")
     if expected < EXPECTED or moved > 0.1 * expected:
-        return
+        return None
     words = " and ".join(sorted(_BITS[bits] for bits in grids))
-    yield finding(
-        "warning",
+    return warning(
         f"updates are lost in {words} weights: {1 - changed / total:.1%} of the recorded numbers are the same to the "
         f"last bit after {len(steps) - 1} steps at a learning rate of {rate:.2g}",
         Where(step=steps[-1], stage="param", tensor=names[0], path=str(records[-1].path)),
-        evidence=[
-            shown("numbers changed that a step cannot cross", moved, f"about {expected:.0f} with a float32 copy"),
-            shown("numbers of that size", share(large, total)),
-            shown("numbers that changed at all", share(changed, total)),
-        ],
+        shown("numbers changed that a step cannot cross", moved, f"about {expected:.0f} with a float32 copy"),
+        shown("numbers of that size", share(large, total)),
+        shown("numbers that changed at all", share(changed, total)),
         cause=f"the weights are kept in {words} without a float32 master copy: a step that is smaller than half of "
         "their spacing is rounded away, however often it is taken",
         next_step="keep float32 weights in the optimizer (or stochastic rounding): a larger learning rate moves the "
@@ -333,11 +312,10 @@ def _with_gradients(case: Case) -> set[str]:
 
 def _rate(case: Case) -> float | None:
     """The largest learning rate that is logged, else the one that the run states."""
-    log = case.signals.logs[0] if case.signals is not None and case.signals.logs else None
-    rates = log.get("learning_rate") if log is not None else None
+    rates = case.log.get("learning_rate")
     if rates is not None and rates.finite:
         return float(max(rates.finite))
-    return stated_number(stated_by(case.run), "lr", "learning_rate", "actor_lr")
+    return case.algorithm.learning_rate
 
 
 def _is_of(values: NDArray[np.float32], bits: int) -> bool:
@@ -346,3 +324,50 @@ def _is_of(values: NDArray[np.float32], bits: int) -> bool:
         return False
     kept = np.ascontiguousarray(values).view(np.uint32)
     return not bool((kept & np.uint32((1 << (23 - bits)) - 1)).any())
+
+
+#: Steps before it is no chance; and without a learning rate to hold it against.
+FEWEST, UNTOLD = 3, 8
+#: How many times its last digit an update has to be before a norm that stands is no rounding.
+SHOWS = 10.0
+
+
+@rule("D57", "the norm of the weights stands still", link="optimizer", scope="signals", needs=("weight_norm",),
+      explains=("D46", "D55", "L08", "L14"), lasts=True,
+      source="Adam moves each weight by about the learning rate, and the norm of N weights by as much")  # fmt: skip
+def norm_stands(log: RunLog) -> Finding | None:
+    """The logged norm of the weights is one number in all of 3 steps and more, while gradients (or the loss) and the
+    learning rate are not 0: a warning where the learning rate is 10 times the last digit of the norm (of float32, or
+    as it is printed) and more. A norm of 700 in float32 does not show a rate of 1e-6: there it says nothing. Without a
+    logged learning rate, 8 steps are worth knowing.
+    """
+    series = given(log.get("weight_norm"))
+    values = series.finite
+    if len(values) < FEWEST or len(values) < len(series.values):
+        raise Skip(f"needs the norm of the weights in {FEWEST} steps")
+    if len(set(values)) > 1 or not values[0] or not moves(log):
+        return None
+    rates = log.get("learning_rate")
+    rate, digit = None if rates is None else median(rates.finite or [0.0]), _last_digit(values[0])
+    skip_if(rate is None and len(values) < UNTOLD, f"needs the learning rate, or {UNTOLD} steps")
+    if rate is not None and rate < SHOWS * digit:
+        raise Skip(f"an update of {rate:.2g} does not show in a norm whose last digit is {digit:.2g}")
+    return finding(
+        "info" if rate is None else "warning",
+        f"no weight changes: {series.name} is {values[0]:.8g} in all {len(values)} steps, although "
+        + ("gradients are not 0" if log.has("grad_norm") else "the loss changes"),
+        series,
+        series.shown(values[0], "another number in every step"),
+        *([] if rate is None else [shown("learning rate", rate, None, given(rates).source)]),
+        shown("last digit of the norm", digit),
+        cause="no update reaches the weights: the optimizer holds other parameters than the model that is run (copies, "
+        "or those from before it was wrapped, moved or given its adapter), steps are skipped (a loss scale, a gradient "
+        "that is not finite), or updates are lost in bf16",
+        next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
+    )
+
+
+def _last_digit(value: float) -> float:
+    """What the norm can tell apart: float32's spacing, or the last decimal that it is printed with."""
+    decimals = len(repr(value).partition("e")[0].partition(".")[2])
+    return max(float(np.spacing(np.float32(abs(value)))), 10.0**-decimals)

@@ -12,10 +12,9 @@ import torch
 
 from replay_core.diagnose import engine
 from replay_core.diagnose.batch import WORDS
-from replay_core.diagnose.finding import LINKS, Finding
+from replay_core.diagnose.finding import LINKS, Finding, finding, look_at, shown
 from replay_core.diagnose.merging import merged
 from replay_core.diagnose.rule import RULES, Skip, rule
-from replay_core.diagnose.stating import finding, look_at, shown
 from replay_core.errors import RequestError
 from replay_core.records import Record, RecordKey
 from replay_core.samples.batch import Batch
@@ -228,15 +227,15 @@ def test_the_next_step_quotes_what_a_shell_would_split() -> None:
 def test_evidence_holds_plain_numbers() -> None:
     import numpy as np
 
-    stated = finding("error", "x", evidence=[shown("r", np.float64(0.5))], cause="c", next_step="n")
+    stated = finding("error", "x", None, shown("r", np.float64(0.5)), cause="c", next_step="n")
     assert type(stated.evidence[0].value) is float
 
 
 def test_a_finding_is_given_its_rules_id_link_and_source() -> None:
     def says(_subject: object) -> Iterator[Finding]:
-        yield finding("error", "mine", evidence=[], cause="c")
-        yield finding("error", "another's", id="D09", evidence=[], cause="c")
-        yield finding("error", "elsewhere", link="gradient", evidence=[], cause="c")
+        yield finding("error", "mine", cause="c")
+        yield finding("error", "another's", id="D09", cause="c")
+        yield finding("error", "elsewhere", link="gradient", cause="c")
 
     known = RULES["D08", "batch"]
     found = replace(known, check=says).findings(None)

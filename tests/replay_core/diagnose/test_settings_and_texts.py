@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from replay_core.diagnose.finding import Diagnosis
-from replay_core.diagnose.rules.answered import ends_in
+from replay_core.diagnose.rules.scores import ends_in
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look, of, why_skipped
 from tests.replay_core.diagnose.logs import diagnosed, verl
