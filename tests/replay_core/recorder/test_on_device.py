@@ -11,6 +11,7 @@ from replay_core import fold
 from replay_core.hashes import digest_of
 from replay_core.recorder import on_device
 from replay_core.recorder.values import Noted, Snapshots, describe, raw, statistics
+from tests.replay_core.recorder.on_a_device import seconds_of_the_host_and_of_both
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -91,12 +92,18 @@ def test_all_that_a_record_was_told_comes_in_one_copy(monkeypatch: pytest.Monkey
     rows = [torch.randn(count) for count in (20_000, 70_000, 5_000_000)]
     noted = [snapshots._told_there(torch, one, stats=True) for one in rows]
     copies = []
-    monkeypatch.setattr(Snapshots, "_to_host", lambda _self, _torch, value, **_how: copies.append(value) or value)
+
+    def copy(_self: Snapshots, _torch: object, value: torch.Tensor, *, is_own: bool) -> torch.Tensor:
+        copies.append(is_own)
+        return value
+
+    monkeypatch.setattr(Snapshots, "_to_host", copy)
     snapshots.forget()
-    assert len(copies) == 1
+    assert copies == [True]
     snapshots.ready()
     for one, values in zip(noted, rows, strict=True):
         assert one.digest == digest_of([raw(values)], "fold")
+        assert one.stats is not None
         assert one.stats["l2"] == pytest.approx(statistics(values)["l2"], rel=1e-9)
 
 
@@ -123,20 +130,23 @@ def test_a_device_that_folds_wrongly_is_not_asked(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.gpu
 @needs_cuda
-def test_a_devices_digests_are_those_of_the_host_and_nobody_waits() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_devices_digests_are_those_of_the_host_and_nobody_waits(dtype: torch.dtype) -> None:
     assert on_device.can_fold(torch, torch.device("cuda", 0))
-    for dtype in (torch.bfloat16, torch.float32):
-        values = torch.randn(1 << 22, device="cuda").to(dtype)
-        on_host = values.cpu()
-        snapshots = Snapshots(owned=True, told="stats")
-        snapshots.take(values, "warm")
-        snapshots.ready()
-        torch.cuda._sleep(1 << 31)  # a second or so
-        busy = torch.cuda.Event()
-        busy.record()
-        noted = snapshots.take(values * 1, "values")
-        assert not busy.query(), "the host waited for the device"
-        snapshots.ready()
+    values = torch.randn(1 << 22, device="cuda").to(dtype)
+    on_host = values.cpu()
+    snapshots, taken = Snapshots(owned=True, told="stats"), []
+
+    def take() -> None:
+        taken.append(snapshots.take(values * 1, "values"))
+        snapshots.forget()
+
+    take()  # memory is pinned, which is waited for
+    snapshots.ready()
+    host_s, both_s = seconds_of_the_host_and_of_both(take)
+    assert host_s < both_s / 2, "the host waited for the device"
+    snapshots.ready()
+    for noted in taken:
         assert noted.digest == digest_of([raw(on_host)], "fold")
         assert noted.stats["l2"] == pytest.approx(statistics(on_host)["l2"], rel=1e-9)
 

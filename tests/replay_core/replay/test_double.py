@@ -27,11 +27,13 @@ def test_a_padded_batch_in_float64_is_what_float32_rounds(
     found = {}
     for dtype in ("float32", "float64"):
         flags = replace(Flags.parse(f"threads=1 attention={attention}"), dtype=dtype)
-        where = {"dump": str(recorded), "step": 0, "rank": 0, "micro": 0, "out": str(tmp_path / dtype)}
+        where: dict[str, Any] = {"dump": str(recorded), "step": 0, "rank": 0, "micro": 0, "out": str(tmp_path / dtype)}
         ran = run_cell(ReplayPlan(model=f"random:{model}", flags=flags, capture="none", **where))
         assert ran["effective"]["dtype"] == dtype
         record = open_run(tmp_path / dtype).select(stage="forward_data")[0]
-        found[dtype] = np.asarray(pages.array(record.get("log_probs")))
+        logprobs = record.get("log_probs")
+        assert logprobs is not None
+        found[dtype] = np.asarray(pages.array(logprobs))
     assert np.isfinite(found["float64"]).all()
     np.testing.assert_allclose(found["float32"], found["float64"], atol=2e-5)
 
