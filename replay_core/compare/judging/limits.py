@@ -95,6 +95,8 @@ SAMPLE_TOKENS = 8
 #: Scalars the trainer reduced itself (losses, metrics): (limit, suspect), relative; the dtype they were computed in is
 #: unknown.
 SCALAR = (1e-2, 1e-3)
+#: A number is said to be so many times another: accumulation steps and ranks are few.
+MOST_TIMES = 64
 #: A loss is a sum that cancels: below this absolute difference two of them agree.
 SCALAR_FLOOR = 1e-6
 #: ... or below this many standard errors of a mean over the tokens whose log probabilities it was made of, and this
