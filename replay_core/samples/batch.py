@@ -172,11 +172,23 @@ class Batch:
     def _by_lengths(self, shape: tuple[int, ...]) -> Array:
         """The mask of dense ids that came without one: by the samples' lengths, else every slot."""
         lengths = self.held.numbers("sample_lengths")
+        if lengths is None:
+            lengths = self._lengths_of_parts(shape)
         if lengths is not None and lengths.size == shape[0]:
             by_lengths: Array = np.arange(shape[1]) < lengths.reshape(-1, 1)
             return by_lengths
         self.padding_known = False
         return np.ones(shape, dtype=bool)
+
+    def _lengths_of_parts(self, shape: tuple[int, ...]) -> Array | None:
+        """Lengths as prompt and response, where what stands behind them is one id: the padding is on the right."""
+        parts = [self.held.numbers(f"{part}_length", f"{part}_lengths") for part in ("prompt", "response")]
+        if self.held.ids is None or any(part is None or part.size != shape[0] for part in parts):
+            return None
+        lengths: Array = np.sum([part.reshape(-1) for part in parts if part is not None], axis=0)
+        behind_BS = np.arange(shape[1]) >= lengths[:, None]
+        fits = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= shape[1]
+        return lengths if fits and np.unique(pages.array(self.held.ids).reshape(shape)[behind_BS]).size <= 1 else None
 
     def _one_row(self, used_T: Bools, is_known: bool) -> TokenLayout | None:
         """A pack known by its samples' lengths, or by position ids that rise by one and begin again with every sample.

@@ -101,6 +101,14 @@ def test_lengths_cut_right_padding() -> None:
     assert listed(token_ids(fields)) == [[5, 6], [7, 8, 9]]
 
 
+def test_lengths_of_prompt_and_response_cut_right_padding() -> None:
+    parts = [ref("prompt_length", [1, 2]), ref("response_lengths", [1, 1])]
+    right = ref("input_ids", [[5, 6, 0], [7, 8, 9]])
+    assert listed(token_ids([right, *parts])) == [[5, 6], [7, 8, 9]]
+    left = ref("input_ids", [[0, 5, 6, 3], [7, 8, 9, 4]])
+    assert listed(token_ids([left, *parts])) == listed(token_ids([left])), "two ids behind them are no padding"
+
+
 def test_prompt_and_response_are_joined() -> None:
     fields = [
         ref("prompt_ids", [1, 2, 3], rows=(2, 1)),
