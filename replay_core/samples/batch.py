@@ -474,7 +474,7 @@ class Batch:
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
                 side = _said(alignment, stated, axes, self.layout)
                 if side == "next" and not stated and self._is_as_wide(ref) and meaning.region == "response":
-                    side = "full" if self._is_at_own_index else "next"
+                    side = "full" if self._is_at_own_index(ref) else "next"
                 said = self._says(side)
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
@@ -484,23 +484,29 @@ class Batch:
                 return Placed(said.tokens[inside], rows[inside], axes.axes, True, axes.heads, axes.width, keys)
         return self._by_sample(ref) if by_shape and self.held.record.key.stage not in _NOT_BY_SAMPLE else None
 
-    @cached_property
-    def _is_at_own_index(self) -> bool:
+    def _is_at_own_index(self, ref: TensorRef) -> bool:
         """Whether log-probabilities as wide as the tokens stand at the token that they are about.
 
-        Where no alignment is said, index t is about token t + 1, as shifted logits are. Not so where that leaves some
-        generated tokens none, and their own index leaves none without one: what prompts are filled with is 0, or above,
-        as no log-probability is. Where nobody says which are generated, only every sample's first token may have none.
-        Nor where nothing is filled but the first column, or every sample's first token.
+        Where no alignment is said, index t is about token t + 1, as shifted logits are. What a tensor leaves open, the
+        record's log-probabilities tell: advantages stand where those do.
         """
-        generated, layout = self.generated_N, self.layout
-        if layout is None:
-            return False
-        shown = False
-        for ref in self.held.fields():
-            if naming.meaning(ref.canonical or ref.name).kind != "logprob" or ref.alignment not in (None, "packed"):
-                continue
-            if not self._is_as_wide(ref):
+        own = self._own_index.get(ref.name)
+        told = self._own_index.values()
+        return own if own is not None else True in told and False not in told
+
+    @cached_property
+    def _own_index(self) -> dict[str, bool | None]:
+        """Of each tensor of log-probabilities that is as wide as the tokens: whether it stands at its own index.
+
+        It does where its other reading leaves some generated tokens none, and its own leaves none without one: what
+        prompts are filled with is 0, or above, as no log-probability is. Where nobody says which are generated, only
+        every sample's first token may have none. It does, too, where nothing is filled but the first column, or every
+        sample's first token; it does not where nothing is filled. None where it does not tell.
+        """
+        generated, layout, found = self.generated_N, self.layout, dict[str, bool | None]()
+        for ref in () if layout is None else self.held.fields():
+            is_logprob = naming.meaning(ref.canonical or ref.name).kind == "logprob"
+            if not is_logprob or ref.alignment not in (None, "packed") or not self._is_as_wide(ref):
                 continue
             empty_N = pages.array(ref).reshape(-1) >= 0
             own, before = self._says("full"), self._says("next")
@@ -511,10 +517,11 @@ class Batch:
             else:
                 asked = generated[self.flat(own.tokens)]
                 begins = bool(empty_N[before.slots[generated[self.flat(before.tokens)]]].any())
-            if empty_N[own.slots[asked]].any():
-                return False
-            shown = shown or begins or self._fills_firsts_alone(empty_N)
-        return shown
+            if empty_N[own.slots[asked]].any() or not empty_N.any():
+                found[ref.name] = False
+            else:
+                found[ref.name] = True if begins or self._fills_firsts_alone(empty_N) else None
+        return found
 
     def _is_as_wide(self, ref: TensorRef) -> bool:
         """Whether a tensor has a number for every slot of the layout, and in its order."""
@@ -608,7 +615,7 @@ class Batch:
         if layout is None:
             return None
         if self._is_as_wide(ref) and alignment != "response":
-            is_next = alignment == "next" and (stated == "next" or not self._is_at_own_index)
+            is_next = alignment == "next" and (stated == "next" or not self._is_at_own_index(ref))
             said = self._says("next" if is_next else "full")
             return Placed(said.tokens, said.slots, 1)
         if rows.size != self.count:
