@@ -85,10 +85,11 @@ def _is_noise(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, Tensor
     if not bool((np.abs(off) <= _TIMES * unit).all()) or _is_factor(a, off):
         return None
     column = math.sqrt(float(size_2.sum()))
+    size, apart = (float(np.linalg.norm(one)) / column for one in (a, off))
     return (
-        f"what rounding leaves of a sum that cancels: the bias' gradient is {float(np.linalg.norm(a)) / column:.2g} of "
-        f"a column of its weight's (a bias is a column whose input is 1), and off by {float(np.linalg.norm(off)) / column:.2g} "
-        f"of one, which is no more than {_TIMES:g} times what the rows of its weight's gradient, which agrees, are"
+        f"what rounding leaves of a sum that cancels: the bias' gradient is {size:.2g} of a column of its weight's (a "
+        f"bias is a column whose input is 1), and off by {apart:.2g} of one, no more than {_TIMES:g} times what the "
+        "rows of its weight's gradient, which agrees, are off by"
     )
 
 
@@ -100,24 +101,22 @@ def _is_factor(a: F64, off: F64) -> bool:
     return along**2 >= _FACTOR_SHARE * size * apart and abs(1 + along / size) > _FACTOR_LEAVES
 
 
-def moved_by_its_bias(
-    own: Facing, biases: Copies, context: Context, micro_pair: MicroBatchPair, stands: tuple[TensorRef, TensorRef]
-) -> str | None:
+def moved_by_its_bias(own: Copies, biases: Copies, context: Context, micro_pair: MicroBatchPair) -> str | None:
     """Why what a module puts out is off by no more than its bias is; None where it is off by something else.
 
-    own: what ranks hold of it. biases: of the weights it was computed with. stands: the two tensors that were compared.
+    biases: of the weights it was computed with.
 
     Raises:
         DumpError: the bytes of one cannot be read.
     """
-    pair = biases.get(None)
-    if pair is None or len(biases) > 1 or len(own.copies()) > 1 or pair[0].shape != pair[1].shape:
+    pair, both = biases.get(None), own.get(None)
+    if pair is None or both is None or len(biases) > 1 or len(own) > 1 or pair[0].shape != pair[1].shape:
         return None
     if not all(ref.is_readable and len(ref.shape) == 1 for ref in pair) or context.row not in EPS:
         return None
     shift_C = np.asarray(pages.array(pair[1]), np.float64) - np.asarray(pages.array(pair[0]), np.float64)
     left_2, size_2, worst = 0.0, 0.0, 0.0
-    for chunk in Rowwise(*stands, micro_pair).counted():
+    for chunk in Rowwise(*both, micro_pair).counted():
         a_RC, b_RC = as_reals(*chunk)
         if a_RC.shape[1] != shift_C.size or a_RC.shape != b_RC.shape:
             return None

@@ -21,6 +21,8 @@ F64 = NDArray[np.float64]
 _FEWEST = 8
 #: Part of the difference that may be left; part of it that rounding may be; the greatest condition of the fit.
 _LEFT, _ROUNDING, _CONDITION = 0.03, 0.1, 30.0
+#: As many elements as the difference must be spread over.
+_WEIGHTY = 6.0
 #: Elements that are asked, decades around the typical gradient that eps is looked for in, and how often in between.
 _ASKED, _DECADES, _BETWEEN, _HALVINGS = 4096, 4, 8, 40
 
@@ -38,30 +40,36 @@ class FirstAdam:
         return rate * _direction(gradient, self.eps)
 
     @classmethod
-    def of(cls, off: F64, gradient_a: F64, gradient_b: F64, rounding: F64) -> FirstAdam | None:
-        """off: b's weights less a's, where gradients are noise; rounding: what it may be off by. None where no such
-        step fits. All [N].
+    def of(cls, off: F64, gradient_a: F64, gradient_b: F64, rounding: F64, *, is_one: bool = False) -> FirstAdam | None:
+        """off: b's weights less a's; rounding: what it may be off by. All [N]. is_one: whether both runs have one rate;
+        where they may have two, gradients must be noise to tell these apart. None where no such step fits.
         """
         some = slice(_ASKED)
         off, a, b, rounding = off[some], gradient_a[some], gradient_b[some], rounding[some]
-        size = float(np.square(off).mean()) if off.size else 0.0
+        squares = np.square(off)
+        size = float(squares.mean()) if off.size else 0.0
         if off.size < _FEWEST or not size or float(np.square(rounding).mean()) > _ROUNDING**2 * size:
             return None
+        if float(squares.sum()) ** 2 < _WEIGHTY * float(np.square(squares).sum()):
+            return None  # what few elements say, two numbers fit
         usual = float(np.median(np.abs(np.concatenate((a, b)))))
         if not usual:
             return None
         grid = np.linspace(-_DECADES, _DECADES, 2 * _DECADES * _BETWEEN + 1)
-        left = [_fit(off, a, b, usual * 10.0**one)[0] for one in grid]
-        best = int(np.argmin(left))
+
+        def left(decade: float) -> float:
+            return _fit(off, a, b, usual * 10.0**decade, is_one=is_one)[0]
+
+        best = int(np.argmin([left(one) for one in grid]))
         low, high = grid[max(0, best - 1)], grid[min(grid.size - 1, best + 1)]
         for _ in range(_HALVINGS):
             third = (high - low) / 3
-            if _fit(off, a, b, usual * 10.0 ** (low + third))[0] <= _fit(off, a, b, usual * 10.0 ** (high - third))[0]:
+            if left(low + third) <= left(high - third):
                 high -= third
             else:
                 low += third
         eps = usual * 10.0 ** ((low + high) / 2)
-        rest, rates = _fit(off, a, b, eps)
+        rest, rates = _fit(off, a, b, eps, is_one=is_one)
         if rates is None or rest > _LEFT**2 * size * off.size + float(np.square(rounding).sum()):
             return None
         return cls(*rates, eps)
@@ -71,9 +79,14 @@ def _direction(gradient: F64, eps: float) -> F64:
     return gradient / (np.abs(gradient) + eps)
 
 
-def _fit(off: F64, a: F64, b: F64, eps: float) -> tuple[float, tuple[float, float] | None]:
+def _fit(off: F64, a: F64, b: F64, eps: float, *, is_one: bool) -> tuple[float, tuple[float, float] | None]:
     """The sum of squares that is left with this eps, and the two rates; none where the elements do not tell them."""
     sides = np.stack([_direction(a, eps), -_direction(b, eps)], axis=1)
+    if is_one:
+        both = sides.sum(axis=1)
+        size = float(both @ both)
+        rate = float(both @ off) / size if size else 0.0
+        return float(np.square(off - rate * both).sum()), (rate, rate)
     rates, _, rank, singular = np.linalg.lstsq(sides, off, rcond=None)
     left = float(np.square(off - sides @ rates).sum())
     if rank < 2 or singular[0] > _CONDITION * singular[1]:

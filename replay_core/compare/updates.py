@@ -107,6 +107,8 @@ class Updates:
         self._optimizer = of_a if is_said else None
         self._is_other = not is_said and of_a != of_b
         self._tolerances, self._exact, self._baseline = tolerances, exact, a
+        #: By role and step, the rate of first steps that could be read off weights.
+        self._fitted: dict[tuple[str | None, int | None], float] = {}
         #: The baseline's records of weights, once a rate is asked for.
         self._kept: dict[RecordKey, Record] = {}
         #: By rank, role and name: the gradients of the last steps, and the weight of the last.
@@ -147,12 +149,8 @@ class Updates:
         bias = self._weights.get((row.key.rank, row.key.role, f"{naming.module_of(row.name)}.bias"))
         if bias is None or not _is_explained(bias.row) or not _before(bias.step, row.key.step):
             return
-        known, context, stands = _Known.of(row, pair, micro_pair), row.context, (row.a, row.b)
-        assert stands[0] is not None
-        assert stands[1] is not None
-        both = stands[0][1], stands[1][1]
-        self._clear(row, _read_by(lambda: moved_by_its_bias(
-            known.facing, bias.facing.copies(), context, micro_pair, both)))  # fmt: skip
+        known, context = _Known.of(row, pair, micro_pair), row.context
+        self._clear(row, _read_by(lambda: moved_by_its_bias(known.facing.copies(), bias.facing.copies(), context, micro_pair)))  # fmt: skip
 
     def _clear(self, row: TensorVerdict, why: str | None) -> None:
         if why is None:
@@ -175,16 +173,19 @@ class Updates:
             if rank is not None and not any(rank in one for one in made):
                 return None  # replicas of one run that had the same gradients are bitwise equal, or something else is
             steps = _WeightsAfter.read(
-                own, [of_rank(one, rank) for one in made], of_rank(earlier, rank), lambda: self._rate_of(weight.row)
-            )
-            if steps is None or (why := steps.explained(self._optimizer, of_lines=of_lines)) is None:
+                own, [of_rank(one, rank) for one in made], of_rank(earlier, rank), lambda: self._rate_of(weight.row),
+                max(0, weight.step or 0),
+            )  # fmt: skip
+            if steps is None or (found := steps.explained(self._optimizer, of_lines=of_lines)) is None:
                 return None
-            said = said or why
+            said, place = said or found[0], (weight.row.key.role, weight.step)
+            if found[1].first is not None:
+                self._fitted[place] = max(self._fitted.get(place, 0.0), found[1].most)
         return said
 
     def _rate_of(self, row: TensorVerdict) -> float:
         """The greatest step of this one that the baseline made between two steps that it kept, of the module's own
-        weight where it is a bias: what an Adam's rate is, next to nobody's noise. 0 where that is not known.
+        weight where it is a bias; else the rate that another weight's first step tells. 0 where neither is known.
 
         Raises:
             DumpError: the bytes of one cannot be read.
@@ -205,7 +206,7 @@ class Updates:
             steps = [_greatest_step(one, other) for one, other in pairwise(of_steps) if one.shape == other.shape]
             if rate := max(steps, default=0.0):
                 return rate
-        return 0.0
+        return self._fitted.get((record.key.role, record.key.step), 0.0)
 
 
 def _tensors(record: Record) -> tuple[TensorRef, ...]:
@@ -341,18 +342,19 @@ class _WeightsAfter:
 
     def __init__(
         self, after: list[Any], gradients: list[list[Any]], before: list[Any] | None, unit: float,
-        shape: tuple[int, ...], rate_beside: Callable[[], float],
+        shape: tuple[int, ...], rate_beside: Callable[[], float], unseen: int,
     ) -> None:  # fmt: skip
-        self._rate_beside = rate_beside
+        self._rate_beside, self._unseen = rate_beside, unseen if before is None else 0
         self._after, self._gradients, self._before, self._unit = after, gradients, before, unit
         self._shape, self._count = shape, math.prod(shape)
 
     @classmethod
     def read(
         cls, after: tuple[TensorRef, TensorRef], gradients: list[tuple[TensorRef, TensorRef] | None],
-        before: tuple[TensorRef, TensorRef] | None, rate_beside: Callable[[], float],
+        before: tuple[TensorRef, TensorRef] | None, rate_beside: Callable[[], float], unseen: int,
     ) -> _WeightsAfter | None:  # fmt: skip
-        """rate_beside: the greatest step that is known of the weights beside it; 0 where none is.
+        """rate_beside: the greatest step that is known of the weights beside it, 0 where none is. unseen: how many steps
+        there were before this one.
 
         None where a weight or its gradient cannot be read, or they are not of one shape."""
         dtype = coarsest(after[0].dtype, after[1].dtype)
@@ -365,15 +367,15 @@ class _WeightsAfter:
         made = [one for one, fits in zip(both[1:-1], is_alike[1:-1], strict=True) if fits and one is not None]
         assert both[0] is not None
         known = both[-1] if is_alike[-1] else None
-        return cls(both[0], made, known, EPS[str(family(dtype))] / 2, after[0].shape, rate_beside)
+        return cls(both[0], made, known, EPS[str(family(dtype))] / 2, after[0].shape, rate_beside, unseen)
 
-    def explained(self, optimizer: dict[str, Any] | None, *, of_lines: bool) -> str | None:
+    def explained(self, optimizer: dict[str, Any] | None, *, of_lines: bool) -> _Why | None:
         """Why the weights are as far apart as they are; None where the gradients do not make them so.
 
         of_lines: a rule saw rows or columns that are off each by a factor or a constant.
         """
         found = self._bounded(optimizer)
-        return found[0] if found is not None and self._left(found[1]).are_chance(of_lines=of_lines) else None
+        return found if found is not None and self._left(found[1]).are_chance(of_lines=of_lines) else None
 
     def _bounded(self, optimizer: dict[str, Any] | None) -> _Why | None:
         is_sgd = optimizer is not None and optimizer.get("kind") == "sgd"
@@ -402,19 +404,21 @@ class _WeightsAfter:
         return all(bool((self._turned(part) >= 1).all()) for part in self._chunks())
 
     def _by_rate_beside(self) -> _Why | None:
-        rate = self._rate_beside()
+        """By the steps beside it, where its own are not known: those since both runs began, too, as far as few are."""
+        rate = self._rate_beside() if self._unseen < _STEPS else 0.0
         return self._by_rate(rate, "a step of up to", is_sgd=False) if rate else None
 
     def _as_first_adam(self) -> FirstAdam | None:
-        """Both runs' first step, where their gradients have elements that are noise: nothing else fits those."""
-        off, a, b, rounding = [], [], [], []
-        for part in self._chunks():
-            is_noise = self._turned(part) >= 1
-            off.append((part.after[1] - part.after[0])[is_noise])
-            a.append(part.gradient[0][is_noise])
-            b.append(part.gradient[1][is_noise])
-            rounding.append(self._rounded(part)[is_noise])
-        return FirstAdam.of(*(np.concatenate(one) for one in (off, a, b, rounding)))
+        """Both runs' first step, where their gradients have elements that are noise: nothing else fits those. Else where
+        one rate fits all.
+        """
+        every = [
+            (part.after[1] - part.after[0], *part.gradient, self._rounded(part), self._turned(part) >= 1)
+            for part in self._chunks()
+        ]
+        off, a, b, rounding, is_noise = (np.concatenate(one) for one in zip(*every, strict=True))
+        of_noise = FirstAdam.of(off[is_noise], a[is_noise], b[is_noise], rounding[is_noise])
+        return of_noise or FirstAdam.of(off, a, b, rounding, is_one=True)
 
     def _of_first_adam(self, first: FirstAdam) -> _Why | None:
         rate = max(abs(first.rate_a), abs(first.rate_b))
@@ -469,10 +473,13 @@ class _WeightsAfter:
 
     def _by_rate(self, rate: float, what: str, *, is_sgd: bool) -> _Why | None:
         """Whether no element is further off than a step of so much makes it, and the differences point nowhere."""
+        unseen = 0 if is_sgd or self._unseen >= _STEPS else self._unseen
         sums, moved = _Sums(), [0, 0]
         for part in self._chunks():
             turned = np.abs(part.gradient[0] - part.gradient[1]) if is_sgd else self._turned(part)
             allowed = rate * turned + self._rounded(part, 0.0 if is_sgd else rate)
+            if unseen:
+                allowed += unseen * rate * np.where(turned >= 1, 2.0, turned)
             if part.before:
                 allowed += np.abs(part.before[0] - part.before[1])
             off = part.after[1] - part.after[0]
