@@ -101,7 +101,7 @@ def _is_factor(a: F64, off: F64) -> bool:
     return along**2 >= _FACTOR_SHARE * size * apart and abs(1 + along / size) > _FACTOR_LEAVES
 
 
-def moved_by_its_bias(own: Copies, biases: Copies, context: Context, micro_pair: MicroBatchPair) -> str | None:
+def moved_by_its_bias(own: Copies, biases: Copies, context: Context | None, micro_pair: MicroBatchPair) -> str | None:
     """Why what a module puts out is off by no more than its bias is; None where it is off by something else.
 
     biases: of the weights it was computed with.
@@ -112,7 +112,8 @@ def moved_by_its_bias(own: Copies, biases: Copies, context: Context, micro_pair:
     pair, both = biases.get(None), own.get(None)
     if pair is None or both is None or len(biases) > 1 or len(own) > 1 or pair[0].shape != pair[1].shape:
         return None
-    if not all(ref.is_readable and len(ref.shape) == 1 for ref in pair) or context.row not in EPS:
+    dtype = family(coarsest(both[0].dtype, both[1].dtype)) if context is None else context.row
+    if not all(ref.is_readable and len(ref.shape) == 1 for ref in pair) or dtype not in EPS:
         return None
     shift_C = np.asarray(pages.array(pair[1]), np.float64) - np.asarray(pages.array(pair[0]), np.float64)
     left_2, size_2, worst = 0.0, 0.0, 0.0
@@ -126,8 +127,10 @@ def moved_by_its_bias(own: Copies, biases: Copies, context: Context, micro_pair:
         worst = max(
             worst, float(np.divide(rest, of_a, out=np.where(rest > 0, np.inf, 0.0), where=of_a > 0).max(initial=0.0))
         )
-    limit = context.widened("rel_l2", limits.REL_L2[context.column][context.row])
-    worst_limit = context.widened("worst_row", limits.WORST_ROW[context.column][context.row])
+    column = "end-to-end" if context is None else context.column
+    limit, worst_limit = limits.REL_L2[column][dtype], limits.WORST_ROW[column][dtype]
+    if context is not None:
+        limit, worst_limit = context.widened("rel_l2", limit), context.widened("worst_row", worst_limit)
     if not size_2 or not math.isfinite(left_2) or left_2 > limit**2 * size_2 or worst > worst_limit**2:
         return None
     return (

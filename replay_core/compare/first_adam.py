@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 
-#: Fewer elements whose gradient is noise are no witnesses for three numbers.
-_FEWEST = 8
-#: Part of the difference that may be left; part of it that rounding may be; the greatest condition of the fit.
-_LEFT, _ROUNDING, _CONDITION = 0.03, 0.1, 30.0
-#: As many elements as the difference must be spread over.
-_WEIGHTY = 6.0
+#: Fewer elements, and fewer that are off by so many roundings (times the inverse), are no witnesses for three numbers.
+_FEWEST, _WITNESSES, _ROUNDING = 8, 6, 0.1
+#: Part of its difference that each may be left with, beside its rounding; the greatest condition of the fit.
+_LEFT, _CONDITION = 0.05, 30.0
 #: Elements that are asked, decades around the typical gradient that eps is looked for in, and how often in between.
 _ASKED, _DECADES, _BETWEEN, _HALVINGS = 4096, 4, 8, 40
 
@@ -46,19 +44,18 @@ class FirstAdam:
         """
         some = slice(_ASKED)
         off, a, b, rounding = off[some], gradient_a[some], gradient_b[some], rounding[some]
-        squares = np.square(off)
-        size = float(squares.mean()) if off.size else 0.0
-        if off.size < _FEWEST or not size or float(np.square(rounding).mean()) > _ROUNDING**2 * size:
-            return None
-        if float(squares.sum()) ** 2 < _WEIGHTY * float(np.square(squares).sum()):
-            return None  # what few elements say, two numbers fit
+        if off.size < _FEWEST or np.count_nonzero(np.abs(off) * _ROUNDING > rounding) < _WITNESSES:
+            return None  # what few elements say, three numbers fit
+        #: Each element says as much as its rounding and its own size let it.
+        allowed = rounding + _LEFT * np.abs(off)
+        weight = np.divide(1.0, allowed, out=np.zeros_like(allowed), where=allowed > 0)
         usual = float(np.median(np.abs(np.concatenate((a, b)))))
         if not usual:
             return None
         grid = np.linspace(-_DECADES, _DECADES, 2 * _DECADES * _BETWEEN + 1)
 
         def left(decade: float) -> float:
-            return _fit(off, a, b, usual * 10.0**decade, is_one=is_one)[0]
+            return _fit(off, a, b, usual * 10.0**decade, weight, is_one=is_one)[0]
 
         best = int(np.argmin([left(one) for one in grid]))
         low, high = grid[max(0, best - 1)], grid[min(grid.size - 1, best + 1)]
@@ -69,8 +66,8 @@ class FirstAdam:
             else:
                 low += third
         eps = usual * 10.0 ** ((low + high) / 2)
-        rest, rates = _fit(off, a, b, eps, is_one=is_one)
-        if rates is None or rest > _LEFT**2 * size * off.size + float(np.square(rounding).sum()):
+        rest, rates = _fit(off, a, b, eps, weight, is_one=is_one)
+        if rates is None or rest > 1:
             return None
         return cls(*rates, eps)
 
@@ -79,16 +76,14 @@ def _direction(gradient: F64, eps: float) -> F64:
     return gradient / (np.abs(gradient) + eps)
 
 
-def _fit(off: F64, a: F64, b: F64, eps: float, *, is_one: bool) -> tuple[float, tuple[float, float] | None]:
-    """The sum of squares that is left with this eps, and the two rates; none where the elements do not tell them."""
+def _fit(
+    off: F64, a: F64, b: F64, eps: float, weight: F64, *, is_one: bool
+) -> tuple[float, tuple[float, float] | None]:
+    """The greatest of what is left with this eps, weighted; and the two rates, where the elements tell them."""
     sides = np.stack([_direction(a, eps), -_direction(b, eps)], axis=1)
-    if is_one:
-        both = sides.sum(axis=1)
-        size = float(both @ both)
-        rate = float(both @ off) / size if size else 0.0
-        return float(np.square(off - rate * both).sum()), (rate, rate)
-    rates, _, rank, singular = np.linalg.lstsq(sides, off, rcond=None)
-    left = float(np.square(off - sides @ rates).sum())
-    if rank < 2 or singular[0] > _CONDITION * singular[1]:
+    sides = sides.sum(axis=1, keepdims=True) if is_one else sides
+    rates, _, rank, singular = np.linalg.lstsq(sides * weight[:, None], off * weight, rcond=None)
+    left = float((np.abs(off - sides @ rates) * weight).max())
+    if rank < sides.shape[1] or singular[0] > _CONDITION * singular[-1]:
         return left, None
-    return left, (float(rates[0]), float(rates[1]))
+    return left, (float(rates[0]), float(rates[-1]))

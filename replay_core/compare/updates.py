@@ -74,13 +74,15 @@ _CHUNK = 1 << 20
 F64 = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Known:
     """One judged row, and what either run has of it."""
 
     step: int | None
     row: TensorVerdict
     facing: Facing
+    #: Whether something beside its figures says why it is no difference.
+    is_explained: bool = False
 
     @classmethod
     def of(cls, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> _Known:
@@ -91,7 +93,7 @@ class _Known:
     @property
     def parts(self) -> bool:
         """Whether its figures say that it is another, and nothing else explains it."""
-        return self.row.verdict.diverges if _is_explained(self.row) else _parted_by_table(self.row)
+        return not self.is_explained and _parted_by_table(self.row)
 
 
 class Updates:
@@ -129,7 +131,7 @@ class Updates:
         if kind == "gradient":
             self._gradients[place] = [*self._gradients.get(place, [])[1 - _STEPS :], known]
             if row.verdict is Verdict.DIFF and not row.by_digest:
-                self._clear(row, _read_by(lambda: noise_beside_its_weight(
+                self._clear(known, _read_by(lambda: noise_beside_its_weight(
                     row.name, pair.one[0].key.stage, known.facing, micro_pair)))  # fmt: skip
             return
         before, self._weights[place] = self._weights.get(place), known
@@ -140,21 +142,23 @@ class Updates:
             return
         if before is not None and (before.row.verdict.diverges or not _follow(before.step, known.step)):
             before = None
-        self._clear(row, _read_by(lambda: self._explained(known, gradients, before)))
+        self._clear(known, _read_by(lambda: self._explained(known, gradients, before)))
 
     def _settle_output(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
         """What a module put out whose bias went where noise took it in the steps before."""
-        if row.verdict is not Verdict.DIFF or row.context is None or not row.name.endswith(".output"):
+        if row.verdict is not Verdict.DIFF or not row.name.endswith(".output"):
             return
         bias = self._weights.get((row.key.rank, row.key.role, f"{naming.module_of(row.name)}.bias"))
-        if bias is None or not _is_explained(bias.row) or not _before(bias.step, row.key.step):
+        if bias is None or not bias.is_explained or not _before(bias.step, row.key.step):
             return
         known, context = _Known.of(row, pair, micro_pair), row.context
-        self._clear(row, _read_by(lambda: moved_by_its_bias(known.facing.copies(), bias.facing.copies(), context, micro_pair)))  # fmt: skip
+        self._clear(known, _read_by(lambda: moved_by_its_bias(
+            known.facing.copies(), bias.facing.copies(), context, micro_pair)))  # fmt: skip
 
-    def _clear(self, row: TensorVerdict, why: str | None) -> None:
+    def _clear(self, known: _Known, why: str | None) -> None:
         if why is None:
             return
+        row, known.is_explained = known.row, True
         if row.context is not None and row.figures is not None:
             row.context = replace(row.context, explained=why)
             say(row, judge(row.figures, row.unmasked, row.context, self._tolerances))
@@ -226,10 +230,6 @@ def _read_by(look: Callable[[], str | None]) -> str | None:
         return look()
     except RldbgError:
         return None  # said where it is compared
-
-
-def _is_explained(row: TensorVerdict) -> bool:
-    return row.context is not None and row.context.explained is not None
 
 
 def _before(step: int | None, other: int | None) -> bool:
@@ -353,8 +353,8 @@ class _WeightsAfter:
         cls, after: tuple[TensorRef, TensorRef], gradients: list[tuple[TensorRef, TensorRef] | None],
         before: tuple[TensorRef, TensorRef] | None, rate_beside: Callable[[], float], unseen: int,
     ) -> _WeightsAfter | None:  # fmt: skip
-        """rate_beside: the greatest step that is known of the weights beside it, 0 where none is. unseen: how many steps
-        there were before this one.
+        """rate_beside: the greatest step that is known of the weights beside it, 0 where none is. unseen: how many
+        steps there were before this one.
 
         None where a weight or its gradient cannot be read, or they are not of one shape."""
         dtype = coarsest(after[0].dtype, after[1].dtype)
@@ -409,8 +409,8 @@ class _WeightsAfter:
         return self._by_rate(rate, "a step of up to", is_sgd=False) if rate else None
 
     def _as_first_adam(self) -> FirstAdam | None:
-        """Both runs' first step, where their gradients have elements that are noise: nothing else fits those. Else where
-        one rate fits all.
+        """Both runs' first step, where their gradients have elements that are noise: nothing else fits those. Else
+        where one rate fits all.
         """
         every = [
             (part.after[1] - part.after[0], *part.gradient, self._rounded(part), self._turned(part) >= 1)
@@ -479,7 +479,7 @@ class _WeightsAfter:
             turned = np.abs(part.gradient[0] - part.gradient[1]) if is_sgd else self._turned(part)
             allowed = rate * turned + self._rounded(part, 0.0 if is_sgd else rate)
             if unseen:
-                allowed += unseen * rate * np.where(turned >= 1, 2.0, turned)
+                allowed += 2 * unseen * rate  # an element whose gradient says something now may have been noise then
             if part.before:
                 allowed += np.abs(part.before[0] - part.before[1])
             off = part.after[1] - part.after[0]
@@ -499,8 +499,8 @@ class _WeightsAfter:
         if not sums.is_chance(self._count) or (min(moved) == 0 and max(moved) >= _MOVED):
             return None
         return (
-            f"no further apart than {what} {rate:g} makes of what rounding leaves of the gradient, which agrees: "
-            f"{self._said()}",
+            f"no further apart than {what} {rate:g} makes of what rounding leaves of the gradient, which agrees"
+            f"{f', and {unseen} before it that are not recorded' if unseen else ''}: {self._said()}",
             _Step(-1, rate, rate) if is_sgd else _Step(most=rate),
         )
 
