@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
-from replay_core.compare.facing import Copies, Facing, of_rank
+from replay_core.compare.facing import Copies, FacingTensors, of_rank
 from replay_core.compare.judging import limits
 from replay_core.compare.judging.verdict import Context
 from replay_core.compare.pairing.align import MicroBatchPair, Rowwise
@@ -41,7 +41,7 @@ _FEWEST_INPUTS = 8
 F64 = NDArray[np.float64]
 
 
-def noise_beside_its_weight(name: str, stage: str, own: Facing, micro_pair: MicroBatchPair) -> str | None:
+def noise_beside_its_weight(name: str, stage: str, own: FacingTensors, micro_pair: MicroBatchPair) -> str | None:
     """Why the gradient of a bias (canonical `name`) is no further off than its weight's lets it be; None where it is,
     or nobody knows.
 
@@ -49,7 +49,7 @@ def noise_beside_its_weight(name: str, stage: str, own: Facing, micro_pair: Micr
         DumpError: the bytes of one cannot be read.
     """
     module = name.removesuffix(".bias")
-    weight = Facing.named(f"{module}.weight", stage, micro_pair) if module != name else None
+    weight = FacingTensors.named(f"{module}.weight", stage, micro_pair) if module != name else None
     if weight is None:
         return None
     of_weight, said = weight.copies(), None

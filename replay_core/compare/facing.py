@@ -14,7 +14,7 @@ Copies = dict[int | None, tuple[TensorRef, TensorRef]]
 
 
 @dataclass(frozen=True, slots=True)
-class Facing:
+class FacingTensors:
     """Two tensors that face each other, and what the ranks of a run (`which`) hold of theirs."""
 
     a: TensorRef
@@ -23,14 +23,14 @@ class Facing:
     held: HeldByRanks | None
 
     @classmethod
-    def of(cls, a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair) -> Facing:
+    def of(cls, a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair) -> FacingTensors:
         together = micro_pair.together
         if together is None:
             return cls(a, b, None, None)
         return cls(a, b, together.which, together.held.get(id(a if together.which == "a" else b)))
 
     @classmethod
-    def named(cls, name: str, stage: str, micro_pair: MicroBatchPair) -> Facing | None:
+    def named(cls, name: str, stage: str, micro_pair: MicroBatchPair) -> FacingTensors | None:
         """The tensors that both sides call so in a stage; None where one lacks it."""
         a, b = (side.tensors.get((name, stage)) for side in (micro_pair.a, micro_pair.b))
         return None if a is None or b is None else cls.of(a[1], b[1], micro_pair)

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.compare.bias_noise import moved_by_its_bias, noise_beside_its_weight
-from replay_core.compare.facing import Copies, Facing, of_rank
+from replay_core.compare.facing import Copies, FacingTensors, of_rank
 from replay_core.compare.first_adam import FirstAdam
 from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.rules import BY_ID
@@ -80,7 +80,7 @@ class _Known:
 
     step: int | None
     row: TensorVerdict
-    facing: Facing
+    facing: FacingTensors
     #: Whether something beside its figures says why it is no difference.
     is_explained: bool = False
 
@@ -88,7 +88,7 @@ class _Known:
     def of(cls, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> _Known:
         assert pair.a is not None
         assert pair.b is not None
-        return cls(row.key.step, row, Facing.of(pair.a[1], pair.b[1], micro_pair))
+        return cls(row.key.step, row, FacingTensors.of(pair.a[1], pair.b[1], micro_pair))
 
     @property
     def parts(self) -> bool:
