@@ -439,7 +439,8 @@ class RankGroup:
             except DumpError as error:
                 together.problems.append(_contradicted(error, name, record, by_ranks))
                 held = self._held(by_ranks, facing and facing[1], stage)
-            for rank, ref, kept in zip(held.ranks, by_ranks.values(), held.parts, strict=True):
+            for rank, kept in zip(held.ranks, held.parts, strict=True):
+                ref = by_ranks[rank]
                 if held.axis is not None and facing is not None and 0 < kept.shape[held.axis] < ref.shape[held.axis]:
                     past = ref.shape[held.axis] - kept.shape[held.axis], facing[1].shape[held.axis], rank
                     together.padded.setdefault(past, []).append(name)
