@@ -18,6 +18,10 @@ add up to 1, and sqrt(v) by the root of the mean of these squares (Minkowski), s
 
 where no step outweighs the others.
 
+That is, where neither run stood still while the other moved. A first step of such elements tells more: the rate of
+either run, and eps (`first_adam.py`). Of a bias whose gradient is nothing but noise `bias_noise.py` tells so, and what
+it does to the outputs that follow.
+
 Where both runs say which optimizer stepped, its rate is known. Else the step is read off what a run stored before and
 after it: that each is its own gradient times one number says SGD; else the baseline's greatest step stands for the
 rate. Of a first step nothing is known before: SGD's difference is that of the gradients times one number, Adam's is two
@@ -380,7 +384,10 @@ class _WeightsAfter:
     def _bounded(self, optimizer: dict[str, Any] | None) -> _Why | None:
         is_sgd = optimizer is not None and optimizer.get("kind") == "sgd"
         if self._before is None and len(self._gradients) == 1 and not is_sgd and (first := self._as_first_adam()):
-            return self._of_first_adam(first)
+            if not _is_one_rate(first):
+                return None
+            if (found := self._of_first_adam(first)) is not None:
+                return found
         if optimizer is not None:
             return self._by_rate(float(optimizer["lr"]), "a step of", is_sgd=is_sgd)
         if self._before is None:
@@ -412,19 +419,14 @@ class _WeightsAfter:
         """Both runs' first step, where their gradients have elements that are noise: nothing else fits those. Else
         where one rate fits all.
         """
-        every = [
-            (part.after[1] - part.after[0], *part.gradient, self._rounded(part), self._turned(part) >= 1)
-            for part in self._chunks()
-        ]
-        off, a, b, rounding, is_noise = (np.concatenate(one) for one in zip(*every, strict=True))
+        some = next(self._chunks())
+        (a, b), off = some.gradient, some.after[1] - some.after[0]
+        rounding, is_noise = self._rounded(some), self._turned(some) >= 1
         of_noise = FirstAdam.of(off[is_noise], a[is_noise], b[is_noise], rounding[is_noise])
         return of_noise or FirstAdam.of(off, a, b, rounding, is_one=True)
 
     def _of_first_adam(self, first: FirstAdam) -> _Why | None:
-        rate = max(abs(first.rate_a), abs(first.rate_b))
-        if min(first.rate_a, first.rate_b) <= 0 or abs(first.rate_a - first.rate_b) > _SIZE * rate:
-            return None
-        sums = _Sums()
+        rate, sums = max(first.rate_a, first.rate_b), _Sums()
         for part in self._chunks():
             steps = [first.step(one, rate) for one in part.gradient]
             left = part.after[1] - part.after[0] + (steps[1] - steps[0])
@@ -619,6 +621,11 @@ class _Chunk:
     after: list[F64]
     gradient: list[F64]
     before: list[F64]
+
+
+def _is_one_rate(first: FirstAdam) -> bool:
+    greatest = max(abs(first.rate_a), abs(first.rate_b))
+    return min(first.rate_a, first.rate_b) > 0 and abs(first.rate_a - first.rate_b) <= _SIZE * greatest
 
 
 def _read(both: tuple[TensorRef, TensorRef] | None) -> list[Any] | None:
