@@ -278,6 +278,11 @@ def _errors(count: int) -> float:
     return min(_ERRORS, _COHERENT * math.sqrt(count))
 
 
+def _fewest(of: int) -> float:
+    """Elements below which those that say something are few among so many."""
+    return min(_FEW, of / 2)
+
+
 @dataclass(slots=True)
 class _Sums:
     """What a pass over the elements adds up."""
@@ -294,7 +299,7 @@ class _Sums:
 
     def is_chance(self, of: int) -> bool:
         """of: how many elements there are; of few among many that say nothing, no sum tells."""
-        if self.count < min(_FEW, of / 2):
+        if self.count < _fewest(of):
             return True
         return abs(self.along) <= _errors(self.count) * math.sqrt(self.square) + _SCALED * self.size
 
@@ -407,8 +412,9 @@ class _WeightsAfter:
         return self._by_rate_beside() if self._is_noise() else None
 
     def _is_noise(self) -> bool:
-        """Whether of no element the gradient says which way it goes."""
-        return all(bool((self._turned(part) >= 1).all()) for part in self._chunks())
+        """Whether of next to no element the gradient says which way it goes, nor its greatest step what the rate is."""
+        told = sum(int(np.count_nonzero(self._turned(part) < 1)) for part in self._chunks())
+        return told < _fewest(self._count)
 
     def _by_rate_beside(self) -> _Why | None:
         """By the steps beside it, where its own are not known: those since both runs began, too, as far as few are."""
