@@ -18,6 +18,10 @@ add up to 1, and sqrt(v) by the root of the mean of these squares (Minkowski), s
 
 where no step outweighs the others.
 
+That is, where neither run stood still while the other moved. A first step of such elements tells more: the rate of
+either run, and eps (`first_adam.py`). Of a bias whose gradient is nothing but noise `bias_noise.py` tells so, and what
+it does to the outputs that follow.
+
 Where both runs say which optimizer stepped, its rate is known. Else the step is read off what a run stored before and
 after it: that each is its own gradient times one number says SGD; else the baseline's greatest step stands for the
 rate. Of a first step nothing is known before: SGD's difference is that of the gradients times one number, Adam's is two
@@ -29,25 +33,27 @@ twice or not at all points along the step everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
+from replay_core.compare.bias_noise import moved_by_its_bias, noise_beside_its_weight
+from replay_core.compare.facing import Copies, FacingTensors, of_rank
+from replay_core.compare.first_adam import FirstAdam
 from replay_core.compare.judging.judgement import judge
-from replay_core.compare.judging.of_ranks import other_copies
 from replay_core.compare.judging.rules import BY_ID
 from replay_core.compare.judging.tensors import TensorVerdict, say
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Judgement, Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
-from replay_core.compare.pairing.ranks import HeldByRanks, Which, standing_for
 from replay_core.dtypes import EPS, coarsest, family
 from replay_core.errors import RldbgError
-from replay_core.records import Run, TensorRef
+from replay_core.records import Record, RecordKey, Run, TensorRef
 
 #: Roundings of the weight itself, before and after the step, of both runs; and of one run's.
 _ROUNDINGS, _OF_ONE = 4, 2
@@ -64,49 +70,34 @@ _MOST_STEP = 0.1
 _FEW = 16
 #: Fewer elements whose gradients' signs differ do not tell a rate.
 _FEWEST = 2
+#: So many elements move in one run and none in the other: it did not step. And the steps a weight may be made of.
+_MOVED, _OF_STEPS = 8, 8.0
 #: Elements looked at together.
 _CHUNK = 1 << 20
 
 F64 = NDArray[np.float64]
-#: By rank that holds a copy of its own (None: what stands for all of them), the tensor as either run has it.
-_Copies = dict[int | None, tuple[TensorRef, TensorRef]]
 
 
 @dataclass(slots=True)
 class _Known:
-    """One judged row, and what the ranks of a run (`which`) hold of it, where they face one process of the other."""
+    """One judged row, and what either run has of it."""
 
     step: int | None
     row: TensorVerdict
-    which: Which | None
-    held: HeldByRanks | None
+    facing: FacingTensors
+    #: Whether something beside its figures says why it is no difference.
+    is_explained: bool = False
 
     @classmethod
     def of(cls, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> _Known:
-        together = micro_pair.together
         assert pair.a is not None
         assert pair.b is not None
-        if together is None:
-            return cls(row.key.step, row, None, None)
-        ours = pair.a if together.which == "a" else pair.b
-        return cls(row.key.step, row, together.which, together.held.get(id(ours[1])))
+        return cls(row.key.step, row, FacingTensors.of(pair.a[1], pair.b[1], micro_pair))
 
-    def copies(self) -> _Copies:
-        """What either run has of it, for every rank whose bytes are its own; nothing where that is not known.
-
-        Raises:
-            DumpError: the bytes of one cannot be read.
-        """
-        assert self.row.a is not None
-        assert self.row.b is not None
-        if self.which is None:
-            return {None: (self.row.a[1], self.row.b[1])}
-        if self.held is None:
-            return {}
-        whole = (self.row.b if self.which == "a" else self.row.a)[1]
-        first = standing_for(self.held) if self.held.is_cut else self.held.parts[0]
-        every = [(None, first), *other_copies(self.held)]
-        return {rank: ((ref, whole) if self.which == "a" else (whole, ref)) for rank, ref in every}
+    @property
+    def parts(self) -> bool:
+        """Whether its figures say that it is another, and nothing else explains it."""
+        return not self.is_explained and _parted_by_table(self.row)
 
 
 class Updates:
@@ -121,7 +112,11 @@ class Updates:
         is_said = isinstance(of_a, dict) and of_a == of_b and isinstance(of_a.get("lr"), (int, float))
         self._optimizer = of_a if is_said else None
         self._is_other = not is_said and of_a != of_b
-        self._tolerances, self._exact = tolerances, exact
+        self._tolerances, self._exact, self._baseline = tolerances, exact, a
+        #: By role and step, the rate of first steps that could be read off weights.
+        self._fitted: dict[tuple[str | None, int | None], float] = {}
+        #: The baseline's records of weights, once a rate is asked for.
+        self._kept: dict[RecordKey, Record] = {}
         #: By rank, role and name: the gradients of the last steps, and the weight of the last.
         self._gradients: dict[tuple[Any, ...], list[_Known]] = {}
         self._weights: dict[tuple[Any, ...], _Known] = {}
@@ -132,29 +127,42 @@ class Updates:
             return
         kind = naming.meaning(row.name).kind
         if kind not in ("gradient", "param"):
+            self._settle_output(row, pair, micro_pair)
             return
         name = row.name.removeprefix("grad.").removeprefix("param.")
         place = (row.key.rank, row.key.role, name)
         known = _Known.of(row, pair, micro_pair)
         if kind == "gradient":
             self._gradients[place] = [*self._gradients.get(place, [])[1 - _STEPS :], known]
+            if row.verdict is Verdict.DIFF and not row.by_digest:
+                self._clear(known, _read_by(lambda: noise_beside_its_weight(
+                    row.name, pair.one[0].key.stage, known.facing, micro_pair)))  # fmt: skip
             return
         before, self._weights[place] = self._weights.get(place), known
         gradients = self._gradients.get(place, [])
         if not gradients or gradients[-1].step != known.step or row.by_digest or row.verdict is Verdict.SHAPE:
             return
-        if not _parted_by_table(row) or any(_parted_by_table(one.row) for one in gradients):
+        if not _parted_by_table(row) or any(one.parts for one in gradients):
             return
         if before is not None and (before.row.verdict.diverges or not _follow(before.step, known.step)):
             before = None
-        try:
-            why = self._explained(known, gradients, before)
-        except RldbgError:
-            return  # said where it is compared
-        if why is not None:
-            self._clear(row, why)
+        self._clear(known, _read_by(lambda: self._explained(known, gradients, before)))
 
-    def _clear(self, row: TensorVerdict, why: str) -> None:
+    def _settle_output(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
+        """What a module put out whose bias went where noise took it in the steps before."""
+        if row.verdict is not Verdict.DIFF or not row.name.endswith(".output"):
+            return
+        bias = self._weights.get((row.key.rank, row.key.role, f"{naming.module_of(row.name)}.bias"))
+        if bias is None or not bias.is_explained or not _before(bias.step, row.key.step):
+            return
+        known, context = _Known.of(row, pair, micro_pair), row.context
+        self._clear(known, _read_by(lambda: moved_by_its_bias(
+            known.facing.copies(), bias.facing.copies(), context, micro_pair)))  # fmt: skip
+
+    def _clear(self, known: _Known, why: str | None) -> None:
+        if why is None:
+            return
+        row, known.is_explained = known.row, True
         if row.context is not None and row.figures is not None:
             row.context = replace(row.context, explained=why)
             say(row, judge(row.figures, row.unmasked, row.context, self._tolerances))
@@ -165,22 +173,71 @@ class Updates:
 
     def _explained(self, weight: _Known, gradients: list[_Known], before: _Known | None) -> str | None:
         """Why every rank's copy is no further off than rounding leaves it; None where one is."""
-        said, made, earlier = None, [one.copies() for one in gradients], before.copies() if before is not None else {}
+        said, made = None, [one.facing.copies() for one in gradients]
+        earlier: Copies = before.facing.copies() if before is not None else {}
         rule = _by_table(weight.row).rule
         of_lines = rule is not None and BY_ID[rule.id].by_row
-        for rank, own in weight.copies().items():
+        for rank, own in weight.facing.copies().items():
             if rank is not None and not any(rank in one for one in made):
                 return None  # replicas of one run that had the same gradients are bitwise equal, or something else is
-            # A rank that has no gradient or weight before it of its own has that of all.
-            steps = _WeightsAfter.read(own, [_of(one, rank) for one in made], _of(earlier, rank))
-            if steps is None or (why := steps.explained(self._optimizer, of_lines=of_lines)) is None:
+            steps = _WeightsAfter.read(
+                own, [of_rank(one, rank) for one in made], of_rank(earlier, rank), lambda: self._rate_of(weight.row),
+                max(0, weight.step or 0),
+            )  # fmt: skip
+            if steps is None or (found := steps.explained(self._optimizer, of_lines=of_lines)) is None:
                 return None
-            said = said or why
+            said, place = said or found[0], (weight.row.key.role, weight.step)
+            if found[1].first is not None:
+                self._fitted[place] = max(self._fitted.get(place, 0.0), found[1].most)
         return said
 
+    def _rate_of(self, row: TensorVerdict) -> float:
+        """The greatest step of this one that the baseline made between two steps that it kept, of the module's own
+        weight where it is a bias; else the rate that another weight's first step tells. 0 where neither is known.
 
-def _of(copies: _Copies, rank: int | None) -> tuple[TensorRef, TensorRef] | None:
-    return copies.get(rank) or copies.get(None)
+        Raises:
+            DumpError: the bytes of one cannot be read.
+        """
+        assert row.a is not None
+        record, ref = row.a
+        if record.key.step is None:
+            return 0.0
+        wanted = (f"{ref.name.removesuffix('.bias')}.weight", ref.name) if ref.name.endswith(".bias") else (ref.name,)
+        if not self._kept:
+            self._kept = {one.key: one for one in self._baseline.records if one.key.stage == record.key.stage}
+        near = [self._kept.get(replace(record.key, step=record.key.step + one)) for one in (-1, 0, 1)]
+        found = [
+            {one.name: one for one in _tensors(other) if one.name in wanted} for other in near if other is not None
+        ]
+        for name in wanted:
+            of_steps = [one[name] for one in found if name in one and one[name].is_readable]
+            steps = [_greatest_step(one, other) for one, other in pairwise(of_steps) if one.shape == other.shape]
+            if rate := max(steps, default=0.0):
+                return rate
+        return self._fitted.get((record.key.role, record.key.step), 0.0)
+
+
+def _tensors(record: Record) -> tuple[TensorRef, ...]:
+    was_read, found = record.is_read, record.tensors()
+    if not was_read:
+        record.release()
+    return found
+
+
+def _greatest_step(one: TensorRef, other: TensorRef) -> float:
+    before, after = (np.asarray(pages.array(ref).reshape(-1)[:_CHUNK], np.float64) for ref in (one, other))
+    return float(np.abs(after - before).max(initial=0.0))
+
+
+def _read_by(look: Callable[[], str | None]) -> str | None:
+    try:
+        return look()
+    except RldbgError:
+        return None  # said where it is compared
+
+
+def _before(step: int | None, other: int | None) -> bool:
+    return step is not None and other is not None and step < other
 
 
 def _follow(before: int | None, step: int | None) -> bool:
@@ -199,11 +256,15 @@ def _by_table(row: TensorVerdict) -> Judgement:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What each run's gradient makes of its weight: rates [a, b] times gradient `number`; where 0, as an Adam does."""
+    """What each run's gradient makes of its weight: rates [a, b] times gradient `number`; where 0, as an Adam does, up
+    to `most`, or as its first step does.
+    """
 
     number: int = -1
     rate_a: float = 0.0
     rate_b: float = 0.0
+    most: float = 0.0
+    first: FirstAdam | None = None
 
 
 _Why = tuple[str, _Step]
@@ -217,21 +278,29 @@ def _errors(count: int) -> float:
     return min(_ERRORS, _COHERENT * math.sqrt(count))
 
 
+def _fewest(of: int) -> float:
+    """Elements below which those that say something are few among so many."""
+    return min(_FEW, of / 2)
+
+
 @dataclass(slots=True)
 class _Sums:
     """What a pass over the elements adds up."""
 
-    count: int
+    count: int = 0
     along: float = 0.0
     square: float = 0.0
     size: float = 0.0
 
     def take(self, along: F64) -> None:
+        self.count += along.size
         self.along += float(along.sum())
         self.square += float(np.square(along).sum())
 
-    @property
-    def is_chance(self) -> bool:
+    def is_chance(self, of: int) -> bool:
+        """of: how many elements there are; of few among many that say nothing, no sum tells."""
+        if self.count < _fewest(of):
+            return True
         return abs(self.along) <= _errors(self.count) * math.sqrt(self.square) + _SCALED * self.size
 
 
@@ -282,17 +351,21 @@ class _WeightsAfter:
 
     def __init__(
         self, after: list[Any], gradients: list[list[Any]], before: list[Any] | None, unit: float,
-        shape: tuple[int, ...],
+        shape: tuple[int, ...], rate_beside: Callable[[], float], unseen: int,
     ) -> None:  # fmt: skip
+        self._rate_beside, self._unseen = rate_beside, unseen if before is None else 0
         self._after, self._gradients, self._before, self._unit = after, gradients, before, unit
         self._shape, self._count = shape, math.prod(shape)
 
     @classmethod
     def read(
         cls, after: tuple[TensorRef, TensorRef], gradients: list[tuple[TensorRef, TensorRef] | None],
-        before: tuple[TensorRef, TensorRef] | None,
+        before: tuple[TensorRef, TensorRef] | None, rate_beside: Callable[[], float], unseen: int,
     ) -> _WeightsAfter | None:  # fmt: skip
-        """None where a weight or its gradient cannot be read, or they are not of one shape."""
+        """rate_beside: the greatest step that is known of the weights beside it, 0 where none is. unseen: how many
+        steps there were before this one.
+
+        None where a weight or its gradient cannot be read, or they are not of one shape."""
         dtype = coarsest(after[0].dtype, after[1].dtype)
         if family(dtype) not in EPS:
             return None
@@ -302,31 +375,79 @@ class _WeightsAfter:
             return None
         made = [one for one, fits in zip(both[1:-1], is_alike[1:-1], strict=True) if fits and one is not None]
         assert both[0] is not None
-        return cls(both[0], made, both[-1] if is_alike[-1] else None, EPS[str(family(dtype))] / 2, after[0].shape)
+        known = both[-1] if is_alike[-1] else None
+        return cls(both[0], made, known, EPS[str(family(dtype))] / 2, after[0].shape, rate_beside, unseen)
 
-    def explained(self, optimizer: dict[str, Any] | None, *, of_lines: bool) -> str | None:
+    def explained(self, optimizer: dict[str, Any] | None, *, of_lines: bool) -> _Why | None:
         """Why the weights are as far apart as they are; None where the gradients do not make them so.
 
         of_lines: a rule saw rows or columns that are off each by a factor or a constant.
         """
         found = self._bounded(optimizer)
-        return found[0] if found is not None and self._left(found[1]).are_chance(of_lines=of_lines) else None
+        return found if found is not None and self._left(found[1]).are_chance(of_lines=of_lines) else None
 
     def _bounded(self, optimizer: dict[str, Any] | None) -> _Why | None:
+        is_sgd = optimizer is not None and optimizer.get("kind") == "sgd"
+        if self._before is None and len(self._gradients) == 1 and not is_sgd and (first := self._as_first_adam()):
+            if not _is_one_rate(first):
+                return None
+            if (found := self._of_first_adam(first)) is not None:
+                return found
         if optimizer is not None:
-            rate = float(optimizer["lr"])
-            return self._by_rate(rate, "a step of", is_sgd=optimizer.get("kind") == "sgd")
+            return self._by_rate(float(optimizer["lr"]), "a step of", is_sgd=is_sgd)
         if self._before is None:
-            return self._by_difference() or (self._by_signs() if len(self._gradients) == 1 else None)
-        sums, rate = _Sums(self._count), 0.0
+            known = self._by_difference() or (self._by_signs() if len(self._gradients) == 1 else None)
+            return known or self._by_rate_beside()
+        sums, rate = _Sums(), 0.0
         for part in self._chunks():
             steps = [one - other for one, other in zip(part.before, part.after, strict=True)]
             rate = max(rate, float(np.abs(steps[0]).max(initial=0.0)))
-            sums.take((np.square(steps[1]) - np.square(steps[0])) / 2)
-            sums.size += float(np.square((steps[0] + steps[1]) / 2).sum())
-        if not sums.is_chance:
+            told = self._turned(part) < 1
+            sums.take((np.square(steps[1]) - np.square(steps[0]))[told] / 2)
+            sums.size += float(np.square((steps[0] + steps[1]) / 2)[told].sum())
+        if not sums.is_chance(self._count):
             return None
-        return self._as_sgd() or self._by_rate(rate, "a step of up to", is_sgd=False)
+        if (found := self._as_sgd() or self._by_rate(rate, "a step of up to", is_sgd=False)) is not None:
+            return found
+        return self._by_rate_beside() if self._is_noise() else None
+
+    def _is_noise(self) -> bool:
+        """Whether of next to no element the gradient says which way it goes, nor its greatest step what the rate is."""
+        told = sum(int(np.count_nonzero(self._turned(part) < 1)) for part in self._chunks())
+        return told < _fewest(self._count)
+
+    def _by_rate_beside(self) -> _Why | None:
+        """By the steps beside it, where its own are not known: those since both runs began, too, as far as few are."""
+        rate = self._rate_beside() if self._unseen < _STEPS else 0.0
+        return self._by_rate(rate, "a step of up to", is_sgd=False) if rate else None
+
+    def _as_first_adam(self) -> FirstAdam | None:
+        """Both runs' first step, where their gradients have elements that are noise: nothing else fits those. Else
+        where one rate fits all.
+        """
+        some = next(self._chunks())
+        (a, b), off = some.gradient, some.after[1] - some.after[0]
+        rounding, is_noise = self._rounded(some), self._turned(some) >= 1
+        of_noise = FirstAdam.of(off[is_noise], a[is_noise], b[is_noise], rounding[is_noise])
+        return of_noise or FirstAdam.of(off, a, b, rounding, is_one=True)
+
+    def _of_first_adam(self, first: FirstAdam) -> _Why | None:
+        rate, sums = max(first.rate_a, first.rate_b), _Sums()
+        for part in self._chunks():
+            steps = [first.step(one, rate) for one in part.gradient]
+            left = part.after[1] - part.after[0] + (steps[1] - steps[0])
+            if not bool((np.abs(left) <= self._rounded(part, rate) + 2 * _SIZE * np.max(np.abs(steps), axis=0)).all()):
+                return None
+            told = self._turned(part) < 1
+            sums.take((left * (steps[0] + steps[1]) / 2)[told])
+            sums.size += float(np.square((steps[0] + steps[1]) / 2)[told].sum())
+        if not sums.is_chance(self._count):
+            return None
+        return (
+            f"as far apart as an Adam's first step of {rate:.3g} (eps {first.eps:.2g}) makes of either run's own "
+            f"gradient, which says nothing but what rounding left of it: {self._said()}",
+            _Step(most=rate, first=first),
+        )
 
     def _as_sgd(self) -> _Why | None:
         """Where each run's step is one number times its own gradient: of this step, or (weights that are recorded as
@@ -360,10 +481,13 @@ class _WeightsAfter:
 
     def _by_rate(self, rate: float, what: str, *, is_sgd: bool) -> _Why | None:
         """Whether no element is further off than a step of so much makes it, and the differences point nowhere."""
-        sums = _Sums(self._count)
+        unseen = 0 if is_sgd or self._unseen >= _STEPS else self._unseen
+        sums, moved = _Sums(), [0, 0]
         for part in self._chunks():
             turned = np.abs(part.gradient[0] - part.gradient[1]) if is_sgd else self._turned(part)
             allowed = rate * turned + self._rounded(part, 0.0 if is_sgd else rate)
+            if unseen:
+                allowed += 2 * unseen * rate  # an element whose gradient says something now may have been noise then
             if part.before:
                 allowed += np.abs(part.before[0] - part.before[1])
             off = part.after[1] - part.after[0]
@@ -372,14 +496,20 @@ class _WeightsAfter:
             mean = (part.gradient[0] + part.gradient[1]) / 2
             step = rate * (mean if is_sgd else np.sign(mean))
             # Of what is left beside the gradients' own difference.
-            sums.take((off + (rate * (part.gradient[1] - part.gradient[0]) if is_sgd else 0.0)) * step)
-            sums.size += float(np.square(step).sum())
-        if not sums.is_chance:
+            along = (off + (rate * (part.gradient[1] - part.gradient[0]) if is_sgd else 0.0)) * step
+            # Where the gradient is noise it says not even how large the step is, next to an Adam's eps.
+            told = slice(None) if is_sgd else turned < 1
+            sums.take(along[told])
+            sums.size += float(np.square(step)[told].sum())
+            if part.before and not is_sgd:
+                for number, (one, other) in enumerate(zip(part.before, part.after, strict=True)):
+                    moved[number] += int(np.count_nonzero((one != other) & (turned >= 1)))
+        if not sums.is_chance(self._count) or (min(moved) == 0 and max(moved) >= _MOVED):
             return None
         return (
-            f"no further apart than {what} {rate:g} makes of what rounding leaves of the gradient, which agrees: "
-            f"{self._said()}",
-            _Step(-1, rate, rate) if is_sgd else _Step(),
+            f"no further apart than {what} {rate:g} makes of what rounding leaves of the gradient, which agrees"
+            f"{f', and {unseen} before it that are not recorded' if unseen else ''}: {self._said()}",
+            _Step(-1, rate, rate) if is_sgd else _Step(most=rate),
         )
 
     def _left(self, step: _Step) -> _Directions:
@@ -389,10 +519,17 @@ class _WeightsAfter:
         sums = _Directions(self._shape)
         for part in self._chunks(step.number):
             left = part.after[1] - part.after[0]
+            if step.first is not None:
+                made = [step.first.step(one, step.most) for one in part.gradient]
+                left += made[1] - made[0]
             left += step.rate_b * part.gradient[1] - step.rate_a * part.gradient[0]
             if part.before:
                 left -= part.before[1] - part.before[0]
-            sums.take(part.here.start, left, (part.after[0] + part.after[1]) / 2)
+            weight = (part.after[0] + part.after[1]) / 2
+            if step.most and step.first is None:
+                # A weight that is made of such steps (it began at 0) lies along them.
+                weight = np.where((self._turned(part) >= 1) & (np.abs(weight) <= _OF_STEPS * step.most), 0.0, weight)
+            sums.take(part.here.start, left, weight)
         return sums
 
     def _turned(self, part: _Chunk) -> F64:
@@ -417,14 +554,14 @@ class _WeightsAfter:
         if of_turned.size < _FEWEST:
             return None
         rate = float(np.median(of_turned)) / 2
-        sums = _Sums(self._count)
+        sums = _Sums()
         for part in self._chunks():
             sign = [np.sign(one) for one in part.gradient]
             left = part.after[1] - part.after[0] + rate * (sign[1] - sign[0])
             if not bool((np.abs(left) <= self._rounded(part, rate) + 2 * _SIZE * rate * (sign[0] != sign[1])).all()):
                 return None
             sums.take(left * (sign[0] + sign[1]))
-        if not sums.is_chance:
+        if not sums.is_chance(self._count):
             return None
         return (
             f"two steps of {rate:.3g} apart where rounding turned the sign of the gradient, which agrees (an Adam's "
@@ -446,7 +583,7 @@ class _WeightsAfter:
         rate = max(0.0, of_both / of_own) if of_own else 0.0
         squares = sum(float(np.square(part.after[0]).sum()) for part in self._chunks())
         step = _MOST_STEP * (squares / max(1, self._after[0].size)) ** 0.5
-        sums, signs = _Sums(self._count), _Sums(self._count)
+        sums, signs = _Sums(), _Sums()
         for part in self._chunks():
             left = part.after[1] - part.after[0] + rate * (part.gradient[1] - part.gradient[0])
             if not bool((np.abs(left) <= self._rounded(part, step)).all()):
@@ -454,7 +591,7 @@ class _WeightsAfter:
             mean = (part.gradient[0] + part.gradient[1]) / 2
             sums.take(left * mean)
             signs.take(left * np.sign(mean))
-        if not sums.is_chance or not signs.is_chance:
+        if not sums.is_chance(self._count) or not signs.is_chance(self._count):
             return None
         return (
             f"as far apart as {rate:.3g} times the gradients, which agree, to the weight's rounding, and along no "
@@ -490,6 +627,11 @@ class _Chunk:
     after: list[F64]
     gradient: list[F64]
     before: list[F64]
+
+
+def _is_one_rate(first: FirstAdam) -> bool:
+    greatest = max(abs(first.rate_a), abs(first.rate_b))
+    return min(first.rate_a, first.rate_b) > 0 and abs(first.rate_a - first.rate_b) <= _SIZE * greatest
 
 
 def _read(both: tuple[TensorRef, TensorRef] | None) -> list[Any] | None:

@@ -151,7 +151,10 @@ class OfRanks:
         cut = held if held.is_cut else there
         if cut is None:
             return None
-        known = self._sections.get(pattern)
+        # A weight, its bias and what they put out are cut alike: gradients of few digits alone do not tell how.
+        total = sum(long for stretches in set(cut.stretches) for _, long in stretches)
+        module = f"{naming.module_of(pattern).removesuffix('.weight').removesuffix('.bias')} of {total}"
+        known = self._sections.get(pattern) or self._sections.get(module)
         for sizes in (known,) if known is not None else sections(cut):
             again = in_sections(held, sizes) if held.is_cut else held
             other = in_sections(there, sizes) if there is not None else None
@@ -159,7 +162,7 @@ class OfRanks:
                 continue
             made = whole if other is None else standing_for(other).with_(name=whole.name, canonical=whole.canonical)
             if known is not None or algebra.is_near(made, standing_for(again)):
-                self._sections[pattern] = sizes
+                self._sections[pattern] = self._sections[module] = sizes
                 return again, made
         return None
 

@@ -19,6 +19,7 @@ import numpy as np
 from replay_core import pages
 from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share, within
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
+from replay_core.compare.pairing.slices import among
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
 from replay_core.records import FileBytes, Inline, Parts, Problem, Record, RecordKey, TensorRef, Unreadable
@@ -91,6 +92,8 @@ class Together:
     ids: tuple[TensorRef, ...] | None = None
     #: What the ranks of the other run hold, where these stand for the one process.
     whole_of: Together | None = None
+    #: By how many rows, of how many words: names of what a rank has past a vocabulary that was padded.
+    padded: dict[tuple[int, int, int], list[str]] = field(default_factory=dict)
     #: What a dump says of its tensors' dimensions, and the tensors do not bear out.
     problems: list[Problem] = field(default_factory=list)
 
@@ -400,6 +403,12 @@ class RankGroup:
             together.ids = tuple(one for one in self._ids if one is not None)
         pair = MicroBatchPair(key, *((side, whole) if self._many == "a" else (whole, side)))
         pair.together = together
+        for (past, words, rank), names in together.padded.items():
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            pair.notes.append(
+                f"{pair.where}: the last {past} of rank {rank}'s words in {', '.join(names[:3])}{more} are past the "
+                f"{words} of the other run (a padded vocabulary), and are not compared"
+            )
         if together.handed:
             said = ", ".join(f"{name} of rank {rank}" for rank, name in together.handed[:4])
             pair.notes.append(f"{pair.where}: {said}: handed over by the stage before, and compared as its output")
@@ -430,6 +439,11 @@ class RankGroup:
             except DumpError as error:
                 together.problems.append(_contradicted(error, name, record, by_ranks))
                 held = self._held(by_ranks, facing and facing[1], stage)
+            for rank, kept in zip(held.ranks, held.parts, strict=True):
+                ref = by_ranks[rank]
+                if held.axis is not None and facing is not None and 0 < kept.shape[held.axis] < ref.shape[held.axis]:
+                    past = ref.shape[held.axis] - kept.shape[held.axis], facing[1].shape[held.axis], rank
+                    together.padded.setdefault(past, []).append(name)
             ref = standing_for(held)
             if facing is not None and (why := self._why_lost(held, stage, facing[1], ref)) is not None:
                 # The first slice would stand for what nobody has whole.
@@ -532,10 +546,17 @@ class RankGroup:
                 continue
             if (stretches := _along_cut(cut[1], total, lengths, is_of_tokens=cut[0] == 1)) is not None:
                 return HeldByRanks(ranks, parts, axis, stretches)
-        tried = [self._within_groups(refs, lengths, total), _one_after_the_other(lengths, total)]
-        laid = [HeldByRanks(ranks, parts, axis, stretches) for stretches in tried if stretches is not None]
-        # Copies are equal, so that of two ways to number them the ranks' own values tell which it is.
-        return max(laid, key=_equal_copies) if len({held.stretches for held in laid}) > 1 else (*laid, alike)[0]
+        tried = [*self._within_groups(refs, lengths, total, whole.name)]
+        if (in_turn := _one_after_the_other(lengths, total)) is not None:
+            tried.append(in_turn)
+        if len(set(lengths)) == 1:
+            tried += among([range(len(lengths))], len(lengths), lengths[0], total, whole.name)
+        laid = [_held_along(ranks, parts, axis, stretches) for stretches in dict.fromkeys(tried)]
+        if len(laid) < 2:
+            return (*laid, alike)[0]
+        # Copies are equal, so that of two ways to number them the ranks' own values tell which it is; where none are,
+        # what is nearer to the other run's.
+        return max(laid, key=lambda held: (_equal_copies(held), -_apart(held, whole)))
 
     def _cuts_of(self, refs: dict[int, TensorRef]) -> Iterator[tuple[int, tuple[tuple[Stretch, ...], ...]]]:
         """The axes of samples and tokens that are cut, with the stretches of those ranks that have a tensor."""
@@ -544,20 +565,17 @@ class RankGroup:
                 yield cut[0], tuple(mine for rank, mine in zip(self._ranks, cut[1], strict=True) if rank in refs)
 
     def _within_groups(
-        self, refs: dict[int, TensorRef], lengths: list[int], total: int
-    ) -> tuple[tuple[Stretch, ...], ...] | None:
-        """Where ranks of the same tokens, wherever they stand among all, hold a slice each: which; None elsewhere."""
+        self, refs: dict[int, TensorRef], lengths: list[int], total: int, name: str
+    ) -> Iterator[tuple[tuple[Stretch, ...], ...]]:
+        """Where ranks of the same tokens, wherever they stand among all, hold a slice each: which."""
         have = {number: at for at, number in enumerate(n for n, rank in enumerate(self._ranks) if rank in refs)}
         groups = [[have[number] for number in members if number in have] for members in self._groups]
         groups = [members for members in groups if members]
         sizes = {len(members) for members in groups}
         if len(set(lengths)) > 1 or sum(map(len, groups)) != len(lengths) or len(sizes) > 1:
-            return None
-        (size,) = sizes
-        if size < 2 or lengths[0] * size != total:
-            return None
-        place = {number: at for members in groups for at, number in enumerate(members)}
-        return tuple(((place[number] * lengths[0], lengths[0]),) for number in range(len(lengths)))
+            return
+        if min(sizes) > 1 and min(sizes) * lengths[0] >= total:
+            yield from among(groups, len(lengths), lengths[0], total, name)
 
     def _of_groups(self, refs: dict[int, TensorRef], whole: TensorRef) -> HeldByRanks | None:
         """Of a tensor that is cut along several axes (by samples, by tokens, within a group of the same tokens): what
@@ -599,6 +617,31 @@ class RankGroup:
             tuple(place for place, _ in ordered),
         )  # fmt: skip
         return held if standing_for(held).shape == whole.shape else None
+
+
+def _held_along(
+    ranks: tuple[int, ...], parts: tuple[TensorRef, ...], axis: int, stretches: tuple[tuple[Stretch, ...], ...]
+) -> HeldByRanks:
+    """Parts that lie so; what a part has past its stretch (a padded vocabulary) is no part of the whole."""
+    long = [sum(length for _, length in own) for own in stretches]
+    kept = tuple(
+        ref if ref.shape[axis] == length or not ref.is_readable else narrowed(ref, axis, 0, length)
+        for ref, length in zip(parts, long, strict=True)
+    )
+    return HeldByRanks(ranks, kept, axis, stretches)
+
+
+def _apart(held: HeldByRanks, whole: TensorRef) -> float:
+    """How far ranks' slices are from where they are said to lie, squared; 0 where that cannot be read."""
+    assert held.axis is not None
+    if not whole.is_readable or not all(ref.is_readable for ref in held.parts):
+        return 0.0
+    values, off = pages.array(whole), 0.0
+    for ref, own in zip(held.parts, held.stretches, strict=True):
+        ((start, length),) = own
+        here = (slice(None),) * held.axis + (slice(start, start + length),)
+        off += float(np.square(pages.array(ref).astype(np.float64) - values[here].astype(np.float64)).sum())
+    return off
 
 
 def _along_cut(

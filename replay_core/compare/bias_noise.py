@@ -1,0 +1,139 @@
+"""Biases that the loss does not see: a gradient that is what rounding leaves of zero, and what follows from it.
+
+A bias is a column of its module's weight whose input is always 1: of y_t = W x_t + b,
+
+    dL/dW_ij = sum_t dy_ti x_tj,        dL/db_i = sum_t dy_ti
+
+over the same tokens. Both sums round alike, as their terms do and not as what is left of them. Where the terms cancel
+(softmax does not see what all keys have in common, so a key's bias that no rotation follows has no gradient at all;
+nor has one in front of a norm over the same channels) nothing is left but the rounding, in both runs another one: its
+relative difference says nothing. It is held to what the row of the weight's gradient, which agrees, is off by.
+
+Such a bias goes where its optimizer's noise takes it. What the module puts out, x W^T + b, is then off by the
+difference of the biases in every row, and by no more than any other output beside that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay_core import pages
+from replay_core.compare.facing import Copies, FacingTensors, of_rank
+from replay_core.compare.judging import limits
+from replay_core.compare.judging.verdict import Context
+from replay_core.compare.pairing.align import MicroBatchPair, Rowwise
+from replay_core.dtypes import EPS, coarsest, family
+from replay_core.measure.statistics import as_reals
+from replay_core.records import TensorRef
+
+#: Times the rms of what its row of the weight's gradient is off by that a bias' gradient may be off, no bias of 38
+#: healthy pairs whose gradient cancels was past 2.5 (docs/evidence.md, "biases").
+_TIMES = 4.0
+#: One factor is no noise: it explains so much of the difference, and leaves more than next to nothing.
+_FACTOR_SHARE, _FACTOR_LEAVES = 0.95, 0.2
+#: Fewer inputs do not tell what a row is off by.
+_FEWEST_INPUTS = 8
+
+F64 = NDArray[np.float64]
+
+
+def noise_beside_its_weight(name: str, stage: str, own: FacingTensors, micro_pair: MicroBatchPair) -> str | None:
+    """Why the gradient of a bias (canonical `name`) is no further off than its weight's lets it be; None where it is,
+    or nobody knows.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
+    module = name.removesuffix(".bias")
+    weight = FacingTensors.named(f"{module}.weight", stage, micro_pair) if module != name else None
+    if weight is None:
+        return None
+    of_weight, said = weight.copies(), None
+    for rank, pair in own.copies().items():
+        beside = of_rank(of_weight, rank)
+        if beside is None or (found := _is_noise(pair, beside)) is None:
+            return None
+        said = said or found
+    return said
+
+
+def _is_noise(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, TensorRef]) -> str | None:
+    dtype = family(coarsest(bias[0].dtype, bias[1].dtype, weight[0].dtype, weight[1].dtype))
+    of_bias, of_weight = bias[0].shape, weight[0].shape
+    if dtype not in EPS or len(of_bias) != 1 or of_bias != bias[1].shape or of_weight != weight[1].shape:
+        return None
+    if len(of_weight) != 2 or of_weight[0] != of_bias[0] or of_weight[1] < _FEWEST_INPUTS:
+        return None
+    if not all(ref.is_readable for ref in (*bias, *weight)):
+        return None
+    a, b = (np.asarray(pages.array(ref), np.float64) for ref in bias)
+    off_2, size_2 = np.zeros(of_bias[0]), np.zeros(of_bias[0])
+    for start in range(0, of_bias[0], rows := max(1, (1 << 20) // of_weight[1])):
+        w_a, w_b = (np.asarray(pages.array(ref)[start : start + rows], np.float64) for ref in weight)
+        off_2[start : start + rows] = np.square(w_b - w_a).mean(axis=1)
+        size_2[start : start + rows] = np.square(w_a).mean(axis=1)
+    if not all(np.isfinite(one).all() for one in (a, b, off_2, size_2)):
+        return None
+    if not size_2.any() or off_2.sum() > limits.REL_L2["gradient"][dtype] ** 2 * size_2.sum():
+        return None  # the weight's own is another
+    off = b - a
+    unit = np.sqrt(np.maximum(off_2, (EPS[dtype] / 2) ** 2 * size_2))
+    if not bool((np.abs(off) <= _TIMES * unit).all()) or _is_factor(a, off):
+        return None
+    column = math.sqrt(float(size_2.sum()))
+    size, apart = (float(np.linalg.norm(one)) / column for one in (a, off))
+    return (
+        f"what rounding leaves of a sum that cancels: the bias' gradient is {size:.2g} of a column of its weight's (a "
+        f"bias is a column whose input is 1), and off by {apart:.2g} of one, no more than {_TIMES:g} times what the "
+        "rows of its weight's gradient, which agrees, are off by"
+    )
+
+
+def _is_factor(a: F64, off: F64) -> bool:
+    """Whether one gradient is a multiple of the other: twice, half, the other way."""
+    along, size, apart = float(a @ off), float(a @ a), float(off @ off)
+    if a.size < limits.NARROW_ROW or not size or not apart:
+        return False
+    return along**2 >= _FACTOR_SHARE * size * apart and abs(1 + along / size) > _FACTOR_LEAVES
+
+
+def moved_by_its_bias(own: Copies, biases: Copies, context: Context | None, micro_pair: MicroBatchPair) -> str | None:
+    """Why what a module puts out is off by no more than its bias is; None where it is off by something else.
+
+    biases: of the weights it was computed with.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
+    pair, both = biases.get(None), own.get(None)
+    if pair is None or both is None or len(biases) > 1 or len(own) > 1 or pair[0].shape != pair[1].shape:
+        return None
+    dtype = family(coarsest(both[0].dtype, both[1].dtype)) if context is None else context.row
+    if not all(ref.is_readable and len(ref.shape) == 1 for ref in pair) or dtype not in EPS:
+        return None
+    shift_C = np.asarray(pages.array(pair[1]), np.float64) - np.asarray(pages.array(pair[0]), np.float64)
+    left_2, size_2, worst = 0.0, 0.0, 0.0
+    for chunk in Rowwise(*both, micro_pair).counted():
+        a_RC, b_RC = as_reals(*chunk)
+        if a_RC.shape[1] != shift_C.size or a_RC.shape != b_RC.shape:
+            return None
+        rest: Any = np.square(b_RC - a_RC - shift_C).sum(axis=1)
+        of_a: Any = np.square(a_RC).sum(axis=1)
+        left_2, size_2 = left_2 + float(rest.sum()), size_2 + float(of_a.sum())
+        worst = max(
+            worst, float(np.divide(rest, of_a, out=np.where(rest > 0, np.inf, 0.0), where=of_a > 0).max(initial=0.0))
+        )
+    column = "end-to-end" if context is None else context.column
+    limit, worst_limit = limits.REL_L2[column][dtype], limits.WORST_ROW[column][dtype]
+    if context is not None:
+        limit, worst_limit = context.widened("rel_l2", limit), context.widened("worst_row", worst_limit)
+    if not size_2 or not math.isfinite(left_2) or left_2 > limit**2 * size_2 or worst > worst_limit**2:
+        return None
+    return (
+        f"off in every row by what its bias is, whose steps are explained; beside that relative L2 "
+        f" {math.sqrt(left_2 / size_2):.2g} (up to {limit:.3g} allowed)"
+    )

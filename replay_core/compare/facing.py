@@ -1,0 +1,56 @@
+"""What either run has of a tensor: as a whole, and for every rank whose copy is its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replay_core.compare.judging.of_ranks import other_copies
+from replay_core.compare.pairing.align import MicroBatchPair
+from replay_core.compare.pairing.ranks import HeldByRanks, Which, standing_for
+from replay_core.records import TensorRef
+
+#: By rank that holds a copy of its own (None: what stands for all of them), the tensor as either run has it.
+Copies = dict[int | None, tuple[TensorRef, TensorRef]]
+
+
+@dataclass(frozen=True, slots=True)
+class FacingTensors:
+    """Two tensors that face each other, and what the ranks of a run (`which`) hold of theirs."""
+
+    a: TensorRef
+    b: TensorRef
+    which: Which | None
+    held: HeldByRanks | None
+
+    @classmethod
+    def of(cls, a: TensorRef, b: TensorRef, micro_pair: MicroBatchPair) -> FacingTensors:
+        together = micro_pair.together
+        if together is None:
+            return cls(a, b, None, None)
+        return cls(a, b, together.which, together.held.get(id(a if together.which == "a" else b)))
+
+    @classmethod
+    def named(cls, name: str, stage: str, micro_pair: MicroBatchPair) -> FacingTensors | None:
+        """The tensors that both sides call so in a stage; None where one lacks it."""
+        a, b = (side.tensors.get((name, stage)) for side in (micro_pair.a, micro_pair.b))
+        return None if a is None or b is None else cls.of(a[1], b[1], micro_pair)
+
+    def copies(self) -> Copies:
+        """What either run has of it, for every rank whose bytes are its own; nothing where that is not known.
+
+        Raises:
+            DumpError: the bytes of one cannot be read.
+        """
+        if self.which is None:
+            return {None: (self.a, self.b)}
+        if self.held is None:
+            return {}
+        whole = self.b if self.which == "a" else self.a
+        first = standing_for(self.held) if self.held.is_cut else self.held.parts[0]
+        every = [(None, first), *other_copies(self.held)]
+        return {rank: ((ref, whole) if self.which == "a" else (whole, ref)) for rank, ref in every}
+
+
+def of_rank(copies: Copies, rank: int | None) -> tuple[TensorRef, TensorRef] | None:
+    """A rank that has none of its own has that of all."""
+    return copies.get(rank) or copies.get(None)
