@@ -9,7 +9,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.advantage_variants import made_with_all
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where, error, finding, look_at, share, shown, warning
@@ -40,7 +40,7 @@ def empty_loss(batch: StepBatch) -> Finding | None:
     trained_N = given(batch.trained_N)
     skip_if(not batch.flat.lengths_B.sum(), "samples have no tokens")
     counts_B = batch.flat.count(trained_N)
-    name = batch.mask_name
+    name = mask_name(batch)
     column = batch.columns.of(name)
     source = column.source if column else None
     empty_B = counts_B == 0
@@ -354,7 +354,7 @@ def mask_shifted(batch: StepBatch) -> Finding | None:
     tokens of every response are left out although the engine sampled them.
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
-    name = batch.mask_name
+    name = mask_name(batch)
     rollout = batch.columns.of("rollout_logprobs")
     heard_B = batch.flat.count(trained_N) > 0
     skip_if(heard_B.sum() < 4, "needs four samples with a token in the loss")
@@ -451,7 +451,7 @@ def prompt_trained(batch: StepBatch) -> Finding | None:
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
     if (shared := _prompts_shared(batch)) is not None:
-        name = batch.mask_name
+        name = mask_name(batch)
         return error(
             f"prompt tokens are in the loss: the mask counts from each sample's first tokens on, and {min(shared)} "
             "tokens and more there are the same in all answers of a group",
@@ -467,7 +467,7 @@ def prompt_trained(batch: StepBatch) -> Finding | None:
     bad_B = heard_B & (2 * counted_B >= prompt_B - 1) & (counted_B > 0)
     if not heard_B.any() or bad_B.sum() < 0.8 * heard_B.sum():
         return None
-    name = batch.mask_name
+    name = mask_name(batch)
     return error(
         f"prompt tokens are in the loss: {int(counted_B.sum())} of them count, in "
         f"{share(int(bad_B.sum()), len(batch))} samples",
@@ -531,7 +531,7 @@ def padding_trained(batch: StepBatch) -> Finding | None:
     bad_N = beyond_N & trained_N
     if bad_N.any():
         at = int(np.flatnonzero(bad_N)[0])
-        name = batch.mask_name
+        name = mask_name(batch)
         return _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=at), name)
     return None
 
@@ -594,7 +594,7 @@ def end_untrained(batch: StepBatch) -> Finding | None:
     stops at, and it has no log-probability of a token there.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
-    name = batch.mask_name
+    name = mask_name(batch)
     if eos is not None and response_N is not None:
         ends_N = response_N & (tokens_N == eos)
         heard_B = batch.flat.count(trained_N) > 0
@@ -689,7 +689,7 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
         return None
     if 2 * np.count_nonzero(sampled) < len(sampled) and _stops_elsewhere(batch, trained_N, len(said)):
         return None  # and the engine says nothing of a token there
-    name = batch.mask_name
+    name = mask_name(batch)
     return error(
         f"the end token (EOS) is the pad token, {pad}, and is masked out as padding in every response: it is in the "
         "loss of none, and the policy never learns to stop",

@@ -14,14 +14,13 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.collected import Growth, Misplaced, Partway
+from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, worst_of
 from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, cause_of
-from replay_core.diagnose.parting import AGREES, comes_to_rest
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions

@@ -10,12 +10,11 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.broken import LOSSES, first_broken
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FOLLOWED
-from replay_core.diagnose.log_steps import steps_told
+from replay_core.diagnose.log_steps import LOSSES, first_broken, steps_told
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE, ORDER

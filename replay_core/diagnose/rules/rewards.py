@@ -12,10 +12,9 @@ from replay_core.diagnose.advantage_variants import are_raw
 from replay_core.diagnose.algorithm import OF_GROUPS, filters_groups, severity_of_raw, why_raw
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array, ranges_G
-from replay_core.diagnose.log_steps import NO_STD, StepTold, numbers, severity_of, steps_of, steps_told
+from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import Point, RunLog
 

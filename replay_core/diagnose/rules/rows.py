@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core.diagnose.algorithm import of_loss
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
@@ -101,7 +101,7 @@ def ends_early(batch: StepBatch) -> Finding | None:
         if (marked_off := _at_a_mark(batch, sampled_N, cut_B)) is not None:
             return marked_off
         return None
-    name = batch.mask_name
+    name = mask_name(batch)
     return error(
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
@@ -154,7 +154,7 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
         return None  # an end, and what fills up the row
     if any((each == token).any() for each in inside):
         return None
-    name = batch.mask_name
+    name = mask_name(batch)
     return warning(
         f"the mask ends at the token {token} in every response that holds it: what the policy sampled behind it (an "
         f"answer after its mark) never counts, in {share(cut, len(batch))} samples",

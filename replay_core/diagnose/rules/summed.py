@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from replay_core.diagnose.algorithm import of_loss
+from replay_core.diagnose.algorithm import aggregation, kl_weight, largest_norm, of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
@@ -40,7 +40,7 @@ def summed(case: Case) -> Finding | None:
     for batch in case.batches():
         if batch.trained_N is None or batch.step is None:
             continue
-        stated = batch.laid.algorithm.aggregation
+        stated = aggregation(batch.laid.algorithm)
         means = means or stated.endswith("mean")
         found = _factor(batch)
         if found is not None:
@@ -98,14 +98,14 @@ def _factor(batch: StepBatch) -> tuple[float, str] | None:
 
 def _weighs(batch: StepBatch) -> bool:
     """Whether a KL term is in the loss, as far as the run states it."""
-    weight = batch.laid.algorithm.kl_weight
+    weight = kl_weight(batch.laid.algorithm)
     return weight is None or weight != 0
 
 
 def _over(batch: StepBatch) -> list[float]:
     """Gradient norms of the step over the norm that they are clipped at, as it is recorded or stated."""
     limits = [one.value for one in batch.columns.scalars("max_grad_norm")]
-    stated = batch.laid.algorithm.largest_norm
+    stated = largest_norm(batch.laid.algorithm)
     limit = limits[0] if limits else stated
     if not limit or not limit > 0:
         return []
@@ -128,7 +128,7 @@ def summed_kl(case: Case) -> Finding | None:
     for batch in case.batches():
         own = str(of_loss(batch.laid.flags, "reduction"))
         is_of_term = is_of_term or own in ("token_mean", "sequence_mean")
-        stated = batch.laid.algorithm.aggregation or own
+        stated = aggregation(batch.laid.algorithm) or own
         if not stated.endswith(("-mean", "_mean")):
             return None
         for value, terms_N, samples in _terms(batch):
