@@ -43,14 +43,17 @@ def left_on_device(torch: Any, dense: Any) -> Any:
     """
     left = dense.reshape(-1).view(torch.uint8)
     fold = 0
-    while left.numel() > ENOUGH:
-        whole = left.numel() // ROW * ROW
-        rows = left[:whole].view(torch.int8).view(-1, ROW)
+    while (count := left.numel()) > ENOUGH:
+        whole = count // ROW * ROW
+        rest = left[whole:] if whole < count else None
+        rows = (left if rest is None else left[:whole]).view(torch.int8).view(-1, ROW)
         if rows.data_ptr() % 256:
             # What multiplies may take rows to begin where an allocation does.
             rows = rows.clone()
-        sums = torch._int_mm(rows, _columns_on(torch, dense.device, fold))
-        left = torch.cat([sums.reshape(-1).view(torch.uint8), left[whole:]])
+        # Every call here is time that the trainer waits: a launch costs it more than the product does the device.
+        left = torch._int_mm(rows, _columns_on(torch, dense.device, fold)).view(-1).view(torch.uint8)
+        if rest is not None:
+            left = torch.cat([left, rest])
         fold += 1
     return left
 

@@ -6,6 +6,7 @@ All of it is launched on the trainer's own stream, before the trainer can change
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from replay_core import fold
@@ -13,8 +14,8 @@ from replay_core.hashes import digest_of
 
 #: Device -> whether it folds known bytes to what the host folds them to.
 _folds: dict[Any, bool] = {}
-#: Elements looked at together, so that what is made of them stays small beside the trainer's memory.
-_CHUNK = 2 << 20
+#: Elements looked at together, so that what is made of them stays small beside the trainer's memory: 128 MiB at most.
+CHUNK = 1 << 24
 
 
 def can_fold(torch: Any, device: Any) -> bool:
@@ -32,35 +33,47 @@ def can_fold(torch: Any, device: Any) -> bool:
 
 
 def moments(torch: Any, dense: Any) -> Any:
-    """Of a contiguous tensor, in float64 on its device: how many values are finite, NaN, inf, -inf and zero; of the
-    finite ones the least, the greatest, the mean, the sum of squares around it, and the sum of squares.
-
-    Of complex values the magnitudes.
+    """Of a contiguous tensor, float64 on its device, a row of eight numbers per `CHUNK` values: how many are NaN, inf,
+    -inf and zero; of the finite ones the least and the greatest; the mean and the variance of all, with 0 in place of
+    what is not finite. `joined` makes figures of them. Of complex values the magnitudes.
     """
     flat = (dense.abs() if dense.is_complex() else dense).reshape(-1)
-    is_short = flat.element_size() <= (4 if flat.is_floating_point() else 2)
-    wide = torch.float32 if is_short else torch.float64
-    double: dict[str, Any] = {"dtype": torch.float64, "device": flat.device}
-    counts, low, high = (
-        torch.zeros(5, **double),
-        torch.full((), math.inf, **double),
-        torch.full((), -math.inf, **double),
-    )
-    total, squares, around = (torch.zeros((), **double) for _ in range(3))
-    chunks = [flat[start : start + _CHUNK] for start in range(0, flat.numel(), _CHUNK)]
-    for chunk in chunks:
-        values = chunk.to(wide)
-        finite = values.isfinite()
-        counts += torch.stack(
-            [finite.sum(), values.isnan().sum(), values.isposinf().sum(), values.isneginf().sum(), (values == 0).sum()]
-        )
-        low = torch.minimum(low, values.where(finite, math.inf).amin().double())
-        high = torch.maximum(high, values.where(finite, -math.inf).amax().double())
-        values = values.where(finite, 0)
-        total += values.sum(dtype=torch.float64)
-        squares += torch.linalg.vector_norm(values, dtype=torch.float64).square()
-    mean = total / counts[0]
-    for chunk in chunks:
-        values = chunk.to(torch.float64)
-        around += (values - mean).where(values.isfinite(), 0).square().sum()
-    return torch.cat([counts, torch.stack([low, high, mean, around, squares])])
+    rows = [_row(torch, flat[start : start + CHUNK]) for start in range(0, flat.numel(), CHUNK)]
+    return rows[0] if len(rows) == 1 else torch.cat(rows) if rows else torch.zeros(0, dtype=torch.float64)
+
+
+def _row(torch: Any, values: Any) -> Any:
+    if not values.is_floating_point():
+        # Bytes have an order, truth values have none to torch.
+        values = values.byte() if values.dtype is torch.bool else values
+        counts = torch.stack([(values == 0).sum()])
+        counts = torch.nn.functional.pad(counts, (3, 0))
+        low, high, clean = values.amin(), values.amax(), values
+    else:
+        values = values.float() if values.element_size() == 1 else values
+        most = torch.finfo(values.dtype).max
+        of = (values != values, values == math.inf, values == -math.inf, values == 0)
+        counts = torch.stack([one.sum() for one in of])
+        low, high = values.nan_to_num(most, most, most).amin(), values.nan_to_num(-most, -most, -most).amax()
+        clean = values.nan_to_num(0, 0, 0)
+    variance, mean = torch.var_mean(clean.double(), correction=0)
+    return torch.cat([counts.double(), torch.stack([low, high]).double(), torch.stack([mean, variance])])
+
+
+def joined(rows: Sequence[float], count: int) -> list[float]:
+    """How many of `count` values are finite, NaN, inf, -inf and zero; of the finite ones the least, the greatest, the
+    mean, the sum of squares around it, and the sum of squares: of what `moments` gave.
+    """
+    parts = [
+        (min(CHUNK, count - number * CHUNK), rows[number * 8 : number * 8 + 8]) for number in range(len(rows) // 8)
+    ]
+    odd = [sum(part[1][place] for part in parts) for place in range(4)]
+    finite = count - sum(odd[:3])
+    if not finite:
+        return [0.0, *odd, math.inf, -math.inf, math.nan, 0.0, 0.0]
+    seen = [(size, part) for size, part in parts if sum(part[:3]) < size]
+    mean = sum(size * part[6] for size, part in seen) / finite
+    squares = sum(size * (part[7] + part[6] ** 2) for size, part in seen)
+    around = sum(size * (part[7] + (part[6] - mean) ** 2) - sum(part[:3]) * mean**2 for size, part in seen)
+    return [finite, *odd, min(part[4] for _, part in seen), max(part[5] for _, part in seen), mean,
+            max(around, 0.0), squares]  # fmt: skip

@@ -13,8 +13,10 @@ import json
 import math
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from replay_core.errors import RequestError
@@ -27,6 +29,9 @@ from replay_core.recorder.pinned import copy_aside
 #: Elements looked at together where statistics are counted. They stay in the cache, and below 32,768 torch starts no
 #: team of threads: in the writer's thread that would be a second one, against the trainer's on the same cores.
 _CHUNK = 24_576
+
+#: Bytes that devices hold back for one copy.
+_THERE = 32 << 20
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 
@@ -56,12 +61,16 @@ class Snapshots:
     def __init__(self, *, owned: bool, told: str | None = None) -> None:
         self._owned, self._told = owned, told
         self._arrivals: list[Callable[[], object]] = []
+        #: What devices told that is still there, by device and stream.
+        self._there: dict[tuple[Any, int], list[_There]] = {}
+        self._there_bytes = 0
         self._taken: dict[int, tuple[Any, Any]] = {}
         #: Of sharded tensors: field -> what the whole looks like.
         self.shards: dict[str, dict[str, Any]] = {}
         self.nbytes = 0
 
     def ready(self) -> None:
+        self._fetch()
         for arrive in self._arrivals:
             arrive()
         self._arrivals.clear()
@@ -69,6 +78,7 @@ class Snapshots:
     def forget(self) -> None:
         """Let go of the originals, be they on a device: the record is complete."""
         self._taken.clear()
+        self._fetch()
 
     def take(self, value: Any, name: str) -> Any:
         """A value as it is stored: tensors on the host, dense, detached, each owning just its own bytes.
@@ -162,20 +172,32 @@ class Snapshots:
         dense = value.resolve_conj().resolve_neg().contiguous()
         # What arrives later keeps nothing of the trainer's memory.
         noted, count = Noted(str(value.dtype).removeprefix("torch."), tuple(value.shape)), value.numel()
-        left = left_on_device(torch, dense)
-        counted = on_device.moments(torch, dense) if stats else None
-        left_here = self._to_host(torch, left, is_own=True)
-        counted_here = None if counted is None else self._to_host(torch, counted, is_own=True)
-        self.nbytes += left_here.numel()
-
-        def arrive() -> None:
-            noted.digest = digest_of([raw(left_here)], "xxh3").replace("xxh3", "fold")
-            if counted_here is not None:
-                noted.stats = _figures(counted_here.tolist(), count)
-
-        # After the copies that it needs.
-        self._arrivals.append(arrive)
+        told = [left_on_device(torch, dense)]
+        if stats:
+            told.append(on_device.moments(torch, dense).view(torch.uint8))
+        stream = torch._C._cuda_getCurrentRawStream(value.device.index) if value.is_cuda else 0
+        self._there.setdefault((value.device, stream), []).append(_There(noted, count, told))
+        self._there_bytes += sum(one.numel() for one in told)
+        if self._there_bytes > _THERE:
+            self._fetch()
         return noted
+
+    def _fetch(self) -> None:
+        """Send what devices told to the host, all of a device's in one copy."""
+        torch, self._there_bytes = _torch(), 0
+        while self._there:
+            (device, stream), told = self._there.popitem()
+            if device.type == "cuda" and stream != torch._C._cuda_getCurrentRawStream(device.index):
+                other = torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device)
+                here = torch.cuda.current_stream(device)
+                here.wait_stream(other)
+                for one in told:
+                    for part in one.parts:
+                        part.record_stream(here)
+            together = self._to_host(torch, torch.cat([part for one in told for part in one.parts]), is_own=True)
+            self.nbytes += together.numel()
+            # After the copy that it needs.
+            self._arrivals.append(partial(_take_in, told, together))
 
     def _to_host(self, torch: Any, value: Any, *, is_own: bool = False) -> Any:
         if value.device.type == "cuda" and self._owned:
@@ -216,6 +238,27 @@ class Snapshots:
             found=f"a {type(value).__module__}.{type(value).__qualname__}",
             hint=f"record what it holds, field by field, or str({name})",
         )
+
+
+@dataclass(slots=True)
+class _There:
+    """What a device told of a tensor of `count` values, as bytes there: what is left of it, and the rows of figures."""
+
+    noted: Noted
+    count: int
+    parts: list[Any]
+
+
+def _take_in(told: list[_There], together: Any) -> None:
+    """Note what has arrived on the host, one after the other."""
+    start = 0
+    for one in told:
+        bounds = [start := start + part.numel() for part in one.parts]
+        begin = bounds[0] - one.parts[0].numel()
+        one.noted.digest = digest_of([raw(together[begin : bounds[0]])], "xxh3").replace("xxh3", "fold")
+        if len(bounds) == 2:
+            rows = array("d", bytes(raw(together[bounds[0] : bounds[1]])))
+            one.noted.stats = _figures(on_device.joined(rows, one.count), one.count)
 
 
 @dataclass(slots=True)

@@ -115,7 +115,7 @@ def _flash_reasons(flags: Flags) -> list[str]:
             reasons.append(f"the package {package} is not installed")
     if flags.device != "cuda":
         reasons.append("flash-attention runs on CUDA only")
-    if flags.dtype == "float32":
+    if flags.dtype in ("float32", "float64"):
         reasons.append("flash-attention computes in float16 and bfloat16 only")
     if flags.packing and (not flags.block_mask or flags.fault == "foreign_key"):
         reasons.append("flash-attention cuts samples at the position ids and has no mask to leave out or to spoil")

@@ -44,6 +44,7 @@ class Flag(NamedTuple):
     reloads, recompiles: another value needs the model loaded, or its graph compiled, anew.
     key, label, told, row: of the flags pane: its key, its name there, what the key does, its line. No key: not there.
     turns: the values that its key goes through, where those are not `values`.
+    inner: what it can be besides in cells that nobody asks for: runs beside the answer.
     option, bare: its option where that is not the name with dashes; what the option means without a value.
     phrase: how a setting is told to a person, of `{value}`; empty tells it elsewhere, None by its name.
     idle: why it changes nothing beside the other flags, or None.
@@ -62,6 +63,7 @@ class Flag(NamedTuple):
     told: str = ""
     row: int = 0
     turns: tuple[Any, ...] = ()
+    inner: tuple[Any, ...] = ()
     option: str = ""
     bare: Any = None
     phrase: str | None = None
@@ -113,6 +115,7 @@ class Flags:
     )  # fmt: skip
     dtype: str = _flag(
         "float32", "Of the weights; the logits are always taken to float32", values=("float32", "bfloat16", "float16"),
+        inner=("float64",),
         reference=AS_ASKED, effective="dtype", reloads=True, is_telling=True, phrase="",
         key="t", label="dtype", told="next dtype", row=6,
     )  # fmt: skip
@@ -195,9 +198,10 @@ class Flags:
 
     def __post_init__(self) -> None:
         for name, flag in FLAGS.items():
-            if not flag.takes(getattr(self, name)):
+            value = getattr(self, name)
+            if not flag.takes(value) and value not in flag.inner:
                 choices = () if flag.is_switch else flag.values
-                raise _wrong_value(name, getattr(self, name), flag.expected, choices)
+                raise _wrong_value(name, value, flag.expected, choices)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Flags:
@@ -316,7 +320,10 @@ def _value(name: str, text: str) -> Any:
             raise _wrong_value(name, text, flag.expected)
         return _SWITCH[text.lower()]
     if flag.values:
-        return named(text)
+        word = named(text)
+        if word in flag.inner:
+            raise _wrong_value(name, text, flag.expected, flag.values)
+        return word
     if text.lower() in ("all", "none", "auto"):
         return None
     if not text.isdecimal():

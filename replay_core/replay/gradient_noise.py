@@ -20,8 +20,8 @@ from replay_core.records import Run, TensorRef
 from replay_core.replay.causes import WORST
 
 Floats = NDArray[np.float64]
-#: The last place of bfloat16.
-_HALF = 2.0**-8
+#: The last place of bfloat16, and what adding up leaves of float32's.
+_HALF, _SINGLE = 2.0**-8, 2.0**-18
 
 
 #: A cell's gradient may be this many times as far from the truth as each row alone's and is rounded otherwise: healthy
@@ -51,8 +51,8 @@ class HeldGradient:
     finer: float | None = None
 
 
-def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) -> list[HeldGradient]:
-    """The named gradients, or losses, of three dumps held to one another.
+def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str], *, half: bool) -> list[HeldGradient]:
+    """The named gradients, or losses, of three dumps held to one another; `half`: the latter two are of a half dtype.
 
     A cell's is rounded if it is about as far from the truth as each row alone's is, if no more of that is a factor, if
     no row of it is more than `WORST` times as far as that row or the typical one, and if what is zero in both others (a
@@ -66,9 +66,9 @@ def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str]) ->
         if len(shapes) != 1 or None in shapes:
             found.append(HeldGradient(name, float("nan"), float("nan"), False))
             continue
-        held = _held(name, [_matrix(one[name]) for one in refs])
+        held = _held(name, [_matrix(one[name]) for one in refs], _HALF if half else _SINGLE)
         is_vector = len(refs[0][name].shape) == 1 and naming.meaning(name).kind == "gradient"
-        held.may_be_summed = not held.is_rounding and is_vector and 0 < held.cell <= _SUMMED
+        held.may_be_summed = half and not held.is_rounding and is_vector and 0 < held.cell <= _SUMMED
         found.append(held)
     return found
 
@@ -84,7 +84,7 @@ def of_sums(truth: Run, finer: Run, found: Iterable[HeldGradient]) -> None:
                 one.is_rounding = one.finer <= _LEFT * one.cell
 
 
-def _held(name: str, values: list[NDArray[Any]]) -> HeldGradient:
+def _held(name: str, values: list[NDArray[Any]], last_place: float) -> HeldGradient:
     true = values[0]
     rows, width = true.shape
     step = max(1, _AT_ONCE // width)
@@ -92,7 +92,7 @@ def _held(name: str, values: list[NDArray[Any]]) -> HeldGradient:
     off_alone, off_own = (np.concatenate([getattr(one, name) for one in sums]) for name in ("off_alone", "off_own"))
     size = float(np.sqrt(sum(one.true2 for one in sums)))
     whole_alone, whole_own = float(np.linalg.norm(off_alone)), float(np.linalg.norm(off_own))
-    least = _HALF * size if true.size == 1 else 0.0
+    least = last_place * size if true.size == 1 else 0.0
     typical = max(float(np.sqrt((off_alone**2).mean())), least)
     most = _MOST if true.size >= _FEW else _MOST_OF_FEW
     is_rounding = (

@@ -7,7 +7,6 @@ see moves it by nothing and what it can see moves it visibly, whatever the dtype
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +21,7 @@ from replay_core.replay import compiling, settings
 from replay_core.replay.asking import Asking
 from replay_core.replay.capture import Capture, modules_matching
 from replay_core.replay.cell import BatchReplay
+from replay_core.replay.double import finite_masks
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.packing import Forward
 from replay_core.samples.layout import Bools, Ints
@@ -700,10 +700,7 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
         for one in held.values():
             if one.dtype.itemsize < dtype.itemsize:
                 one.data = one.data.to(dtype)
-        masked = [] if dtype is not torch.float64 else [
-            module.register_forward_pre_hook(_with_finite_masks, with_kwargs=True)
-            for module in causal_lm.modules() if "attention_mask" in inspect.signature(module.forward).parameters
-        ]  # fmt: skip
+        masked = finite_masks(causal_lm) if dtype is torch.float64 else []
         for config, _ in experts:
             # Grouped products know no float64.
             config._experts_implementation = "eager"
@@ -717,17 +714,6 @@ def in_dtype(model: LoadedModel, dtype: torch.dtype) -> Iterator[None]:
             one.data = before[key]
         model.known.clear()
         model.known.update(known)
-
-
-def _with_finite_masks(_module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # float64's minimum is an infinity to a softmax in float32, and a row that sees nothing would be NaN.
-    least = torch.finfo(torch.float32).min
-
-    def finite(value: Any) -> Any:
-        is_mask = torch.is_tensor(value) and value.dtype is torch.float64 and value.ndim == 4
-        return value.clamp(min=least) if is_mask else value
-
-    return tuple(map(finite, args)), {name: finite(value) for name, value in kwargs.items()}
 
 
 def finest(model: LoadedModel, most_share: float = 0.4) -> list[torch.dtype]:

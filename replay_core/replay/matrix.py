@@ -116,8 +116,10 @@ class CellResult:
 
 OnCell = Callable[[CellResult], None]
 
-#: The dtype that tells how far the gradients of a half are rounded.
-_FINER = "float32"
+#: Kernels that take float64 on every device.
+_OF_ANY_DTYPE = ("eager", "sdpa", "sdpa-math")
+#: The dtype that tells how far gradients of another are rounded.
+_FINER = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}
 
 
 def _is_one_fault(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -422,29 +424,33 @@ class Bench:
         found = self._rounded(behind, result) if behind else []
         is_rounding = found is not None and all(one.is_rounding for one in found)
         if found and is_rounding and len(behind) == len(rows) and not result.off:
-            return cause_of_gradients(found, _FINER)
+            return cause_of_gradients(found, str(self._finer))
         cause = self._cause(result, plan)
         if cause is None:
             return None
         if found and not is_rounding and cause["kind"] == "rounding":
-            told = cause_of_gradients([one for one in found if not one.is_rounding], _FINER)
+            told = cause_of_gradients([one for one in found if not one.is_rounding], str(self._finer))
             return {**cause, "kind": told["kind"], "is_noise": False, "sentence": told["sentence"]}
         # Of gradients that could not be asked, and of weights after a step, the forward says nothing.
         is_updated = any(naming.meaning(row.name).kind == "param" for row in rows)
         return cause if is_rounding and not is_updated else {**cause, "is_noise": False}
 
+    @property
+    def _finer(self) -> str | None:
+        return _FINER.get(self.baseline.cell["flags"]["dtype"])
+
     def _rounded(self, rows: Sequence[TensorVerdict], result: CellResult) -> list[HeldGradient] | None:
         """How far these losses and gradients are from those in a finer dtype; None where that cannot be had."""
-        is_half = coarsest(self.baseline.cell["flags"]["dtype"]) in ("float16", "bfloat16")
-        if not is_half or any(row.verdict is not Verdict.DIFF for row in rows):
-            return None  # no finer dtype is replayed than float32
-        truth = self.in_dtype(self.baseline, _FINER, backward=True)
+        if self._finer is None or any(row.verdict is not Verdict.DIFF for row in rows):
+            return None
+        truth = self.in_dtype(self.baseline, self._finer, backward=True)
         if truth.run is None or self.baseline.run is None or result.run is None:
             return None
         try:
-            found = of_gradients(truth.run, self.baseline.run, result.run, [row.name for row in rows])
+            names = [row.name for row in rows]
+            found = of_gradients(truth.run, self.baseline.run, result.run, names, half=self._finer == "float32")
             if all(one.is_rounding or one.may_be_summed for one in found) and any(one.may_be_summed for one in found):
-                finer = self.in_dtype(result, _FINER, backward=True)
+                finer = self.in_dtype(result, self._finer, backward=True)
                 if finer.run is not None:
                     of_sums(truth.run, finer.run, found)
         except DumpError:
@@ -534,6 +540,8 @@ class Bench:
         """A cell, or the baseline, in another dtype: a run beside the answer, which says how far rounding takes it."""
         number = self._number_of(result)
         flags = replace(Flags.from_mapping(result.cell["flags"]), dtype=dtype)
+        if dtype == "float64" and flags.attention not in _OF_ANY_DTYPE:
+            flags = replace(flags, attention="sdpa")
         name = f"cell{number}_{dtype}_gradients" if backward else f"cell{number}_{dtype}"
         plan = self.plan.with_flags(flags, str(self.out / name))
         what = "each row alone" if result is self.baseline else f"cell {number}"

@@ -15,6 +15,7 @@ from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.replay import adapters, architectures, attention, fit, own_code, sharded
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.compiling import Compiled
+from replay_core.replay.double import ready_for_float64
 from replay_core.replay.flags import DEFAULTS, Flags
 from replay_core.replay.libraries import transformers
 from replay_core.replay.plan import ReplayPlan
@@ -89,6 +90,8 @@ def _loaded(plan: ReplayPlan, reference: str, notes: list[str], batch: MicroBatc
     else:
         model, said = _from_directory(Path(reference), plan, batch)
     model.eval().requires_grad_(False)
+    if plan.flags.dtype == "float64":
+        ready_for_float64(model)
     fit.need_vocabulary(model.config.get_text_config().vocab_size, batch, reference)
     return LoadedModel(model.to(plan.flags.device), reference, [*notes, *said])
 

@@ -18,7 +18,7 @@ from replay_core import naming, pages
 from replay_core.compare import compare_runs
 from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.sample import shows_fp32
-from replay_core.compare.judging.verdict import Context
+from replay_core.compare.judging.verdict import Context, Verdict
 from replay_core.dtypes import coarsest
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RldbgError
@@ -48,6 +48,10 @@ _TRAINED = ("forward_data", "loss")
 _MEAN, _MOST, _ENGINE = 3.0, 6.0, 3.0
 _LEAST_MEAN, _LEAST_MOST = 5e-3, 0.05
 _FEWEST, _FEW = 3, 0.02
+#: What is left of the distance where each value is held to that of its neighbour: below it, it is the neighbour's.
+_ONE_OFF = 0.05
+#: What is no accusation.
+_AGREES = (Verdict.SAME, Verdict.CLOSE, Verdict.PADDING)
 #: The share of a number that bfloat16 may round away.
 _HALF = 2.0**-8
 #: What ranks weights by default: the tokens' own sampler.
@@ -276,7 +280,9 @@ def against(
         "name": recorded.name,
         "field": recorded.field,
         "verdict": found.verdict.value,
-        "reason": found.reason,
+        "reason": found.reason
+        if found.verdict in _AGREES
+        else _one_token_off(recorded, values_BS, batch) or found.reason,
         "tokens": int(a.size),
         "max_abs": float(distance[worst, 0]),
         "mean_abs": float(distance.mean()),
@@ -288,6 +294,28 @@ def against(
             "replayed": float(b[worst, 0]),
         },
     }
+
+
+def _one_token_off(recorded: RecordedTokens, values_BS: Floats, batch: MicroBatch) -> str:
+    """What to say where the recording is the replay of the token before, or after: its index means another token than
+    was taken, or the trainer reads one token off. Empty where it is neither.
+    """
+    has_one_BS = np.zeros(values_BS.shape, dtype=bool)
+    has_one_BS.reshape(-1)[batch.layout().slots("next")] = True
+    apart = np.abs(recorded.values_BS - values_BS)[recorded.known_BS].mean()
+    for by, stands in ((1, "index t is about token t, not t + 1"), (-1, "index t is about token t + 1, not t")):
+        others_BS, both_BS = np.roll(values_BS, by, axis=1), recorded.known_BS & np.roll(has_one_BS, by, axis=1)
+        edge = 0 if by > 0 else -1
+        both_BS[:, edge] = False
+        if both_BS.sum() < _FEWEST:
+            continue
+        near = np.abs(recorded.values_BS - others_BS)[both_BS].mean()
+        if near < _ONE_OFF * apart:
+            return (
+                f"read one token {'earlier' if by > 0 else 'later'} it is (mean |d| {near:.2g} nats, {apart:.2g} where "
+                f"it stands): {stands}. Record it with alignment, or the trainer is one token off"
+            )
+    return ""
 
 
 def against_training(run: Run, replay: Run, key: RecordKey, done: set[tuple[int, int]]) -> dict[str, Any] | None:

@@ -82,7 +82,7 @@ class TrainedHead:
             inputs, rows = cell.inputs(forward), len(forward.input_ids)
             if self.held in ("whole", "rows"):
                 answer = cell.model.causal_lm(**inputs, output_hidden_states=True)
-                logits_BSV = answer.logits if self.held == "rows" else answer.logits.float()
+                logits_BSV = answer.logits if self.held == "rows" else wide(answer.logits)
                 if temperature != 1.0:
                     logits_BSV = logits_BSV / temperature
                 of_next = _by_rows if self.held == "rows" else _at_once
@@ -112,6 +112,11 @@ def _by_rows(logits_BTV: torch.Tensor, next_BT: torch.Tensor) -> torch.Tensor:
         chosen_BT = logits_BTV.contiguous().gather(-1, next_BT[..., None])[..., 0]
         return chosen_BT - torch.stack([row_TV.logsumexp(-1) for row_TV in logits_BTV])
     return torch.stack([_at_once(row_TV, next_T) for row_TV, next_T in zip(logits_BTV, next_BT, strict=True)]).float()
+
+
+def wide(values: torch.Tensor) -> torch.Tensor:
+    """In float32 at least."""
+    return values if values.dtype is torch.float64 else values.float()
 
 
 def labels_of(ids_BS: torch.Tensor, counted_BT: torch.Tensor) -> torch.Tensor:
@@ -157,8 +162,8 @@ def _chunked(
 
     def some(hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if cell.plan.is_critic:
-            return head(hidden).float()[:, :1]
-        scaled = head(hidden).float() / temperature
+            return wide(head(hidden))[:, :1]
+        scaled = wide(head(hidden)) / temperature
         normaliser = scaled.logsumexp(-1)
         answer = [scaled.gather(-1, target[:, None])[:, 0] - normaliser]
         if with_entropy:
@@ -173,7 +178,7 @@ def _chunked(
     ]
     own = cell.batch.layout()
     found_NC = torch.cat(pieces)
-    grid_NC = torch.zeros(own.sample_BS.size, found_NC.shape[1], device=hidden_BSD.device)
+    grid_NC = found_NC.new_zeros(own.sample_BS.size, found_NC.shape[1])
     grid_NC = grid_NC.index_put((torch.from_numpy(own.slots("next")).to(grid_NC.device),), found_NC)
     grid_BTC = grid_NC.reshape(*own.shape, -1)[:, :-1]
     return grid_BTC[..., 0], grid_BTC[..., 1] if with_entropy else None, hidden_BSD.detach()

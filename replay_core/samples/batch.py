@@ -478,7 +478,8 @@ class Batch:
 
         Where no alignment is said, index t is about token t + 1, as shifted logits are. Not so where that leaves some
         generated tokens a log-probability of exactly 0, as prompts are filled with, and their own index leaves none.
-        Where nobody says which are generated, only every sample's first token may have none.
+        Where nobody says which are generated, only every sample's first token may have none. Nor where the first
+        column is 0 and no other number is: nothing else fills it.
         """
         generated, layout = self.generated_N, self.layout
         if layout is None:
@@ -500,7 +501,8 @@ class Batch:
                 begins = bool(empty_N[before.slots[generated[self.flat(before.tokens)]]].any())
             if empty_N[own.slots[asked]].any():
                 return False
-            shown = shown or begins
+            empty_BS = empty_N.reshape(layout.shape)
+            shown = shown or begins or bool(empty_BS[:, 0].all() and not empty_BS[:, 1:].any())
         return shown
 
     def _says(self, alignment: str) -> Said:

@@ -47,16 +47,15 @@ class TelemetryPane(VerticalScroll, can_focus=True):
             last = state.job.samples[-1]
             gpu = [sample.gpu_mib for sample in state.job.samples if sample.gpu_mib is not None]
             data = gpu or [sample.host_mib for sample in state.job.samples]
-            name = "gpu" if gpu else "host"
             phase = f"\n{state.job.busy.doing or state.job.busy.what}" if state.job.busy is not None else ""
-            span = f"{fmt.mib(min(data))} to {fmt.mib(max(data))}"
+            span = f"{'gpu' if gpu else 'host'} {fmt.mib(min(data))} to {fmt.mib(max(data))}"
+            # The pane is narrow, and the device's memory is what runs out.
             self._now.put(
                 Text.assemble(
-                    f"{fmt.seconds(last.elapsed_s)}   ",
-                    ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
                     ("gpu ", paint(self, "muted")), f"{fmt.mib(last.gpu_mib)}   ",
+                    ("host ", paint(self, "muted")), f"{fmt.mib(last.host_mib)}   ",
                     ("cpu ", paint(self, "muted")), f"{last.cpu_percent:.0f}%",
-                    (f"{phase}\n{name} memory over {fmt.seconds(last.elapsed_s)}: {span}", paint(self, "muted")),
+                    (f"{phase}\n{span} in {fmt.seconds(last.elapsed_s)}", paint(self, "muted")),
                     no_wrap=True,
                 )
             )  # fmt: skip

@@ -40,7 +40,7 @@ def worst_row(pair: PairFigures, *, is_gradient: bool = False) -> float:
     A row that is nothing but cancellation residue (a thousandth of the typical norm) proves nothing by its ratio,
     and a row of a few numbers may cross zero: it is held against the typical row instead of itself. A row of a gradient
     is a sum over all tokens, and rounds as its terms do, not as what they leave: below a tenth of the typical norm it
-    is asked only where it is further off than the typical row.
+    is asked only where it is further off than the typical row, and than those are that carry weight.
     """
     if not pair.rows.d2.any():
         return 0.0
@@ -52,9 +52,9 @@ def worst_row(pair: PairFigures, *, is_gradient: bool = False) -> float:
     typical = median(pair.rows.a2)
     weight = np.maximum(pair.rows.a2, pair.rows.d2) >= 1e-6 * typical
     if is_gradient:
-        weight &= (pair.rows.a2 >= limits.SLIGHT_ROW**2 * typical) | (
-            pair.rows.d2 > limits.SLIGHT_ROW_OFF**2 * median(pair.rows.d2)
-        )
+        heavy = pair.rows.a2 >= limits.SLIGHT_ROW**2 * typical
+        usual = max(median(pair.rows.d2), float(pair.rows.d2[heavy].mean()))
+        weight &= heavy | (pair.rows.d2 > limits.SLIGHT_ROW_OFF**2 * usual)
     return float(pair.rows.rel[weight].max(initial=0.0))
 
 

@@ -321,7 +321,7 @@ def test_the_zero_loss_of_the_grpo_notes_is_named_and_its_fix_is_clean_of_it() -
 
 
 def test_two_runs_in_one_folder_stay_two() -> None:
-    from replay_core.diagnose.rules.masks import no_token_counts
+    from replay_core.diagnose.rule import RULES
     from replay_core.diagnose.signals import Signals
     from replay_core.dumps import open_run
 
@@ -331,5 +331,5 @@ def test_two_runs_in_one_folder_stay_two() -> None:
         ["metrics_1da2900_normal.json", "train_1da2900_normal.log"],
         ["metrics_547c4bf_normal.json", "train_547c4bf_normal.log"],
     ]
-    found = {Path(log.paths[0]).name[-18:]: list(no_token_counts(log)) for log in signals.logs}
+    found = {Path(log.paths[0]).name[-18:]: RULES["D07", "signals"].findings(log) for log in signals.logs}
     assert [len(findings) for findings in found.values()].count(0) == 1

@@ -29,7 +29,7 @@ def dumped(path: Path, gradient: torch.Tensor) -> Any:
 
 def held(tmp_path: Path, alone_RC: torch.Tensor, own_RC: torch.Tensor, true_RC: torch.Tensor) -> bool:
     true, alone, own = (dumped(tmp_path / str(n), one) for n, one in enumerate((true_RC, alone_RC, own_RC)))
-    (found,) = of_gradients(true, alone, own, [NAME])
+    (found,) = of_gradients(true, alone, own, [NAME], half=True)
     return found.is_rounding
 
 
@@ -41,7 +41,7 @@ def test_what_is_as_far_from_the_truth_as_each_row_alone_is_rounded(tmp_path: Pa
     assert held(tmp_path / "rounded", true_RC + noise[0], true_RC + noise[1], true_RC)
     assert not held(tmp_path / "all", true_RC + noise[0], true_RC + 5 * noise[1], true_RC)
     run = dumped(tmp_path / "odd", true_RC)
-    (absent,) = of_gradients(run, run, run, ["grad.another.weight"])
+    (absent,) = of_gradients(run, run, run, ["grad.another.weight"], half=True)
     assert not absent.is_rounding, "what a dump does not hold was not looked at"
     noise[1][7] *= 8
     assert not held(tmp_path / "row", true_RC + noise[0], true_RC + noise[1], true_RC)
@@ -69,7 +69,7 @@ def summed(tmp_path: Path, true_C: torch.Tensor, own_C: torch.Tensor, finer_C: t
     true, alone, own, finer = (
         dumped(tmp_path / str(n), one) for n, one in enumerate((true_C, 1.01 * true_C, own_C, finer_C))
     )
-    found = of_gradients(true, alone, own, [NAME])
+    found = of_gradients(true, alone, own, [NAME], half=True)
     of_sums(true, finer, found)
     return found[0]
 
@@ -141,23 +141,27 @@ def _backward(dump: Path, out: Path, flags: str) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("packing", ["off", "on"])
-def test_healthy_gradients_of_a_half_agree_however_little_is_left_of_them(
-    near_uniform: Path, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtype", "packing", "finer"),
+    [("bfloat16", "off", "float32"), ("bfloat16", "on", "float32"), ("float32", "on", "float64")],
+)
+def test_healthy_gradients_agree_however_little_is_left_of_them(
+    near_uniform: Path, tmp_path: Path, dtype: str, packing: str, finer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A table that allows next to nothing, as any does for some model: what a finer dtype says decides.
-    monkeypatch.setitem(limits.WORST_ROW["gradient"], "bfloat16", 0.01)
-    monkeypatch.setitem(limits.REL_L2["gradient"], "bfloat16", 0.002)
-    doc = _backward(near_uniform, tmp_path / "out", f"dtype=bfloat16 packing={packing}")
+    monkeypatch.setitem(limits.WORST_ROW["gradient"], dtype, 0.01 if dtype == "bfloat16" else 1e-7)
+    monkeypatch.setitem(limits.REL_L2["gradient"], dtype, 0.002 if dtype == "bfloat16" else 1e-8)
+    doc = _backward(near_uniform, tmp_path / "out", f"dtype={dtype} packing={packing}")
     causes = [cell["cause"] for cell in doc["cells"][1:]]
     assert all(cause["kind"] == "rounding" for cause in causes)
-    assert "about as far from the gradient in float32 as that of each row alone is" in causes[0]["sentence"]
+    assert f"about as far from the gradient in {finer} as that of each row alone is" in causes[0]["sentence"]
     assert exit_code(doc) == 0, causes
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("dtype", "finer"), [("bfloat16", "float32"), ("float32", "float64")])
 def test_a_backward_that_is_wrong_behind_a_right_forward_disagrees(
-    near_uniform: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    near_uniform: Path, tmp_path: Path, dtype: str, finer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AttentionInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -166,12 +170,12 @@ def test_a_backward_that_is_wrong_behind_a_right_forward_disagrees(
     ALL_MASK_ATTENTION_FUNCTIONS.register("wrong_backward", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     monkeypatch.setitem(attention._IMPLEMENTATIONS, "fa2", "wrong_backward")
     monkeypatch.setattr(attention, "need", lambda _flags: None)
-    doc = _backward(near_uniform, tmp_path / "out", "dtype=bfloat16 attention=fa2")
+    doc = _backward(near_uniform, tmp_path / "out", f"dtype={dtype} attention=fa2")
     cell = doc["cells"][-1]
     assert cell["agreement"]["agrees"] is False
     assert "v_proj" in cell["agreement"]["first_divergence"]["name"]
     assert cell["cause"]["kind"] == "maths"
-    assert "behind a forward that is right, further from the gradient in float32" in cell["cause"]["sentence"]
+    assert f"behind a forward that is right, further from the gradient in {finer}" in cell["cause"]["sentence"]
     assert exit_code(doc) == 1
 
 

@@ -320,3 +320,31 @@ def test_a_factory_named_by_a_dump_is_never_called(demo, own, tmp_path):
     manifest.write_text(json.dumps(content))
     with pytest.raises(ModelError, match="code is only ever run when you name it"):
         ask(tmp_path / "dump", tmp_path / "out", plan={"forward_path": own})
+
+
+@pytest.mark.parametrize(("alignment", "said"), [("next", "one token earlier"), ("full", "one token later")])
+def test_a_recording_that_is_the_neighbours_is_said_to_be_one_token_off(demo, tmp_path, alignment, said):
+    """What stands at its own index is said to stand before it, and the other way round."""
+    held = next(
+        one for one in open_run(demo).records if (one.key.step, one.key.micro, one.key.stage) == (0, 0, "forward_data")
+    )
+    ids, mask, generated = (
+        torch.from_numpy(np.array(pages.array(held.get(name))))
+        for name in ("input_ids", "attention_mask", "response_mask")
+    )
+    doc = ask(demo, tmp_path / "first")
+    replay = open_run(doc["cells"][1]["dump"])
+    values = torch.from_numpy(np.array(pages.array(replay.select(stage="forward_data")[0].get("log_probs"))))
+    assert values.shape == ids.shape
+    values = (
+        values if alignment == "full" else values.roll(1, dims=1).masked_fill(torch.arange(ids.shape[1]) == 0, -9.0)
+    )
+    with Recorder(tmp_path / "dump") as recorder, recorder.step(0) as record:
+        record(
+            "forward_data", micro=0, input_ids=ids, attention_mask=mask, response_mask=generated, log_probs=values,
+            alignment={"log_probs": alignment},
+        )  # fmt: skip
+    model = str(demo / "checkpoints" / "step_000000")
+    row = ask(tmp_path / "dump", tmp_path / "out", plan={"model": model})["cells"][0]["recorded"][0]
+    assert row["verdict"] == "DIFF"
+    assert said in row["reason"]

@@ -67,6 +67,17 @@ def test_logprobs_of_every_token_stand_at_their_own_index_where_only_each_first_
         assert [row[1] for row in said] == expected
 
 
+def test_logprobs_of_every_token_stand_at_their_own_index_where_only_the_first_column_is_filled() -> None:
+    """Padding on the left, and a log-probability of it, too: no sample begins in the first column."""
+    ids = ref("input_ids", [[0, 5, 6, 7], [0, 0, 8, 9]])
+    masks = [ref("attention_mask", [[0, 1, 1, 1], [0, 0, 1, 1]]), ref("loss_mask", [[0, 0, 1, 1], [0, 0, 0, 1]])]
+    own, before = [[0, -9.0, -1.0, -2.0], [0, -9, -9, -3.0]], [[-9, -1.0, -2.0, -9.0], [-9.0, -9, -3.0, -9.0]]
+    masked = [[0, -1.0, -2.0, -9.0], [0, 0, -3.0, -9.0]]
+    for values, expected in ((own, [-2, -3]), (before, [-2, -3]), (masked, [-2, -3])):
+        tensor = ref("old_logprobs", values)
+        assert [row[-1] for row in per_token(tensor, [ids, *masks, tensor])] == expected
+
+
 def test_lengths_cut_right_padding() -> None:
     fields = [ref("input_ids", [[5, 6, 0], [7, 8, 9]]), ref("sample_lengths", [2, 3])]
     assert listed(token_ids(fields)) == [[5, 6], [7, 8, 9]]
