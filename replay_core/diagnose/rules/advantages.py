@@ -246,7 +246,7 @@ def _taught_of_equal(batch: StepBatch, kept_B: Array, reward_B: Array, name: str
         "error" if apart > TAUGHT else "warning",
         f"groups of equal rewards have advantages, up to {max(sizes):.3g}, in {share(len(bad), len(equal))} such "
         f"groups: they should be 0; the others are {name}",
-        batch.laid.where("advantages", sample=int(np.flatnonzero(group_B == bad[0])[0])),
+        batch.laid.where("advantages", sample=group_B == bad[0]),
         shown("largest |advantage| of a group of equal rewards", max(sizes), f"< {TAUGHT:g}"),
         shown("advantages of one such group apart by", apart, "0"),
         shown("groups of equal rewards", len(equal)), shown("all groups", len(groups)),
@@ -267,11 +267,10 @@ def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Ar
     bad = groups[noisy_G & taught_G]
     if not len(bad):
         return
-    sample = int(np.flatnonzero(given(batch.group_B) == bad[0])[0])
     yield warning(
         f"noise in the rewards is taught: {share(len(bad), len(groups))} groups have nearly equal rewards (apart by "
         f"{float(spread_G[noisy_G & taught_G].max()):.2g} at most), and advantages of full size",
-        batch.laid.where("advantages", sample=sample),
+        batch.laid.where("advantages", sample=given(batch.group_B) == bad[0]),
         shown("largest spread of rewards in such a group", float(spread_G[noisy_G & taught_G].max()),
         f"0, or > {NO_SPREAD:g} x {whole:.3g}"),
         shown("largest |advantage| in one", float(np.abs(heard_B[np.isin(group_B, bad)]).max()), f"< {TAUGHT:g}"),

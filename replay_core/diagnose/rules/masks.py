@@ -386,7 +386,7 @@ def mask_shifted(batch: StepBatch) -> Finding | None:
     return finding(
         "error" if by < 0 or ends_late else "warning",
         f"the mask is shifted by {by:+d}: it begins {places} {side} in {those} samples",
-        batch.laid.where(name, sample=int(np.flatnonzero(heard_B)[0])),
+        batch.laid.where(name, sample=heard_B),
         shown("first counted token - first token of the response", by, "0", column.source if column else None),
         shown("the mask reaches beyond the response", ends_late),
         cause="mask and tokens are about different places: one is about the token at its index, the other about the "
@@ -471,7 +471,7 @@ def prompt_trained(batch: StepBatch) -> Finding | None:
     return error(
         f"prompt tokens are in the loss: {int(counted_B.sum())} of them count, in "
         f"{share(int(bad_B.sum()), len(batch))} samples",
-        batch.laid.where(name, at=int(np.flatnonzero(trained_N & ~response_N)[0])),
+        batch.laid.where(name, at=trained_N & ~response_N),
         shown("prompt tokens in the mask", int(counted_B.sum()), "0", f"{name} of {batch.name}"),
         shown("tokens in the mask", int(trained_N.sum())),
         cause="the loss mask is the attention mask, or is not multiplied by the response's",
@@ -530,9 +530,8 @@ def padding_trained(batch: StepBatch) -> Finding | None:
         return None
     bad_N = beyond_N & trained_N
     if bad_N.any():
-        at = int(np.flatnonzero(bad_N)[0])
         name = mask_name(batch)
-        return _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=at), name)
+        return _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=bad_N), name)
     return None
 
 
@@ -603,7 +602,7 @@ def end_untrained(batch: StepBatch) -> Finding | None:
         # What follows the token that ends every mask is padding that nothing tells, or the template's.
         follows = _ends_before(batch, trained_N, np.flatnonzero(batch.flat.count(ends_N)), eos)
         if count >= 2 and not kept and not follows:
-            return _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
+            return _untrained(batch, eos, count, batch.laid.where(name, at=ends_N))
         if count:
             return None
     beyond = [after for after in _after_B(batch) if after is not None and after != batch.pad_id]

@@ -302,7 +302,7 @@ def leaking_in_every_step(case: Case) -> Finding | None:
 
 def _leak(batch: StepBatch, between: Gap, clean_B: Array, how: str, steps: Iterable[int | None] = ()) -> Finding:
     values_B = between.by_sample_B
-    place = batch.laid.where(between.trainer.name, sample=int(np.flatnonzero(~clean_B & ~np.isnan(values_B))[0]))
+    place = batch.laid.where(between.trainer.name, sample=~clean_B & ~np.isnan(values_B))
     return error(
         "the first sample of every pack agrees with the rollout, the ones after it do not: attention crosses samples",
         place,

@@ -70,7 +70,7 @@ def not_the_same(batch: StepBatch) -> Finding | None:
         both_N = a.said_N & b.said_N & ~np.repeat(_twin_B(batch), batch.flat.lengths_B)
         return warning(
             f"{a.name} is recorded twice and differs on {int(counted_N.sum())} tokens that count",
-            batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0])),
+            batch.laid.where(a.name, at=counted_N),
             shown("largest difference", largest, "0", f"{a.source} and {b.source}"),
             shown("tokens in both", int(both_N.sum())),
             cause="it was computed twice (dropout, atomics, another micro-batch), or changed between the two records",
@@ -147,7 +147,7 @@ def only_padding(batch: StepBatch) -> Finding | None:
         if apart_N.any() and not (apart_N & batch.trained_N).any():
             return info(
                 f"copies of {a.name} differ on {int(apart_N.sum())} tokens, none of which counts",
-                batch.laid.where(a.name, at=int(np.flatnonzero(apart_N)[0])),
+                batch.laid.where(a.name, at=apart_N),
                 shown("tokens that count and differ", 0, None, f"{a.source} and {b.source}"),
                 cause="padding or prompt is filled in differently; nothing reads it",
             )
@@ -163,7 +163,7 @@ def only_cast(batch: StepBatch) -> Finding | None:
             largest = float(np.abs(a.values_N - b.values_N)[counted_N].max())
             return info(
                 f"copies of {a.name} differ by rounding alone ({a.dtype} and {b.dtype})",
-                batch.laid.where(a.name, at=int(np.flatnonzero(counted_N)[0])),
+                batch.laid.where(a.name, at=counted_N),
                 shown("largest difference", largest, None, f"{a.source} and {b.source}"),
                 cause="one of them was stored in the narrower dtype",
             )

@@ -69,7 +69,7 @@ def all_zero(batch: StepBatch) -> Finding | None:
         word = "old" if name == "old_logprobs" else "policy"
         return error(
             f"{word} log-probabilities are exactly 0 on all {int(known_N.sum())} tokens that count: a probability of 1",
-            batch.laid.where(name, at=int(np.flatnonzero(known_N)[0])),
+            batch.laid.where(name, at=known_N),
             shown("tokens with exactly 0", int(known_N.sum()), "0", column.source),
             cause="the tensor was allocated and never filled, or holds a difference (log_probs - log_probs.detach()) "
             "or a masked copy; the ratio is then the probability itself",
@@ -105,7 +105,7 @@ def ends_early(batch: StepBatch) -> Finding | None:
     return error(
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
-        batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
+        batch.laid.where(name, sample=cut_B),
         shown("tokens that count, at most", int(ends[0]), f"{int(sampled_B.max())}, as sampled", rollout.source),
         shown("sampled tokens that do not count", int((sampled_B - counts_B)[cut_B].sum()), "0"),
         cause="the mask covers only the first part (half) of the responses: it is cut to a length of its own, to the "
@@ -158,7 +158,7 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
     return warning(
         f"the mask ends at the token {token} in every response that holds it: what the policy sampled behind it (an "
         f"answer after its mark) never counts, in {share(cut, len(batch))} samples",
-        batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
+        batch.laid.where(name, sample=cut_B),
         shown("samples whose mask ends at it", cut, None, name),
         shown("different texts behind it", len(tails)),
         shown("sampled tokens that do not count", left, "0"),

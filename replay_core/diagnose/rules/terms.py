@@ -62,7 +62,7 @@ def token_loss(batch: StepBatch) -> Finding | None:
 
     ratio_kinds = (ratio_N[both_N], by_sequence(batch, ratio_N, both_N)[both_N])
     stated = _clip_range(batch)
-    place = batch.laid.where("token_loss", at=int(np.flatnonzero(both_N)[0]))
+    place = batch.laid.where("token_loss", at=both_N)
     evidence = [shown("tokens recomputed", int(both_N.sum()), None, source), shown("agree to", close)]
     ranges = (*([stated] if stated else []), *RANGES)
     for r_N in ratio_kinds:

@@ -149,7 +149,7 @@ def turned_around(batch: StepBatch) -> Finding | None:
     return error(
         f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
         "none that it sampled counts",
-        batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
+        batch.laid.where(name, at=counted_N),
         shown("sampled tokens in the loss", 0, "> 0", rollout.source),
         shown("sampled tokens that are left out", int(left_N.sum()), "0"),
         cause="1 and 0 are swapped: the mask of the environment's turns (tool output, states) is used as the loss mask",
