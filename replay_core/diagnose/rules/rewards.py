@@ -363,7 +363,7 @@ def missing(batch: StepBatch) -> Finding | None:
     functions_FB = batch.columns.reward_functions_FB
     if functions_FB is None:
         raise Skip("no reward functions are recorded apart")
-    none_B: Array = ~np.isfinite(functions_FB).any(axis=0)
+    none_B = np.asarray(~np.isfinite(functions_FB).any(axis=0))
     if not none_B.any():
         return None
     reward_B = batch.columns.per_sample("reward")
