@@ -18,7 +18,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.objectives import kl, policy_loss
 
-#: Relative agreement of what is recomputed, losses below which it is not told, tokens that are a sum, and steps that tell.
+#: Relative agreement of what is recomputed, losses below which it is not told, tokens that are a sum, steps that tell.
 CLOSE, FLOOR, TOKENS, STEPS = 1e-3, 1e-5, 8, 2
 #: How many times the norm that is clipped at a gradient has, when all that is left of it is its direction.
 FAR_OVER = 5.0
