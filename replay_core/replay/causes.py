@@ -184,14 +184,14 @@ def cause_of_gradients(found: Sequence[HeldGradient], finer: str) -> dict[str, A
     each row alone's are.
     """
     is_noise = all(one.is_rounding for one in found)
-    summed = [one for one in found if one.finer is not None and is_noise]
-    worst = max(summed or found, key=lambda one: one.cell / (one.reference or one.cell or 1.0))
+    asked = [one for one in found if one.finer is not None and is_noise]
+    worst = max(asked or found, key=lambda one: one.cell / (one.reference or one.cell or 1.0))
     kind = "rounding" if is_noise else "maths"
     if worst.finer is not None and is_noise:
         return {
             "kind": kind, "is_noise": True, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
-            "sentence": f"no sample's final state is off by itself: {KINDS[kind].said}: {worst.name}, summed over "
-            f"tokens, is {worst.cell:.2g} off the gradient in {finer} (relative L2; that of each row alone "
+            "sentence": f"no sample's final state is off by itself: {KINDS[kind].said}: {worst.name} is "
+            f"{worst.cell:.2g} off the gradient in {finer} (relative L2; that of each row alone "
             f"{worst.reference:.2g}), and this cell in {finer} is not ({worst.finer:.2g})",
         }  # fmt: skip
     others = f" and {len(found) - 1} more are" if len(found) > 1 else " is"

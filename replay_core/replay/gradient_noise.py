@@ -31,23 +31,26 @@ _MOST, _MOST_OF_FEW, _FEW = 1.5, 3.0, 256
 #: of its distance: noise has no direction, and of many numbers next to nothing along any one.
 _FACTOR, _TIMES, _ALONG = 0.016, 3.0, 0.25
 #: What is summed over tokens in a half dtype and kept in one (torch's LayerNorm on CPUs sums a bias so) may be so far
-#: off, if no more of that than so much is left where the same cell computes in the finer dtype.
-_SUMMED, _LEFT = 0.125, 0.02
+#: off, and a gradient that another kernel rounds this many times as far as each row alone's, with its rows so many
+#: times as far as its typical one (on a GPU, of queries and keys: 7 and 6.4 times), if no more of that than so much is
+#: left where the same cell computes in the finer dtype. Of float32 float64 leaves more: its norms are in float32, too.
+_SUMMED, _OTHER_KERNEL, _ROWS = 0.125, 8.0, 8.0
+_LEFT, _LEFT_OF_SINGLE = 0.02, 0.25
 #: Numbers that are held to the truth at once.
 _AT_ONCE = 1 << 22
 
 
 @dataclass(slots=True)
 class HeldGradient:
-    """How far the gradient `name` of each row alone and of a cell is from that in the finer dtype, relative L2; of a
-    sum over tokens that is further off also how far the cell in the finer dtype is.
+    """How far the gradient `name` of each row alone and of a cell is from that in the finer dtype, relative L2; of one
+    that is further off, and may yet be rounded, also how far the cell in the finer dtype is.
     """
 
     name: str
     reference: float
     cell: float
     is_rounding: bool
-    may_be_summed: bool = False
+    may_be_rounding: bool = False
     finer: float | None = None
 
 
@@ -68,20 +71,20 @@ def of_gradients(truth: Run, reference: Run, cell: Run, names: Iterable[str], *,
             continue
         held = _held(name, [_matrix(one[name]) for one in refs], _HALF if half else _SINGLE)
         is_vector = len(refs[0][name].shape) == 1 and naming.meaning(name).kind == "gradient"
-        held.may_be_summed = half and not held.is_rounding and is_vector and 0 < held.cell <= _SUMMED
+        held.may_be_rounding |= half and not held.is_rounding and is_vector and 0 < held.cell <= _SUMMED
         found.append(held)
     return found
 
 
-def of_sums(truth: Run, finer: Run, found: Iterable[HeldGradient]) -> None:
-    """Decide those that `may_be_summed` in a half dtype: by the same cell's gradients in the finer one."""
+def of_the_cell(truth: Run, finer: Run, found: Iterable[HeldGradient], *, half: bool) -> None:
+    """Decide those that `may_be_rounding`: by the same cell's gradients in the finer dtype."""
     refs = [_gradients(run) for run in (truth, finer)]
     for one in found:
-        if one.may_be_summed and one.name in refs[1]:
+        if one.may_be_rounding and one.name in refs[1]:
             true, own = (_matrix(side[one.name]).astype(np.float64) for side in refs)
             if true.shape == own.shape:
                 one.finer = float(np.linalg.norm(own - true) / np.linalg.norm(true))
-                one.is_rounding = one.finer <= _LEFT * one.cell
+                one.is_rounding = one.finer <= (_LEFT if half else _LEFT_OF_SINGLE) * one.cell
 
 
 def _held(name: str, values: list[NDArray[Any]], last_place: float) -> HeldGradient:
@@ -95,17 +98,23 @@ def _held(name: str, values: list[NDArray[Any]], last_place: float) -> HeldGradi
     least = last_place * size if true.size == 1 else 0.0
     typical = max(float(np.sqrt((off_alone**2).mean())), least)
     most = _MOST if true.size >= _FEW else _MOST_OF_FEW
+    is_whole = not any(one.is_lost for one in sums)
     is_rounding = (
-        whole_own <= most * max(whole_alone, least)
+        is_whole
+        and whole_own <= most * max(whole_alone, least)
         and bool((off_own <= WORST * np.maximum(off_alone, typical)).all())
-        and not any(one.is_lost for one in sums)
     )
-    if is_rounding and size and true.size >= _FEW:
+    others2 = (whole_own**2 - off_own**2) / max(1, rows - 1)
+    is_spread = rows == 1 or bool((off_own**2 <= _ROWS**2 * others2).all())
+    may_be = is_whole and is_spread and whole_own <= _OTHER_KERNEL * whole_alone
+    if size and true.size >= _FEW:
         along_alone, along_own = (abs(sum(getattr(one, name) for one in sums)) / size**2
                                   for name in ("along_alone", "along_own"))  # fmt: skip
-        is_rounding = along_own <= max(_FACTOR, _TIMES * along_alone, _ALONG * whole_alone / size)
+        least = max(_FACTOR, _TIMES * along_alone)
+        is_rounding &= along_own <= max(least, _ALONG * whole_alone / size)
+        may_be &= along_own <= max(least, _ALONG * whole_own / size)
     size = size or float("inf")
-    return HeldGradient(name, whole_alone / size, whole_own / size, is_rounding)
+    return HeldGradient(name, whole_alone / size, whole_own / size, is_rounding, may_be and not is_rounding)
 
 
 @dataclass(slots=True)

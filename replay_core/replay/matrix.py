@@ -40,7 +40,7 @@ from replay_core.replay.causes import (
 from replay_core.replay.cell_log import LOGS, CellLog
 from replay_core.replay.flags import Flags
 from replay_core.replay.frontier import Hashed
-from replay_core.replay.gradient_noise import HeldGradient, of_gradients, of_sums
+from replay_core.replay.gradient_noise import HeldGradient, of_gradients, of_the_cell
 from replay_core.replay.kept import Kept, identity_of
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.segments import segments
@@ -449,10 +449,11 @@ class Bench:
         try:
             names = [row.name for row in rows]
             found = of_gradients(truth.run, self.baseline.run, result.run, names, half=self._finer == "float32")
-            if all(one.is_rounding or one.may_be_summed for one in found) and any(one.may_be_summed for one in found):
+            may_be = [one for one in found if one.may_be_rounding]
+            if may_be and all(one.is_rounding or one.may_be_rounding for one in found):
                 finer = self.in_dtype(result, self._finer, backward=True)
                 if finer.run is not None:
-                    of_sums(truth.run, finer.run, found)
+                    of_the_cell(truth.run, finer.run, may_be, half=self._finer == "float32")
         except DumpError:
             return None  # what cannot be read is said where it is read
         return found

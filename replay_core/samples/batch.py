@@ -172,11 +172,23 @@ class Batch:
     def _by_lengths(self, shape: tuple[int, ...]) -> Array:
         """The mask of dense ids that came without one: by the samples' lengths, else every slot."""
         lengths = self.held.numbers("sample_lengths")
+        if lengths is None:
+            lengths = self._lengths_of_parts(shape)
         if lengths is not None and lengths.size == shape[0]:
             by_lengths: Array = np.arange(shape[1]) < lengths.reshape(-1, 1)
             return by_lengths
         self.padding_known = False
         return np.ones(shape, dtype=bool)
+
+    def _lengths_of_parts(self, shape: tuple[int, ...]) -> Array | None:
+        """Lengths as prompt and response, where what stands behind them is one id: the padding is on the right."""
+        parts = [self.held.numbers(f"{part}_length", f"{part}_lengths") for part in ("prompt", "response")]
+        if self.held.ids is None or any(part is None or part.size != shape[0] for part in parts):
+            return None
+        lengths: Array = np.sum([part.reshape(-1) for part in parts if part is not None], axis=0)
+        behind_BS = np.arange(shape[1]) >= lengths[:, None]
+        fits = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= shape[1]
+        return lengths if fits and np.unique(pages.array(self.held.ids).reshape(shape)[behind_BS]).size <= 1 else None
 
     def _one_row(self, used_T: Bools, is_known: bool) -> TokenLayout | None:
         """A pack known by its samples' lengths, or by position ids that rise by one and begin again with every sample.
@@ -461,7 +473,7 @@ class Batch:
                     return self._slice(ref, starts)
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
                 side = _said(alignment, stated, axes, self.layout)
-                if side == "next" and not stated and ref.shape == self.layout.shape and meaning.region == "response":
+                if side == "next" and not stated and self._is_as_wide(ref) and meaning.region == "response":
                     side = "full" if self._is_at_own_index else "next"
                 said = self._says(side)
                 rows = axes.rows(said.slots, self.layout)
@@ -477,20 +489,20 @@ class Batch:
         """Whether log-probabilities as wide as the tokens stand at the token that they are about.
 
         Where no alignment is said, index t is about token t + 1, as shifted logits are. Not so where that leaves some
-        generated tokens a log-probability of exactly 0, as prompts are filled with, and their own index leaves none.
-        Where nobody says which are generated, only every sample's first token may have none. Nor where the first
-        column is 0 and no other number is: nothing else fills it.
+        generated tokens none, and their own index leaves none without one: what prompts are filled with is 0, or above,
+        as no log-probability is. Where nobody says which are generated, only every sample's first token may have none.
+        Nor where nothing is filled but the first column, or every sample's first token.
         """
         generated, layout = self.generated_N, self.layout
         if layout is None:
             return False
         shown = False
         for ref in self.held.fields():
-            if naming.meaning(ref.canonical or ref.name).kind != "logprob" or ref.alignment is not None:
+            if naming.meaning(ref.canonical or ref.name).kind != "logprob" or ref.alignment not in (None, "packed"):
                 continue
-            if ref.shape != layout.shape or ref.rows is not None:
+            if not self._is_as_wide(ref):
                 continue
-            empty_N = pages.array(ref).reshape(-1) == 0
+            empty_N = pages.array(ref).reshape(-1) >= 0
             own, before = self._says("full"), self._says("next")
             if generated is None:
                 asked = positions_of(own.tokens) > 0
@@ -501,9 +513,26 @@ class Batch:
                 begins = bool(empty_N[before.slots[generated[self.flat(before.tokens)]]].any())
             if empty_N[own.slots[asked]].any():
                 return False
-            empty_BS = empty_N.reshape(layout.shape)
-            shown = shown or begins or bool(empty_BS[:, 0].all() and not empty_BS[:, 1:].any())
+            shown = shown or begins or self._fills_firsts_alone(empty_N)
         return shown
+
+    def _is_as_wide(self, ref: TensorRef) -> bool:
+        """Whether a tensor has a number for every slot of the layout, and in its order."""
+        layout = self.layout
+        if layout is None:
+            return False
+        if ref.rows is not None:
+            return layout.shape == (1, ref.numel) and (self.packs is not None or ref.rows == self.rows)
+        return ref.shape == layout.shape or (layout.shape[0] == 1 and ref.shape == layout.shape[1:])
+
+    def _fills_firsts_alone(self, empty_N: Bools) -> bool:
+        assert self.layout is not None
+        empty_BS = empty_N.reshape(self.layout.shape)
+        if empty_BS[:, 0].all() and not empty_BS[:, 1:].any():
+            return True
+        own = self._says("full")
+        is_first = positions_of(own.tokens) == 0
+        return bool(empty_N[own.slots[is_first]].all() and not empty_N[own.slots[~is_first]].any())
 
     def _says(self, alignment: str) -> Said:
         """What a tensor of the layout's own shape says of each token: the same for every tensor of an alignment."""
@@ -578,9 +607,9 @@ class Batch:
         layout = self.layout
         if layout is None:
             return None
-        slot_for_slot = layout.shape == (1, ref.shape[0]) and (self.packs is not None or ref.rows == self.rows)
-        if slot_for_slot and alignment != "response":
-            said = self._says("next" if alignment == "next" else "full")
+        if self._is_as_wide(ref) and alignment != "response":
+            is_next = alignment == "next" and (stated == "next" or not self._is_at_own_index)
+            said = self._says("next" if is_next else "full")
             return Placed(said.tokens, said.slots, 1)
         if rows.size != self.count:
             return None

@@ -47,7 +47,7 @@ class Held:
         """The first readable field of a canonical name, a text too."""
         return next((ref for ref in self._fields if (ref.canonical or ref.name) == name), None)
 
-    def numbers(self, name: str) -> NDArray[Any] | None:
-        """The values of the first numeric field of a canonical name."""
-        ref = self.find(name)
+    def numbers(self, *names: str) -> NDArray[Any] | None:
+        """The values of the first numeric field of a canonical name, of the first name that has any."""
+        ref = self.find(*names)
         return None if ref is None else pages.array(ref)

@@ -297,6 +297,17 @@ def _small_scalar_says(seen: Seen, limit: float, pair: PairFigures, held: Limits
     return f"absolute difference {seen.value:.3g} (up to {limit:.3g} allowed{because})"
 
 
+def _scalar_says(seen: Seen, limit: float, pair: PairFigures, held: Limits) -> str:
+    times = 1 + pair.total.gain
+    whole = round(times if abs(times) >= 1 else 1 / times) if math.isfinite(times) and times else 0
+    exact = float(whole if abs(times) >= 1 else 1 / whole) if whole else 0.0
+    said = f"relative difference {seen.value:.3g} (up to {limit:g} allowed), absolute {pair.max_abs:.3g}"
+    if not exact or abs(times / exact - 1) > limits.SCALAR[1] or abs(whole) > limits.MOST_TIMES:
+        return said
+    # What an accumulation, a world or a sign leaves out: the first thing to look for.
+    return f"{said}: b is {f'{whole}' if abs(times) >= 1 else f'1/{whole}'} times a"
+
+
 def _cast(pair: PairFigures, held: Limits) -> Seen | None:
     rounded = held.context.rounded
     return None if rounded is None else Seen(rounded.unequal, rounded.dtype)
@@ -367,8 +378,7 @@ RULES: tuple[Bound, ...] = (
          _small_scalar_says, clears=True),
     Bound("scalar", "relative difference of a number that the trainer reduced", SCALAR,
          lambda pair, held: Seen(pair.max_rel), lambda context: limits.SCALAR[0],
-         lambda seen, limit, pair, held: f"relative difference {seen.value:.3g} (up to {limit:g} allowed), absolute "
-         f"{pair.max_abs:.3g}", suspect=lambda context: limits.SCALAR[1]),
+         _scalar_says, suspect=lambda context: limits.SCALAR[1]),
     Bound("cast", "elements of two dtypes that differ after rounding to the narrower: none clears a divergence",
          (*NUMBER, *LOGPROB, *SCALAR), _cast, _none, clears=True, on_rest=False),
 )  # fmt: skip

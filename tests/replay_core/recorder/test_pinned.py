@@ -146,8 +146,12 @@ def test_copies_from_a_device_are_what_stood_there_and_hold_up_nobody(
     monkeypatch.setattr(pinned, "CLONES", clones)
     with Recorder(tmp_path, asynchronous=True) as recorder, recorder.step(0) as record:
         values = torch.zeros(1 << 22, device="cuda")
-        for micro in range(10):  # the first copies wait: memory is pinned for them, and later ones get it again
-            record("warm", values=values, view=values[:8].view(2, 4).t(), micro=micro)
+        # To pin memory waits for the device; what was pinned is given again.
+        kept = [torch.empty(1 << 22, pin_memory=True) for _ in range(10)]
+        kept += [torch.empty(8, pin_memory=True) for _ in range(10)]
+        clones_there = [values.clone() for _ in range(10)]
+        del kept, clones_there
+        record("warm", values=values, view=values[:8].view(2, 4).t(), micro=0)
         recorder.flush()
 
         def step() -> None:

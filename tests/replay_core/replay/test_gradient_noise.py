@@ -15,7 +15,7 @@ from replay_core.export.outcome import exit_code
 from replay_core.recorder import Recorder
 from replay_core.replay import attention
 from replay_core.replay.flags import Flags
-from replay_core.replay.gradient_noise import HeldGradient, of_gradients, of_sums
+from replay_core.replay.gradient_noise import HeldGradient, of_gradients, of_the_cell
 from tests.builders import Here
 
 NAME = "grad.layers.0.self_attn.q_proj.weight"
@@ -70,7 +70,7 @@ def summed(tmp_path: Path, true_C: torch.Tensor, own_C: torch.Tensor, finer_C: t
         dumped(tmp_path / str(n), one) for n, one in enumerate((true_C, 1.01 * true_C, own_C, finer_C))
     )
     found = of_gradients(true, alone, own, [NAME], half=True)
-    of_sums(true, finer, found)
+    of_the_cell(true, finer, found, half=True)
     return found[0]
 
 
@@ -83,8 +83,24 @@ def test_a_sum_over_tokens_that_is_right_in_the_finer_dtype_is_rounded(tmp_path:
     assert rounded.finer == pytest.approx(1e-5, rel=0.1)
     assert not summed(tmp_path / "wrong", true_C, own_C, true_C + 0.01 * noise_C).is_rounding, "wrong in both dtypes"
     assert not summed(tmp_path / "far", true_C, true_C + 0.3 * noise_C, near_C).is_rounding
-    matrix = [one.view(16, 32) for one in (true_C, own_C, near_C)]
-    assert not summed(tmp_path / "matrix", *matrix).is_rounding, "a matrix is multiplied, and its sums are float32"
+
+
+def test_a_matrix_that_another_kernel_rounds_further_is_rounded_if_it_is_right_in_the_finer_dtype(
+    tmp_path: Path,
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    true_RC, noise_RC = (torch.randn(64, 32, generator=random) for _ in range(2))
+    near_RC = true_RC + 1e-5 * noise_RC
+    assert summed(tmp_path / "rounded", true_RC, true_RC + 0.05 * noise_RC, near_RC).is_rounding
+    assert not summed(tmp_path / "far", true_RC, true_RC + 0.2 * noise_RC, near_RC).is_rounding
+    assert not summed(tmp_path / "wrong", true_RC, true_RC + 0.05 * noise_RC, true_RC + 0.01 * noise_RC).is_rounding
+    assert not summed(tmp_path / "times", true_RC, 1.05 * true_RC, near_RC).is_rounding, "noise has no direction"
+    standing_RC = true_RC + 0.02 * noise_RC
+    standing_RC[7] += 0.4 * noise_RC[7]
+    assert not summed(tmp_path / "row", true_RC, standing_RC, near_RC).is_rounding, "nor does it choose a row"
+    lost_RC = true_RC + 0.05 * noise_RC
+    lost_RC[3] = 0
+    assert not summed(tmp_path / "lost", true_RC, lost_RC, near_RC).is_rounding
 
 
 class _Wrong(torch.autograd.Function):
@@ -243,4 +259,4 @@ def test_a_bias_summed_token_by_token_in_a_half_is_rounding_unless_float32_is_of
     assert "grad.transformer.h.1.ln_1.bias" in cell["cause"]["sentence"]
     if code == 0:
         assert cell["cause"]["kind"] == "rounding"
-        assert "summed over tokens" in cell["cause"]["sentence"]
+        assert "and this cell in float32 is not" in cell["cause"]["sentence"]

@@ -78,9 +78,35 @@ def test_logprobs_of_every_token_stand_at_their_own_index_where_only_the_first_c
         assert [row[-1] for row in per_token(tensor, [ids, *masks, tensor])] == expected
 
 
+def test_logprobs_of_packs_and_of_ragged_rows_stand_where_each_samples_first_has_none() -> None:
+    own, before = [0, -1.0, -2.0, 0, -3.0], [-1.0, -2.0, 0, -3.0, 0]
+    for rows in (None, (3, 2)):
+        ids = ref("input_ids", [5, 6, 7, 8, 9], "packed" if rows else None, rows=rows)
+        fields = [ids] if rows else [ids, ref("cu_seqlens", [0, 3, 5])]
+        for values in (own, before):
+            tensor = ref("old_logprobs", values, "packed" if rows else None, rows=rows)
+            assert listed(per_token(tensor, [*fields, tensor])) == [[0 if values is own else None, -1, -2],
+                                                                    [0 if values is own else None, -3]]  # fmt: skip
+
+
+def test_what_is_above_0_is_no_logprob() -> None:
+    ids = ref("input_ids", [[5, 6, 7, 8], [9, 10, 11, 0]])
+    masks = [ref("attention_mask", [[1, 1, 1, 1], [1, 1, 1, 0]]), ref("loss_mask", [[0, 0, 1, 1], [0, 1, 1, 0]])]
+    filled = ref("old_logprobs", [[0, 1.0, -1.0, -2.0], [0, -3.0, -4.0, 1.0]])
+    assert [row[-2:].tolist() for row in per_token(filled, [ids, *masks, filled])] == [[-1, -2], [-3, -4]]
+
+
 def test_lengths_cut_right_padding() -> None:
     fields = [ref("input_ids", [[5, 6, 0], [7, 8, 9]]), ref("sample_lengths", [2, 3])]
     assert listed(token_ids(fields)) == [[5, 6], [7, 8, 9]]
+
+
+def test_lengths_of_prompt_and_response_cut_right_padding() -> None:
+    parts = [ref("prompt_length", [1, 2]), ref("response_lengths", [1, 1])]
+    right = ref("input_ids", [[5, 6, 0], [7, 8, 9]])
+    assert listed(token_ids([right, *parts])) == [[5, 6], [7, 8, 9]]
+    left = ref("input_ids", [[0, 5, 6, 3], [7, 8, 9, 4]])
+    assert listed(token_ids([left, *parts])) == listed(token_ids([left])), "two ids behind them are no padding"
 
 
 def test_prompt_and_response_are_joined() -> None:

@@ -222,7 +222,7 @@ def test_a_slight_row_of_a_gradient_rounds_as_its_terms_do():
     pair = figures([(a_RC, a_RC + d_RC)])
     assert structure.worst_row(pair) > 0.4, "of an activation it is what it is"
     assert structure.worst_row(pair, is_gradient=True) < 0.02
-    d_RC[5] *= 3
+    d_RC[5] *= 8
     assert structure.worst_row(figures([(a_RC, a_RC + d_RC)]), is_gradient=True) > 1.0, "further off than the others"
     alone_RC = np.zeros_like(a_RC)
     alone_RC[5] = d_RC[5]
