@@ -213,26 +213,6 @@ class Algorithm:
         )  # fmt: skip
 
     @property
-    def kl_weight(self) -> float | None:
-        """The coefficient of a KL to the reference, wherever it is applied."""
-        return self.number(*KL_WEIGHTS)
-
-    @property
-    def aggregation(self) -> str:
-        """How the loss is put together of its tokens, in the run's own word."""
-        return self.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
-
-    @property
-    def learning_rate(self) -> float | None:
-        """The policy's learning rate."""
-        return self.number("lr", "learning_rate", "actor_lr")
-
-    @property
-    def largest_norm(self) -> float | None:
-        """What the gradient's norm is clipped at."""
-        return self.number("max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad")
-
-    @property
     def kl_estimator(self) -> str:
         """The estimator of the KL term: k1, k2, k3, |log r|."""
         return _KL.get(self.word("kl_loss_type", "kl_estimator", "kl_type", "kl_penalty", "kl_approx"), "")
@@ -278,7 +258,7 @@ class Algorithm:
 
 def divides_by_length(algorithm: Algorithm) -> bool:
     """Whether the run states a loss that is a mean over a response's tokens, and no length in its advantages."""
-    how = algorithm.aggregation
+    how = aggregation(algorithm)
     meant = algorithm.value("advantage_length_norm", "length_normalized_advantage", "adv_length_norm")
     return how.endswith("token-mean") and meant is not True
 
@@ -379,3 +359,23 @@ def why_raw(algorithm: Algorithm) -> str:
             "the run states no estimator that is known here"
         )
     return "no baseline is computed"
+
+
+def kl_weight(algorithm: Algorithm) -> float | None:
+    """The coefficient of a KL to the reference, wherever it is applied."""
+    return algorithm.number(*KL_WEIGHTS)
+
+
+def aggregation(algorithm: Algorithm) -> str:
+    """How the loss is put together of its tokens, in the run's own word."""
+    return algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+
+
+def learning_rate(algorithm: Algorithm) -> float | None:
+    """The policy's learning rate."""
+    return algorithm.number("lr", "learning_rate", "actor_lr")
+
+
+def largest_norm(algorithm: Algorithm) -> float | None:
+    """What the gradient's norm is clipped at."""
+    return algorithm.number("max_grad_norm", "grad_clip", "clip_grad_norm", "gradient_clip_val", "clip_grad")

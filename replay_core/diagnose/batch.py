@@ -188,11 +188,6 @@ class StepBatch:
                 trained_N = trained_N & np.repeat((kept_B != 0) == wanted, self.flat.lengths_B)
         return trained_N
 
-    @property
-    def mask_name(self) -> str:
-        """Which mask says what counts in the loss."""
-        return "loss_mask" if self.columns.of("loss_mask") else "response_mask"
-
     def _emptied(self) -> Array | None:
         """No token at all, where a mask is recorded that is zero to the last entry: what it masks out, no sample
         holds.
@@ -356,15 +351,6 @@ class StepBatch:
         constant = bool((np.isnan(spread_B) | (spread_B <= 1e-6 * np.maximum(1, np.abs(high_B)))).all())
         return high_B if constant else None
 
-    @property
-    def largest_advantage(self) -> float:
-        """The largest |advantage| of a token that counts; 0 where none is known."""
-        column, trained_N = self.columns.of("advantages"), self.trained_N
-        if column is None or trained_N is None:
-            return 0.0
-        heard = np.abs(column.values_N[trained_N & column.said_N])
-        return float(heard[np.isfinite(heard)].max(initial=0.0))
-
     # ---- logprobs
 
     @property
@@ -389,6 +375,20 @@ WORDS: dict[str, Callable[[StepBatch], bool]] = {
     "trainer_logprobs": lambda batch: batch.trainer is not None,
     "response": lambda batch: batch.response_N is not None,
 }
+
+
+def mask_name(batch: StepBatch) -> str:
+    """Which mask says what counts in the loss."""
+    return "loss_mask" if batch.columns.of("loss_mask") else "response_mask"
+
+
+def largest_advantage(batch: StepBatch) -> float:
+    """The largest |advantage| of a token that counts; 0 where none is known."""
+    column, trained_N = batch.columns.of("advantages"), batch.trained_N
+    if column is None or trained_N is None:
+        return 0.0
+    heard = np.abs(column.values_N[trained_N & column.said_N])
+    return float(heard[np.isfinite(heard)].max(initial=0.0))
 
 
 def batches_of(step: int | None, records: list[Record], lost: list[str], run: Run | None = None) -> list[StepBatch]:

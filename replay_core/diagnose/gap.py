@@ -226,18 +226,13 @@ class Gap:
         left, found = min((self._residual, 1 / self.slope if self.slope else math.inf), (left, by_two))
         return found if left < 0.6 and abs(1 / found - 1) > 0.1 else None
 
-    def also(self, column: Column) -> Array:
-        """The compared tokens that a third tensor says something of, too."""
-        known_N: Array = self.both_N & column.said_N & np.isfinite(column.values_N)
-        return known_N
-
     @cached_property
     def from_reference(self) -> float | None:
         """mean |rollout - ref| over the compared tokens, or None without a reference."""
         ref = self.batch.columns.of("ref_logprobs")
         if ref is None:
             return None
-        known_N = self.also(ref)
+        known_N = also(self, ref)
         if known_N.sum() < FEWEST:
             return None
         return float(np.abs(self.rollout.values_N[known_N] - ref.values_N[known_N]).mean())
@@ -300,6 +295,12 @@ class Gap:
         )
 
 
+def also(between: Gap, column: Column) -> Array:
+    """The compared tokens that a third tensor says something of, too."""
+    known_N: Array = between.both_N & column.said_N & np.isfinite(column.values_N)
+    return known_N
+
+
 def ahead_of(between: Gap) -> float | None:
     """Least squares slope of rollout - trainer on trainer - ref: 0 of the trainer's own weights, -1 of the reference's,
     below 0 of older ones. None without a reference, where the policy has not moved from it (.01 nats), or the two do
@@ -308,7 +309,7 @@ def ahead_of(between: Gap) -> float | None:
     ref = between.batch.columns.of("ref_logprobs")
     if ref is None:
         return None
-    known_N = between.also(ref)
+    known_N = also(between, ref)
     x = between.trainer.values_N[known_N] - ref.values_N[known_N]
     y = between.rollout.values_N[known_N] - between.trainer.values_N[known_N]
     if x.size < 4 * FEWEST or float(np.abs(x).mean()) < MOVED or not y.std() > 0 or not x.std() > 0:

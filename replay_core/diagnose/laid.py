@@ -84,8 +84,11 @@ class Laid:
             return {}
         return {"POLICY": policy[1], "INITIAL": initial[1]}
 
-    def where(self, name: str | None = None, at: int | None = None, sample: int | None = None) -> Where:
-        """The place of a token of the flat arrays, or of a sample, in the record that holds the tensor."""
+    def where(self, name: str | None = None, at: int | Array | None = None, sample: int | Array | None = None) -> Where:
+        """The place of a token of the flat arrays, or of a sample, in the record that holds the tensor: the first one
+        of several that are marked [N] or [B].
+        """
+        at, sample = _first(at), _first(sample)
         position = None
         if at is not None:
             sample, position = int(self._flat.sample_N[at]), int(self._flat.position_N[at])
@@ -170,6 +173,10 @@ class Laid:
 
 #: Tensors whose rows hold prompt and response.
 _WHOLE = ("input_ids", "attention_mask")
+
+
+def _first(marked: int | Array | None) -> int | None:
+    return int(np.flatnonzero(marked)[0]) if isinstance(marked, np.ndarray) else marked
 
 
 def _holder(part: Batch, name: str | None) -> Record:

@@ -9,7 +9,7 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, listed, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, Gap, is_of_padding, twins_of
+from replay_core.diagnose.gap import BADLY, DISAGREE, FEWEST, Gap, also, is_of_padding, twins_of
 from replay_core.diagnose.passes import before_any_update_N
 
 OF_THE_ENGINE = "the engine gives one token after one prefix different numbers"
@@ -268,7 +268,7 @@ def gathered_elsewhere(batch: StepBatch, between: Gap) -> MismatchCause | None:
     entropy = batch.columns.of("entropy")
     if entropy is None or between.mean < ELSEWHERE or between.one_sided < LESS or between.correlation > UNLIKE:
         return None
-    known_N = between.also(entropy)
+    known_N = also(between, entropy)
     own, engine = entropy.values_N[known_N], -between.rollout.values_N[known_N]
     if own.size < 4 * FEWEST or not (own.std() > 0 and engine.std() > 0):
         return None
@@ -381,6 +381,6 @@ def _side(between: Gap) -> str | None:
         return None
     if between.from_reference < 0.2 * between.mean:
         return "trainer"
-    known_N = between.also(ref)
+    known_N = also(between, ref)
     own = float(np.abs(between.trainer.values_N[known_N] - ref.values_N[known_N]).mean())
     return "engine" if own < 0.2 * between.mean else None

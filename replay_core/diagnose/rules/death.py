@@ -104,8 +104,7 @@ def _said(one: Told) -> str:
 
 def _weight(one: Told) -> int:
     """How little a line tells of the cause: 0 a particular text or an exception of any kind, 1 one that says how and
-    not
-    why, 2 a collective that others did not come to, 3 a consequence.
+    not why, 2 a collective that others did not come to, 3 a consequence.
     """
     if _follows(one):
         return 3

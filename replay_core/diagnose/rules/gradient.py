@@ -13,12 +13,11 @@ import numpy as np
 from replay_core import pages
 from replay_core.budget import stored_bytes
 from replay_core.diagnose import trends
-from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.broken import first_broken
+from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.log_steps import StepTold, numbers, severity_of, steps_of, steps_told
+from replay_core.diagnose.log_steps import StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog
 from replay_core.records import Record, TensorRef
@@ -41,7 +40,7 @@ def no_gradient(batch: StepBatch) -> Finding | None:
     """
     norms = batch.columns.scalars("grad_norm")
     skip_if(not norms, "no gradient norm is recorded; rldbg record keeps one")
-    if not batch.largest_advantage > 1e-6 or any(norm.value != 0 for norm in norms):
+    if not largest_advantage(batch) > 1e-6 or any(norm.value != 0 for norm in norms):
         return None
     place = batch.laid.where_record(norms[0].record, norms[0].name)
     matrices = _of_dead_adapter(batch)
@@ -52,7 +51,7 @@ def no_gradient(batch: StepBatch) -> Finding | None:
         shown("gradient norm", 0.0, "> 0", norms[0].record.path.name),
         shown(
             "largest |advantage| on counted tokens",
-            batch.largest_advantage,
+            largest_advantage(batch),
             None,
             given(batch.columns.of("advantages")).source,
         ),
@@ -140,7 +139,7 @@ def _never_any(log: RunLog) -> Finding | None:
     """
     norms, reward = log.get("grad_norm"), log.get("reward")
     if norms is not None and len(norms.finite) >= 3 and not any(norms.finite):
-        largest = max((batch.largest_advantage for batch in log.samples()), default=0.0)
+        largest = max((largest_advantage(batch) for batch in log.samples()), default=0.0)
         if largest > 1e-6:
             return error(
                 f"the gradient is exactly 0 in all {len(norms.finite)} steps although advantages are not",

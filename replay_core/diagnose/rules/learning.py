@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import Algorithm, stated_number
+from replay_core.diagnose.algorithm import Algorithm, kl_weight, largest_norm, stated_number
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
@@ -227,7 +227,7 @@ def clips_at_nothing(case: Case) -> Finding | None:
     a loss scale is stated (fp16) and the norm over it is below the norm to clip at, to which it was clipped all the
     same, what was clipped was not unscaled before.
     """
-    limit = Algorithm(case.run.facts).largest_norm
+    limit = largest_norm(Algorithm(case.run.facts))
     norms, left = case.log.get("grad_norm"), case.log.get("grad_norm_clipped")
     scale = stated_number({**(case.run.flags or {}), **case.run.facts}, "loss_scale", "init_scale", "initial_scale")
     if norms is not None and left is not None and scale and len(norms.finite) >= 3 and len(left.finite) >= 3:
@@ -372,7 +372,7 @@ def no_divergence(log: RunLog) -> Finding | None:
 def _is_weighed(log: RunLog) -> bool:
     """Whether the log tells of a KL's coefficient over 0."""
     coefficient = log.get("kl_coefficient")
-    stated = log.algorithm.kl_weight
+    stated = kl_weight(log.algorithm)
     return (coefficient is not None and any(coefficient.finite)) or bool(stated)
 
 

@@ -74,11 +74,10 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
     holders, beyond = (int((batch.flat.count(each) > 0).sum()) for each in (ends_N, ends_N & next_N))
     if beyond < BEYOND or 2 * beyond < holders:
         return None
-    at = int(np.flatnonzero(ends_N & next_N)[0])
     return error(
         f"generation goes on after the end token (EOS, {stated:g}) in {share(beyond, holders)} responses that hold "
         "one, and what follows is trained on",
-        batch.laid.where("input_ids", at=at),
+        batch.laid.where("input_ids", at=ends_N & next_N),
         shown("responses that go on behind their end", beyond, "0", f"token ids of {batch.name}"),
         shown("responses with an end token", holders),
         cause="the end token does not stop the engine (ignore_eos, another stop token is configured), and the mask "

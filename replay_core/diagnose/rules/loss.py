@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from replay_core.diagnose.algorithm import of_loss
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.algorithm import aggregation, of_loss
+from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.compared import disagrees
@@ -160,7 +160,7 @@ def reduction(batch: StepBatch) -> Finding | None:
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
     if agreed:
-        name, stated = agreed[0], batch.laid.algorithm.aggregation
+        name, stated = agreed[0], aggregation(batch.laid.algorithm)
         if name == "token-sum" and stated.endswith("-mean") and min(part.mask_BT.sum() for part in parts) > 1:
             return warning(
                 f"{first.logged.name} is a sum over the tokens of its micro-batch, and the run states {stated}",
@@ -226,7 +226,7 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
     """A loss that is made in a way, and the run states another: its aggregation, or its importance weights."""
     first = parts[0]
     place = batch.laid.where_record(first.logged.record, first.logged.name)
-    stated = batch.laid.algorithm.aggregation or str(of_loss(batch.laid.flags, "reduction"))
+    stated = aggregation(batch.laid.algorithm) or str(of_loss(batch.laid.flags, "reduction"))
     names = [name for name in first.made if all(name in one.made for one in parts)]
     # GSPO's loss is a mean of sequences' means, whatever is configured for others (verl).
     mode = None if batch.laid.algorithm.averages_sequences else _MODES.get(stated)
@@ -762,7 +762,7 @@ def zero_and_fine(batch: StepBatch) -> Finding | None:
     losses = batch.columns.scalars("pg_loss") or batch.columns.scalars("loss")
     skip_if(not losses, "no loss is logged")
     # Written so that a loss that is NaN is no zero.
-    if not max(abs(scalar.value) for scalar in losses) < ZERO or not batch.largest_advantage > 1e-6:
+    if not max(abs(scalar.value) for scalar in losses) < ZERO or not largest_advantage(batch) > 1e-6:
         return None
     norms = batch.columns.scalars("grad_norm")
     if any(scalar.value == 0 for scalar in norms):
@@ -774,7 +774,7 @@ def zero_and_fine(batch: StepBatch) -> Finding | None:
         "the loss is 0 because advantages are centred and the ratio is 1; the gradient is not 0",
         batch.laid.where_record(losses[0].record, losses[0].name),
         shown("largest |loss|", max(abs(scalar.value) for scalar in losses), None, losses[0].record.path.name),
-        shown("largest |advantage|", batch.largest_advantage, "> 0", given(batch.columns.of("advantages")).source),
+        shown("largest |advantage|", largest_advantage(batch), "> 0", given(batch.columns.of("advantages")).source),
         *([shown("smallest gradient norm", min(scalar.value for scalar in norms), "> 0")] if norms else []),
         cause="normal with one update per batch and no KL term; watch grad_norm and the reward instead",
         next_step="rldbg diagnose --explain D02",

@@ -9,7 +9,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.advantage_variants import made_with_all
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, Where, error, finding, look_at, share, shown, warning
@@ -40,7 +40,7 @@ def empty_loss(batch: StepBatch) -> Finding | None:
     trained_N = given(batch.trained_N)
     skip_if(not batch.flat.lengths_B.sum(), "samples have no tokens")
     counts_B = batch.flat.count(trained_N)
-    name = batch.mask_name
+    name = mask_name(batch)
     column = batch.columns.of(name)
     source = column.source if column else None
     empty_B = counts_B == 0
@@ -354,7 +354,7 @@ def mask_shifted(batch: StepBatch) -> Finding | None:
     tokens of every response are left out although the engine sampled them.
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
-    name = batch.mask_name
+    name = mask_name(batch)
     rollout = batch.columns.of("rollout_logprobs")
     heard_B = batch.flat.count(trained_N) > 0
     skip_if(heard_B.sum() < 4, "needs four samples with a token in the loss")
@@ -386,7 +386,7 @@ def mask_shifted(batch: StepBatch) -> Finding | None:
     return finding(
         "error" if by < 0 or ends_late else "warning",
         f"the mask is shifted by {by:+d}: it begins {places} {side} in {those} samples",
-        batch.laid.where(name, sample=int(np.flatnonzero(heard_B)[0])),
+        batch.laid.where(name, sample=heard_B),
         shown("first counted token - first token of the response", by, "0", column.source if column else None),
         shown("the mask reaches beyond the response", ends_late),
         cause="mask and tokens are about different places: one is about the token at its index, the other about the "
@@ -451,7 +451,7 @@ def prompt_trained(batch: StepBatch) -> Finding | None:
     """
     trained_N, response_N = given(batch.trained_N), given(batch.response_N)
     if (shared := _prompts_shared(batch)) is not None:
-        name = batch.mask_name
+        name = mask_name(batch)
         return error(
             f"prompt tokens are in the loss: the mask counts from each sample's first tokens on, and {min(shared)} "
             "tokens and more there are the same in all answers of a group",
@@ -467,11 +467,11 @@ def prompt_trained(batch: StepBatch) -> Finding | None:
     bad_B = heard_B & (2 * counted_B >= prompt_B - 1) & (counted_B > 0)
     if not heard_B.any() or bad_B.sum() < 0.8 * heard_B.sum():
         return None
-    name = batch.mask_name
+    name = mask_name(batch)
     return error(
         f"prompt tokens are in the loss: {int(counted_B.sum())} of them count, in "
         f"{share(int(bad_B.sum()), len(batch))} samples",
-        batch.laid.where(name, at=int(np.flatnonzero(trained_N & ~response_N)[0])),
+        batch.laid.where(name, at=trained_N & ~response_N),
         shown("prompt tokens in the mask", int(counted_B.sum()), "0", f"{name} of {batch.name}"),
         shown("tokens in the mask", int(trained_N.sum())),
         cause="the loss mask is the attention mask, or is not multiplied by the response's",
@@ -530,9 +530,8 @@ def padding_trained(batch: StepBatch) -> Finding | None:
         return None
     bad_N = beyond_N & trained_N
     if bad_N.any():
-        at = int(np.flatnonzero(bad_N)[0])
-        name = batch.mask_name
-        return _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=at), name)
+        name = mask_name(batch)
+        return _padding(batch, int(bad_N.sum()), batch.laid.where(name, at=bad_N), name)
     return None
 
 
@@ -594,7 +593,7 @@ def end_untrained(batch: StepBatch) -> Finding | None:
     stops at, and it has no log-probability of a token there.
     """
     tokens_N, response_N, trained_N, eos = given(batch.tokens_N), batch.response_N, given(batch.trained_N), batch.eos_id
-    name = batch.mask_name
+    name = mask_name(batch)
     if eos is not None and response_N is not None:
         ends_N = response_N & (tokens_N == eos)
         heard_B = batch.flat.count(trained_N) > 0
@@ -603,7 +602,7 @@ def end_untrained(batch: StepBatch) -> Finding | None:
         # What follows the token that ends every mask is padding that nothing tells, or the template's.
         follows = _ends_before(batch, trained_N, np.flatnonzero(batch.flat.count(ends_N)), eos)
         if count >= 2 and not kept and not follows:
-            return _untrained(batch, eos, count, batch.laid.where(name, at=int(np.flatnonzero(ends_N)[0])))
+            return _untrained(batch, eos, count, batch.laid.where(name, at=ends_N))
         if count:
             return None
     beyond = [after for after in _after_B(batch) if after is not None and after != batch.pad_id]
@@ -689,7 +688,7 @@ def _padded_with_end(batch: StepBatch, trained_N: Array) -> Finding | None:
         return None
     if 2 * np.count_nonzero(sampled) < len(sampled) and _stops_elsewhere(batch, trained_N, len(said)):
         return None  # and the engine says nothing of a token there
-    name = batch.mask_name
+    name = mask_name(batch)
     return error(
         f"the end token (EOS) is the pad token, {pad}, and is masked out as padding in every response: it is in the "
         "loss of none, and the policy never learns to stop",

@@ -6,7 +6,7 @@ The size of the mismatch names no cause: a stale engine and a leaking pack show 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,14 +14,13 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.collected import Growth, Misplaced, Partway
+from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, worst_of
 from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, cause_of
-from replay_core.diagnose.parting import AGREES, comes_to_rest
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
@@ -98,17 +97,19 @@ def disagree(case: Case) -> Iterator[Finding]:
             for one, may_be_old, of_a_forward in found
         )
     ]
+    uncaused = [one for one in every if one.claim.endswith(_PER_TOKEN)]
     if beside is not None:
-        every = [_of_neighbours(one, *beside) for one in every]
+        words, why, figures = beside
+        every = [_because(one, f": {words}", why, figures) for one in every]
     elif fresh and (swapped := partway.told()) is not None:
-        every = [_of_swap(_milder(one), *swapped) for one in every]
+        every = [_because(_milder(one), *_of_swap(*swapped)) for one in every]
     elif not any(of_a_forward for *_, of_a_forward in found) and _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
         # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
-        every = [replace(one, severity="info", claim=_uncaused(one) + _LATE, cause=_LATE_CAUSE) for one in every]
+        every = [_because(replace(one, severity="info"), _LATE, _LATE_CAUSE) for one in every]
     elif grows:
-        every = [_of_growth(one, growth) if one.claim.endswith(_PER_TOKEN) else one for one in every]
+        every = [_because(one, *_of_growth(growth)) if one in uncaused else one for one in every]
     elif begins_so and min(means) > DISAGREE and max(means) < 2 * min(means):
-        every = [_of_precision(one) if one.claim.endswith(_PER_TOKEN) else one for one in every]
+        every = [_because(one, *_OF_PRECISION) if one in uncaused else one for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
 
 
@@ -120,59 +121,46 @@ def _milder(one: Finding) -> Finding:
     return replace(one, severity="warning") if one.severity == "error" else one
 
 
-def _uncaused(one: Finding) -> str:
-    """The claim without a cause."""
-    return one.claim.partition(_PER_TOKEN)[0] + _PER_TOKEN
+def _because(one: Finding, words: str, cause: str, figures: Sequence[Evidence] = ()) -> Finding:
+    """The finding with another cause, which all steps together tell: the end of its claim, why, and the figures."""
+    claim = one.claim.partition(_PER_TOKEN)[0] + _PER_TOKEN + words
+    return replace(one, claim=claim, evidence=(*one.evidence[:2], *figures, *one.evidence[2:]), cause=cause)
 
 
-def _of_neighbours(one: Finding, words: str, cause: str, figures: list[Evidence]) -> Finding:
-    """The finding, with the cause that tokens tell whose neighbour is the same one."""
-    return replace(one, claim=f"{_uncaused(one)}: {words}", evidence=(*one.evidence[:2], *figures, *one.evidence[2:]),
-                   cause=cause)  # fmt: skip
-
-
-def _of_swap(one: Finding, at: int, before: float, after: float) -> Finding:
-    """The finding, with the place in a response at which the engine's weights became the trainer's."""
-    return replace(
-        one,
-        claim=f"{_uncaused(one)} after the first step, which has none: on the first {at} tokens of responses, and on "
-        "none behind them: weights change while responses are sampled",
-        evidence=(*one.evidence[:2], shown(f"mean |d| of the first {at} tokens", before, "as behind them"),
-                  shown("mean |d| behind them", after), *one.evidence[2:]),
-        cause="the engine gets new weights in the middle of generation (in-flight updates, partial rollouts that go "
-        "on): a response begins under old weights and ends under the newest. Where it is meant, importance weights by "
-        "token (truncated, TIS) set the first part right; else wait with the update for requests in flight, or abort "
-        "them",
-    )  # fmt: skip
-
-
-def _of_precision(one: Finding) -> Finding:
-    """The finding of a run that has as much of it in every step, before the first update, too."""
-    return replace(
-        one,
-        claim=f"{one.claim}, and as much from the first step on, before any update: no old weights, but the engine's "
-        "precision, or what it makes of its logits",
-        cause="the engine's precision: its weights are quantised (fp8, int8, int4), or it computes in another one (a "
-        "bf16 mixture of experts comes to as much, a dense model in bf16 to a tenth of it); or a mild penalty on its "
-        "logits. Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
+def _of_swap(at: int, before: float, after: float) -> tuple[str, str, list[Evidence]]:
+    """The place in a response at which the engine's weights became the trainer's."""
+    return (
+        f" after the first step, which has none: on the first {at} tokens of responses, and on none behind them: "
+        "weights change while responses are sampled",
+        "the engine gets new weights in the middle of generation (in-flight updates, partial rollouts that go on): a "
+        "response begins under old weights and ends under the newest. Where it is meant, importance weights by token "
+        "(truncated, TIS) set the first part right; else wait with the update for requests in flight, or abort them",
+        [shown(f"mean |d| of the first {at} tokens", before, "as behind them"), shown("mean |d| behind them", after)],
     )
 
 
-def _of_growth(one: Finding, growth: Growth) -> Finding:
-    """The finding, with the cause that padding tells."""
-    means = growth.by_width
-    told = ", ".join(f"{width}: {mean:.3g}" for width, mean in means.items())
+#: Of a run that has as much of it in every step, before the first update, too.
+_OF_PRECISION = (
+    ", and as much from the first step on, before any update: no old weights, but the engine's precision, or what it "
+    "makes of its logits",
+    "the engine's precision: its weights are quantised (fp8, int8, int4), or it computes in another one (a bf16 "
+    "mixture of experts comes to as much, a dense model in bf16 to a tenth of it); or a mild penalty on its logits. "
+    "Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
+)
+
+
+def _of_growth(growth: Growth) -> tuple[str, str, list[Evidence]]:
+    """The cause that padding tells."""
     counted = growth.are_positions_counted
-    return replace(
-        one,
-        claim=f"{one.claim}: more, the more left padding a sample has",
-        evidence=(*one.evidence[:2], shown("mean |d| by left pads", told, "the same"),
-                  *([shown("recorded positions begin at", "the width of the padding", "0")] if counted else []),
-                  *one.evidence[2:]),
-        cause="left padding is counted in the position ids of one side, or attended to: a sample's positions begin "
-        "later, the more padding stands before it"
+    told = ", ".join(f"{width}: {mean:.3g}" for width, mean in growth.by_width.items())
+    begin = [shown("recorded positions begin at", "the width of the padding", "0")] if counted else []
+    return (
+        ": more, the more left padding a sample has",
+        "left padding is counted in the position ids of one side, or attended to: a sample's positions begin later, "
+        "the more padding stands before it"
         + ("; the recorded position_ids do" if counted else ". Make them of the attention mask (cumsum - 1), and pass "
            "the mask to the forward"),
+        [shown("mean |d| by left pads", told, "the same"), *begin],
     )  # fmt: skip
 
 

@@ -10,12 +10,11 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.broken import LOSSES, first_broken
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FOLLOWED
-from replay_core.diagnose.log_steps import steps_told
+from replay_core.diagnose.log_steps import LOSSES, first_broken, steps_told
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE, ORDER
@@ -185,7 +184,7 @@ def _in_batch(batch: StepBatch, placed: set[tuple[str, str]]) -> Iterator[_Bad]:
                     continue
                 counted_N = bad_N if trained_N is None else bad_N & trained_N
                 shown_N = counted_N if counted_N.any() else bad_N
-                place = batch.laid.where(name, at=int(np.flatnonzero(shown_N)[0]))
+                place = batch.laid.where(name, at=shown_N)
                 nan = int(np.isnan(column.values_N[shown_N]).sum())
                 holders = int((batch.flat.count(shown_N) > 0).sum())
                 yield _Bad((step, known.phase, 0), name, place, nan, int(shown_N.sum()) - nan, bool(counted_N.any()),
@@ -368,7 +367,7 @@ def on_a_grid(batch: StepBatch) -> Finding | None:
             kind = "bfloat16" if coarse else "float16"
             return warning(
                 f"log-probabilities are rounded to {kind}, and stored in float32",
-                batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
+                batch.laid.where(name, at=counted_N),
                 shown(f"tokens whose value is a number of {kind}", len(values), "few", column.source),
                 cause=f"logits or log-softmax are taken in {kind}: ratios, KL and the gap to the engine carry its "
                 "precision; cast logits to float32 before log-softmax",

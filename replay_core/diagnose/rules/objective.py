@@ -251,7 +251,7 @@ def weights_upside_down(batch: StepBatch) -> Finding | None:
         return error(
             f"importance weights are not cut off: they come to {float(weights.values_N[heard_N].max()):.4g}, and the "
             f"run states a cap of {stated:g}",
-            batch.laid.where("is_weights", at=int(np.flatnonzero(over_N)[0])),
+            batch.laid.where("is_weights", at=over_N),
             shown("largest weight", float(weights.values_N[heard_N].max()), f"<= {stated:g}", weights.source),
             shown("weights over the cap", int(over_N.sum()), "0"),
             cause="the truncation (clamp, max) is missing, or another threshold reaches it",
@@ -349,7 +349,7 @@ def _of_the_reference(batch: StepBatch, policy: Column) -> Finding | None:
     return error(
         "old log-probabilities are the reference's: the ratio is taken to the reference, not to the policy that "
         "sampled",
-        batch.laid.where("old_logprobs", at=int(np.flatnonzero(moved_N)[0])),
+        batch.laid.where("old_logprobs", at=moved_N),
         shown("largest |old - ref|", float(apart.max()), "> 0 once the policy has moved", old.source),
         shown("mean |policy - old| before any update",
         float(np.abs(policy.values_N - old.values_N)[first_N].mean()), "0"),
@@ -385,7 +385,7 @@ def not_of_the_batch(batch: StepBatch) -> Finding | None:
     apart_N = both_N & (np.abs(here.values_N - whole.values_N) > MOVED)
     if apart_N.sum() < FEWEST:
         return None
-    place = batch.laid.where("old_logprobs", at=int(np.flatnonzero(apart_N)[0]))
+    place = batch.laid.where("old_logprobs", at=apart_N)
     refreshed = float((np.abs(here.values_N - policy.values_N)[apart_N] <= 1e-6).mean())
     if refreshed > 0.95:
         return error(
@@ -469,7 +469,7 @@ def _taken_late(batch: StepBatch, policy: Column) -> Finding | None:
     return error(
         "old log-probabilities are refreshed before every mini-batch: they are the current policy's own, so the ratio "
         "is always 1 and clipping never acts",
-        batch.laid.where("old_logprobs", at=int(np.flatnonzero(both_N & (mini_N == minis[1]))[0])),
+        batch.laid.where("old_logprobs", at=both_N & (mini_N == minis[1])),
         shown("mean |old - rollout| in the first mini-batch", far[0], None, f"{old.source} and {rollout.source}"),
         shown("least of it in a later one", min(far[1:]), f"< {max(APART, PARTED * far[0]):.3g}"),
         shown("mini-batches", len(minis)),

@@ -98,7 +98,7 @@ def _blocks_of_rows(batch: StepBatch) -> Finding | None:
         return error(
             f"groups mix prompts: advantages are made in blocks of {size} rows one after the other, and "
             f"{share(mixed, prompts_G.size)} blocks hold several prompts",
-            batch.laid.where("advantages", sample=int(np.flatnonzero(block_B == np.argmax(prompts_G > 1))[0])),
+            batch.laid.where("advantages", sample=block_B == np.argmax(prompts_G > 1)),
             shown("different prompts in the first such block", int(prompts_G[prompts_G > 1][0]), "1"),
             shown("prompts whose rows lie in several blocks", int((blocks_P > 1).sum()), "0"),
             shown("the estimator that agrees, within blocks", name),
@@ -333,7 +333,7 @@ def stands_twice(batch: StepBatch) -> Finding | None:
         return None
     return warning(
         f"{share(int(twice_B.sum()), len(batch))} samples stand in the batch twice, under another group",
-        batch.laid.where("input_ids", sample=int(np.flatnonzero(twice_B)[0])),
+        batch.laid.where("input_ids", sample=twice_B),
         shown("samples with the tokens and log-probabilities of another group's", int(twice_B.sum()), "0", said.source),
         shown("different samples", len(keys), str(len(batch))),
         cause="the batch was filled up by repeating it, ranks drew the same prompts with the same seed, or a gather "

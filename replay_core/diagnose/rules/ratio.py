@@ -125,7 +125,7 @@ def on_policy(batch: StepBatch) -> Finding | None:
         if known_N.sum() >= FEWEST and np.abs(recorded.values_N[known_N] - logs).max() < 1e-4:
             return error(
                 "the ratio is the difference of log-probabilities: the exponential is missing",
-                batch.laid.where("is_ratio", at=int(np.flatnonzero(known_N)[0])),
+                batch.laid.where("is_ratio", at=known_N),
                 shown("mean ratio", float(recorded.values_N[known_N].mean()), "about 1", recorded.source),
                 shown("mean of log pi - log pi_old", float(logs.mean())),
                 cause="the ratio is never exponentiated (or is a tensor of 0 that is never filled): it is about 0 where"

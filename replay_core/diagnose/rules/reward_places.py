@@ -146,11 +146,10 @@ def _on_the_first_token(batch: StepBatch, paid: _Paid) -> Finding | None:
     first_B = batch.flat.first(paid_N) == batch.flat.first(counted_N)
     if heard_B.sum() < FEWEST or not (first_B & (batch.flat.count(paid_N) == 1))[heard_B].all():
         return None
-    sample = int(np.flatnonzero(heard_B)[0])
     return error(
         f"the reward stands on the first token of a response, in all {int(heard_B.sum())} that have one: the tokens "
         "that earned it come after it",
-        batch.laid.where(paid.name, sample=sample),
+        batch.laid.where(paid.name, sample=heard_B),
         shown("responses with their reward on the first token", share(int(heard_B.sum()),
         int(heard_B.sum())), "none", f"{paid.name} of {batch.name}"),
         cause="an index from the wrong end (0 for -1): returns of all later tokens are 0, and nothing but the first "

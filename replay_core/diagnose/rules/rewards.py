@@ -12,10 +12,9 @@ from replay_core.diagnose.advantage_variants import are_raw
 from replay_core.diagnose.algorithm import OF_GROUPS, filters_groups, severity_of_raw, why_raw
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.broken import first_broken
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array, ranges_G
-from replay_core.diagnose.log_steps import NO_STD, StepTold, numbers, severity_of, steps_of, steps_told
+from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import Point, RunLog
 
@@ -364,18 +363,17 @@ def missing(batch: StepBatch) -> Finding | None:
     functions_FB = batch.columns.reward_functions_FB
     if functions_FB is None:
         raise Skip("no reward functions are recorded apart")
-    none_B = ~np.isfinite(functions_FB).any(axis=0)
+    none_B = np.asarray(~np.isfinite(functions_FB).any(axis=0))
     if not none_B.any():
         return None
     reward_B = batch.columns.per_sample("reward")
     if reward_B is not None and not np.isfinite(reward_B[none_B]).any():
         raise Skip("their summed reward is not finite either (D21)")
-    sample = int(np.flatnonzero(none_B)[0])
     counted = None if reward_B is None else float(reward_B[none_B][np.isfinite(reward_B[none_B])][0])
     return warning(
         f"{share(int(none_B.sum()), int(none_B.size))} samples have no reward: every function gives NaN for them"
         + ("" if counted is None else f", and they count as {counted:g}"),
-        batch.laid.where(batch.columns.reward_functions[0], sample=sample),
+        batch.laid.where(batch.columns.reward_functions[0], sample=none_B),
         shown("samples that are not finite in every function", share(int(none_B.sum()), int(none_B.size)), "none",
         batch.columns.reward_functions[0]),
         shown("reward they are counted with", counted),
@@ -463,7 +461,7 @@ def nan_from_small_groups(batch: StepBatch) -> Finding | None:
     bad_G = np.unique(group_B[bad_B])
     if not flat_G[bad_G].all():
         return None
-    place = batch.laid.where("advantages", sample=int(np.flatnonzero(bad_B)[0]))
+    place = batch.laid.where("advantages", sample=bad_B)
     lone = bool((sizes_G[bad_G] == 1).all())
     return error(
         f"advantages are NaN in {share(len(bad_G), sizes_G.size)} groups, "

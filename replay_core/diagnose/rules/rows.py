@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replay_core.diagnose.algorithm import of_loss
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
@@ -69,7 +69,7 @@ def all_zero(batch: StepBatch) -> Finding | None:
         word = "old" if name == "old_logprobs" else "policy"
         return error(
             f"{word} log-probabilities are exactly 0 on all {int(known_N.sum())} tokens that count: a probability of 1",
-            batch.laid.where(name, at=int(np.flatnonzero(known_N)[0])),
+            batch.laid.where(name, at=known_N),
             shown("tokens with exactly 0", int(known_N.sum()), "0", column.source),
             cause="the tensor was allocated and never filled, or holds a difference (log_probs - log_probs.detach()) "
             "or a masked copy; the ratio is then the probability itself",
@@ -101,11 +101,11 @@ def ends_early(batch: StepBatch) -> Finding | None:
         if (marked_off := _at_a_mark(batch, sampled_N, cut_B)) is not None:
             return marked_off
         return None
-    name = batch.mask_name
+    name = mask_name(batch)
     return error(
         f"the mask ends after {int(ends[0])} tokens in every longer response: the rest of "
         f"{share(int(cut_B.sum()), len(batch))} samples never counts, their end tokens among it",
-        batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
+        batch.laid.where(name, sample=cut_B),
         shown("tokens that count, at most", int(ends[0]), f"{int(sampled_B.max())}, as sampled", rollout.source),
         shown("sampled tokens that do not count", int((sampled_B - counts_B)[cut_B].sum()), "0"),
         cause="the mask covers only the first part (half) of the responses: it is cut to a length of its own, to the "
@@ -154,11 +154,11 @@ def _at_a_mark(batch: StepBatch, sampled_N: Array, cut_B: Array) -> Finding | No
         return None  # an end, and what fills up the row
     if any((each == token).any() for each in inside):
         return None
-    name = batch.mask_name
+    name = mask_name(batch)
     return warning(
         f"the mask ends at the token {token} in every response that holds it: what the policy sampled behind it (an "
         f"answer after its mark) never counts, in {share(cut, len(batch))} samples",
-        batch.laid.where(name, sample=int(np.flatnonzero(cut_B)[0])),
+        batch.laid.where(name, sample=cut_B),
         shown("samples whose mask ends at it", cut, None, name),
         shown("different texts behind it", len(tails)),
         shown("sampled tokens that do not count", left, "0"),

@@ -123,7 +123,7 @@ def of_other_samples(batch: StepBatch) -> Finding | None:
     return error(
         "token rewards are other samples' scores: the same numbers in another order, "
         f"{share(int(other_B.sum()), len(other_B))} rows differ" + (f", those {how}" if how else ""),
-        batch.laid.where("token_rewards", sample=int(np.flatnonzero(other_B)[0])),
+        batch.laid.where("token_rewards", sample=other_B),
         shown("rows whose reward is not their score", int(other_B.sum()), "0", f"rewards of {batch.name}"),
         shown("largest difference of both, sorted", float(np.abs(np.sort(rewards_B) - np.sort(scores_B)).max())),
         cause="rewards come back in another order than the samples, or were rolled or permuted after they were scored: "

@@ -56,7 +56,7 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
         if beta < 0:
             yield error(
                 f"the KL penalty in the rewards has the wrong sign: rewards are scores + {-beta:.3g} x {name}",
-                batch.laid.where("token_rewards", at=int(np.flatnonzero(both_N)[0])),
+                batch.laid.where("token_rewards", at=both_N),
                 shown(
                     "beta that explains them",
                     beta,
@@ -122,7 +122,7 @@ def of_returns(batch: StepBatch) -> Finding | None:
             what, cause, left = solved
             return error(
                 f"advantages are not what returns and values give: {what}",
-                batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
+                batch.laid.where("advantages", at=counted_N),
                 shown("correlation with returns - values", right, "> 0.999", advantages.source),
                 shown("share of their spread that the mistake leaves unexplained", left, "0"),
                 shown("tokens compared", int(counted_N.sum())),
@@ -143,7 +143,7 @@ def of_returns(batch: StepBatch) -> Finding | None:
                 f"advantages are not what returns and values give: {what}"
                 if values is not None and returns is not None
                 else f"advantages are not the reward to come: {what}",
-                batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
+                batch.laid.where("advantages", at=counted_N),
                 shown("correlation with what is right", right, "> 0.999", advantages.source),
                 shown("correlation with the mistake", r),
                 shown("tokens compared", int(counted_N.sum())),
@@ -266,7 +266,7 @@ def _whitened_over_padding(batch: StepBatch, expected_N: Array, counted_N: Array
         return error(
             "advantages are whitened over padding too: their mean over the tokens that count is "
             f"{float(a.mean()):.3g}, not 0",
-            batch.laid.where("advantages", at=int(np.flatnonzero(counted_N)[0])),
+            batch.laid.where("advantages", at=counted_N),
             shown("mean over tokens that count", float(a.mean()), "0", column.source),
             shown("what was subtracted", centre, f"{float(x.mean()):.4g}"),
             shown("mean over every slot of the rows", mean),

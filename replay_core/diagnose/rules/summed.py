@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from replay_core.diagnose.algorithm import of_loss
+from replay_core.diagnose.algorithm import aggregation, kl_weight, largest_norm, of_loss
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
@@ -18,7 +18,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.objectives import kl, policy_loss
 
-#: Relative agreement of a factor, losses below which it is not told, tokens that are a sum, and steps that tell.
+#: Relative agreement of what is recomputed, losses below which it is not told, tokens that are a sum, steps that tell.
 CLOSE, FLOOR, TOKENS, STEPS = 1e-3, 1e-5, 8, 2
 #: How many times the norm that is clipped at a gradient has, when all that is left of it is its direction.
 FAR_OVER = 5.0
@@ -40,7 +40,7 @@ def summed(case: Case) -> Finding | None:
     for batch in case.batches():
         if batch.trained_N is None or batch.step is None:
             continue
-        stated = batch.laid.algorithm.aggregation
+        stated = aggregation(batch.laid.algorithm)
         means = means or stated.endswith("mean")
         found = _factor(batch)
         if found is not None:
@@ -98,22 +98,22 @@ def _factor(batch: StepBatch) -> tuple[float, str] | None:
 
 def _weighs(batch: StepBatch) -> bool:
     """Whether a KL term is in the loss, as far as the run states it."""
-    weight = batch.laid.algorithm.kl_weight
+    weight = kl_weight(batch.laid.algorithm)
     return weight is None or weight != 0
 
 
 def _over(batch: StepBatch) -> list[float]:
     """Gradient norms of the step over the norm that they are clipped at, as it is recorded or stated."""
     limits = [one.value for one in batch.columns.scalars("max_grad_norm")]
-    stated = batch.laid.algorithm.largest_norm
+    stated = largest_norm(batch.laid.algorithm)
     limit = limits[0] if limits else stated
     if not limit or not limit > 0:
         return []
     return [one.value / limit for one in batch.columns.scalars("grad_norm") if np.isfinite(one.value)]
 
 
-#: Relative agreement of a recomputed term, terms that are told from rounding, and micro-batches that are no chance.
-CLOSE_OF_KL, LEAST, FEWEST = 1e-3, 1e-6, 4
+#: Terms that are told from rounding, and micro-batches that are no chance.
+LEAST, FEWEST = 1e-6, 4
 ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "|log r|": kl.absolute}
 
 
@@ -128,7 +128,7 @@ def summed_kl(case: Case) -> Finding | None:
     for batch in case.batches():
         own = str(of_loss(batch.laid.flags, "reduction"))
         is_of_term = is_of_term or own in ("token_mean", "sequence_mean")
-        stated = batch.laid.algorithm.aggregation or own
+        stated = aggregation(batch.laid.algorithm) or own
         if not stated.endswith(("-mean", "_mean")):
             return None
         for value, terms_N, samples in _terms(batch):
@@ -139,7 +139,7 @@ def summed_kl(case: Case) -> Finding | None:
                 for which, mean in enumerate(means):
                     parts[name, which, _part(value, mean)] += 1
                 for how, total in (("each response's tokens", float(sums_B.mean())), ("all tokens", sums_B.sum())):
-                    if abs(value - total) <= CLOSE_OF_KL * abs(total):
+                    if abs(value - total) <= CLOSE * abs(total):
                         sums.setdefault(how + "|" + name, []).append((batch, value, means[1], name))
     # A mean that is shared among micro-batches, by any whole number, is one.
     if any(part and count == told for (_, _, part), count in parts.items()):
@@ -185,11 +185,11 @@ def _of_samples(batch: StepBatch, values_N: Array, samples: list[int]) -> tuple[
 def _part(value: float, mean: float) -> int:
     """The whole number that a mean is divided by; 0 for none."""
     parts = mean / value
-    return round(parts) if abs(parts - round(parts)) <= CLOSE_OF_KL * abs(parts) else 0
+    return round(parts) if abs(parts - round(parts)) <= CLOSE * abs(parts) else 0
 
 
-#: Relative agreement of a recomputed loss, losses that are told from rounding, and micro-batches that are no chance.
-CLOSE_OF_MEAN, LEAST_MEAN, FEWEST_MEANS = 1e-3, 1e-4, 4
+#: Means that are told from rounding.
+LEAST_MEAN = 1e-4
 
 
 def undivided(case: Case) -> Finding | None:
@@ -207,11 +207,11 @@ def undivided(case: Case) -> Finding | None:
         for scalar, made in _made(batch, mean):
             if abs(made) < LEAST_MEAN:
                 continue
-            if abs(scalar.value - made) > CLOSE_OF_MEAN * abs(made):
+            if abs(scalar.value - made) > CLOSE * abs(made):
                 return None
             told, first = told + 1, first or (batch, scalar)
             steps |= {} if batch.step is None else {batch.step: None}
-    if first is None or told < FEWEST_MEANS:
+    if first is None or told < FEWEST:
         return None
     batch, scalar = first
     return warning(

@@ -10,12 +10,11 @@ import numpy as np
 from replay_core.diagnose.algorithm import is_truncated
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.collected import Surprise
+from replay_core.diagnose.collected import AGREES, Surprise
 from replay_core.diagnose.compared import BOTH, compared, figures_of, worst_of
 from replay_core.diagnose.finding import Finding, Where, error, finding, shown
 from replay_core.diagnose.gap import OLDEST, Gap, gap
 from replay_core.diagnose.merging import merged, weighed
-from replay_core.diagnose.parting import AGREES
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.softmax import stated_temperature
 

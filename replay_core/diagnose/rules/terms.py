@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import kl_weight
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
@@ -61,7 +62,7 @@ def token_loss(batch: StepBatch) -> Finding | None:
 
     ratio_kinds = (ratio_N[both_N], by_sequence(batch, ratio_N, both_N)[both_N])
     stated = _clip_range(batch)
-    place = batch.laid.where("token_loss", at=int(np.flatnonzero(both_N)[0]))
+    place = batch.laid.where("token_loss", at=both_N)
     evidence = [shown("tokens recomputed", int(both_N.sum()), None, source), shown("agree to", close)]
     ranges = (*([stated] if stated else []), *RANGES)
     for r_N in ratio_kinds:
@@ -369,7 +370,7 @@ def _judged(log: RunLog, pg: Series, series: dict[str, Series], weights: dict[st
                 next_step="rldbg diagnose --explain D49   # then look at the line that adds up the loss",
             )
     beta = weights.get("kl", 0.0)
-    stated = log.algorithm.kl_weight
+    stated = kl_weight(log.algorithm)
     if beta > LARGEST_BETA or (stated and beta > 3 * stated):
         return warning(
             f"the KL term weighs {beta:.3g} in the loss"

@@ -92,7 +92,7 @@ def cut_off(case: Case) -> Finding | None:
         if cut_B.any():
             steps += [] if batch.step is None else [batch.step]
             first = first or batch.laid.where("response_ids" if batch.columns.ref("response_ids") else "input_ids",
-                                         sample=int(np.flatnonzero(cut_B)[0]))  # fmt: skip
+                                         sample=cut_B)  # fmt: skip
     skip_if(not total, "needs responses and either their end token or what stopped them")
     if cut / total < MANY or first is None:
         return None
@@ -199,8 +199,7 @@ def degenerate(batch: StepBatch) -> Finding | None:
     most, top = int(ids[counts.argmax()]), float(counts.max() / written.size)
     if top <= DEGENERATE or most == batch.pad_id:
         return None
-    at = int(np.flatnonzero(response_N & (tokens_N == most))[0])
-    place = batch.laid.where("input_ids", at=at)
+    place = batch.laid.where("input_ids", at=response_N & (tokens_N == most))
     unheeded = top < NOTHING_ELSE and _ends_in(batch, response_N, most)
     return finding(
         "error" if most == 0 or top >= NOTHING_ELSE else "warning",

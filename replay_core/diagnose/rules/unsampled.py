@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.compared import BOTH
 from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
@@ -33,7 +33,7 @@ def never_sampled(batch: StepBatch) -> Finding | None:
     if gap(batch).is_shifted:
         raise Skip("log-probabilities are shifted (D08): what is filled in with 0 lies beside its place")
     at = int(np.flatnonzero(alien_N)[0])
-    name = batch.mask_name
+    name = mask_name(batch)
     holders = int((batch.flat.count(alien_N) > 0).sum())
     where, cause = _given(batch, alien_N, both_N)
     whole_B = batch.flat.count(alien_N) == batch.flat.count(both_N)
@@ -145,11 +145,11 @@ def turned_around(batch: StepBatch) -> Finding | None:
     left_N = known_N & ~trained_N & given(batch.response_N) & (rollout.values_N != 0)
     if counted_N.sum() < 4 or rollout.values_N[counted_N].any() or left_N.sum() < counted_N.sum():
         return None
-    name = batch.mask_name
+    name = mask_name(batch)
     return error(
         f"the mask is inverted: the {int(counted_N.sum())} tokens in the loss are those that no engine sampled, and "
         "none that it sampled counts",
-        batch.laid.where(name, at=int(np.flatnonzero(counted_N)[0])),
+        batch.laid.where(name, at=counted_N),
         shown("sampled tokens in the loss", 0, "> 0", rollout.source),
         shown("sampled tokens that are left out", int(left_N.sum()), "0"),
         cause="1 and 0 are swapped: the mask of the environment's turns (tool output, states) is used as the loss mask",

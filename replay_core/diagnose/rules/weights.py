@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
+from replay_core.diagnose.algorithm import learning_rate
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
@@ -315,7 +316,7 @@ def _rate(case: Case) -> float | None:
     rates = case.log.get("learning_rate")
     if rates is not None and rates.finite:
         return float(max(rates.finite))
-    return case.algorithm.learning_rate
+    return learning_rate(case.algorithm)
 
 
 def _is_of(values: NDArray[np.float32], bits: int) -> bool:
