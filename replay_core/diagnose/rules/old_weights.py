@@ -113,8 +113,9 @@ def stale(case: Case) -> Finding | None:
     twice as long as ever before while the mismatch grows by half.
 
     A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
-    to ten times that and .03, by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a
-    part of them whose others agree. Weights of one age do not grow: silent where the last third of 7 steps and more has
+    to ten times that and .03 (or five times that, and .03 in one step, where nearly every step has more than those
+    before it: tau .7), by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a part of
+    them whose others agree. Weights of one age do not grow: silent where the last third of 7 steps and more has
     no more than 1.15 times the middle third. An error beside versions, too, where they follow the steps, so that the
     engine says it is up to date; without any a warning in fewer than 12 steps, since an asynchronous run begins so.
     Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long, or its
