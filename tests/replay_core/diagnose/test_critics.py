@@ -11,7 +11,7 @@ import torch
 
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look, of
-from tests.replay_core.diagnose.bigram import EOS, Bigram, Rollout
+from tests.replay_core.diagnose.bigram import EOS, Bigram
 
 PROMPTS = [[5, 6], [7, 3], [8, 9, 10], [11, 3]]
 RULES = ("D44", "D45", "D96")
@@ -65,17 +65,17 @@ def test_a_critic_gives_other_values_after_its_updates(how: str, tmp_path: Path)
             mask_BT = rollout.response_BT
             due_BT = np.where((rollout.ids_BS == EOS).any(1), 1.0, 0.0)[:, None] * mask_BT
 
-            def said(rollout: Rollout = rollout, mask_BT: Any = mask_BT) -> torch.Tensor:
-                values = torch.tensor(head_V[rollout.ids_BS[:, :-1]] * mask_BT).float()
+            def said(head_V: Any, ids_BT: Any = rollout.ids_BS[:, :-1], mask_BT: Any = mask_BT) -> torch.Tensor:
+                values = torch.tensor(head_V[ids_BT] * mask_BT).float()
                 return values.bfloat16().float() if how == "rounded to bf16" else values
 
             with recorder.step(step) as record:
                 record("trajectory", **rollout.tensors())
-                record("values", role="critic", values=said(), returns=torch.tensor(due_BT).float())
+                record("values", role="critic", values=said(head_V), returns=torch.tensor(due_BT).float())
                 for epoch in range(2):
                     key: dict[str, Any] = {"micro": epoch, "epoch": epoch, "minibatch": 0}
                     record("forward_data", rollout.tensors(), **key)
-                    record("loss", role="critic", values=said(), loss=torch.tensor(0.1), **key)
+                    record("loss", role="critic", values=said(head_V), loss=torch.tensor(0.1), **key)
                     head_V = head_V + 0.1 * (how == "learns") * (1 - head_V)
     found = of(look(tmp_path / "d", "D45"), "D45")
     assert (found is not None and "never updated" in found.claim) == (how == "frozen")

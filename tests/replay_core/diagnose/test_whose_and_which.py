@@ -26,6 +26,7 @@ FAULTS = [
     (Recipe("packed", memory=True, micros=4, size=10, seed=1), "D14", "attention crosses samples"),
     (Recipe("penalty"), "D09", "a repetition penalty"),
     (Recipe("penalty", groups=8, limit=12, kl=0.01, seed=1), "D09", "a repetition penalty"),
+    (Recipe("penalty", groups=2, size=4, limit=6, steps=9), "D09", "a repetition penalty"),
     (Recipe("engine-ahead", lr=5e-3, kl=0.01), "D12", "times as far from the reference"),
     (Recipe("engine-ahead", lr=5e-3, lora=True, seed=6), "D12", "the adapter (LoRA) is applied twice"),
     (
