@@ -34,6 +34,11 @@ FAULTS = [
         "D12",
         "not of the weights that their version names",
     ),
+    (
+        Recipe("three-late", lr=1e-2, versions=True, checkpoints=True, size=10, groups=8, steps=10, seed=3),
+        "D12",
+        "samples are older than their weight version says, by 2",
+    ),
     (Recipe("swapped", lr=6e-2, groups=12, limit=8), "D09", "on the first 3 tokens of responses"),
     (Recipe("refreshed", kl=0.05, lr=1e-2), "D55", "the reference is the policy of the step before"),
     (Recipe("cast", parts=True, schooled=True), "D104", "each is its sum, cut off, from step 1 on"),
@@ -65,3 +70,8 @@ HEALTHY = {
 @pytest.mark.parametrize("recipe", HEALTHY.values(), ids=HEALTHY)
 def test_runs_without_a_fault_are_silent(recipe: Recipe, tmp_path: Path) -> None:
     assert not told(tmp_path, recipe, *RULES)
+
+
+def test_samples_as_old_as_their_version_says_are_fine(tmp_path: Path) -> None:
+    recipe = Recipe("one-late", lr=1e-2, versions=True, checkpoints=True, size=10, groups=8, steps=10, seed=3)
+    assert [one for one in told(tmp_path, recipe) if one.id == "D12"] == []
