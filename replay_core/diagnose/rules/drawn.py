@@ -82,6 +82,8 @@ def drawn_from_another(case: Case) -> Finding | None:
         skip_if(is_truncated(batch.laid.algorithm), "top-p, top-k or min-p is stated")
         skip_if(batch.laid.algorithm.is_off_policy or batch.has("is_weights"), "the run is off-policy on purpose")
         both_N = batch.pair(said, entropy)
+        if (rollout := batch.columns.of("rollout_logprobs")) is not None:
+            both_N &= rollout.said_N & (rollout.values_N != 0)  # what no engine sampled is D41's
         if policy is not None and old is not None:
             moved_N = np.where(both_N & old.said_N, np.abs(policy.values_N - old.values_N), 0.0)
             moved_B = np.nan_to_num(batch.flat.mean(moved_N, both_N))
