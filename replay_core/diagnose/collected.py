@@ -244,6 +244,9 @@ class Partway:
 #: Steps that make a growth; what one set of weights comes to in them (nats per token); and how many times the first
 #: step's figure the last ones have to be.
 STEPS, AGREES, TIMES_FIRST = 4, 0.01, 10.0
+#: And how many times it where (nearly) every step has more than those before it, as chance and rounding do not make it;
+#: the largest step is then past what one set of weights comes to.
+ORDERLY, FEWER_TIMES = 0.7, 5.0
 #: How much more the later half of the updates leaves than the earlier one, and Kendall's tau over all steps.
 GROWS, ORDERED = 1.25, 0.4
 #: Steps from which an engine that is never updated is told from one that samples some updates late, of which half
@@ -308,7 +311,9 @@ def parting(by_step: Sequence[Array], prompts_B: Array | None) -> WeightsLeftBeh
     half = len(later) // 2
     early, late = float(np.median(later[: max(half, 1)])), float(np.median(later[half:]))
     signs = [float(np.sign(b - a)) for a, b in combinations(means, 2)]
-    if late < limit or late < GROWS * early or float(np.mean(signs)) < ORDERED or min(later) < 2 * first:
+    order = float(np.mean(signs))
+    orderly = not in_part and order >= ORDERLY and late >= FEWER_TIMES * first and max(later) > DISAGREE
+    if not (late >= limit or orderly) or late < GROWS * early or order < ORDERED or min(later) < 2 * first:
         return None
     if comes_to_rest(later):
         return None

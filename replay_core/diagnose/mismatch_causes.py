@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -79,11 +80,9 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     head_B = batch.flat.first(batch.response_N if batch.response_N is not None else between.both_N)
     d_N = np.zeros(between.both_N.size)
     d_N[between.both_N] = np.abs(between.d)
-    if (
-        told_alone := _given(batch, between, d_N)
-        or gathered_elsewhere(batch, between)
-        or _of_repetition(batch, between)
-    ):
+    repeated = Repeated()
+    repeated.take(batch, between)
+    if told_alone := _given(batch, between, d_N) or gathered_elsewhere(batch, between) or repeated.told():
         return told_alone
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
@@ -227,33 +226,47 @@ SAME_FORWARD = 1e-2
 BEYOND_ROUNDING, SIDED = 0.03, 0.85
 
 
-def _of_repetition(batch: StepBatch, between: Gap) -> MismatchCause | None:
-    """An engine that gives tokens which stood in the context before less than the trainer does, and all others more."""
-    tokens_N = batch.tokens_N
-    if tokens_N is None or between.mean <= DISAGREE:
-        return None
-    again_N = np.zeros(tokens_N.size, dtype=bool)
-    for span in batch.flat.spans:
-        again_N[span.start + 1 : span.stop] = True
-        again_N[span.start + np.unique(tokens_N[span], return_index=True)[1]] = False
-    far = np.abs(between.d) > BEYOND_ROUNDING
-    again, new = between.d[far & again_N[between.both_N]], between.d[far & ~again_N[between.both_N]]
-    if min(again.size, new.size) < FEWEST:
-        return None
-    less, more = float((again > 0).mean()), float((new < 0).mean())
-    if min(less, more) < SIDED or float(again.mean()) < DISAGREE:
-        return None
-    return MismatchCause(
-        "the engine gives tokens that stood in the context before less, and all others more: a repetition penalty",
-        "the engine samples with a repetition, presence or frequency penalty (often of the model's generation_config) "
-        "that the trainer's log-probabilities know nothing of: set it to 1 (0), or take log-probabilities before it",
-        [
-            shown("tokens that stood before and that it gives less", less, "about 0.5"),
-            shown("tokens that did not and that it gives more", more, "about 0.5"),
-            shown("mean trainer - rollout of the former", float(again.mean())),
-            shown("mean trainer - rollout of the latter", float(new.mean())),
-        ],
-    )
+@dataclass(slots=True)
+class Repeated:
+    """trainer - rollout of tokens that stood in the context before, and of those that did not, where they differ by
+    more than rounding: of one batch, or of a run's.
+    """
+
+    again: list[Array] = field(default_factory=list)
+    new: list[Array] = field(default_factory=list)
+
+    def take(self, batch: StepBatch, between: Gap) -> None:
+        tokens_N = batch.tokens_N
+        if tokens_N is None or between.mean <= DISAGREE:
+            return
+        again_N = np.zeros(tokens_N.size, dtype=bool)
+        for span in batch.flat.spans:
+            again_N[span.start + 1 : span.stop] = True
+            again_N[span.start + np.unique(tokens_N[span], return_index=True)[1]] = False
+        far = np.abs(between.d) > BEYOND_ROUNDING
+        self.again.append(between.d[far & again_N[between.both_N]])
+        self.new.append(between.d[far & ~again_N[between.both_N]])
+
+    def told(self) -> MismatchCause | None:
+        """An engine that gives tokens which stood in the context before less than the trainer, and all others more."""
+        again, new = (np.concatenate(each) if each else np.zeros(0) for each in (self.again, self.new))
+        if min(again.size, new.size) < FEWEST:
+            return None
+        less, more = float((again > 0).mean()), float((new < 0).mean())
+        if min(less, more) < SIDED or float(again.mean()) < DISAGREE:
+            return None
+        return MismatchCause(
+            "the engine gives tokens that stood in the context before less, and all others more: a repetition penalty",
+            "the engine samples with a repetition, presence or frequency penalty (often of the model's "
+            "generation_config) that the trainer's log-probabilities know nothing of: set it to 1 (0), or take "
+            "log-probabilities before it",
+            [
+                shown("tokens that stood before and that it gives less", less, "about 0.5"),
+                shown("tokens that did not and that it gives more", more, "about 0.5"),
+                shown("mean trainer - rollout of the former", float(again.mean())),
+                shown("mean trainer - rollout of the latter", float(new.mean())),
+            ],
+        )
 
 
 #: Nats per token that a gather of other tokens costs; the share of them that it gives less; how little they then

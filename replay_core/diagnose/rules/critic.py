@@ -15,6 +15,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, share, shown, warning
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.rules.value_loss import value_rows
 from replay_core.diagnose.rules.value_targets import FEWEST, LEARNT, is_of_gae
 from replay_core.diagnose.signals import RunLog, Series
@@ -73,6 +74,10 @@ def explains_nothing(case: Case) -> Finding | None:
     variance it explains stays within .02 of 0 while the error does not fall below .8 of what it was in the first
     steps, or is below -.5 and does not rise. A critic that knows nothing but the mean is at 0 and has come nearer.
     Silent where it began within half a standard deviation of its returns' mean, and its values move.
+
+    And where a critic's micro-batches are recorded: what it says in later epochs or mini-batches of 2 steps and more is
+    the recorded values to the last bit, at every token, while returns differ from them: a warning. (Values that are
+    rounded to 16 bits may be moved by too little to tell.)
     """
     found: list[_StepLearnt] = []
     where, known = None, False
@@ -93,6 +98,8 @@ def explains_nothing(case: Case) -> Finding | None:
             ))  # fmt: skip
             where = batch.laid.where("values", sample=0)
     skip_if(not known, "no values and returns are recorded")
+    if (still := _stands_still(case)) is not None:
+        return still
     constant = [one for one in found if not one.spread > 0]
     if len(found) >= 3 and len(constant) == len(found):
         return warning(
@@ -116,6 +123,33 @@ def explains_nothing(case: Case) -> Finding | None:
             steps=[one.step for one in later],
         )
     return None
+
+
+def _stands_still(case: Case) -> Finding | None:
+    """The critic's own updates move none of its values."""
+    tokens, due, steps, where = 0, 0.0, set[int](), None
+    for batch in case.batches():
+        for part in value_rows(batch):
+            if not (part.epoch or part.minibatch):
+                continue
+            coarse = not (part.new.astype(np.float32).view(np.uint32) & 0xFFFF).any()
+            if coarse or (part.new != part.old).any():
+                return None
+            tokens, due = tokens + part.new.size, max(due, float(np.abs(part.due - part.old).max()))
+            where = where or batch.laid.where("values", sample=0)
+            steps |= set() if batch.step is None else {batch.step}
+    if len(steps) < 2 or not due > 0:
+        return None
+    return warning(
+        "the critic is never updated: after updates it gives every token the very value that it gave before",
+        where,
+        shown("tokens of later epochs and mini-batches, all the same", tokens),
+        shown("largest |return - value|", due, "what it would learn"),
+        cause="its optimizer does not step or holds other parameters, its learning rate is 0, its value head is "
+        "frozen, or its loss reaches no gradient",
+        next_step="print the critic's learning rate and the norm of its gradient after a step",
+        steps=sorted(steps),
+    )
 
 
 #: Steps after which a critic that moves has had its time; what its mean has moved by, in shares of its error.
@@ -185,40 +219,82 @@ def never_learns(log: RunLog) -> Finding | None:
 OVERSHOT = 2.0
 
 
+_SOURCE = "a critic's mean lies within the range of its returns"
+_PAST = ("D45", "L10", "L08", "L09", "L02", "D20", "D24", "D25")
+
+
+@dataclass(frozen=True, slots=True)
+class _Overshot:
+    """Steps (step, mean value, mean return) that lie past their targets, and the worst of them."""
+
+    bad: list[tuple[int, float, float]]
+    steps: int
+    size: float
+    first: float
+
+    def told(self, where: Where) -> Finding:
+        step, value, due = max(self.bad, key=lambda one: abs(one[1] - one[2]))
+        return finding(
+            "error" if 2 * len(self.bad) >= self.steps else "warning",
+            f"the critic's values explode past their targets: their mean is {value:.3g} at step {step}, and the "
+            f"return's {due:.3g}",
+            where,
+            shown("mean value", value, f"within {OVERSHOT * self.size:.3g} of the return"),
+            shown("mean value off the return in the first step", self.first),
+            shown("steps", share(len(self.bad), self.steps)),
+            cause="the critic's learning rate is too high: its values explode past their targets and swing back; or it "
+            "is taught other targets than the returns that are logged (another scale or unit)",
+            next_step="lower the critic's learning rate ten times; look at its loss and gradient norm",
+            steps=[each[0] for each in self.bad],
+        )
+
+
+def _overshot(means: list[tuple[int, float, float]]) -> _Overshot | None:
+    skip_if(len(means) < 4, "needs values and returns of 4 steps")
+    size, first = max(abs(due) for _, _, due in means), abs(means[0][1] - means[0][2])
+    bad = [one for one in means[1:] if abs(one[1] - one[2]) > max(OVERSHOT * size, first) and size > 0]
+    return _Overshot(bad, len(means), size, first) if len(bad) >= 2 else None
+
+
+@rule("D63", "the critic overshoots its returns", link="optimizer", scope="case", explains=_PAST, source=_SOURCE)
+def overshoots_rewards(case: Case) -> Finding | None:
+    """As of a log, of recorded values of tokens that count, beside what the responses earned in all: GAE's returns
+    hold the critic's own values, and go with them.
+    """
+    means, places = list[tuple[int, float, float]](), {}
+    for batch in case.batches():
+        values, trained_N = batch.columns.of("values"), batch.trained_N
+        told = batch.columns.of("token_rewards") or batch.columns.of("token_scores")
+        if values is None or trained_N is None or batch.step is None:
+            continue
+        inside = values.values_N[trained_N & values.said_N & np.isfinite(values.values_N)]
+        heard_B = batch.flat.count(trained_N) > 0
+        earned_B = batch.reward_B
+        if told is not None:
+            earned_N = np.nan_to_num(np.where(trained_N & told.said_N, told.values_N, 0.0))
+            earned_B = np.bincount(batch.flat.sample_N, weights=earned_N, minlength=len(batch))
+        if earned_B is None or not inside.size or not np.isfinite(earned_B[heard_B]).all():
+            continue
+        means.append((batch.step, float(inside.mean()), float(earned_B[heard_B].mean())))
+        places[batch.step] = batch.laid.where("values", sample=0)
+    over = _overshot(means)
+    return None if over is None else over.told(places[over.bad[0][0]])
+
+
 @rule("D63", "the critic overshoots its returns", link="optimizer", scope="signals",
-      needs=("value_mean", "return_mean"),
-      explains=("D45", "L10", "L08", "L09", "L02", "D20", "D24", "D25"),
-      source="a critic's mean lies within the range of its returns")  # fmt: skip
+      needs=("value_mean", "return_mean"), explains=_PAST, source=_SOURCE)  # fmt: skip
 def overshoots(log: RunLog) -> Finding | None:
     """|mean value - mean return| over twice the largest |mean return| in two steps and more, none of them the first,
     and more than in the first step: a warning, an error in half of the steps. A critic that is loaded may begin far
     off, and comes nearer.
     """
     values, returns = given(log.get("value_mean")), given(log.get("return_mean"))
-    by_step = {point.step: point.value for point in returns.points}
-    apart = [
-        (point, abs(point.value - by_step[point.step])) for point in values.points
-        if math.isfinite(point.value) and math.isfinite(by_step.get(point.step, math.nan))
-    ]  # fmt: skip
-    skip_if(len(apart) < 4, "needs values and returns of 4 steps")
-    size = max(abs(by_step[point.step]) for point, _ in apart)
-    bad = [(point, off) for point, off in apart[1:] if size > 0 and off > OVERSHOT * size and off > apart[0][1]]
-    if len(bad) < 2:
+    rows = [(step, value, due) for step, (value, due) in together(values, returns) if step is not None]
+    over = _overshot(rows)
+    if over is None:
         return None
-    worst, _ = max(bad, key=lambda each: each[1])
-    return finding(
-        "error" if 2 * len(bad) >= len(apart) else "warning",
-        f"the critic's values explode past their targets: {values.name} is {worst.value:.3g} at step {worst.step}, and "
-        f"returns are {by_step[worst.step]:.3g}",
-        worst.where(values.name),
-        values.shown_at(worst, f"within {OVERSHOT * size:.3g} of the return"),
-        shown("in the first step", apart[0][1]),
-        shown("steps", share(len(bad), len(apart))),
-        cause="the critic's learning rate is too high: its values explode past their targets and swing back; or it is "
-        "taught other targets than the returns that are logged (another scale or unit)",
-        next_step="lower the critic's learning rate ten times; look at its loss and gradient norm",
-        steps=[point.step for point, _ in bad],
-    )
+    worst = max(over.bad, key=lambda one: abs(one[1] - one[2]))
+    return over.told(next(point for point in values.points if point.step == worst[0]).where(values.name))
 
 
 #: Tokens of a response that are followed for places that samples share.

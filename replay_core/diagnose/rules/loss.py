@@ -220,6 +220,8 @@ _MODES |= {
 }  # fmt: skip
 #: By how much the stated reduction has to miss a logged loss, and what share of weights has to be off 1, and how far.
 MISSES, WEIGHED, OFF_ONE = 1e-4, 0.05, 0.05
+#: Micro-batches that agree by no chance.
+SEVERAL = 3
 
 
 def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, exact: bool) -> Finding | None:
@@ -230,6 +232,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
     names = [name for name in first.made if all(name in one.made for one in parts)]
     # GSPO's loss is a mean of sequences' means, whatever is configured for others (verl).
     mode = None if batch.laid.algorithm.averages_sequences else _MODES.get(stated)
+    # A loss that may hold more terms and agrees in several micro-batches holds none.
+    exact = exact or len(parts) >= SEVERAL
     if exact and mode and agreed and not any(name.startswith(mode) for name in agreed) and agreed != ["token-sum"]:
         made = agreed[0]
         meant = next(name for name in names if name.startswith(mode))
@@ -247,6 +251,10 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
                 f"update hold: they add up to {first.micros} times the mean that is meant (unless they are divided "
                 "afterwards), and a token's weight hangs on the micro-batch it is in"
                 if alone
+                else f"each micro-batch is averaged over what it holds itself, and the {first.micros} of an update "
+                "alike: a token of a small one weighs more than one of a large (gradient accumulation; sums are to be "
+                "divided by the tokens of the whole update)"
+                if _SHARED in made
                 else "the aggregation that is configured does not reach the loss: another default stands in its "
                 "place, and responses of another length count for more or less than is meant",
                 next_step="rldbg diagnose --explain D28",

@@ -20,7 +20,7 @@ from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.merging import merged, weighed
-from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, cause_of
+from replay_core.diagnose.mismatch_causes import OF_THE_ENGINE, MismatchCause, Repeated, cause_of
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.old_weights import JUMP
 from replay_core.diagnose.rules.staleness import versions
@@ -52,7 +52,9 @@ def disagree(case: Case) -> Iterator[Finding]:
 
     Tokens whose neighbour one or two places off is the same one (8 and more that are not sure) tell logits or labels
     that are gathered so far off: nine of ten agree then with what the engine gives the neighbour's place, or with the
-    engine at all, to .15 of the usual difference.
+    engine at all, to .15 of the usual difference. And over all tokens that differ by .03 nats and more, those that
+    stood in the context before (8 and more) are given less by the engine, and all others (8 and more) more, in .85 of
+    each: a repetition penalty.
 
     Info, too, over the steps of a run whose first has none of it, and where it does not grow any more: it is what
     weights some updates old make, as every asynchronous run has it (half a nat at the most). More of it, where the
@@ -63,7 +65,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     found: list[tuple[Finding, bool, bool]] = []
     means: list[float] = []
     whys: list[str] = []
-    growth, misplaced, partway = Growth(), Misplaced(), Partway()
+    growth, misplaced, partway, repeated = Growth(), Misplaced(), Partway(), Repeated()
     for batch in case.batches():
         try:
             between = compared(batch)
@@ -75,6 +77,7 @@ def disagree(case: Case) -> Iterator[Finding]:
         if between.mean > DISAGREE:
             misplaced.take(batch, between)
             partway.take(batch, between)
+            repeated.take(batch, between)
         steps = () if batch.step is None else (batch.step,)
         if (one := _disagreement(batch, between)) is not None:
             told, cause = one
@@ -101,6 +104,8 @@ def disagree(case: Case) -> Iterator[Finding]:
     if beside is not None:
         words, why, figures = beside
         every = [_because(one, f": {words}", why, figures) for one in every]
+    elif (again := repeated.told()) is not None:
+        every = [_because(one, f": {again.short}", again.sentence, again.figures) for one in every]
     elif fresh and (swapped := partway.told()) is not None:
         every = [_because(_milder(one), *_of_swap(*swapped)) for one in every]
     elif not any(of_a_forward for *_, of_a_forward in found) and _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):

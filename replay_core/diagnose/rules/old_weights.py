@@ -20,7 +20,7 @@ from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_token
 from replay_core.diagnose.rule import Skip, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.rules.tokens import truncated
-from replay_core.diagnose.rules.weights import ADAPTER
+from replay_core.diagnose.rules.weights import ADAPTER, weights_by_step
 from replay_core.diagnose.signals import RunLog, Series
 
 #: The mismatch beside what it was before: weights were not delivered. docs/evidence.md#log-probabilities
@@ -105,7 +105,9 @@ def stale(case: Case) -> Finding | None:
 
     Versions that follow the steps, and a first step or more without any of it (.01 nats) before 3 and more, up to the
     last, that are all past .03 and 10 times that, and half of them twice as far (half a nat at the most): samples are
-    not of the weights that their version names. An error.
+    not of the weights that their version names. An error. So is, with checkpoints of these steps, a mismatch that goes
+    with the distance of a step's weights from others (to 1.5 over 4 steps and more, the first step without any), and
+    not with that from the version's (twice and more).
 
     Silent where importance weights are recorded, or weight versions advance: such a run is off-policy on purpose (D31).
     Of samples of several versions in one step, those of its newest are looked at. But versions are held against what
@@ -113,8 +115,9 @@ def stale(case: Case) -> Finding | None:
     twice as long as ever before while the mismatch grows by half.
 
     A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
-    to ten times that and .03, by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a
-    part of them whose others agree. Weights of one age do not grow: silent where the last third of 7 steps and more has
+    to ten times that and .03 (or five times that, and .03 in one step, where nearly every step has more than those
+    before it: tau .7), by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a part of
+    them whose others agree. Weights of one age do not grow: silent where the last third of 7 steps and more has
     no more than 1.15 times the middle third. An error beside versions, too, where they follow the steps, so that the
     engine says it is up to date; without any a warning in fewer than 12 steps, since an asynchronous run begins so.
     Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long, or its
@@ -342,11 +345,63 @@ def _against_versions(case: Case, every: list[_StepGap]) -> Finding | None:
             next_step=last[-1].command,
             steps=[one.step for one in last],
         )
+    if (older := _older_than_said(case, every)) is not None:
+        return older
     if (other := _of_other_versions(every)) is not None:
         # The policy's own, where nothing else is recorded, are of updates of the step as well.
         before_updates = all(batch.has("old_logprobs") for batch in case.batches())
         return other if before_updates else replace(other, severity="warning")
     raise Skip("weight versions advance: the engine gets new weights, however late")
+
+
+#: Of mean |d| over the distance of two checkpoints, largest over least: what one pair of weights leaves over the steps,
+#: and what no such pair does; and the steps that tell.
+ALIKE, UNLIKE, TOLD_BY = 1.5, 2.0, 4
+
+
+def _older_than_said(case: Case, every: list[_StepGap]) -> Finding | None:
+    """Checkpoints beside versions: how far engine and trainer are apart goes with how far the weights had moved between
+    the two that they hold.
+    """
+    told = [(one, one.step, one.version) for one in every if one.step is not None and one.version is not None]
+    if len(told) < len(every) or every[0].mean > AGREES:
+        return None
+    weights = weights_by_step(case)
+    behind = min(step - version for _, step, version in told)
+    rows = [(one, step, int(version + behind)) for one, step, version in told if one.mean > DISAGREE]
+    if len(rows) < TOLD_BY or not {at for _, *each in rows for at in each} <= weights.keys():
+        return None
+    oldest = min(weights)
+
+    def spread(older: int) -> float:
+        moved = [float(np.linalg.norm(weights[step] - weights[max(at - older, oldest)])) for _, step, at in rows]
+        each = [one.mean / by if by > 0 else math.inf for (one, *_), by in zip(rows, moved, strict=True)]
+        return max(each) / min(each) if max(each) < math.inf else math.inf
+
+    spreads = {older: spread(older) for older in range(1, len(weights)) if all(
+        max(at - older, oldest) in weights for *_, at in rows)}  # fmt: skip
+    older = min(spreads, key=lambda one: spreads[one], default=0)
+    said = spread(0)
+    if not older or spreads[older] > ALIKE or said < UNLIKE:
+        return None
+    # Distances alone hardly tell one age from the next.
+    fits = [one for one in spreads if spreads[one] <= ALIKE]
+    by = " to ".join(str(one) for one in sorted({min(fits), max(fits)}))
+    worst = max((one for one, *_ in rows), key=lambda one: one.mean)
+    return error(
+        f"samples are older than their weight version says, by {by} updates: engine and trainer are apart as the "
+        "checkpoints of such steps are",
+        worst.place,
+        shown("mean |trainer - rollout| over the distance of the two checkpoints, largest over least", spreads[older]),
+        shown("the same by the version that is named", "infinite" if said == math.inf else said, f"< {UNLIKE:g}"),
+        shown("mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
+        shown("steps compared", len(rows)),
+        cause="the version is stamped when samples are taken from the queue, or counts the trainer's steps, while the "
+        "engine samples with older weights (a sync that lags, a longer queue): limits on staleness and corrections "
+        "look at the wrong age",
+        next_step=worst.command,
+        steps=[one.step for one, *_ in rows],
+    )
 
 
 def _of_other_versions(every: list[_StepGap]) -> Finding | None:

@@ -18,7 +18,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding, error, finding, listed, share, shown, warning
+from replay_core.diagnose.finding import Finding, Where, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -458,6 +458,56 @@ _SPLIT = ("tensor_parallel_size", "tensor_model_parallel_size", "tp_size", "tp",
 _WHOLE = ("ranks", "world_size", "dp_size", "data_parallel_size", "num_ranks")
 #: Share of prompts that are as long as the limit from which it is the limit, not the prompts, that ends them.
 AT_LIMIT = 0.9
+
+
+#: Prompts that tell of a lost beginning, and as many that still have it.
+CUT = 3
+
+
+@rule("L28", "prompts are cut", link="tokens", scope="case", lasts=True,
+      explains=("L08", "L17", "D01", "D03"),
+      source="verl data.truncation (left, right, middle) and max_prompt_length")  # fmt: skip
+def beginnings_lost(case: Case) -> Finding | None:
+    """Recorded prompts of which all shorter than the longest (3 and more different ones) begin with one token, as a BOS
+    or a chat template makes it, and 3 and more of the longest do not: they were cut from the left. A warning, an error
+    where their length is the limit that is stated.
+    """
+    prompts: dict[bytes, tuple[int, int]] = {}
+    where: dict[tuple[int, int], Where] = {}
+    steps: dict[tuple[int, int], set[int]] = {}
+    for batch in case.batches():
+        if batch.tokens_N is None or batch.response_N is None or batch.step is None:
+            continue
+        for sample, (start, head) in enumerate(
+            zip(batch.flat.starts_B, batch.flat.first(batch.response_N), strict=True)
+        ):
+            if head <= 0:
+                continue
+            begins = (int(head), int(batch.tokens_N[start]))
+            prompts[batch.tokens_N[start : start + head].tobytes()] = begins
+            where.setdefault(begins, batch.laid.where("input_ids", sample=sample))
+            steps.setdefault(begins, set()).add(batch.step)
+    skip_if(not prompts, "needs prompts and their steps")
+    longest = max(length for length, _ in prompts.values())
+    shorter = [token for length, token in prompts.values() if length < longest]
+    odd = [one for one in prompts.values() if one[0] == longest and shorter and one[1] != shorter[0]]
+    if len(set(shorter)) != 1 or len(shorter) < CUT or len(odd) < CUT:
+        return None
+    stated = case.algorithm.number("max_prompt_length", "prompt_max_len", "max_input_length")
+    return finding(
+        "error" if stated == longest else "warning",
+        f"prompts are cut from the left to {longest} tokens: {len(odd)} of the longest lack the beginning "
+        f"({shorter[0]}) that all others have",
+        where[odd[0]],
+        shown("different prompts that begin otherwise, all of them of the largest length", len(odd), "none"),
+        shown("different shorter prompts, which all begin with it", len(shorter)),
+        shown("largest length of a prompt, tokens", longest),
+        *([] if stated is None else [shown("limit that is stated", stated)]),
+        cause="max_prompt_length is too small for these prompts, and they are truncated from the left: their beginning "
+        "(BOS, system prompt, the first words of the question) is lost, and with it what is asked",
+        next_step="raise max_prompt_length, or filter prompts that are longer",
+        steps=sorted(set().union(*(steps[one] for one in odd))),
+    )
 
 
 @rule("L28", "prompts are cut", link="tokens", scope="signals", needs=("prompts_at_limit",), lasts=True,

@@ -456,38 +456,3 @@ def ever_fewer(log: RunLog) -> Finding | None:
         "one answer",
         next_step="filter prompts by solve rate (dynamic sampling), bring harder ones, or stop here",
     )
-
-
-#: How far the mean negative log-probability of the samples lies from the entropy, as a share of it: over 12 batches
-#: noise comes to a tenth.
-APART, SAMPLED = 0.2, 12
-
-
-@rule("L33", "samples are not drawn from the policy", link="rollout_logprobs", scope="signals",
-      needs=("policy_logprob", "entropy"), explains=("D09", "D12", "D14", "D24"), lasts=True,
-      source="E[-log p] over samples of p is the entropy of p")  # fmt: skip
-def drawn_otherwise(log: RunLog) -> Finding | None:
-    """The policy's mean log-probability of the sampled tokens beside its entropy: over its own samples they are each
-    other's negative. Less surprise than entropy by a fifth (median of 12 steps and more, nine of ten on that side) is
-    sampling that is sharper than the policy (temperature below 1, top-p, top-k), more is one that is flatter: a
-    warning.
-    """
-    rows = [(-logp, h) for _, (logp, h) in together(log.get("policy_logprob"), log.get("entropy")) if h > 0.05]
-    skip_if(len(rows) < SAMPLED, f"needs the policy's log-probabilities and entropy of {SAMPLED} steps")
-    shares = [surprise / h - 1 for surprise, h in rows]
-    middle = median(shares)
-    if abs(middle) < APART or sum(share * middle > 0 for share in shares) < 0.9 * len(shares):
-        return None
-    series = given(log.get("policy_logprob"))
-    sharper = middle < 0
-    return warning(
-        f"samples are drawn from a {'sharper' if sharper else 'flatter'} distribution than the policy: its mean "
-        f"-log p of them is {1 + middle:.2f} times its entropy, as another sampling temperature"
-        + (" or top-p makes it" if sharper else " makes it"),
-        series,
-        shown("-mean log p / entropy, median", 1 + middle, "about 1", series.source),
-        shown("steps compared", len(shares)),
-        cause="the engine samples with a temperature (or top-p, top-k) that the trainer's log-probabilities lack",
-        next_step="compare the sampling parameters with what the trainer divides its logits by; rldbg record -- YOUR "
-        "COMMAND, then rldbg diagnose rldbg-dump --rule D10",
-    )

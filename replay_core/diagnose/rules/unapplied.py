@@ -26,6 +26,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, finding, share, shown
 from replay_core.diagnose.flat import ranges_G
 from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 
 #: By how much a bound may be missed (rounding); tokens that tell; from where on policy and reference are apart.
@@ -127,7 +128,8 @@ def _unfiltered(batch: StepBatch) -> _Shows | None:
 
 
 def _cut_and_counted(batch: StepBatch) -> _Shows | None:
-    cut_B, trained_N = batch.truncated_flag_B, batch.trained_N
+    # Where nothing says so, it is told by the end token, as far as that is known.
+    cut_B, trained_N = truncated(batch) if batch.eos_id is not None else batch.truncated_flag_B, batch.trained_N
     if cut_B is None or trained_N is None or not cut_B.any():
         return None
     counted_B = cut_B & (batch.flat.count(trained_N) > 0)

@@ -110,16 +110,17 @@ _NEEDED = ("values", "returns", "mask", "token_rewards|token_scores|reward")
 
 
 @rule("D44", "value targets are not what rewards and values give", link="advantages", scope="batch",
-      needs=_NEEDED, explains=("D45", "D52"), lasts=True,
+      needs=_NEEDED, explains=("D45", "D52", "D63"), lasts=True,
       source="arXiv 1506.02438 equation 16; verl compute_gae_advantage_return")  # fmt: skip
 def targets(batch: StepBatch) -> Iterator[Finding]:
     """GAE is linear in gamma and gamma lambda: both are solved for, over the tokens that count, and must leave less
     than 1e-3 of the returns (2e-2 in bf16). Solved, they are named (info; a warning where none are stated and gamma is
     below .9 or lambda below .5); an error where they are not the stated ones, lie outside 0 to 1, or at the last tokens
-    more is left than the reward explains (the value after the end, the next sample's, a reward that is missing). Not
-    solved, it is an error that a known mistake can be: returns that are advantages, rewards, the values, off by one
-    token, made without the next value or with another's, or by a recursion that runs forwards in time. Else it is
-    skipped (a lambda for every response, rewards shaped after they were recorded).
+    more is left than the reward explains (the value after the end, the next sample's, a reward that is missing). Two
+    and more that are said to be cut off, have a reward, and go on with their last value: a warning. Not solved, it is
+    an error that a known mistake can be: returns that are advantages, rewards, the values, off by one token, made
+    without the next value or with another's, or by a recursion that runs forwards in time. Else it is skipped (a lambda
+    for every response, rewards shaped after they were recorded).
     """
     values, returns = given(batch.columns.of("values")), given(batch.columns.of("returns"))
     rows, rewards_BT = _rows(batch)
@@ -276,6 +277,26 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
         else:
             raise Skip("GAE agrees, but not at the last tokens: rewards or values there are others than recorded")
         return
+    # A return that stops at the limit may go on with a value, or be scored there; both count the rest twice.
+    cut_B = off_B & ~ended_B
+    # (A KL in the rewards leaves a little of them everywhere.)
+    twice_B = cut_B & (np.abs(last_r) > 0.1 * np.abs(rewards_BT).max())
+    if cut_B.any():
+        evidence.append(shown("responses cut off, whose returns go on with a value", int(cut_B.sum())))
+    if (
+        twice_B.sum() >= 2
+        and np.minimum(*(np.abs(fit.left_B - by * last_v) for by in (1, fit.gamma)))[twice_B].max() <= rows.close
+    ):
+        yield warning(
+            f"GAE goes on with the last value in {int(twice_B.sum())} responses that were cut off, and they have their "
+            "reward too: the returns of truncated responses are bootstrapped",
+            place,
+            *evidence,
+            shown("reward at their last tokens, mean", float(last_r[twice_B].mean())),
+            cause="a response that was cut off is scored as it stands, so nothing is earned after it: a value there "
+            "counts what it is worth twice. Time limits are bootstrapped where the episode goes on without a reward",
+            next_step="set the value after the end to 0 for truncated responses too",
+        )
     stated = [(name, stated_number(batch.laid.stated, *names)) for name, names in _SETTINGS]
     wrong = [(name, value) for (name, value), had in zip(stated, (fit.gamma, fit.lam), strict=True)
              if value is not None and abs(value - had) > SETTING]  # fmt: skip
@@ -321,7 +342,8 @@ def _solved(batch: StepBatch, rows: _Rows, fit: _Fit, rewards_BT: Array) -> Iter
             f"returns are GAE's, {fit.words()}",
             place,
             *evidence,
-            cause="the settings that were solved for and agree; nothing is wrong",
+            cause="the settings that were solved for and agree"
+            + ("; what follows the last token of those cut off is a value" if cut_B.any() else "; nothing is wrong"),
             next_step="rldbg diagnose --explain D44",
         )
 

@@ -20,6 +20,7 @@ from replay_core.diagnose.gap import DISAGREE
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.states import moves
 from replay_core.diagnose.signals import RunLog
+from replay_core.dumps import open_run
 from replay_core.records import Record
 from replay_core.regexes import regex
 
@@ -80,11 +81,30 @@ def unmoved(case: Case) -> Finding | None:
 STEPS = 3
 
 
+def checkpoints_of(case: Case) -> dict[int, Path]:
+    """The checkpoints that lie beside the records, by step."""
+    root = (case.run.path if case.run.path.is_dir() else case.run.path.parent).resolve()
+    return {step: Path(place) for step, place in sorted(case.run.models.items(), key=lambda one: one[0] or 0)
+            if step is not None and Path(place).is_absolute() and Path(place).is_relative_to(root)}  # fmt: skip
+
+
+def weights_by_step(case: Case) -> dict[int, NDArray[np.float32]]:
+    """All weights of every checkpoint as one row of numbers, by step; nothing where they are large or do not match."""
+    places = {step: _weight_files(place) for step, place in checkpoints_of(case).items()}
+    if sum(file.stat().st_size for files in places.values() for file in files) > MOST:
+        return {}
+    found = {}
+    for step, files in places.items():
+        refs = [ref for file in files for record in open_run(file).records for ref in record.tensors()]
+        found[step] = np.concatenate([
+            np.asarray(pages.array(ref), dtype=np.float32).reshape(-1) for ref in sorted(refs, key=lambda ref: ref.name)
+        ] or [np.zeros(0, np.float32)])  # fmt: skip
+    return found if len({row.size for row in found.values()}) == 1 else {}
+
+
 def _same_checkpoints(case: Case) -> Finding | None:
     """Checkpoints beside the records (`Recorder.checkpoint`), first step beside last, that hold the same bytes."""
-    root = (case.run.path if case.run.path.is_dir() else case.run.path.parent).resolve()
-    places = {step: Path(place) for step, place in sorted(case.run.models.items(), key=lambda one: one[0] or 0)
-              if step is not None and Path(place).is_absolute() and Path(place).is_relative_to(root)}  # fmt: skip
+    places = checkpoints_of(case)
     steps = [
         step for step, place in places.items() if sum(file.stat().st_size for file in _weight_files(place)) <= MOST
     ]

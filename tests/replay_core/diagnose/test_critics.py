@@ -50,6 +50,37 @@ def _trained(
     return directory
 
 
+@pytest.mark.parametrize(("rate", "severity"), [(2.7, "error"), (1.6, None)], ids=["diverges", "swings and settles"])
+def test_values_that_explode_past_what_is_earned_are_told(rate: float, severity: str | None, tmp_path: Path) -> None:
+    found = of(look(_trained(tmp_path / "d", rate=rate, steps=6), "D63"), "D63")
+    assert (None if found is None else found.severity) == severity
+
+
+@pytest.mark.parametrize("how", ["frozen", "learns", "rounded to bf16"])
+def test_a_critic_gives_other_values_after_its_updates(how: str, tmp_path: Path) -> None:
+    lm, head_V = Bigram(8), np.linspace(-1, 1, 14)
+    with Recorder(tmp_path / "d") as recorder:
+        for step in range(3):
+            rollout = lm.rollout(PROMPTS, each=6)
+            mask_BT = rollout.response_BT
+            due_BT = np.where((rollout.ids_BS == EOS).any(1), 1.0, 0.0)[:, None] * mask_BT
+
+            def said(head_V: Any, ids_BT: Any = rollout.ids_BS[:, :-1], mask_BT: Any = mask_BT) -> torch.Tensor:
+                values = torch.tensor(head_V[ids_BT] * mask_BT).float()
+                return values.bfloat16().float() if how == "rounded to bf16" else values
+
+            with recorder.step(step) as record:
+                record("trajectory", **rollout.tensors())
+                record("values", role="critic", values=said(head_V), returns=torch.tensor(due_BT).float())
+                for epoch in range(2):
+                    key: dict[str, Any] = {"micro": epoch, "epoch": epoch, "minibatch": 0}
+                    record("forward_data", rollout.tensors(), **key)
+                    record("loss", role="critic", values=said(head_V), loss=torch.tensor(0.1), **key)
+                    head_V = head_V + 0.1 * (how == "learns") * (1 - head_V)
+    found = of(look(tmp_path / "d", "D45"), "D45")
+    assert (found is not None and "never updated" in found.claim) == (how == "frozen")
+
+
 def test_a_critic_that_learns_is_fine(tmp_path: Path) -> None:
     assert causes(look(_trained(tmp_path / "d"), *RULES)) == []
 

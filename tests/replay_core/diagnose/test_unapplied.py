@@ -140,6 +140,49 @@ def test_returns_tell_what_comes_after_the_end_and_whether_they_are_the_values(t
     assert "old values themselves" in claims["same"][1]
 
 
+@pytest.mark.parametrize(("scored", "bootstrapped", "told"), [(True, True, True), (False, True, False),
+                                                              (True, False, False)])  # fmt: skip
+def test_a_cut_response_has_a_reward_or_a_value_after_it(
+    scored: bool, bootstrapped: bool, told: bool, tmp_path: Path
+) -> None:
+    def of_some(batch: Fields, step: int) -> None:
+        cut(batch, step)
+        last = masks(batch).cumsum(1).argmax(1)
+        batch["token_level_scores"][:] = 0
+        batch["token_level_scores"][np.arange(16), last] = np.linspace(0.5, 1, 16)
+        batch["token_level_scores"][batch["truncated"] & (not scored)] = 0
+        batch["token_level_rewards"] = batch["token_level_scores"].copy()
+        critics(batch, step)
+        values, mask = batch["values"] * masks(batch), masks(batch)
+        # GAE is linear: a value after the end goes back by lambda at each token, and its own token's is that value.
+        back = 0.95 ** np.maximum(last[:, None] - np.arange(mask.shape[1]), 0) * mask
+        after = values[np.arange(16), last] * (batch["truncated"] & bootstrapped)
+        batch["returns"] = (batch["returns"] + after[:, None] * back).astype(np.float32)
+
+    found = of(run(tmp_path / "d", of_some, range(2), "D44"), "D44")
+    assert found is not None
+    assert (found.severity, "bootstrapped" in found.claim) == (("warning", True) if told else ("info", False))
+    assert ("nothing is wrong" in found.cause) == (not bootstrapped)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_cut_responses_are_known_by_their_missing_end(masked: bool, tmp_path: Path) -> None:
+    def unsaid(batch: Fields, step: int) -> None:
+        width = batch["responses"].shape[1]
+        batch["responses"][:, :] = np.random.default_rng(step).integers(100, 190, batch["responses"].shape)
+        batch["response_mask"][:] = 1
+        for row in range(16):
+            end = width if row % 4 == 0 else 5 + row
+            batch["responses"][row, end - 1 :] = [2, *[3] * (width - end)] if row % 4 else batch["responses"][row, -1]
+            batch["response_mask"][row, end:] = 0
+        batch["input_ids"] = np.concatenate([batch["prompts"], batch["responses"]], 1)
+        batch["attention_mask"][:, -width:] = batch["response_mask"]
+        batch["response_mask"][::4] *= 1 - masked
+
+    found = of(run(tmp_path / "d", unsaid, range(2), "D102", flags={"mask_truncated_completions": True}), "D102")
+    assert (found is None) == masked
+
+
 @pytest.mark.parametrize(("moved", "told"), [(0.05, True), (0.0, False), (0.008, False)],
                          ids=["the policy has left", "on policy", "bf16"])  # fmt: skip
 def test_old_log_probabilities_of_the_reference(moved: float, told: bool, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from replay_core.diagnose.collected import parting
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.rules import temperature
 from replay_core.recorder import Recorder
@@ -139,3 +140,22 @@ def test_a_stated_temperature_decides_who_left_it_out(
     gain: float, stated: float | None, drawn: bool | None, words: str
 ) -> None:
     assert words in temperature._why(gain, stated, drawn)[1]
+
+
+@pytest.mark.parametrize(("by_step", "told"), [
+    ([0.0047, 0.0206, 0.0227, 0.0397, 0.0375, 0.039], True),
+    ([0.0046, 0.0107, 0.0153, 0.0188, 0.0215, 0.0258, 0.0393], True),
+    ([0.0046, 0.011, 0.014, 0.016, 0.019, 0.021, 0.024], False),  # a policy that gets sharper
+    ([0.0046, 0.03, 0.012, 0.029, 0.011, 0.032, 0.03], False),  # in no order
+    ([0.009, 0.02, 0.022, 0.03, 0.033, 0.036], False),  # four times the first
+])  # fmt: skip
+def test_a_rise_from_step_to_step_is_told_at_a_lower_level(by_step: list[float], told: bool) -> None:
+    rows = [mean * np.linspace(0.8, 1.2, 12) for mean in by_step]
+    assert (parting(rows, None) is not None) == told
+
+
+def test_weights_that_never_arrive_show_before_they_come_to_much(tmp_path: Path) -> None:
+    path = _trained(tmp_path / "d", lambda held: deepcopy(held[0]), lr=3.0, steps=8)
+    found = next(one for one in causes(look(path, "D12")) if one.id == "D12")
+    assert "not updated" in found.claim
+    assert causes(look(_trained(tmp_path / "fine", lambda held: deepcopy(held[-1]), lr=3.0, steps=8), "D12")) == []

@@ -26,12 +26,18 @@ FAULTS = [
     (Recipe("packed", memory=True, micros=4, size=10, seed=1), "D14", "attention crosses samples"),
     (Recipe("penalty"), "D09", "a repetition penalty"),
     (Recipe("penalty", groups=8, limit=12, kl=0.01, seed=1), "D09", "a repetition penalty"),
+    (Recipe("penalty", groups=2, size=4, limit=6, steps=9), "D09", "a repetition penalty"),
     (Recipe("engine-ahead", lr=5e-3, kl=0.01), "D12", "times as far from the reference"),
     (Recipe("engine-ahead", lr=5e-3, lora=True, seed=6), "D12", "the adapter (LoRA) is applied twice"),
     (
         Recipe("two-late", lr=2e-2, versions=True, schooled=True, micros=1, size=10, groups=8),
         "D12",
         "not of the weights that their version names",
+    ),
+    (
+        Recipe("three-late", lr=1e-2, versions=True, checkpoints=True, size=10, groups=8, steps=10, seed=3),
+        "D12",
+        "samples are older than their weight version says, by 2",
     ),
     (Recipe("swapped", lr=6e-2, groups=12, limit=8), "D09", "on the first 3 tokens of responses"),
     (Recipe("refreshed", kl=0.05, lr=1e-2), "D55", "the reference is the policy of the step before"),
@@ -64,3 +70,8 @@ HEALTHY = {
 @pytest.mark.parametrize("recipe", HEALTHY.values(), ids=HEALTHY)
 def test_runs_without_a_fault_are_silent(recipe: Recipe, tmp_path: Path) -> None:
     assert not told(tmp_path, recipe, *RULES)
+
+
+def test_samples_as_old_as_their_version_says_are_fine(tmp_path: Path) -> None:
+    recipe = Recipe("one-late", lr=1e-2, versions=True, checkpoints=True, size=10, groups=8, steps=10, seed=3)
+    assert [one for one in told(tmp_path, recipe) if one.id == "D12"] == []

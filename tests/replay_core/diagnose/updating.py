@@ -119,6 +119,10 @@ def _school(net: Net, seed: int, ends: tuple[int, ...]) -> None:
         teacher.step()
 
 
+#: Updates that the engine is behind, while the version says one.
+_BEHIND = {"one-late": 1, "three-late": 3}
+
+
 def _engine(recipe: Recipe, net: Net, past: list[Net]) -> tuple[Net, Net]:
     """The weights that the engine writes the first tokens with, and the rest."""
     engine = copy.deepcopy(net)
@@ -128,6 +132,8 @@ def _engine(recipe: Recipe, net: Net, past: list[Net]) -> tuple[Net, Net]:
                 mine.copy_(2 * mine - first)
     if recipe.fault == "two-late":
         engine = copy.deepcopy(past[max(len(past) - 3, 0)])
+    if recipe.fault in _BEHIND:
+        engine = copy.deepcopy(past[max(len(past) - 1 - _BEHIND[recipe.fault], 0)])
     begins = copy.deepcopy(past[max(len(past) - 2, 0)]) if recipe.fault == "swapped" else engine
     return begins.to(torch.bfloat16), engine.to(torch.bfloat16)
 
@@ -257,7 +263,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
         if fault == "cut-paid" and step:
             rewards = torch.where(cut, torch.ones_like(rewards), rewards)
         if recipe.versions:
-            more["weight_version"] = torch.full((B,), step)
+            more["weight_version"] = torch.full((B,), max(step - (fault in _BEHIND), 0))
         each = rewards.view(-1, recipe.size)
         per = ((each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-4)).reshape(-1)
         m = mask[:, 1:].float()
