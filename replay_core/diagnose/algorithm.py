@@ -63,6 +63,12 @@ class Algorithm:
         """The first of these settings that is stated as one number."""
         return stated_number(self._facts, *names)
 
+    def table(self, name: str) -> dict[str, float]:
+        """A setting that is a table of numbers, wherever it stands; empty where none is stated."""
+        found = next(_every(self._facts, name, _DEEPEST, tables=True), {})
+        numbers = {key: stated_number(found, key) for key in map(str, found)}
+        return {key: value for key, value in numbers.items() if value is not None}
+
     def is_on(self, name: str) -> bool | None:
         """Whether a switch is on; None where it is not stated."""
         value = stated(self._facts, name)
@@ -347,12 +353,12 @@ def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _every(facts: Mapping[str, Any], name: str, deep: int) -> Iterator[Any]:
+def _every(facts: Mapping[str, Any], name: str, deep: int, tables: bool = False) -> Iterator[Any]:
     for key, value in facts.items():
-        if str(key).lower().rpartition(".")[2] == name and not isinstance(value, Mapping):
+        if str(key).lower().rpartition(".")[2] == name and isinstance(value, Mapping) == tables:
             yield value
         elif isinstance(value, Mapping) and deep:
-            yield from _every(value, name, deep - 1)
+            yield from _every(value, name, deep - 1, tables)
 
 
 def severity_of_raw(algorithm: Algorithm) -> Severity:

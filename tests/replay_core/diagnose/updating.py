@@ -58,6 +58,8 @@ class Recipe:
     versions: bool = False
     parts: bool = False
     """Rewards are the sum of two parts, which are recorded, too."""
+    weights: bool = False
+    """And the run states that each of them weighs 1."""
 
 
 class Net(nn.Module):
@@ -222,6 +224,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
         flags["max_staleness"] = 4
     if recipe.filtered:
         flags["dynamic_sampling"] = True
+    if recipe.weights:
+        flags["reward_weights"] = {"goes_on": 1.0, "ends": 1.0}
     recorder = Recorder(folder, flags=flags)
     for step, batch in enumerate(_batches(recipe, net)):
         if recipe.checkpoints:
@@ -252,6 +256,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
             rewards = rewards + more["reward_ends"]
         if fault == "cast" and step:
             rewards = rewards.trunc()
+        if fault == "part-lost" and step:
+            rewards = more["reward_ends"]
+        if fault == "as-they-finish" and step:
+            rewards = rewards[held.sum(1).argsort(stable=True)]
         if fault == "rolled" and step > 1:
             rewards = rewards.roll(1)
         if fault == "cut-paid" and step:
