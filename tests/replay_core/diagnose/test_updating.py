@@ -13,7 +13,7 @@ from replay_core.dumps import open_run
 from tests.replay_core.diagnose.updating import Recipe, run, told
 
 #: What these runs are held against.
-RULES = ("D01", "D03", "D07", "D23", "D28", "D49", "D55", "D57", "D68", "D75", "D88", "L22")
+RULES = ("D01", "D03", "D07", "D23", "D28", "D43", "D49", "D55", "D57", "D68", "D75", "D88", "L22")
 
 
 FAULTS = [
@@ -29,6 +29,8 @@ FAULTS = [
     (Recipe("micro-dropped", micros=3), "D88", "8 of 24 samples are in none of the 2 micro-batches"),
     (Recipe("reused", lr=2e-2), "D75", "the rollouts of step 1 are trained on again in steps 2, 3, 4, 5, 6"),
     (Recipe("overlong-turned", overlong=True, size=8), "D07", "cut-off responses is turned around"),
+    (Recipe("loader-restarts"), "D43", "steps 3, 4, 5 have those of steps 0, 1, 2, in the same order"),
+    (Recipe("loader-stands"), "D43", "steps 2, 3, 4, 5, 6 have the same prompts"),
     (Recipe("rate-leaps"), "L22", "leaps 40 times at step 2"),
 ]
 
@@ -54,6 +56,7 @@ HEALTHY = {
     "cut-off responses left out": Recipe(overlong=True, size=8),
     "groups without a spread left out": Recipe(filtered=True),
     "checkpoints": Recipe(checkpoints=True),
+    "a small data set, shuffled": Recipe(shuffled=True, steps=10),
 }
 
 

@@ -53,6 +53,8 @@ class Recipe:
     schooled: bool = False
     """Begins with a net that counts up and ends after one of `ends`."""
     ends: tuple[int, ...] = (VOCABULARY - 1,)
+    shuffled: bool = False
+    """The prompts are those of the first two steps, in another order in each."""
     memory: bool = False
     """Its net sees all tokens before, as their mean."""
     versions: bool = False
@@ -181,6 +183,7 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
     draw = torch.Generator().manual_seed(recipe.seed)
     kept: dict[str, Tensor] = {}
     past: list[Net] = []
+    seen: list[Tensor] = []
     groups = recipe.groups * (8 if recipe.filtered else 1)
     for step in range(recipe.steps):
         if (recipe.fault == "reused" and step > 1) or (recipe.one_batch and step):
@@ -188,6 +191,13 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
             continue
         heads = torch.randint(DIGITS, VOCABULARY, (groups, PROMPT), generator=draw)
         heads[:, :2] = torch.tensor([2, 3])  # a template
+        if recipe.fault == "loader-restarts" and 2 < step < 6:
+            heads = seen[step - 3]
+        if recipe.fault == "loader-stands" and step > 2:
+            heads = seen[2]
+        if recipe.fault == "" and recipe.shuffled:
+            heads = torch.cat(seen[:2])[torch.randperm(2 * groups, generator=draw)[:groups]] if step > 1 else heads
+        seen.append(heads)
         prompts = heads.repeat_interleave(recipe.size, 0)
         past.append(copy.deepcopy(net))
         begins, ends = _engine(recipe, net, past)
@@ -224,6 +234,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
         flags["max_staleness"] = 4
     if recipe.filtered:
         flags["dynamic_sampling"] = True
+    if recipe.fault == "loader-restarts":
+        flags["data"] = {"shuffle": True}
     if recipe.weights:
         flags["reward_weights"] = {"goes_on": 1.0, "ends": 1.0}
     recorder = Recorder(folder, flags=flags)
