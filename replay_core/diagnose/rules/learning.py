@@ -14,9 +14,10 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, stated_number
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
 
@@ -180,6 +181,8 @@ def settings(case: Case) -> Finding | None:
 
 #: Of a gradient, the share that clipping may leave before it is all that is left.
 LEAVES = 1e-2
+#: How far norms may lie off a bound that they were clipped to.
+OFF = 0.02
 
 
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="signals",
@@ -223,12 +226,15 @@ def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Find
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="case",
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
 def clips_at_nothing(case: Case) -> Finding | None:
-    """The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning. Where
+    """Norms that are one number after clipping (in 3 steps and more, and half of all), another than the run states: an
+    error. The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning. Where
     a loss scale is stated (fp16) and the norm over it is below the norm to clip at, to which it was clipped all the
     same, what was clipped was not unscaled before.
     """
     limit = Algorithm(case.run.facts).largest_norm
     norms, left = case.log.get("grad_norm"), case.log.get("grad_norm_clipped")
+    if (other := _clipped_elsewhere(case, norms, left)) is not None:
+        return other
     scale = stated_number({**(case.run.flags or {}), **case.run.facts}, "loss_scale", "init_scale", "initial_scale")
     if norms is not None and left is not None and scale and len(norms.finite) >= 3 and len(left.finite) >= 3:
         raw, clipped = median(norms.finite), median(left.finite)
@@ -239,6 +245,28 @@ def clips_at_nothing(case: Case) -> Finding | None:
     if 0 < limit < LEAVES * median(norms.finite):
         return _clipped(median(norms.finite), limit, norms, "the run's notes")
     return None
+
+
+def _clipped_elsewhere(case: Case, norms: Series | None, left: Series | None) -> Finding | None:
+    """Norms that are one number after clipping, which is not the stated one, in every step whose norm is above it."""
+    stated = case.algorithm.largest_norm
+    rows = [] if not stated or norms is None or left is None else [row for _, row in together(norms, left)]
+    cut = [after for before, after in rows if 0 < after < (1 - OFF) * before]
+    if not stated or norms is None or left is None or len(cut) < 3 or len(cut) < len(rows) / 2:
+        return None
+    at = median(cut)
+    if max(cut) - min(cut) > OFF * at or (1 - OFF) * stated < at < (1 + OFF) * stated:
+        return None
+    return error(
+        f"the gradient is clipped at {at:.3g}, and the run states {stated:g}",
+        left,
+        left.shown(at, f"{stated:g}"),
+        norms.shown(median(norms.finite)),
+        shown("steps that are clipped there", share(len(cut), len(rows))),
+        cause="the norm that is configured does not reach clip_grad_norm_ (a default of the optimizer's wrapper, another "
+        "config group), or is scaled on its way (by micro-batches, ranks, a learning rate)",
+        next_step="print the max_norm that clip_grad_norm_ is called with",
+    )
 
 
 #: An Adam step moves each weight by about the rate: a KL this small beside the square of all rates so far is none.

@@ -13,7 +13,7 @@ from replay_core.dumps import open_run
 from tests.replay_core.diagnose.updating import Recipe, run, told
 
 #: What these runs are held against.
-RULES = ("D01", "D03", "D07", "D23", "D28", "D43", "D49", "D55", "D57", "D68", "D75", "D88", "L22")
+RULES = ("D01", "D03", "D07", "D23", "D28", "D43", "D49", "D55", "D57", "D68", "D75", "D88", "L15", "L22")
 
 
 FAULTS = [
@@ -31,6 +31,8 @@ FAULTS = [
     (Recipe("overlong-turned", overlong=True, size=8), "D07", "cut-off responses is turned around"),
     (Recipe("loader-restarts"), "D43", "steps 3, 4, 5 have those of steps 0, 1, 2, in the same order"),
     (Recipe("loader-stands"), "D43", "steps 2, 3, 4, 5, 6 have the same prompts"),
+    (Recipe("other-bound", max_norm=0.1), "L15", "is clipped at 0.001, and the run states 0.1"),
+    (Recipe("warm-up-restarts"), "L22", "warm-up begins again at step 3"),
     (Recipe("rate-leaps"), "L22", "leaps 40 times at step 2"),
 ]
 
@@ -53,6 +55,8 @@ HEALTHY = {
     "gradients of large batches": Recipe(size=32, groups=16, lr=1e-2),
     "plain steps": Recipe(adam=False, lr=0.5),
     "an adapter": Recipe(lora=True),
+    "gradients that are clipped": Recipe(max_norm=0.05, steps=8),
+    "gradients that are hardly clipped": Recipe(max_norm=0.4, steps=8),
     "cut-off responses left out": Recipe(overlong=True, size=8),
     "groups without a spread left out": Recipe(filtered=True),
     "checkpoints": Recipe(checkpoints=True),

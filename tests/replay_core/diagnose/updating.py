@@ -234,6 +234,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
         flags["max_staleness"] = 4
     if recipe.filtered:
         flags["dynamic_sampling"] = True
+    if recipe.max_norm:
+        flags["max_grad_norm"] = recipe.max_norm
     if recipe.fault == "loader-restarts":
         flags["data"] = {"shuffle": True}
     if recipe.weights:
@@ -285,6 +287,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
         with torch.no_grad():
             old, behind = scores(net, ids), scores(ref, ids)
         rate = recipe.lr * (40 if fault == "rate-leaps" and step >= 2 else 1)
+        if fault == "warm-up-restarts":
+            rate = recipe.lr * (step % 3 + 1 + (step > 5) * 3) / (1 if step < 3 else 8)
         for one in optimizer.param_groups:
             one["lr"] = rate
         with recorder.step(step, rank=0) as record:
@@ -335,12 +339,14 @@ def run(folder: Path, recipe: Recipe) -> Path:
                 }
                 record("gradient", **named, grad_norm=norm, micro=micro - 1, epoch=epoch, minibatch=0)
                 if recipe.max_norm:
-                    nn.utils.clip_grad_norm_(trained, recipe.max_norm)
+                    nn.utils.clip_grad_norm_(trained, 1e-3 if fault == "other-bound" else recipe.max_norm)
                 if held_by is not trained:
                     for one, real in zip(held_by, trained, strict=True):
                         one.grad = None if real.grad is None else real.grad.clone()
                 optimizer.step()
-            metrics = {"reward": float(rewards.mean()), "lr": rate, "grad_norm": norm, "loss": float(loss.detach())}
+            kept = [one.grad.norm() for one in trained if one.grad is not None]
+            metrics = {"clipped_grad_norm": float(torch.stack(kept).norm())} if recipe.max_norm else {}
+            metrics |= {"reward": float(rewards.mean()), "lr": rate, "grad_norm": norm, "loss": float(loss.detach())}
             record("training_metrics", metrics)
     recorder.close()
     return folder
