@@ -319,7 +319,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
                     made = "token_mean" if fault == "own-tokens" else recipe.mean
                     pg = _reduced(token_loss, own, made, float(m.sum()))
                     kl_loss = _reduced(kl, own, made, float(m.sum()))
-                    loss = (pg + recipe.kl * kl_loss) / (1.0 if fault == "undivided" else divisor)
+                    weight = 1.0 if fault in ("kl-unweighted", "kl-recorded-weighted") else recipe.kl
+                    if fault == "kl-recorded-weighted":
+                        kl_loss = recipe.kl * kl_loss
+                    loss = (pg + weight * kl_loss) / (1.0 if fault == "undivided" else divisor)
                     loss.backward()
                     key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": 0}
                     with torch.no_grad():
