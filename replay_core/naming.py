@@ -108,6 +108,7 @@ ALIASES: dict[str, str] = {
     "action_mask": "response_mask",
     "completion_mask": "response_mask",
     "completion_ids": "response_ids",
+    "completion_text": "response_text",
     "responses": "response_ids",
     "prompts": "prompt_ids",
     "target_tokens": "target_ids",

@@ -317,6 +317,12 @@ _STILL = (
     "adapter; or the reference is the policy itself: one object, or updated with it"
 )
 
+_ITSELF = (
+    "the reference is the policy itself: one object, or weights that are shared or updated with it (no copy is made, an "
+    "adapter is not switched off for the reference), so that the KL holds nothing; or the optimizer holds other "
+    "parameters than the model that is run, made before it was wrapped, moved or given its adapter"
+)
+
 
 @rule("D46", "the policy never moves from its reference", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
@@ -353,12 +359,25 @@ def never_moves(case: Case) -> Finding | None:
     if len(seen) < 3 or pushed is None or pushed >= seen[-1]:
         raise Skip("needs policy and reference of 3 steps, and advantages that are not 0 before the last of them")
     warms = learns and len(seen) < 20
+    grads, rates = case.log.get("grad_norm"), case.log.get("learning_rate")
+    least = 0.0 if grads is None or rates is None else min((*grads.finite, *rates.finite), default=0.0)
     return finding(
         "info" if warms else "warning",
-        f"policy and reference do not move apart: they are equal in all {len(seen)} steps",
+        f"policy and reference do not move apart: they are equal in all {len(seen)} steps"
+        + (
+            ", while gradients and learning rates are not 0: the reference is the policy itself, or the optimizer holds "
+            "other weights"
+            if least > 0 and not warms
+            else ""
+        ),
         where,
         shown("max |policy - ref|", largest, f"> {SAME:g} after an update"),
-        cause="the critic learns alone: a warm-up of the critic has the policy wait for it" if warms else _STILL,
+        *([shown("smallest gradient norm or learning rate", least)] if least > 0 else []),
+        cause="the critic learns alone: a warm-up of the critic has the policy wait for it"
+        if warms
+        else _ITSELF
+        if least > 0
+        else _STILL,
         next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
         steps=seen,
     )

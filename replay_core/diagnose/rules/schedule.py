@@ -57,7 +57,12 @@ def leaps(log: RunLog) -> Iterator[Finding]:
             yield _worse(told, log, series.points[at].step)
             return
         after = values[at : at + RISES + 1]
-        if at >= RISES and len(after) > RISES and values[at] < LEFT * values[at - 1] and all(b > a for a, b in pairwise(after)):
+        if (
+            at >= RISES
+            and len(after) > RISES
+            and values[at] < LEFT * values[at - 1]
+            and all(b > a for a, b in pairwise(after))
+        ):
             stage = _is_new_stage(log, series.points[at].step)
             told = _told(
                 log, series.points[at], f"the learning rate's warm-up begins again at step {series.points[at].step}: "

@@ -29,7 +29,11 @@ FAULTS = [
     (Recipe("micro-dropped", micros=3), "D88", "8 of 24 samples are in none of the 2 micro-batches"),
     (Recipe("reused", lr=2e-2), "D75", "the rollouts of step 1 are trained on again in steps 2, 3, 4, 5, 6"),
     (Recipe("overlong-turned", overlong=True, size=8), "D07", "cut-off responses is turned around"),
-    (Recipe("kl-unweighted", kl=0.05, lr=1e-2), "D49", "weighs 1 in the loss, and the run states a coefficient of 0.05"),
+    (
+        Recipe("kl-unweighted", kl=0.05, lr=1e-2),
+        "D49",
+        "weighs 1 in the loss, and the run states a coefficient of 0.05",
+    ),
     (Recipe("loader-restarts"), "D43", "steps 3, 4, 5 have those of steps 0, 1, 2, in the same order"),
     (Recipe("loader-stands"), "D43", "steps 2, 3, 4, 5, 6 have the same prompts"),
     (Recipe("other-bound", max_norm=0.1), "L15", "is clipped at 0.001, and the run states 0.1"),
