@@ -65,7 +65,7 @@ class Algorithm:
 
     def table(self, name: str) -> dict[str, float]:
         """A setting that is a table of numbers, wherever it stands; empty where none is stated."""
-        found = next(_every(self._facts, name, _DEEPEST, tables=True), {})
+        found: Mapping[str, Any] = next(_every(self._facts, name, _DEEPEST, tables=True), {})
         numbers = {key: stated_number(found, key) for key in map(str, found)}
         return {key: value for key, value in numbers.items() if value is not None}
 

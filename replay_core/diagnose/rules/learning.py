@@ -263,8 +263,8 @@ def _clipped_elsewhere(case: Case, norms: Series | None, left: Series | None) ->
         left.shown(at, f"{stated:g}"),
         norms.shown(median(norms.finite)),
         shown("steps that are clipped there", share(len(cut), len(rows))),
-        cause="the norm that is configured does not reach clip_grad_norm_ (a default of the optimizer's wrapper, another "
-        "config group), or is scaled on its way (by micro-batches, ranks, a learning rate)",
+        cause="the norm that is configured does not reach clip_grad_norm_ (a default of the optimizer's wrapper, "
+        "another config group), or is scaled on its way (by micro-batches, ranks, a learning rate)",
         next_step="print the max_norm that clip_grad_norm_ is called with",
     )
 
@@ -318,8 +318,8 @@ _STILL = (
 )
 
 _ITSELF = (
-    "the reference is the policy itself: one object, or weights that are shared or updated with it (no copy is made, an "
-    "adapter is not switched off for the reference), so that the KL holds nothing; or the optimizer holds other "
+    "the reference is the policy itself: one object, or weights that are shared or updated with it (no copy is made, "
+    "an adapter is not switched off for the reference), so that the KL holds nothing; or the optimizer holds other "
     "parameters than the model that is run, made before it was wrapped, moved or given its adapter"
 )
 
@@ -365,8 +365,8 @@ def never_moves(case: Case) -> Finding | None:
         "info" if warms else "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps"
         + (
-            ", while gradients and learning rates are not 0: the reference is the policy itself, or the optimizer holds "
-            "other weights"
+            ", while gradients and learning rates are not 0: the reference is the policy itself, or the optimizer "
+            "holds other weights"
             if least > 0 and not warms
             else ""
         ),

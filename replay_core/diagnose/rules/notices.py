@@ -84,8 +84,8 @@ _TABLE: tuple[_Notice, ...] = (
     ),
     _Notice(
         regex(r"(?i)(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} "
-              r"optimi[sz]er|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? from "
-              r"scratch)"), "warning", "optimizer",
+              r"optimi[sz]er|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? "
+              r"from scratch)"), "warning", "optimizer",
         "the run goes on with a fresh optimizer: its state was not loaded",
         "the checkpoint does not hold the optimizer (saved without it, an interrupted save, other names or another "
         "number of ranks): Adam's moments begin at 0, so that the first updates are as large as the learning rate "

@@ -150,9 +150,9 @@ def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Finding 
 def same_prompts(case: Case) -> Finding | None:
     """The same set of prompts in every step, over 3 steps and more: worth knowing, since a run on one batch is a way to
     test a trainer, and nothing in a dump tells it from a loader that stands still; over 5 and more a warning. So is a
-    set that 3 steps and more to the last have, after others. Sets that come again once in the same order, in 3 steps and
-    more, before new ones or none, are worth knowing, and a warning where the run states that it shuffles: a small data
-    set that it does not shuffle looks so, too. Steps that train on the rollouts of an earlier one are left out.
+    set that 3 steps and more to the last have, after others. Sets that come again once in the same order, in 3 steps
+    and more, before new ones or none, are worth knowing, and a warning where the run states that it shuffles: a small
+    data set that it does not shuffle looks so, too. Steps that train on the rollouts of an earlier one are left out.
     """
     steps: list[int] = []
     sets: list[frozenset[bytes]] = []

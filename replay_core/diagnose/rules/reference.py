@@ -371,7 +371,7 @@ def _is_lost(log: RunLog, step: int | None) -> bool:
     reward = log.get("reward")
     points = [] if reward is None or step is None else reward.points
     after = [point.value for point in points if step is not None and point.step is not None and point.step >= step]
-    return len(after) >= 4 and 0 < points[0].value and max(after) < LOST * points[0].value
+    return len(after) >= 4 and 0 <= max(after) < LOST * points[0].value
 
 
 #: A KL per token of that much is another policy; and how many times its beginning it has to be.

@@ -36,9 +36,10 @@ def weights(case: Case) -> Finding | None:
     weights than the run states are an error. Weights that change once, from one step to the next, and were one and the
     same in 2 steps and more on either side, are a warning: a schedule changes them bit by bit, and most runs never do.
 
-    Where a step's rewards are no such sum: an error if they are that of another row, as many rows away in all or the same
-    numbers in another order, or that sum made a whole number (cut off, rounded) where other steps have the sum itself; a warning where none has. The
-    sum is made with the weights of the run's other steps, else with those that are stated, else with 1 each.
+    Where a step's rewards are no such sum: an error if they are that of another row, as many rows away in all or the
+    same numbers in another order, or that sum made a whole number (cut off, rounded) where other steps have the sum
+    itself; a warning where none has. The sum is made with the weights of the run's other steps, else with those that
+    are stated, else with 1 each.
     """
     told, others = [], []
     for batch in case.batches():
@@ -143,10 +144,14 @@ def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatc
         same_numbers = (np.abs(np.sort(sums_B) - np.sort(rewards_B)) <= close).all()
         if by is not None or (same_numbers and np.unique(np.round(sums_B, 6)).size >= ROWS):
             away = "" if by is None else f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
-            found.append((batch, "error", "rewards belong to other samples: "
-                          + (f"each is the sum of the functions of the row {away}" if away else
-                             "they are the sums of the functions, in another order"), "rewards come back in another order than the samples, or were rolled or "
-                          "taken at an index that is off: a row is paid for its neighbour's answer"))  # fmt: skip
+            whose = (
+                f"each is the sum of the functions of the row {away}"
+                if away
+                else "the functions' sums, in another order"
+            )
+            cause = "rewards come back in another order than the samples, or were rolled or taken at a wrong index: "
+            cause += "a row is paid for its neighbour's answer"
+            found.append((batch, "error", f"rewards belong to other samples: {whose}", cause))
             continue
         # One function alone may be held to a threshold on purpose, and so may what nobody says the weights of.
         is_sum = len(names) > 1 and bool(same or stated is not None)

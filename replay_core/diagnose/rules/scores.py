@@ -201,8 +201,8 @@ def _others_truths(looked: list[_Look], right: int) -> Finding | None:
         looked[0].batch.laid.where(looked[0].batch.columns.reward_name, sample=0),
         shown("answers that end in their own ground truth", share(right, total)),
         shown(f"share that ends in the truth {rows}", best),
-        cause="ground truths are not in the order of the prompts: one list was shuffled, filtered or sorted without the "
-        "other, or an index is off by one: right answers are scored against another question's",
+        cause="ground truths are not in the order of the prompts: one list was shuffled, filtered or sorted without "
+        "the other, or an index is off by one: right answers are scored against another question's",
         next_step="print prompt, ground truth and data source of one row side by side",
         steps=[one.batch.step for one in looked if one.batch.step is not None],
     )
@@ -224,13 +224,15 @@ def _by_truth(looked: list[_Look], low: float) -> Finding | None:
         return None
     marks = set.intersection(*map(set, none)) - set().union(*map(set, all_))
     longer = min(map(len, none)) > max(map(len, all_))
-    how = (f", which all hold {sorted(marks)[0]!r}" if marks else f", all of {min(map(len, none))} characters and more, "
-           "and none of the others" if longer else "")  # fmt: skip
+    size = min(map(len, none))
+    how = (f", which all hold {sorted(marks)[0]!r}" if marks else f", all of {size} characters and more, and none of "
+           "the others" if longer else "")  # fmt: skip
+    count = sum(len(told[each]) for each in none)
     first, at = next((one, at) for one in looked for at in np.flatnonzero(one.right_B)
                      if one.truths[at].strip() == none[0])  # fmt: skip
     return warning(
-        f"right answers are never paid for some ground truths{how}: {sum(len(told[each]) for each in none)} answers end "
-        f"in theirs and have the score {low:.4g}",
+        f"right answers are never paid for some ground truths{how}: {count} answers end in theirs and have "
+        f"the score {low:.4g}",
         first.batch.laid.where(first.batch.columns.reward_name, sample=int(at)),
         shown("ground truths whose right answers are all, or none, paid", f"{len(all_)}, {len(none)}"),
         shown("of those, some paid", len(told) - len(all_) - len(none)),

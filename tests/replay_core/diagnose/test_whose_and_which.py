@@ -37,7 +37,7 @@ FAULTS = [
     (Recipe("refreshed", kl=0.05, lr=1e-2), "D55", "the reference is the policy of the step before"),
     (Recipe("cast", parts=True, schooled=True), "D104", "each is its sum, cut off, from step 1 on"),
     (Recipe("rolled", parts=True), "D104", "the row 1 row before, from step 2 on"),
-    (Recipe("as-they-finish", parts=True, size=10), "D104", "the sums of the functions, in another order, from step 1"),
+    (Recipe("as-they-finish", parts=True, size=10), "D104", "the functions' sums, in another order, from step 1"),
     (Recipe("part-lost", parts=True, weights=True, schooled=True), "D104", "reward_goes_on has no part in the reward"),
     (Recipe("cut-paid", parts=True, size=10, groups=6), "L32", "responses that are cut off have one reward, 1"),
 ]
