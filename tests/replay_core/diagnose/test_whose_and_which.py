@@ -38,6 +38,7 @@ FAULTS = [
     (Recipe("cast", parts=True, schooled=True), "D104", "each is its sum, cut off, from step 1 on"),
     (Recipe("rolled", parts=True), "D104", "the row 1 row before, from step 2 on"),
     (Recipe("as-they-finish", parts=True, size=10), "D104", "the functions' sums, in another order, from step 1"),
+    (Recipe("one-far", rloo=True, parts=True, size=10), "D86", "outweighs the batch: -60"),
     (Recipe("part-lost", parts=True, weights=True, schooled=True), "D104", "reward_goes_on has no part in the reward"),
     (Recipe("cut-paid", parts=True, size=10, groups=6), "L32", "responses that are cut off have one reward, 1"),
 ]

@@ -60,6 +60,8 @@ class Recipe:
     versions: bool = False
     parts: bool = False
     """Rewards are the sum of two parts, which are recorded, too."""
+    rloo: bool = False
+    """Advantages are the reward less the mean of the others', and their bounds are logged."""
     weights: bool = False
     """And the run states that each of them weighs 1."""
 
@@ -270,6 +272,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
             rewards = rewards + more["reward_ends"]
         if fault == "cast" and step:
             rewards = rewards.trunc()
+        if fault == "one-far" and step:
+            rewards[step] = -60.0
         if fault == "part-lost" and step:
             rewards = more["reward_ends"]
         if fault == "as-they-finish" and step:
@@ -282,6 +286,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
             more["weight_version"] = torch.full((B,), step)
         each = rewards.view(-1, recipe.size)
         per = ((each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-4)).reshape(-1)
+        if recipe.rloo:
+            per = ((each - each.mean(1, keepdim=True)) * recipe.size / (recipe.size - 1)).reshape(-1)
         m = mask[:, 1:].float()
         advantages = per[:, None] * m
         with torch.no_grad():
@@ -349,6 +355,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
                 optimizer.step()
             kept = [one.grad.norm() for one in trained if one.grad is not None]
             metrics = {"clipped_grad_norm": float(torch.stack(kept).norm())} if recipe.max_norm else {}
+            if recipe.rloo:
+                metrics |= {"adv_max": float(per.max()), "adv_min": float(per.min())}
             metrics |= {"reward": float(rewards.mean()), "lr": rate, "grad_norm": norm, "loss": float(loss.detach())}
             record("training_metrics", metrics)
     recorder.close()
