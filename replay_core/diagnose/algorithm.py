@@ -56,18 +56,14 @@ class Algorithm:
         self._facts = facts
 
     def value(self, *names: str) -> Any:
-        """The first of these settings that is stated, whatever it is."""
-        return stated(self._facts, *names)
+        """The first of these settings that is stated, whatever it is; a table of its own where nothing else is."""
+        found = stated(self._facts, *names)
+        tables = (each for name in names for each in _every(self._facts, name, _DEEPEST, tables=True))
+        return found if found is not None else next(tables, None)
 
     def number(self, *names: str) -> float | None:
         """The first of these settings that is stated as one number."""
         return stated_number(self._facts, *names)
-
-    def table(self, name: str) -> dict[str, float]:
-        """A setting that is a table of numbers, wherever it stands; empty where none is stated."""
-        found: Mapping[str, Any] = next(_every(self._facts, name, _DEEPEST, tables=True), {})
-        numbers = {key: stated_number(found, key) for key in map(str, found)}
-        return {key: value for key, value in numbers.items() if value is not None}
 
     def is_on(self, name: str) -> bool | None:
         """Whether a switch is on; None where it is not stated."""

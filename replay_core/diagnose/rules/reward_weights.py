@@ -107,12 +107,11 @@ def _solved(batch: StepBatch) -> _Summed | None:
 def _stated(case: Case, one: _Summed) -> Array | None:
     """The weights that the run states, by the functions' names, or one for all."""
     batch = next(iter(case.batches()))
-    table = batch.laid.algorithm.table("reward_weights")
-    # `accuracy` is stated, and `reward_accuracy` is recorded.
-    names = one.names if set(table) == set(one.names) else tuple(_PREFIX.sub("", name) for name in one.names)
-    if set(table) == set(names):
-        return np.array([table[name] for name in names])
     said = batch.laid.algorithm.value("reward_weights")
+    if isinstance(said, dict):
+        # `accuracy` is stated, and `reward_accuracy` is recorded.
+        names = one.names if set(said) == set(one.names) else tuple(_PREFIX.sub("", name) for name in one.names)
+        return np.array([float(said[name]) for name in names]) if set(said) == set(names) else None
     # TRL's mixin records the functions in the order in which their weights are stated; others in any.
     in_order = all(name.startswith("rewards_per_func.") for name in _names(batch))
     if isinstance(said, list) and len(said) == len(one.names) and (len(set(said)) == 1 or in_order):

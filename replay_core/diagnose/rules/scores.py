@@ -166,7 +166,7 @@ def _others_speak_last(batch: StepBatch) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Answered:
     """A step's texts [B], ground truths [B], rewards [B], and which answers are right [B]."""
 
     batch: StepBatch
@@ -183,7 +183,7 @@ class _Look:
         return next((at for at, truth in enumerate(self.truths) if truth != self.truths[0]), 0)
 
 
-def _others_truths(looked: list[_Look], right: int) -> Finding | None:
+def _others_truths(looked: list[_Answered], right: int) -> Finding | None:
     """Answers that end in the ground truths of another prompt's rows, as many rows away in all."""
     total = sum(len(one.truths) for one in looked)
     size = looked[0].group
@@ -208,7 +208,7 @@ def _others_truths(looked: list[_Look], right: int) -> Finding | None:
     )
 
 
-def _by_truth(looked: list[_Look], low: float) -> Finding | None:
+def _by_truth(looked: list[_Answered], low: float) -> Finding | None:
     """Right answers that have the lowest score, in every row of some ground truths and in none of others."""
     paid: dict[str, list[bool]] = {}
     for one in looked:
@@ -256,7 +256,7 @@ def of_the_answers(case: Case) -> Finding | None:
     paid for some ground truths (3 and more) and never for others (3 and more, of two right answers each), while wrong
     ones are not.
     """
-    looked: list[_Look] = []
+    looked: list[_Answered] = []
     for batch in case.batches():
         texts, truths = batch.columns.texts("response_text"), batch.columns.texts("ground_truth")
         reward_B = batch.reward_B
@@ -266,7 +266,7 @@ def of_the_answers(case: Case) -> Finding | None:
             continue
         right_B = np.array([bool(truth.strip()) and ends_in(text, truth.strip())
                             for text, truth in zip(texts, truths, strict=True)])  # fmt: skip
-        looked.append(_Look(batch, texts, truths, reward_B, right_B))
+        looked.append(_Answered(batch, texts, truths, reward_B, right_B))
     total, right = sum(len(one.texts) for one in looked), sum(int(one.right_B.sum()) for one in looked)
     if total >= FEWEST and (found := _others_truths(looked, right)) is not None:
         return found
