@@ -108,7 +108,6 @@ ALIASES: dict[str, str] = {
     "action_mask": "response_mask",
     "completion_mask": "response_mask",
     "completion_ids": "response_ids",
-    "completion_text": "response_text",
     "responses": "response_ids",
     "prompts": "prompt_ids",
     "target_tokens": "target_ids",
@@ -215,7 +214,7 @@ NOTES = frozenset(
     {
         "backend", "step", "rank", "micro", "micro_idx", "micro_batch", "timestamp", "batch_size", "seq_len",
         "log_probs_shape", "entropy_shape", "num_trajectories", "num_datums", "return_output", "allgather_logits",
-        "return_logprobs", "return_entropy", "packed_seq_lens", "shape", "dtype", "group_id", "response_text", "sample_id",
+        "return_logprobs", "return_entropy", "packed_seq_lens", "shape", "dtype", "group_id", "sample_id",
         "rollout_id", "response_length", "total_length", "truncated", "weight_version", "status", "meta",
     }
 )  # fmt: skip
