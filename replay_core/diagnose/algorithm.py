@@ -56,8 +56,10 @@ class Algorithm:
         self._facts = facts
 
     def value(self, *names: str) -> Any:
-        """The first of these settings that is stated, whatever it is."""
-        return stated(self._facts, *names)
+        """The first of these settings that is stated, whatever it is; a table of its own where nothing else is."""
+        found = stated(self._facts, *names)
+        tables = (each for name in names for each in _every(self._facts, name, _DEEPEST, tables=True))
+        return found if found is not None else next(tables, None)
 
     def number(self, *names: str) -> float | None:
         """The first of these settings that is stated as one number."""
@@ -327,12 +329,12 @@ def stated_number(facts: Mapping[str, Any], *names: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _every(facts: Mapping[str, Any], name: str, deep: int) -> Iterator[Any]:
+def _every(facts: Mapping[str, Any], name: str, deep: int, tables: bool = False) -> Iterator[Any]:
     for key, value in facts.items():
-        if str(key).lower().rpartition(".")[2] == name and not isinstance(value, Mapping):
+        if str(key).lower().rpartition(".")[2] == name and isinstance(value, Mapping) == tables:
             yield value
         elif isinstance(value, Mapping) and deep:
-            yield from _every(value, name, deep - 1)
+            yield from _every(value, name, deep - 1, tables)
 
 
 def severity_of_raw(algorithm: Algorithm) -> Severity:

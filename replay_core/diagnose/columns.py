@@ -19,6 +19,10 @@ _FUNCTIONS = ("reward_function.", "rewards_per_func.", "reward_funcs.")
 NO_LOGPROB = 1.0
 
 
+#: What TRL's recorder calls them.
+_OTHER_NAMES = {"response_text": "completion_text"}
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A tensor over the batch's tokens [N]: float64, NaN where it says nothing, and whether it says something."""
@@ -158,7 +162,7 @@ class Columns:
     def texts(self, name: str) -> list[str] | None:
         """One text per sample, or None."""
         for sheet, places in self.sheets:
-            refs = sheet.refs(name)
+            refs = sheet.refs(name) or sheet.refs(_OTHER_NAMES.get(name, name))
             each = [texts_of(part, ref) for part, ref in zip(sheet.parts, refs or (), strict=False)]
             known = [texts for texts in each if texts is not None]
             if refs and len(known) == len(each) and None not in places:

@@ -102,6 +102,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?i:\bloss (?:is|became|==?) ?(?:nan|inf)\b)|`lr_scheduler\.step\(\)` before|NCCL WARN NET/|is preempted "
         r"by PreemptionMode|Preempting request|Retract requests|pool is full\. Retract|sequence length is "
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
+        r"|(?i:(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} optimi[sz]er"
+        r"|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? from scratch))"
         r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
         r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
@@ -149,7 +151,8 @@ HINT = regex(
     r"|peft_config|average ratio of|to instantiate a model|the current dt?ype|[Rr]eward|[Ss]andbox|[Vv]erif|[Jj]udge"
     r"|compute_score|Unsupported|NotFound|can fulfill|Could not override|Duplicate "
     r"GPU|errors?\.|exc\.|exceptions?\.|c10d|No space left|memory segment|throughput: |Decode batch"
-    r"|Failed to update|[Uu]pdate[ _]weights?|partially updated|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
+    r"|[Oo]ptimi[sz]er|Failed to update|[Uu]pdate[ _]weights?|partially updated"
+    r"|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
 )

@@ -21,6 +21,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
+from replay_core.diagnose.rules.summed import ESTIMATORS
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 from replay_core.records import Record, TensorRef
 
@@ -41,7 +42,8 @@ def added_up(case: Case) -> Iterator[Finding]:
     """Solves loss - pg_loss = beta KL over micro-batches that record all three (4 and more, KL over 1e-6), and must
     leave less than a fiftieth of it: a negative beta is an error; so is none at all where the run states one, and one
     1.5 times the stated or below two thirds of it. Losses may be divided by the micro-batches of an update, or by what
-    the run states. The KL loss may be recorded with its coefficient or without.
+    the run states. The KL loss may be recorded with its coefficient or without:
+    of a beta of 1, policy and reference tell which.
 
     Where no KL is recorded, loss - pg_loss is held against the entropy of the tokens (any reduction, to 2e-4): an error
     where it is added, which presses the entropy down, and where its weight is off the stated one by as much. And
@@ -131,7 +133,11 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Finding | None:
     if beta < -1e-9:
         claim = f"the KL term is subtracted from the loss: it has the wrong sign (coefficient {beta:.3g})"
         cause = "the sign of the term is turned where the loss is summed up: distance from the reference is rewarded"
-    elif stated and beta > 1e-9 and not 1 / WEIGHED < beta / stated < WEIGHED and abs(beta - 1) > LEFT:
+    elif (
+        stated and beta > 1e-9 and not 1 / WEIGHED < beta / stated < WEIGHED
+        # A term of weight 1 may hold its coefficient already.
+        and (abs(beta - 1) > LEFT or _holds_no_coefficient(case, stated))
+    ):  # fmt: skip
         claim = f"the KL term weighs {beta:.3g} in the loss, and the run states a coefficient of {stated:g}"
         cause = (
             "the coefficient that is configured does not reach the loss, is scaled on its way (a percentage, a world "
@@ -152,6 +158,23 @@ def _kl(case: Case, rows: list[_Row], scales: list[float]) -> Finding | None:
         cause=cause,
         next_step=_LOOK_AT_SUM,
     )
+
+
+def _holds_no_coefficient(case: Case, stated: float) -> bool:
+    """Whether the recorded KL losses are the KL of policy and reference itself, and not that times what is stated; in
+    two steps and more that tell.
+    """
+    times: list[float] = []
+    for batch in case.batches():
+        logged = logged_of(batch, "kl_loss", fewest=2)
+        policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
+        if logged is None or policy is None or ref is None:
+            continue
+        both_N = batch.pair(policy, ref)
+        p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
+        factors = (logged.factor(estimate(p_N, r_N)) for estimate in ESTIMATORS.values())
+        times += [factor for factor in [next((one for one in factors if one), None)] if factor]
+    return len(times) > 1 and all(abs(math.log(one)) < abs(math.log(one / stated)) for one in times)
 
 
 def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Finding | None:

@@ -14,9 +14,10 @@ import numpy as np
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, kl_weight, largest_norm, stated_number
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
 
@@ -180,6 +181,8 @@ def settings(case: Case) -> Finding | None:
 
 #: Of a gradient, the share that clipping may leave before it is all that is left.
 LEAVES = 1e-2
+#: How far norms may lie off a bound that they were clipped to.
+OFF = 0.02
 
 
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="signals",
@@ -223,12 +226,15 @@ def _still_scaled(raw: float, left: float, scale: float, series: Series) -> Find
 @rule("L15", "clipping leaves nothing of the gradient", link="optimizer", scope="case",
       source="torch.nn.utils.clip_grad_norm_; recipes clip at 0.1 to 1")  # fmt: skip
 def clips_at_nothing(case: Case) -> Finding | None:
-    """The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning. Where
+    """Norms that are one number after clipping (in 3 steps and more, and half of all), another than the run states: an
+    error. The norm to clip at, as the trainer noted it, below a hundredth of the logged gradient norm: a warning. Where
     a loss scale is stated (fp16) and the norm over it is below the norm to clip at, to which it was clipped all the
     same, what was clipped was not unscaled before.
     """
     limit = largest_norm(Algorithm(case.run.facts))
     norms, left = case.log.get("grad_norm"), case.log.get("grad_norm_clipped")
+    if (other := _clipped_elsewhere(case, norms, left)) is not None:
+        return other
     scale = stated_number({**(case.run.flags or {}), **case.run.facts}, "loss_scale", "init_scale", "initial_scale")
     if norms is not None and left is not None and scale and len(norms.finite) >= 3 and len(left.finite) >= 3:
         raw, clipped = median(norms.finite), median(left.finite)
@@ -239,6 +245,28 @@ def clips_at_nothing(case: Case) -> Finding | None:
     if 0 < limit < LEAVES * median(norms.finite):
         return _clipped(median(norms.finite), limit, norms, "the run's notes")
     return None
+
+
+def _clipped_elsewhere(case: Case, norms: Series | None, left: Series | None) -> Finding | None:
+    """Norms that are one number after clipping, which is not the stated one, in every step whose norm is above it."""
+    stated = case.algorithm.largest_norm
+    rows = [] if not stated or norms is None or left is None else [row for _, row in together(norms, left)]
+    cut = [after for before, after in rows if 0 < after < (1 - OFF) * before]
+    if not stated or norms is None or left is None or len(cut) < 3 or len(cut) < len(rows) / 2:
+        return None
+    at = median(cut)
+    if max(cut) - min(cut) > OFF * at or (1 - OFF) * stated < at < (1 + OFF) * stated:
+        return None
+    return error(
+        f"the gradient is clipped at {at:.3g}, and the run states {stated:g}",
+        left,
+        left.shown(at, f"{stated:g}"),
+        norms.shown(median(norms.finite)),
+        shown("steps that are clipped there", share(len(cut), len(rows))),
+        cause="the norm that is configured does not reach clip_grad_norm_ (a default of the optimizer's wrapper, "
+        "another config group), or is scaled on its way (by micro-batches, ranks, a learning rate)",
+        next_step="print the max_norm that clip_grad_norm_ is called with",
+    )
 
 
 #: An Adam step moves each weight by about the rate: a KL this small beside the square of all rates so far is none.
@@ -289,6 +317,12 @@ _STILL = (
     "adapter; or the reference is the policy itself: one object, or updated with it"
 )
 
+_ITSELF = (
+    "the reference is the policy itself: one object, or weights that are shared or updated with it (no copy is made, "
+    "an adapter is not switched off for the reference), so that the KL holds nothing; or the optimizer holds other "
+    "parameters than the model that is run, made before it was wrapped, moved or given its adapter"
+)
+
 
 @rule("D46", "the policy never moves from its reference", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
@@ -325,12 +359,25 @@ def never_moves(case: Case) -> Finding | None:
     if len(seen) < 3 or pushed is None or pushed >= seen[-1]:
         raise Skip("needs policy and reference of 3 steps, and advantages that are not 0 before the last of them")
     warms = learns and len(seen) < 20
+    grads, rates = case.log.get("grad_norm"), case.log.get("learning_rate")
+    least = 0.0 if grads is None or rates is None else min((*grads.finite, *rates.finite), default=0.0)
     return finding(
         "info" if warms else "warning",
-        f"policy and reference do not move apart: they are equal in all {len(seen)} steps",
+        f"policy and reference do not move apart: they are equal in all {len(seen)} steps"
+        + (
+            ", while gradients and learning rates are not 0: the reference is the policy itself, or the optimizer "
+            "holds other weights"
+            if least > 0 and not warms
+            else ""
+        ),
         where,
         shown("max |policy - ref|", largest, f"> {SAME:g} after an update"),
-        cause="the critic learns alone: a warm-up of the critic has the policy wait for it" if warms else _STILL,
+        *([shown("smallest gradient norm or learning rate", least)] if least > 0 else []),
+        cause="the critic learns alone: a warm-up of the critic has the policy wait for it"
+        if warms
+        else _ITSELF
+        if least > 0
+        else _STILL,
         next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
         steps=seen,
     )

@@ -83,6 +83,16 @@ _TABLE: tuple[_Notice, ...] = (
         "reference is not what it seems", "merge_and_unload() the first, or pass no peft_config",
     ),
     _Notice(
+        regex(r"(?i)(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} "
+              r"optimi[sz]er|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? "
+              r"from scratch)"), "warning", "optimizer",
+        "the run goes on with a fresh optimizer: its state was not loaded",
+        "the checkpoint does not hold the optimizer (saved without it, an interrupted save, other names or another "
+        "number of ranks): Adam's moments begin at 0, so that the first updates are as large as the learning rate "
+        "allows, and a schedule that lies in it begins anew",
+        "look for optimizer files in the checkpoint; save it with the optimizer, or warm the learning rate up again",
+    ),
+    _Notice(
         regex(r"newly initialized"), "warning", "logprobs",
         "weights of the model are not in the checkpoint and were newly initialized",
         "names or the architecture do not fit, so that layers begin at random; of a value head or a classifier's score "

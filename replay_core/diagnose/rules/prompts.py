@@ -30,6 +30,8 @@ from replay_core.regexes import regex
 SAME = 3
 #: And before it is more than a test on one batch.
 LONG = 5
+#: Switches of a data loader that shuffles in every pass.
+_SHUFFLES = ("shuffle", "shuffle_dataset", "shuffle_data", "rollout_shuffle")
 
 
 @rule("D42", "a group mixes prompts", link="groups", scope="batch", needs=("group|advantages",),
@@ -143,36 +145,62 @@ def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Finding 
     )
 
 
-@rule("D43", "every step has the same prompts", link="tokens", scope="case",
-      source="a sampler that is never advanced, or seeded anew in every step")  # fmt: skip
+@rule("D43", "steps have the prompts of other steps", link="tokens", scope="case",
+      source="a sampler that is never advanced, or seeded anew; a resume without the data loader's state")  # fmt: skip
 def same_prompts(case: Case) -> Finding | None:
     """The same set of prompts in every step, over 3 steps and more: worth knowing, since a run on one batch is a way to
-    test a trainer, and nothing in a dump tells it from a loader that stands still; over 5 and more a warning. Looking
-    ends where two differ.
+    test a trainer, and nothing in a dump tells it from a loader that stands still; over 5 and more a warning. So is a
+    set that 3 steps and more to the last have, after others. Sets that come again once in the same order, in 3 steps
+    and more, before new ones or none, are worth knowing, and a warning where the run states that it shuffles: a small
+    data set that it does not shuffle looks so, too. Steps that train on the rollouts of an earlier one are left out.
     """
-    first: frozenset[bytes] | None = None
     steps: list[int] = []
+    sets: list[frozenset[bytes]] = []
+    rollouts: set[bytes] = set()
     where = None
     for batch in case.batches():
         if batch.step is None or batch.tokens_N is None or batch.prompt_B is None or batch.step in steps:
             continue
+        whole = blake2b(batch.tokens_N.tobytes(), digest_size=16).digest()
+        if whole in rollouts:
+            continue
+        rollouts.add(whole)
         heads_B = batch.flat.first(given(batch.response_N))
         pairs = zip(batch.flat.starts_B, heads_B, strict=True)
-        prompts = frozenset(batch.tokens_N[start : start + head].tobytes() for start, head in pairs)
-        if first is not None and prompts != first:
-            return None
-        first, where = first or prompts, where or batch.laid.where("input_ids", sample=0)
+        sets.append(frozenset(batch.tokens_N[start : start + head].tobytes() for start, head in pairs))
         steps.append(batch.step)
-    if first is None or len(steps) < SAME:
-        raise Skip(f"needs the prompts of {SAME} steps")
+        where = where or batch.laid.where("input_ids", sample=0)
+    skip_if(len(steps) < SAME, f"needs the prompts of {SAME} steps")
+    at = next((at for at, each in enumerate(sets) if each in sets[:at]), len(sets))
+    by = at - max((back for back, each in enumerate(sets[:at]) if at < len(sets) and each == sets[at]), default=0)
+    again = next((more for more in range(len(sets) - at) if sets[at + more] != sets[at + more - by]), len(sets) - at)
+    every = at == by == 1
+    count = len(sets[min(at, len(sets) - 1)])
+    after, shuffles = sets[at + again :], any(map(case.algorithm.is_on, _SHUFFLES))
+    # One prompt alone may be drawn twice.
+    if again < (LONG if count == 1 and not every else SAME) - (by == 1):
+        return None
+    if after if by == 1 else by < SAME or again > by or any(each in sets[:at] for each in after):
+        return None
     return finding(
-        "warning" if len(steps) >= LONG else "info",
-        f"every step has the same prompts ({len(first)} of them, {len(steps)} steps)",
+        "warning" if (len(steps) >= LONG if every else by == 1 or shuffles) else "info",
+        f"every step has the same prompts ({count} of them, {len(steps)} steps)"
+        if every
+        else f"steps {listed(steps[at - 1 :])} have the same prompts ({count} of them): they are drawn no more"
+        if by == 1
+        else f"the prompts begin again at step {steps[at]}: steps {listed(steps[at : at + again])} have those of steps "
+        f"{listed(steps[at - by : at - by + again])}, in the same order",
         where,
-        shown("steps with these prompts", share(len(steps), len(steps))),
-        shown("prompts", len(first)),
-        cause="the data loader is made or seeded anew in every step, or never advanced; or the data are one batch",
-        steps=steps,
+        shown("steps with prompts of an earlier one", share(again, len(steps))),
+        shown("prompts", count),
+        cause="the data loader is made or seeded anew in every step, or never advanced; or the data are one batch"
+        if every
+        else "the data loader stands still: an iterator that is made anew in every step, or an index that is not "
+        "advanced; the policy is trained on one batch again and again"
+        if by == 1
+        else "the data loader begins at its first prompts again: a run that resumed without the loader's state; or a "
+        "data set of so few prompts that is not shuffled",
+        steps=steps if every else steps[at - (by == 1) : at + again],
     )
 
 

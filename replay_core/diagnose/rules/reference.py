@@ -362,6 +362,18 @@ def _of_a_loss(series: Series) -> bool:
     return series.signal == "kl" and series.formula in ("", "k1") and _TERMS.search(series.name) is not None
 
 
+#: What is left of a reward where the policy is lost.
+LOST = 0.85
+
+
+def _is_lost(log: RunLog, step: int | None) -> bool:
+    """Whether the reward, over 0 at first, stays below .85 of that in all steps from one on, 4 and more."""
+    reward = log.get("reward")
+    points = [] if reward is None or step is None else reward.points
+    after = [point.value for point in points if step is not None and point.step is not None and point.step >= step]
+    return len(after) >= 4 and 0 <= max(after) < LOST * points[0].value
+
+
 #: A KL per token of that much is another policy; and how many times its beginning it has to be.
 FAR, LEAPT = 1.0, 20.0
 
@@ -372,7 +384,8 @@ FAR, LEAPT = 1.0, 20.0
 def kl_explodes(log: RunLog) -> Finding | None:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
     more: a warning, info while the reward rises with it, over 3 an error (a warning). From below .2 to over 1 in one
-    step, and staying there: an error, in 4 steps and more. It rises in every run that learns; a run without a KL term
+    step, and staying there: an error, in 4 steps and more; and so in two, where the reward stays below .85 of its first
+    as well. It rises in every run that learns; a run without a KL term
     may reach 0.5.
     """
     series = given(log.get("kl"))
@@ -380,20 +393,23 @@ def kl_explodes(log: RunLog) -> Finding | None:
     values = [abs(point.value) for point in finite]
     skip_if(len(finite) < 4, "needs the KL of 4 steps")
     leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and min(values[at:]) > FAR), None)
+    soon = next((at for at in range(1, len(values) - 2) if values[at - 1] < 0.2 and min(values[at + 1 :]) > FAR), None)
+    if leapt is None and soon is not None and _is_lost(log, finite[soon].step):
+        leapt = soon + 1
     if leapt is not None and len(values) - leapt >= 2:
+        only = values[leapt - 1] < 0.2
         return error(
-            f"the policy diverges: KL to the reference leaps from {values[leapt - 1]:.3g} to {values[leapt]:.3g} per "
-            "token in one step",
+            f"the policy diverges: KL to the reference leaps from {values[leapt - 1 if only else leapt - 2]:.3g} to "
+            f"{values[leapt]:.3g} per token in {'one step' if only else 'two steps, and the reward is lost'}",
             finite[leapt].where(series.name),
             series.shown_at(finite[leapt], f"< {FAR:g}"),
             shown("first step above it", finite[leapt].step),
-            cause="the learning rate is far too high: one update takes the policy away; or what it is held against is "
-            "wrong: an engine that samples with old weights, a loss that is not clipped"
-            if not log.has("logprob_diff")
-            else "the learning rate is far too high: one update takes the policy away",
+            cause="the learning rate is far too high: one update takes the policy away"
+            + ("" if log.has("logprob_diff") else "; or what it is held against is wrong: an engine that samples with "
+               "old weights, a loss that is not clipped"),
             next_step="lower the learning rate ten times; look at grad_norm and entropy of that step",
             steps=[p.step for p in finite[leapt:]],
-        )
+        )  # fmt: skip
     skip_if(len(finite) < 8, "needs the KL of 8 steps")
     skip_if(sorted(point.value for point in finite[-3:])[1] < 0, "the KL is negative: D29 says what that means")
     skip_if(series.name == "objective/kl", "it is summed over each response (TRL's PPO), and grows with its length")

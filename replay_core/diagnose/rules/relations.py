@@ -14,7 +14,7 @@ import numpy as np
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import OF_GROUPS, severity_of_raw
-from replay_core.diagnose.finding import Finding, error, finding, shown, warning
+from replay_core.diagnose.finding import Finding, error, finding, share, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import agree, together
 from replay_core.diagnose.signals import RunLog, Series
@@ -76,6 +76,37 @@ def _back_at(series: Series) -> int | None:
     return None if best is None else best[1]
 
 
+def _is_reference_again(log: RunLog) -> Finding | None:
+    """A KL of exactly 0 in the middle of a short run, where it had come to something and starts to grow anew."""
+    far = log.get("kl")
+    values = [] if far is None else far.values
+    if far is None or len(values) >= 4 * SIDE:
+        return None
+    at = next((at for at in range(2, len(values) - 1)
+               if values[at] == 0 and min(values[at - 2 : at]) > LEVEL
+               and 0 < values[at + 1] < 0.5 * values[at - 1]), None)  # fmt: skip
+    if at is None:
+        return None
+    told = []
+    for series in (one for name in _BY_WEIGHTS if (one := log.get(name)) is not None):
+        begun, before, after = series.finite[:1], series.finite[max(at - 3, 1) : at], series.finite[at : at + 3]
+        if before and after:
+            told.append(abs(median(after) - begun[0]) < abs(median(after) - median(before)))
+    if 2 * sum(told) <= len(told):
+        return None
+    return warning(
+        f"the policy is its reference again at step {far.points[at].step}: {far.name} falls from {values[at - 1]:.3g} "
+        "to exactly 0, and starts anew",
+        far.of(far.points[at:]),
+        far.shown_at(far.points[at], f"about {values[at - 1]:.3g}"),
+        shown("figures nearer to their beginning than to before", share(sum(told), len(told))),
+        cause="what was trained is lost: the run resumed from the first weights (a checkpoint without weights, an old "
+        "one, the base model's path); or the reference was overwritten with the policy (a sync of all models)",
+        next_step="compare the weights of the checkpoint it resumed from with the base model's: rldbg compare "
+        "CHECKPOINT BASE_MODEL",
+    )
+
+
 @rule("L24", "the run falls back to its beginning", link="optimizer", scope="signals",
       needs=("reward|kl|entropy|response_length",), explains=("L08", "L09", "L10", "D25", "L20"), lasts=True,
       source="a checkpoint that is resumed from the first weights; a save that holds no weights")  # fmt: skip
@@ -85,8 +116,12 @@ def falls_back(log: RunLog) -> Finding | None:
     there for 4: a warning. Without a logged KL three others have to. A KL may also fall to a fiftieth of itself, as it
     began. Each has to have come further than three times what a step changes, and none of reward, entropy and length
     may stay where it had come to (nine tenths of the way and more): first weights take all of them back. New prompts
-    take the reward back, and not the KL; a new reference the KL, and not the reward.
+    take the reward back, and not the KL; a new reference the KL, and not the reward. In fewer than 16 steps, a KL that
+    had come to .001 and more in the two before, is exactly 0 and starts anew, while most of reward, entropy and length
+    are nearer to their beginning than to what they were before.
     """
+    if (again := _is_reference_again(log)) is not None:
+        return again
     found = [(series, at) for name in _COMES_BACK for series in log.all(name)[:3] if (at := _back_at(series))]
     far = log.get("kl")
     for series, at in found:
@@ -176,7 +211,8 @@ def one_sided(log: RunLog) -> Finding | None:
     ranged = [agree(*row) for _, row in range_]
     is_raw = (len(same) >= FEWEST and all(same)) or (len(ranged) >= 2 * FEWEST and all(ranged))
     highest, lowest = max(high for high, _ in rows), min(low for _, low in rows)
-    if (paid := _paid(log)) and max(highest, -lowest) > BEYOND * max(1.0, paid):
+    largest = max(highest, -lowest)
+    if (paid := _paid(log)) and largest > BEYOND * max(1.0, paid) and largest > BEYOND * _recorded(log):
         return error(
             f"advantages come to {max(highest, lowest, key=abs):.3g}: more than a spread of rewards can make of them",
             top.first(over=highest - 1e-9),
@@ -266,6 +302,14 @@ def _paid(log: RunLog) -> float:
     ranges = [high - low for _, (high, low) in together(log.get("reward_max"), log.get("reward_min"))]
     reward = log.get("reward")
     return max(ranges or [abs(value) for value in (reward.finite if reward is not None else [])], default=0.0)
+
+
+def _recorded(log: RunLog) -> float:
+    """The largest range of the rewards of a step's samples, 0 where none are recorded: one reward may outweigh all
+    others, which their mean does not show (D86).
+    """
+    return max((float(np.ptp(each)) for batch in log.samples() if (each := batch.reward_B) is not None and each.size),
+               default=0.0)  # fmt: skip
 
 
 #: Of the range of a step's advantages: how far off 0 their mean is where it is not the length of the answers.

@@ -28,7 +28,7 @@ class _Summed:
 
 
 @rule("D104", "rewards are not the sum of their functions", link="rewards", scope="case", lasts=True,
-      explains=("D04", "D85", "D100", "L08"),
+      explains=("D01", "D03", "D04", "D85", "D100", "L08"),
       source="TRL's reward_weights; a format reward that stands in the sum and in the function of it")  # fmt: skip
 def weights(case: Case) -> Finding | None:
     """A sample's reward as the weighted sum of its recorded reward functions, solved for in every step that tells (the
@@ -36,9 +36,10 @@ def weights(case: Case) -> Finding | None:
     weights than the run states are an error. Weights that change once, from one step to the next, and were one and the
     same in 2 steps and more on either side, are a warning: a schedule changes them bit by bit, and most runs never do.
 
-    Where a step's rewards are no such sum: an error if they are that of another row, as many rows away in all, or that
-    sum made a whole number (cut off, rounded) where other steps have the sum itself; a warning where none has. The
-    sum is made with the weights of the run's other steps, else with those that are stated, else with 1 each.
+    Where a step's rewards are no such sum: an error if they are that of another row, as many rows away in all or the
+    same numbers in another order, or that sum made a whole number (cut off, rounded) where other steps have the sum
+    itself; a warning where none has. The sum is made with the weights of the run's other steps, else with those that
+    are stated, else with 1 each.
     """
     told, others = [], []
     for batch in case.batches():
@@ -64,6 +65,7 @@ def weights(case: Case) -> Finding | None:
 
 #: Names of a reward's parts beside `rewards`, as trainers of one's own have them.
 _PART = regex(r"^(?:reward|score)s?[_/]\w+$")
+_PREFIX = regex(r"^(?:reward|score)s?[_/]")
 
 
 def _names(batch: StepBatch) -> list[str]:
@@ -106,8 +108,10 @@ def _stated(case: Case, one: _Summed) -> Array | None:
     """The weights that the run states, by the functions' names, or one for all."""
     batch = next(iter(case.batches()))
     said = batch.laid.algorithm.value("reward_weights")
-    if isinstance(said, dict) and set(said) == set(one.names):
-        return np.array([float(said[name]) for name in one.names])
+    if isinstance(said, dict):
+        # `accuracy` is stated, and `reward_accuracy` is recorded.
+        names = one.names if set(said) == set(one.names) else tuple(_PREFIX.sub("", name) for name in one.names)
+        return np.array([float(said[name]) for name in names]) if set(said) == set(names) else None
     # TRL's mixin records the functions in the order in which their weights are stated; others in any.
     in_order = all(name.startswith("rewards_per_func.") for name in _names(batch))
     if isinstance(said, list) and len(said) == len(one.names) and (len(set(said)) == 1 or in_order):
@@ -115,7 +119,8 @@ def _stated(case: Case, one: _Summed) -> Array | None:
     return None
 
 
-#: Rows that are not the sum of their own parts, and different sums, before a number of rows between them is no chance.
+#: Rows that are not the sum of their own parts, and different sums, before a number of rows between them is no chance;
+#: and as many sums as rows before another order is none.
 ROWS, VALUES = 6, 3
 _WHOLE = (("cut off", np.trunc), ("rounded", np.rint), ("rounded down", np.floor))
 
@@ -135,11 +140,17 @@ def _made_otherwise(case: Case, told: list[_Summed], others: list[tuple[StepBatc
             continue
         by = next((by for by in sorted(range(1 - len(off_B), len(off_B)), key=abs)
                    if by and (np.abs(np.roll(sums_B, by) - rewards_B) <= close).all()), None)  # fmt: skip
-        if by is not None:
-            away = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
-            found.append((batch, "error", f"rewards belong to other samples: each is the sum of the functions of the "
-                          f"row {away}", "rewards come back in another order than the samples, or were rolled or "
-                          "taken at an index that is off: a row is paid for its neighbour's answer"))  # fmt: skip
+        same_numbers = (np.abs(np.sort(sums_B) - np.sort(rewards_B)) <= close).all()
+        if by is not None or (same_numbers and np.unique(np.round(sums_B, 6)).size >= ROWS):
+            away = "" if by is None else f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
+            whose = (
+                f"each is the sum of the functions of the row {away}"
+                if away
+                else "the functions' sums, in another order"
+            )
+            cause = "rewards come back in another order than the samples, or were rolled or taken at a wrong index: "
+            cause += "a row is paid for its neighbour's answer"
+            found.append((batch, "error", f"rewards belong to other samples: {whose}", cause))
             continue
         # One function alone may be held to a threshold on purpose, and so may what nobody says the weights of.
         is_sum = len(names) > 1 and bool(same or stated is not None)
@@ -175,12 +186,15 @@ def _said(one: _Summed, severity: str, right_F: Array, whose: str, every: list[_
     off = [at for at in range(len(right_F)) if _differ(one.weights_F[at : at + 1], right_F[at : at + 1])]
     name, now, right = one.names[off[0]], float(one.weights_F[off[0]]), float(right_F[off[0]])
     swapped = bool(off) and not _differ(np.sort(one.weights_F), np.sort(right_F))
+    lost = bool(off) and abs(now) <= OTHER * abs(right)
     twice = len(off) == 1 and abs(now - 2 * right) <= OTHER * abs(right)
     return finding(
         "error" if severity == "error" else "warning",
         (
             f"{name} is counted twice in the reward from step {one.step} on, with weight {now:.3g}"
             if twice
+            else f"{name} has no part in the reward from step {one.step} on"
+            if lost
             else f"{name} is summed into the reward with weight {now:.3g} from step {one.step} on"
         )
         + f": {whose.format(right)}",
@@ -190,6 +204,9 @@ def _said(one: _Summed, severity: str, right_F: Array, whose: str, every: list[_
         cause="the function stands in the sum twice: once by itself, and once more in another that adds it or in a "
         "list that was extended again"
         if twice
+        else "the function is computed and logged, and left out where the rewards are summed up: what it judges is not "
+        "paid for"
+        if lost
         else "the weights stand in another order than the reward functions: each function has another's weight"
         if swapped
         else "the weights of the reward functions were changed, or stand in another order than the functions",

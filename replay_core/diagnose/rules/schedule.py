@@ -28,13 +28,13 @@ FALLEN = 1 / 50
 def leaps(log: RunLog) -> Iterator[Finding]:
     """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one
     over 10 times where 2 before it and more are one number; an error where the KL to the reference comes to 5 times all
-    before in the 3 steps that follow. Or one that comes to less than a third from one step to the next and rises in
-    each of the next 3: a warm-up that begins again, a warning (info where the KL to the reference falls to a tenth and
-    less with it, and reward, entropy or length go on: a new stage, with a new reference). Restarts of a cosine leap to
-    what the rate was before, and fall bit by bit. Or one that falls to less than a fiftieth from one step to the next
-    and stays there for 4 and more, where it was as large for 4 before: a warning. Or one of .01 and more, with which no
-    policy is trained, where the reward (over 0 at first) is below .6 of its first step's within the 3 that follow, and
-    never again over .8 of it in 8 steps and more: an error.
+    before in the 3 steps that follow. Or one that comes, after 3 steps and more, to less than a third from one step to
+    the next and rises in each of the next 3: a warm-up that begins again, a warning (info where the KL to the reference
+    falls to a tenth and less with it, and reward, entropy or length go on: a new stage, with a new reference). Restarts
+    of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than a fiftieth from
+    one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning. Or one of .01
+    and more, with which no policy is trained, where the reward (over 0 at first) is below .6 of its first step's within
+    the 3 that follow, and never again over .8 of it in 8 steps and more: an error.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
@@ -56,10 +56,13 @@ def leaps(log: RunLog) -> Iterator[Finding]:
             )  # fmt: skip
             yield _worse(told, log, series.points[at].step)
             return
-        if at < BEFORE or len(values) < 2 * BEFORE:
-            continue
         after = values[at : at + RISES + 1]
-        if len(after) > RISES and values[at] < LEFT * values[at - 1] and all(b > a for a, b in pairwise(after)):
+        if (
+            at >= RISES
+            and len(after) > RISES
+            and values[at] < LEFT * values[at - 1]
+            and all(b > a for a, b in pairwise(after))
+        ):
             stage = _is_new_stage(log, series.points[at].step)
             told = _told(
                 log, series.points[at], f"the learning rate's warm-up begins again at step {series.points[at].step}: "
@@ -74,6 +77,8 @@ def leaps(log: RunLog) -> Iterator[Finding]:
                 return
             # Not the last word: a leap may follow.
             yield replace(told, severity="info")
+            continue
+        if at < BEFORE or len(values) < 2 * BEFORE:
             continue
         now = values[at : at + BEFORE]
         if len(now) == BEFORE and 0 < max(now) < FALLEN * min(before[-BEFORE:]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -11,7 +12,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.advantage_variants import orders
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, error, share, shown, warning
+from replay_core.diagnose.finding import Finding, error, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
@@ -135,20 +136,22 @@ def of_other_samples(batch: StepBatch) -> Finding | None:
 FEWEST, RIGHT, SOME = 16, 4, 0.1
 #: How often scores may agree with their own answers, and how often with another row's they have to.
 OWN, OTHER = 0.85, 0.97
+#: How many answers end in another prompt's truth where the truths are other prompts'; and of how many ground truths all
+#: right answers are paid, and of how many none, before it is the truths that tell them apart.
+OTHERS, TRUTHS = 0.5, 3
 #: Of responses, how many have to end with a token of the policy's own.
 MOSTLY = 0.9
 _MARKS = regex(r"(?:<[^<>]{1,20}>|\s|[.,;:!?\"'`*$)\]}])+$")
-_WORD = regex(r"[^\s(\[{\"'`*$:=]+$")
+_APART = regex(r"(?:^|[\s(\[{\"'`*$:=])$")
 
 
 def ends_in(text: str, truth: str) -> bool:
-    """Whether the last word of a text, without marks of its end, is the truth."""
-    end = _MARKS.sub("", text)
-    last = _WORD.search(end)
-    if last is None or last[0] != truth:
+    """Whether the last words of a text, without marks of its end, are the truth."""
+    end, truth = _MARKS.sub("", text), _MARKS.sub("", truth)
+    before = end.removesuffix(truth)
+    if not truth or before == end or not _APART.search(before):
         return False
     # In braces that do not box it, it is a part of a formula: a denominator, a power.
-    before = end[: last.start()]
     return not before.endswith("{") or before.endswith("boxed{")
 
 
@@ -162,6 +165,85 @@ def _others_speak_last(batch: StepBatch) -> bool:
     return bool(last_B) and float(trained_N[last_B].mean()) < MOSTLY
 
 
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A step's texts [B], ground truths [B], rewards [B], and which answers are right [B]."""
+
+    batch: StepBatch
+    texts: list[str]
+    truths: list[str]
+    reward_B: Array
+    right_B: Array
+
+    @property
+    def group(self) -> int:
+        """Rows of one prompt, as they lie one after the other."""
+        if self.batch.group_B is not None:
+            return len(self.truths) // max(int(self.batch.group_B.max()) + 1, 1)
+        return next((at for at, truth in enumerate(self.truths) if truth != self.truths[0]), 0)
+
+
+def _others_truths(looked: list[_Answered], right: int) -> Finding | None:
+    """Answers that end in the ground truths of another prompt's rows, as many rows away in all."""
+    total = sum(len(one.truths) for one in looked)
+    size = looked[0].group
+    best, by = 0.0, 0
+    for away in (size, -size, 2 * size, -2 * size, 1, -1):
+        pairs = [(text, one.truths[at + away].strip()) for one in looked for at, text in enumerate(one.texts)
+                 if 0 <= at + away < len(one.truths)]  # fmt: skip
+        share_ = sum(ends_in(*pair) for pair in pairs) / len(pairs) if away and len(pairs) >= FEWEST else 0.0
+        best, by = (share_, away) if share_ > best else (best, by)
+    if best < OTHERS or right > 0.5 * best * total:
+        return None
+    rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'after' if by > 0 else 'before'}"
+    return error(
+        f"ground truths belong to other prompts: answers end in the truth {rows}",
+        looked[0].batch.laid.where(looked[0].batch.columns.reward_name, sample=0),
+        shown("answers that end in their own ground truth", share(right, total)),
+        shown(f"share that ends in the truth {rows}", best),
+        cause="ground truths are not in the order of the prompts: one list was shuffled, filtered or sorted without "
+        "the other, or an index is off by one: right answers are scored against another question's",
+        next_step="print prompt, ground truth and data source of one row side by side",
+        steps=[one.batch.step for one in looked if one.batch.step is not None],
+    )
+
+
+def _by_truth(looked: list[_Answered], low: float) -> Finding | None:
+    """Right answers that have the lowest score, in every row of some ground truths and in none of others."""
+    paid: dict[str, list[bool]] = {}
+    for one in looked:
+        for at in np.flatnonzero(one.right_B):
+            paid.setdefault(one.truths[at].strip(), []).append(bool(one.reward_B[at] > low))
+    told = {truth: each for truth, each in paid.items() if len(each) > 1}
+    none = [truth for truth, each in told.items() if not any(each)]
+    all_ = [truth for truth, each in told.items() if all(each)]
+    wrong = [one.reward_B[~one.right_B] > low for one in looked]
+    if min(len(none), len(all_)) < TRUTHS or len(none) + len(all_) < (1 - FEW) * len(told):
+        return None
+    if np.concatenate(wrong).mean() > 2 * FEW:
+        return None
+    marks = set.intersection(*map(set, none)) - set().union(*map(set, all_))
+    longer = min(map(len, none)) > max(map(len, all_))
+    size = min(map(len, none))
+    how = (f", which all hold {sorted(marks)[0]!r}" if marks else f", all of {size} characters and more, and none of "
+           "the others" if longer else "")  # fmt: skip
+    count = sum(len(told[each]) for each in none)
+    first, at = next((one, at) for one in looked for at in np.flatnonzero(one.right_B)
+                     if one.truths[at].strip() == none[0])  # fmt: skip
+    return warning(
+        f"right answers are never paid for some ground truths{how}: {count} answers end in theirs and have "
+        f"the score {low:.4g}",
+        first.batch.laid.where(first.batch.columns.reward_name, sample=int(at)),
+        shown("ground truths whose right answers are all, or none, paid", f"{len(all_)}, {len(none)}"),
+        shown("of those, some paid", len(told) - len(all_) - len(none)),
+        shown("ground truths that are never paid", listed(none, 3)), shown("that are", listed(all_, 3)),
+        cause="the verifier fails on such truths: an extraction that takes a part of them, a comparison that knows no "
+        "such form; right answers are scored as wrong ones, and only some prompts are learnt from",
+        next_step="call the reward function by hand on one of these texts",
+        steps=[one.batch.step for one in looked if one.batch.step is not None],
+    )  # fmt: skip
+
+
 @rule("D100", "scores are not those of the answers", link="rewards", scope="case", lasts=True,
       explains=("D01", "D03", "D95", "L08", "L17"),
       source="recorded texts and ground truths; a verifier may want a format as well")  # fmt: skip
@@ -169,9 +251,12 @@ def of_the_answers(case: Case) -> Finding | None:
     """Where texts, ground truths and scores are recorded: answers whose last word is the ground truth, over 16 samples
     and more. A warning where every score is 0 and a tenth of the answers (4 and more), and not all, end in theirs; an
     error where scores agree with the answers of the row before or after (or of a group before or after) in .97 of all,
-    and with their own in less than .85.
+    and with their own in less than .85. An error, too, where half of the answers and more end in the truth of another
+    prompt, as many rows away in all, and at most half as many in their own. And a warning where right answers are all
+    paid for some ground truths (3 and more) and never for others (3 and more, of two right answers each), while wrong
+    ones are not.
     """
-    looked: list[tuple[StepBatch, Array, Array]] = []
+    looked: list[_Answered] = []
     for batch in case.batches():
         texts, truths = batch.columns.texts("response_text"), batch.columns.texts("ground_truth")
         reward_B = batch.reward_B
@@ -181,14 +266,16 @@ def of_the_answers(case: Case) -> Finding | None:
             continue
         right_B = np.array([bool(truth.strip()) and ends_in(text, truth.strip())
                             for text, truth in zip(texts, truths, strict=True)])  # fmt: skip
-        looked.append((batch, right_B, reward_B))
-    total, right = sum(len(one) for _, one, _ in looked), sum(int(one.sum()) for _, one, _ in looked)
+        looked.append(_Answered(batch, texts, truths, reward_B, right_B))
+    total, right = sum(len(one.texts) for one in looked), sum(int(one.right_B.sum()) for one in looked)
+    if total >= FEWEST and (found := _others_truths(looked, right)) is not None:
+        return found
     if total < FEWEST or right < max(RIGHT, SOME * total):
         raise Skip(f"needs texts, ground truths and scores of {FEWEST} samples, some of which end in the truth")
-    batch, right_B, _ = looked[0]
-    steps = [each.step for each, _, _ in looked if each.step is not None]
+    batch, right_B = looked[0].batch, looked[0].right_B
+    steps = [one.batch.step for one in looked if one.batch.step is not None]
     place = batch.laid.where(batch.columns.reward_name, sample=int(right_B.argmax()))
-    every = np.concatenate([each for _, _, each in looked])
+    every = np.concatenate([one.reward_B for one in looked])
     if not every.any():
         skip_if(right == total, "every answer ends in its ground truth, and all scores are 0: it may be the highest")
         return warning(
@@ -205,14 +292,16 @@ def of_the_answers(case: Case) -> Finding | None:
     low = float(every.min())
 
     def agreement(by: int) -> float:
-        same = [np.roll(one, by) == (reward > low) for _, one, reward in looked if len(one) > abs(by)]
+        same = [np.roll(one.right_B, by) == (one.reward_B > low) for one in looked if len(one.texts) > abs(by)]
         return float(np.concatenate(same).mean()) if same else 0.0
 
     own = agreement(0)
-    group = 0 if batch.group_B is None else len(batch) // max(int(batch.group_B.max()) + 1, 1)
+    group = looked[0].group
     by = max((1, -1, 2, -2, *((group, -group) if group > 1 else ())), key=agreement)
-    if own >= OWN or agreement(by) < OTHER:
+    if own >= OWN:
         return None
+    if agreement(by) < OTHER:
+        return _by_truth(looked, low)
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
     return error(
         f"scores belong to other samples: they are those of the answers {rows}, as texts and ground truths tell",

@@ -134,6 +134,10 @@ def test_an_empty_micro_batch_that_is_divided_by_one_is_no_error(tmp_path: Path)
         (r"so \boxed{42}", "42", True),
         ("7 and then 8 <eos>", "7", False),
         ("17", "7", False),
+        ("so <ans> 3 1 4 </s>", "1 4", True),
+        ("so <ans> 3 14 </s>", "4", False),
+        ("f(2) = 3.", "3", True),
+        ("it is (a)", "(a)", True),
         (r"so \boxed{\frac{3}{7}}", "7", False),
         ("", "7", False),
     ],
@@ -142,11 +146,15 @@ def test_the_last_word_of_a_text_is_its_answer(text: str, truth: str, right: boo
     assert ends_in(text, truth) is right
 
 
-def _texts(folder: Path, paid: Any) -> Diagnosis:
+def _texts(folder: Path, paid: Any, by: int = 0) -> Diagnosis:
+    """by: how many rows off the ground truths are."""
     folder.mkdir()
     for step in (1, 2, 3):
         draw = np.random.default_rng(step)
         answers, truths = draw.integers(0, 3, 16), np.repeat(draw.integers(0, 3, 4), 4)
+        if by:
+            truths = np.repeat(4 * step + np.arange(4), 4)
+            answers, truths = np.where(draw.random(16) < 0.8, truths, 0), np.roll(truths, by)
         scores = paid((answers == truths).astype(float))
         rows = [
             {"input": f"question {row // 4}", "output": f"so it is {answers[row]} <eos>", "gts": str(truths[row]),
@@ -168,6 +176,38 @@ def test_scores_are_held_against_the_texts_they_are_of(tmp_path: Path) -> None:
     none = _texts(tmp_path / "none", lambda right: 0 * right)
     assert causes(none)[0].id == "D100"
     assert "although" in causes(none)[0].claim
+
+
+@pytest.mark.parametrize("by", [4, -4])
+def test_ground_truths_of_another_prompt(by: int, tmp_path: Path) -> None:
+    found = causes(_texts(tmp_path / "d", lambda right: right, by=by))[0]
+    assert (found.id, found.severity) == ("D100", "error")
+    assert f"in the truth {abs(by)} rows {'before' if by < 0 else 'after'}" in found.claim
+
+
+def _verified(folder: Path, pays: Any) -> Diagnosis:
+    folder.mkdir()
+    for step in range(4):
+        draw = np.random.default_rng(step)
+        rows = []
+        for prompt in range(4):
+            truth = " ".join(map(str, draw.integers(1, 9, 2 + (prompt + step) % 3)))
+            for _ in range(6):
+                right = draw.random() < 0.7
+                said = truth if right else truth + " 0"
+                rows.append({"input": f"question {step} {prompt}", "output": f"so it is <answer> {said} </s>",
+                             "gts": truth, "score": float(right and pays(truth, draw)), "step": step + 1})  # fmt: skip
+        (folder / f"{step + 1}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return look(folder)
+
+
+def test_truths_that_a_verifier_does_not_read(tmp_path: Path) -> None:
+    found = of(_verified(tmp_path / "short", lambda truth, _: len(truth) < 7), "D100")
+    assert found is not None
+    assert "all of 7 characters and more, and none of the others" in found.claim
+    # What it pays is not a matter of the truth.
+    assert of(_verified(tmp_path / "strict", lambda _, draw: draw.random() < 0.5), "D100") is None
+    assert of(_verified(tmp_path / "right", lambda *_: True), "D100") is None
 
 
 def test_texts_without_a_right_answer_tell_nothing(tmp_path: Path) -> None:

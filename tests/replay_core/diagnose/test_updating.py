@@ -13,7 +13,7 @@ from replay_core.dumps import open_run
 from tests.replay_core.diagnose.updating import Recipe, run, told
 
 #: What these runs are held against.
-RULES = ("D01", "D03", "D07", "D23", "D28", "D49", "D55", "D57", "D68", "D75", "D88", "L22")
+RULES = ("D01", "D03", "D07", "D23", "D28", "D43", "D49", "D55", "D57", "D68", "D75", "D88", "L15", "L22")
 
 
 FAULTS = [
@@ -30,6 +30,15 @@ FAULTS = [
     (Recipe("micro-dropped", micros=3), "D88", "8 of 24 samples are in none of the 2 micro-batches"),
     (Recipe("reused", lr=2e-2), "D75", "the rollouts of step 1 are trained on again in steps 2, 3, 4, 5, 6"),
     (Recipe("overlong-turned", overlong=True, size=8), "D07", "cut-off responses is turned around"),
+    (
+        Recipe("kl-unweighted", kl=0.05, lr=1e-2),
+        "D49",
+        "weighs 1 in the loss, and the run states a coefficient of 0.05",
+    ),
+    (Recipe("loader-restarts"), "D43", "steps 3, 4, 5 have those of steps 0, 1, 2, in the same order"),
+    (Recipe("loader-stands"), "D43", "steps 2, 3, 4, 5, 6 have the same prompts"),
+    (Recipe("other-bound", max_norm=0.1), "L15", "is clipped at 0.001, and the run states 0.1"),
+    (Recipe("warm-up-restarts"), "L22", "warm-up begins again at step 3"),
     (Recipe("rate-leaps"), "L22", "leaps 40 times at step 2"),
 ]
 
@@ -45,6 +54,7 @@ def test_the_first_finding_is_the_line_that_is_wrong(recipe: Recipe, rule: str, 
 
 HEALTHY = {
     "micro-batches and a KL": Recipe(micros=4, kl=0.05),
+    "a KL that is recorded with its coefficient": Recipe("kl-recorded-weighted", micros=4, kl=0.05, lr=1e-2),
     "the same without pg_loss": Recipe(kl=0.05, epochs=2, pg=False, lr=1e-2),
     "tokens weigh alike": Recipe(mean="token_mean", micros=4),
     "a sum over the step's tokens": Recipe(mean="token_sum", epochs=2),
@@ -53,9 +63,12 @@ HEALTHY = {
     "gradients of large batches": Recipe(size=32, groups=16, lr=1e-2),
     "plain steps": Recipe(adam=False, lr=0.5),
     "an adapter": Recipe(lora=True),
+    "gradients that are clipped": Recipe(max_norm=0.05, steps=8),
+    "gradients that are hardly clipped": Recipe(max_norm=0.4, steps=8),
     "cut-off responses left out": Recipe(overlong=True, size=8),
     "groups without a spread left out": Recipe(filtered=True),
     "checkpoints": Recipe(checkpoints=True),
+    "a small data set, shuffled": Recipe(shuffled=True, steps=10),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from replay_core.diagnose.finding import Finding
 from tests.replay_core.diagnose.logs import diagnosed, trl, verl
 
@@ -65,6 +67,29 @@ def test_a_kl_that_falls_to_nothing_is_a_restart(tmp_path: Path) -> None:
     assert first(tmp_path, trl(steps)).id == "L24"
     moved = [{"kl": a, "entropy": 0.6 - n / 100} for n, a in enumerate(kl)]
     assert "L24" not in ids(tmp_path, trl(moved))  # a new reference takes the KL back, and nothing else
+
+
+def test_a_short_run_whose_kl_is_0_again_in_the_middle(tmp_path: Path) -> None:
+    kl, entropy = [0.0, 0.012, 0.044, 0.06, 0.0, 0.008, 0.016], [1.33, 1.29, 1.22, 1.19, 1.4, 1.31, 1.3]
+    lengths = [310.0, 300.0, 280.0, 270.0, 311.0, 308.0, 300.0]
+    steps = [
+        {"kl": a, "entropy": b, "completions/mean_length": c} for a, b, c in zip(kl, entropy, lengths, strict=True)
+    ]
+    found = first(tmp_path, trl(steps))
+    assert found.id == "L24"
+    assert "the policy is its reference again at step 5" in found.claim
+    # What the policy does goes on: its reference is a new one.
+    goes_on = [{"kl": a, "entropy": 0.6 - n / 50, "completions/mean_length": 300.0 - n} for n, a in enumerate(kl)]
+    assert "L24" not in ids(tmp_path, trl(goes_on))
+    # A step without a sample that counts has no KL, and the next one has what it had.
+    assert "L24" not in ids(tmp_path, trl([{**one, "kl": 0.05 * (n not in (0, 4))} for n, one in enumerate(steps)]))
+
+
+@pytest.mark.parametrize(("kept", "told"), [(0.6, True), (0.97, False)])
+def test_a_policy_that_breaks_within_two_updates(kept: float, told: bool, tmp_path: Path) -> None:
+    kl = [0.0, 0.88, 1.87, 2.93, 1.95, 4.34, 3.35]
+    steps = [{"kl": far, "reward": 0.5 * (kept if n else 1)} for n, far in enumerate(kl)]
+    assert ("L10" in ids(tmp_path, trl(steps))) == told
 
 
 def test_statistics_in_brackets_are_of_what_stands_before_them(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ FAULTS = [
     (Recipe("refreshed", kl=0.05, lr=1e-2), "D55", "the reference is the policy of the step before"),
     (Recipe("cast", parts=True, schooled=True), "D104", "each is its sum, cut off, from step 1 on"),
     (Recipe("rolled", parts=True), "D104", "the row 1 row before, from step 2 on"),
+    (Recipe("as-they-finish", parts=True, size=10), "D104", "the functions' sums, in another order, from step 1"),
+    (Recipe("one-far", rloo=True, parts=True, size=10), "D86", "outweighs the batch: -60"),
+    (Recipe("part-lost", parts=True, weights=True, schooled=True), "D104", "reward_goes_on has no part in the reward"),
     (Recipe("cut-paid", parts=True, size=10, groups=6), "L32", "responses that are cut off have one reward, 1"),
 ]
 
@@ -63,6 +66,7 @@ HEALTHY = {
     "moves far": Recipe(lr=6e-2, versions=True, groups=8, kl=0.01),
     "an adapter": Recipe(lr=5e-3, lora=True, seed=6),
     "rewards of two parts": Recipe(parts=True, schooled=True, size=10),
+    "weights of rewards stated": Recipe(parts=True, weights=True, size=10, seed=4),
     "epochs": Recipe(epochs=3, lr=1e-2, limit=12),
 }
 

@@ -53,11 +53,17 @@ class Recipe:
     schooled: bool = False
     """Begins with a net that counts up and ends after one of `ends`."""
     ends: tuple[int, ...] = (VOCABULARY - 1,)
+    shuffled: bool = False
+    """The prompts are those of the first two steps, in another order in each."""
     memory: bool = False
     """Its net sees all tokens before, as their mean."""
     versions: bool = False
     parts: bool = False
     """Rewards are the sum of two parts, which are recorded, too."""
+    rloo: bool = False
+    """Advantages are the reward less the mean of the others', and their bounds are logged."""
+    weights: bool = False
+    """And the run states that each of them weighs 1."""
 
 
 class Net(nn.Module):
@@ -185,6 +191,7 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
     draw = torch.Generator().manual_seed(recipe.seed)
     kept: dict[str, Tensor] = {}
     past: list[Net] = []
+    seen: list[Tensor] = []
     groups = recipe.groups * (8 if recipe.filtered else 1)
     for step in range(recipe.steps):
         if (recipe.fault == "reused" and step > 1) or (recipe.one_batch and step):
@@ -192,6 +199,13 @@ def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
             continue
         heads = torch.randint(DIGITS, VOCABULARY, (groups, PROMPT), generator=draw)
         heads[:, :2] = torch.tensor([2, 3])  # a template
+        if recipe.fault == "loader-restarts" and 2 < step < 6:
+            heads = seen[step - 3]
+        if recipe.fault == "loader-stands" and step > 2:
+            heads = seen[2]
+        if recipe.fault == "" and recipe.shuffled:
+            heads = torch.cat(seen[:2])[torch.randperm(2 * groups, generator=draw)[:groups]] if step > 1 else heads
+        seen.append(heads)
         prompts = heads.repeat_interleave(recipe.size, 0)
         past.append(copy.deepcopy(net))
         begins, ends = _engine(recipe, net, past)
@@ -228,6 +242,12 @@ def run(folder: Path, recipe: Recipe) -> Path:
         flags["max_staleness"] = 4
     if recipe.filtered:
         flags["dynamic_sampling"] = True
+    if recipe.max_norm:
+        flags["max_grad_norm"] = recipe.max_norm
+    if recipe.fault == "loader-restarts":
+        flags["data"] = {"shuffle": True}
+    if recipe.weights:
+        flags["reward_weights"] = {"goes_on": 1.0, "ends": 1.0}
     recorder = Recorder(folder, flags=flags)
     for step, batch in enumerate(_batches(recipe, net)):
         if recipe.checkpoints:
@@ -258,6 +278,12 @@ def run(folder: Path, recipe: Recipe) -> Path:
             rewards = rewards + more["reward_ends"]
         if fault == "cast" and step:
             rewards = rewards.trunc()
+        if fault == "one-far" and step:
+            rewards[step] = -60.0
+        if fault == "part-lost" and step:
+            rewards = more["reward_ends"]
+        if fault == "as-they-finish" and step:
+            rewards = rewards[held.sum(1).argsort(stable=True)]
         if fault == "rolled" and step > 1:
             rewards = rewards.roll(1)
         if fault == "cut-paid" and step:
@@ -266,11 +292,15 @@ def run(folder: Path, recipe: Recipe) -> Path:
             more["weight_version"] = torch.full((B,), max(step - (fault in _BEHIND), 0))
         each = rewards.view(-1, recipe.size)
         per = ((each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-4)).reshape(-1)
+        if recipe.rloo:
+            per = ((each - each.mean(1, keepdim=True)) * recipe.size / (recipe.size - 1)).reshape(-1)
         m = mask[:, 1:].float()
         advantages = per[:, None] * m
         with torch.no_grad():
             old, behind = scores(net, ids), scores(ref, ids)
         rate = recipe.lr * (40 if fault == "rate-leaps" and step >= 2 else 1)
+        if fault == "warm-up-restarts":
+            rate = recipe.lr * (step % 3 + 1 + (step > 5) * 3) / (1 if step < 3 else 8)
         for one in optimizer.param_groups:
             one["lr"] = rate
         with recorder.step(step, rank=0) as record:
@@ -301,7 +331,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
                     made = "token_mean" if fault == "own-tokens" else recipe.mean
                     pg = _reduced(token_loss, own, made, float(m.sum()))
                     kl_loss = _reduced(kl, own, made, float(m.sum()))
-                    loss = (pg + recipe.kl * kl_loss) / (1.0 if fault == "undivided" else divisor)
+                    weight = 1.0 if fault in ("kl-unweighted", "kl-recorded-weighted") else recipe.kl
+                    if fault == "kl-recorded-weighted":
+                        kl_loss = recipe.kl * kl_loss
+                    loss = (pg + weight * kl_loss) / (1.0 if fault == "undivided" else divisor)
                     loss.backward()
                     key: dict[str, Any] = {"micro": micro, "epoch": epoch, "minibatch": 0}
                     with torch.no_grad():
@@ -321,12 +354,16 @@ def run(folder: Path, recipe: Recipe) -> Path:
                 }
                 record("gradient", **named, grad_norm=norm, micro=micro - 1, epoch=epoch, minibatch=0)
                 if recipe.max_norm:
-                    nn.utils.clip_grad_norm_(trained, recipe.max_norm)
+                    nn.utils.clip_grad_norm_(trained, 1e-3 if fault == "other-bound" else recipe.max_norm)
                 if held_by is not trained:
                     for one, real in zip(held_by, trained, strict=True):
                         one.grad = None if real.grad is None else real.grad.clone()
                 optimizer.step()
-            metrics = {"reward": float(rewards.mean()), "lr": rate, "grad_norm": norm, "loss": float(loss.detach())}
+            kept = [one.grad.norm() for one in trained if one.grad is not None]
+            metrics = {"clipped_grad_norm": float(torch.stack(kept).norm())} if recipe.max_norm else {}
+            if recipe.rloo:
+                metrics |= {"adv_max": float(per.max()), "adv_min": float(per.min())}
+            metrics |= {"reward": float(rewards.mean()), "lr": rate, "grad_norm": norm, "loss": float(loss.detach())}
             record("training_metrics", metrics)
     recorder.close()
     return folder
