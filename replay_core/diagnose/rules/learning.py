@@ -249,7 +249,7 @@ def clips_at_nothing(case: Case) -> Finding | None:
 
 def _clipped_elsewhere(case: Case, norms: Series | None, left: Series | None) -> Finding | None:
     """Norms that are one number after clipping, which is not the stated one, in every step whose norm is above it."""
-    stated = case.algorithm.largest_norm
+    stated = largest_norm(case.algorithm)
     rows = [] if not stated or norms is None or left is None else [row for _, row in together(norms, left)]
     cut = [after for before, after in rows if 0 < after < (1 - OFF) * before]
     if not stated or norms is None or left is None or len(cut) < 3 or len(cut) < len(rows) / 2:
