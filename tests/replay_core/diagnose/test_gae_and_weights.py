@@ -167,7 +167,8 @@ def test_a_scaled_norm_that_is_clipped_is_told_from_a_small_limit(
         for step in range(4):
             with recorder.step(step) as record:
                 record("training_metrics", metrics={"grad_norm": raw * (1 + 0.1 * step)})
-                record("optimizer", micro=0, clipped_grad_norm=clipped)
+                # A norm below the limit is left as it is.
+                record("optimizer", micro=0, clipped_grad_norm=clipped if clipped < raw else raw * (1 + 0.1 * step))
     run = open_run(tmp_path / "run")
     found = of(diagnose(Case(run, Signals.of(run)), ["L15"]), "L15")
     assert (found is not None) == bool(words)
