@@ -73,7 +73,9 @@ def joined(rows: Sequence[float], count: int) -> list[float]:
         return [0.0, *odd, math.inf, -math.inf, math.nan, 0.0, 0.0]
     seen = [(size, part) for size, part in parts if sum(part[:3]) < size]
     mean = sum(size * part[6] for size, part in seen) / finite
-    squares = sum(size * (part[7] + part[6] ** 2) for size, part in seen)
-    around = sum(size * (part[7] + (part[6] - mean) ** 2) - sum(part[:3]) * mean**2 for size, part in seen)
+    squares = sum(size * (part[7] + part[6] * part[6]) for size, part in seen)
+    around = sum(
+        size * (part[7] + (part[6] - mean) * (part[6] - mean)) - sum(part[:3]) * mean * mean for size, part in seen
+    )
     return [finite, *odd, min(part[4] for _, part in seen), max(part[5] for _, part in seen), mean,
             max(around, 0.0), squares]  # fmt: skip

@@ -63,7 +63,7 @@ class Snapshots:
         self._arrivals: list[Callable[[], object]] = []
         #: What devices told that is still there, by device and stream.
         self._there: dict[tuple[Any, int], list[_There]] = {}
-        self._there_bytes = 0
+        self._there_bytes, self._telling = 0, threading.Lock()
         self._taken: dict[int, tuple[Any, Any]] = {}
         #: Of sharded tensors: field -> what the whole looks like.
         self.shards: dict[str, dict[str, Any]] = {}
@@ -157,8 +157,13 @@ class Snapshots:
             is_large = value.numel() * value.element_size() > ENOUGH
             if self._told and is_large and value.is_cuda and on_device.can_fold(torch, value.device):
                 # What the device has no room or no operator for is copied.
+                noted = None
                 with contextlib.suppress(RuntimeError):
-                    return self._told_there(torch, value, stats=self._told == "stats")
+                    noted = self._told_there(torch, value, stats=self._told == "stats")
+                if noted is not None:
+                    if self._there_bytes > _THERE:
+                        self._fetch()
+                    return noted
             host = self._to_host(torch, value)
         except RuntimeError as error:
             first = str(error).splitlines()[0]
@@ -176,25 +181,32 @@ class Snapshots:
         if stats:
             told.append(on_device.moments(torch, dense).view(torch.uint8))
         stream = torch._C._cuda_getCurrentRawStream(value.device.index) if value.is_cuda else 0
-        self._there.setdefault((value.device, stream), []).append(_There(noted, count, told))
-        self._there_bytes += sum(one.numel() for one in told)
-        if self._there_bytes > _THERE:
-            self._fetch()
+        with self._telling:
+            self._there.setdefault((value.device, stream), []).append(_There(noted, count, told))
+            self._there_bytes += sum(one.numel() for one in told)
         return noted
 
     def _fetch(self) -> None:
         """Send what devices told to the host, all of a device's in one copy."""
-        torch, self._there_bytes = _torch(), 0
-        while self._there:
-            (device, stream), told = self._there.popitem()
+        torch = _torch()
+        while True:
+            with self._telling:  # a device's gradients come in a thread of their own
+                if not self._there:
+                    return
+                (device, stream), told = self._there.popitem()
+                self._there_bytes -= sum(part.numel() for one in told for part in one.parts)
+            parts = [part for one in told for part in one.parts]
             if device.type == "cuda" and stream != torch._C._cuda_getCurrentRawStream(device.index):
                 other = torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device)
                 here = torch.cuda.current_stream(device)
                 here.wait_stream(other)
-                for one in told:
-                    for part in one.parts:
-                        part.record_stream(here)
-            together = self._to_host(torch, torch.cat([part for one in told for part in one.parts]), is_own=True)
+                for part in parts:
+                    part.record_stream(here)
+            try:
+                together = self._to_host(torch, torch.cat(parts), is_own=True)
+            except RuntimeError:
+                # There is no room to lay them together: one by one, and waited for.
+                together = torch.cat([part.cpu() for part in parts])
             self.nbytes += together.numel()
             # After the copy that it needs.
             self._arrivals.append(partial(_take_in, told, together))

@@ -51,6 +51,10 @@ _PART = {"prompt_ids": "prompt", "prompt_mask": "prompt", "response_ids": "respo
 
 #: What says which tokens were generated, the surest first; of labels, those that are none (IGNORED) were not.
 _GENERATED = ("response_mask", "loss_mask", "labels")
+#: Samples whose first slots tell that nothing stands there, and the part of all slots that sure tokens may fill.
+_FEWEST_FIRSTS, _SURE = 2, 0.05
+#: Nats above which a token is sure.
+_SURE_NATS = -1e-3
 #: The label of a token that is not trained on: torch's `ignore_index`.
 IGNORED = -100
 
@@ -187,7 +191,8 @@ class Batch:
             return None
         lengths: Array = np.sum([part.reshape(-1) for part in parts if part is not None], axis=0)
         behind_BS = np.arange(shape[1]) >= lengths[:, None]
-        fits = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= shape[1]
+        # One slot behind every sample may be the end of what was padded on the left.
+        fits = lengths.size > 0 and 0 <= lengths.min() <= shape[1] - 2 and lengths.max() <= shape[1]
         return lengths if fits and np.unique(pages.array(self.held.ids).reshape(shape)[behind_BS]).size <= 1 else None
 
     def _one_row(self, used_T: Bools, is_known: bool) -> TokenLayout | None:
@@ -498,30 +503,52 @@ class Batch:
     def _own_index(self) -> dict[str, bool | None]:
         """Of each tensor of log-probabilities that is as wide as the tokens: whether it stands at its own index.
 
-        It does where its other reading leaves some generated tokens none, and its own leaves none without one: what
-        prompts are filled with is 0, or above, as no log-probability is. Where nobody says which are generated, only
-        every sample's first token may have none. It does, too, where nothing is filled but the first column, or every
-        sample's first token; it does not where nothing is filled. None where it does not tell.
+        What has none is filled, with 0 or more, or with what is no number. At its own index the slots before a sample's
+        first generated token are, and not that of its last; else the other way round: most samples decide, as a sure
+        token's may be 0 as well. Where that does not tell, it is at its own index if every sample's first slot is
+        filled, or the first column, and next to nothing else; and not if nothing is. None where nothing tells. Where
+        nobody says which tokens are generated, all but each sample's first are taken.
         """
-        generated, layout, found = self.generated_N, self.layout, dict[str, bool | None]()
-        for ref in () if layout is None else self.held.fields():
-            is_logprob = naming.meaning(ref.canonical or ref.name).kind == "logprob"
-            if not is_logprob or ref.alignment not in (None, "packed") or not self._is_as_wide(ref):
-                continue
-            empty_N = pages.array(ref).reshape(-1) >= 0
-            own, before = self._says("full"), self._says("next")
-            if generated is None:
-                asked = positions_of(own.tokens) > 0
-                second_N = empty_N[before.slots[positions_of(before.tokens) == 1]]
-                begins = second_N.size > 0 and bool(second_N.all())
+        layout, found = self.layout, dict[str, bool | None]()
+        wide = [ref for ref in (() if layout is None else self.held.fields()) if self._may_be_at_own_index(ref)]
+        if layout is None or not wide:
+            return found
+        own_N, next_N = self._slots_of("full"), self._slots_of("next")
+        asked = np.flatnonzero(self.position_N > 0 if self.generated_N is None else self.generated_N)
+        sample, firsts = np.repeat(np.arange(self.count), self.lengths)[asked], own_N[self.position_N == 0]
+        _, begins = np.unique(sample, return_index=True)
+        first, last = asked[begins], asked[np.append(begins[1:], asked.size) - 1] if asked.size else asked
+        inside = (next_N[first] >= 0) & (own_N[last] >= 0)
+        first, last = first[inside], last[inside]
+        has_prior, start = self.position_N[first] >= 2, first - self.position_N[first]
+        values = {ref.name: pages.array(ref).reshape(-1) for ref in wide}
+        filled = {name: ~(one_N < 0) | np.isneginf(one_N) for name, one_N in values.items()}
+        whole = [values[name] for name, empty_N in filled.items() if not empty_N.any()]
+        #: Where others, of which nothing is filled, know a sure token.
+        is_sure_N = np.any([one_N > _SURE_NATS for one_N in whole], axis=0) if whole else np.zeros(own_N.size, bool)
+        for name, empty_N in filled.items():
+            before, behind = empty_N[next_N[first]], empty_N[own_N[last]]
+            prior = empty_N[own_N[np.where(has_prior, first - 2, first)]]
+            own = int((before & ~behind & (prior | ~has_prior)).sum())
+            other = int((behind & ~before & ((prior & has_prior) | ~empty_N[own_N[start]])).sum())
+            if 2 * max(own, other) > first.size:
+                found[name] = own > other
+            elif is_sure_N.size == empty_N.size and empty_N.any() and is_sure_N[empty_N].all():
+                found[name] = False
             else:
-                asked = generated[self.flat(own.tokens)]
-                begins = bool(empty_N[before.slots[generated[self.flat(before.tokens)]]].any())
-            if empty_N[own.slots[asked]].any() or not empty_N.any():
-                found[ref.name] = False
-            else:
-                found[ref.name] = True if begins or self._fills_firsts_alone(empty_N) else None
+                found[name] = _fills_alone(empty_N, firsts, own_N, layout.shape)
         return found
+
+    def _may_be_at_own_index(self, ref: TensorRef) -> bool:
+        is_logprob = naming.meaning(ref.canonical or ref.name).kind == "logprob"
+        is_vector = ref.rows is None or len(ref.shape) == 1
+        return is_logprob and is_vector and ref.alignment in (None, "packed") and self._is_as_wide(ref)
+
+    def _slots_of(self, alignment: str) -> Ints:
+        """The slot of the layout that is about each token [N]; -1 where none is."""
+        said, slots = self._says(alignment), np.full(int(self.lengths.sum()), -1, np.int64)
+        slots[self.flat(said.tokens)] = said.slots
+        return slots
 
     def _is_as_wide(self, ref: TensorRef) -> bool:
         """Whether a tensor has a number for every slot of the layout, and in its order."""
@@ -529,17 +556,8 @@ class Batch:
         if layout is None:
             return False
         if ref.rows is not None:
-            return layout.shape == (1, ref.numel) and (self.packs is not None or ref.rows == self.rows)
+            return layout.shape == (1, ref.shape[0]) and (self.packs is not None or ref.rows == self.rows)
         return ref.shape == layout.shape or (layout.shape[0] == 1 and ref.shape == layout.shape[1:])
-
-    def _fills_firsts_alone(self, empty_N: Bools) -> bool:
-        assert self.layout is not None
-        empty_BS = empty_N.reshape(self.layout.shape)
-        if empty_BS[:, 0].all() and not empty_BS[:, 1:].any():
-            return True
-        own = self._says("full")
-        is_first = positions_of(own.tokens) == 0
-        return bool(empty_N[own.slots[is_first]].all() and not empty_N[own.slots[~is_first]].any())
 
     def _says(self, alignment: str) -> Said:
         """What a tensor of the layout's own shape says of each token: the same for every tensor of an alignment."""
@@ -757,3 +775,16 @@ def _said(alignment: str, stated: str | None, axes: TokenAxes, layout: TokenLayo
 def _is_batched(ref: TensorRef, layout: TokenLayout) -> bool:
     """Whether the shape alone says [B, S, ...]: both axes, and more than one token."""
     return len(ref.shape) >= 2 and ref.shape[:2] == layout.shape and layout.shape[1] > 1
+
+
+def _fills_alone(empty_N: Bools, firsts: Ints, own_N: Ints, shape: tuple[int, ...]) -> bool | None:
+    """Whether the first slots of samples, or the first column, are filled and next to nothing else is; False where
+    nothing is, None where more is. One sample's first slot may be a sure token's.
+    """
+    if not empty_N.any():
+        return False
+    for slots, among in ((firsts, own_N[own_N >= 0]), (np.arange(shape[0]) * shape[1], np.arange(empty_N.size))):
+        if slots.size and empty_N[slots].all():
+            rest = int(empty_N[among].sum()) - int(np.isin(slots, among).sum())
+            return True if slots.size >= _FEWEST_FIRSTS and rest <= _SURE * among.size else None
+    return False if empty_N[own_N[own_N >= 0]].mean() <= _SURE else None

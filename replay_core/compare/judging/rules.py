@@ -302,10 +302,11 @@ def _scalar_says(seen: Seen, limit: float, pair: PairFigures, held: Limits) -> s
     whole = round(times if abs(times) >= 1 else 1 / times) if math.isfinite(times) and times else 0
     exact = float(whole if abs(times) >= 1 else 1 / whole) if whole else 0.0
     said = f"relative difference {seen.value:.3g} (up to {limit:g} allowed), absolute {pair.max_abs:.3g}"
-    if not exact or abs(times / exact - 1) > limits.SCALAR[1] or abs(whole) > limits.MOST_TIMES:
+    if not exact or exact == 1 or abs(times / exact - 1) > limits.SCALAR[1] or abs(whole) > limits.MOST_TIMES:
         return said
     # What an accumulation, a world or a sign leaves out: the first thing to look for.
-    return f"{said}: b is {f'{whole}' if abs(times) >= 1 else f'1/{whole}'} times a"
+    word = f"{whole}" if abs(times) >= 1 else f"{'-' if whole < 0 else ''}1/{abs(whole)}"
+    return f"{said}: b is {word} times a"
 
 
 def _cast(pair: PairFigures, held: Limits) -> Seen | None:

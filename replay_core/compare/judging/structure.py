@@ -54,7 +54,9 @@ def worst_row(pair: PairFigures, *, is_gradient: bool = False) -> float:
     if is_gradient:
         heavy = pair.rows.a2 >= limits.SLIGHT_ROW**2 * typical
         usual = max(median(pair.rows.d2), float(pair.rows.d2[heavy].mean()))
-        weight &= heavy | (pair.rows.d2 > limits.SLIGHT_ROW_OFF**2 * usual)
+        # A row that is gone, or there twice, is off by exactly itself: no rounding is.
+        is_itself = (pair.rows.d2 == pair.rows.a2) & (pair.rows.a2 > 0)
+        weight &= heavy | is_itself | (pair.rows.d2 > limits.SLIGHT_ROW_OFF**2 * usual)
     return float(pair.rows.rel[weight].max(initial=0.0))
 
 

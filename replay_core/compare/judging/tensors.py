@@ -226,8 +226,11 @@ class Judge:
             shown = "bfloat16"  # of the same logits as the log probabilities, which had the benefit of the doubt
         computed = self._said or ([shown] if shown else [])
         mixed = found.rounded is not None
-        # Most tokens may be off by next to nothing where a sure token's logits are: in half precision that is no proof.
+        # In half precision most tokens may be off by next to nothing as well, though by something, and none by far.
         is_half = any(coarsest(dtype) in ("bfloat16", "float16") for dtype in computed)
+        is_noise = 2 * found.figures.mismatched > found.figures.total.count and (
+            found.figures.max_abs <= limits.LOGPROB_STEP_OF_HALF
+        )
         row.context = Context(
             naming.meaning(row.name),
             finest(*found.dtypes) if mixed else coarsest(*found.dtypes, *computed),
@@ -235,7 +238,7 @@ class Judge:
             local=self._is_local(row),
             noise=self._noise[row.place],
             mean_error=self._mean_error[row.place],
-            known_fp32=self._known_fp32 or mixed or (found.shows_fp32 and not is_half),
+            known_fp32=self._known_fp32 or mixed or (found.shows_fp32 and not (is_half and is_noise)),
             scalar=a.numel == 1,
             bitwise_only=self._bitwise_only,
             worst_sample=found.worst_sample,

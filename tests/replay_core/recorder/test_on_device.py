@@ -107,13 +107,17 @@ def test_all_that_a_record_was_told_comes_in_one_copy(monkeypatch: pytest.Monkey
         assert one.stats["l2"] == pytest.approx(statistics(values)["l2"], rel=1e-9)
 
 
-def test_what_devices_hold_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replay_core.recorder.values._THERE", 100_000)
-    snapshots = Snapshots(owned=True, told="hash")
-    for number in range(20):
-        snapshots._told_there(torch, torch.randn(17_000 + number), stats=False)
-        assert snapshots._there_bytes <= 100_000
-    assert len(snapshots._arrivals) > 5
+def test_where_there_is_no_room_for_one_copy_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_named: object) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    snapshots, rows = Snapshots(owned=True, told="hash"), [torch.randn(20_000), torch.randn(90_000)]
+    noted = [snapshots._told_there(torch, one, stats=False) for one in rows]
+    monkeypatch.setattr(Snapshots, "_to_host", full)
+    snapshots.forget()
+    snapshots.ready()
+    assert [one.digest for one in noted] == [digest_of([raw(values)], "fold") for values in rows]
+    assert snapshots._there_bytes == 0
 
 
 def test_a_device_that_folds_wrongly_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,20 @@ def test_logprobs_of_packs_and_of_ragged_rows_stand_where_each_samples_first_has
                                                                     [0 if values is own else None, -3]]  # fmt: skip
 
 
+def test_a_sure_token_of_0_does_not_say_where_logprobs_stand() -> None:
+    ids = ref("input_ids", [[5, 6, 7, 8, 9], [9, 10, 11, 12, 0]])
+    masks = [ref("attention_mask", [[1] * 5, [1, 1, 1, 1, 0]]), ref("loss_mask", [[0, 0, 1, 1, 1], [0, 0, 1, 1, 0]])]
+    own = ref("old_logprobs", [[0, 0, -1.0, 0, -3.0], [0, 0, -4.0, -5.0, 0]])
+    rolled = ref("old_logprobs", [[-9.0, 0, -1.0, -3.0, -7.0], [-8.0, 0, -5.0, -6.0, -7.0]])
+    for tensor, expected in ((own, [[-1, 0, -3], [-4, -5]]), (rolled, [[0, -1, -3], [0, -5]])):
+        said = per_token(tensor, [ids, *masks, tensor])
+        assert [row[2:].tolist() for row in said] == expected
+    nothing = ref("ref_logprobs", [[0.0] * 5, [0.0] * 5])
+    advantages = ref("advantages", [[0, 0, 1.0, 1, 1], [0, 0, 2.0, 2, 0]])
+    said = per_token(advantages, [ids, *masks, own, nothing, advantages])
+    assert [row[2:].tolist() for row in said] == [[1, 1, 1], [2, 2]]
+
+
 def test_what_is_above_0_is_no_logprob() -> None:
     ids = ref("input_ids", [[5, 6, 7, 8], [9, 10, 11, 0]])
     masks = [ref("attention_mask", [[1, 1, 1, 1], [1, 1, 1, 0]]), ref("loss_mask", [[0, 0, 1, 1], [0, 1, 1, 0]])]
@@ -103,8 +117,10 @@ def test_lengths_cut_right_padding() -> None:
 
 def test_lengths_of_prompt_and_response_cut_right_padding() -> None:
     parts = [ref("prompt_length", [1, 2]), ref("response_lengths", [1, 1])]
-    right = ref("input_ids", [[5, 6, 0], [7, 8, 9]])
+    right = ref("input_ids", [[5, 6, 0, 0], [7, 8, 9, 0]])
     assert listed(token_ids([right, *parts])) == [[5, 6], [7, 8, 9]]
+    one = ref("input_ids", [[0, 5, 6, 2], [0, 7, 8, 2]])
+    assert listed(token_ids([one, *parts])) == listed(token_ids([one])), "one slot behind may be every sample's end"
     left = ref("input_ids", [[0, 5, 6, 3], [7, 8, 9, 4]])
     assert listed(token_ids([left, *parts])) == listed(token_ids([left])), "two ids behind them are no padding"
 

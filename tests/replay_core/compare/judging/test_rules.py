@@ -223,10 +223,12 @@ def test_what_rows_said_is_the_same_after_they_are_let_go():
 @pytest.mark.parametrize(
     ("b", "said"),
     [(1.5, ": b is 2 times a"), (0.75 / 4, ": b is 1/4 times a"), (-0.75, ": b is -1 times a"), (1.0, "0.25"),
-     (0.0, "0.75")],
+     (0.0, "0.75"), (-0.1875, ": b is -1/4 times a")],
 )  # fmt: skip
 def test_a_loss_that_is_a_whole_multiple_of_the_other_is_said_to_be(b: float, said: str) -> None:
     pair, context = of(np.array([[0.75]]), np.array([[b - 0.75]]), LOSS)
     found = judge(pair, None, context)
     assert found.verdict is Verdict.DIFF
     assert found.reason.endswith(said)
+    of_nothing = judge(*of(np.array([[0.0]]), np.array([[b or 1.0]]), LOSS)[:1], None, context)
+    assert "times" not in of_nothing.reason

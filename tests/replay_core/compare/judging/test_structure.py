@@ -227,3 +227,15 @@ def test_a_slight_row_of_a_gradient_rounds_as_its_terms_do():
     alone_RC = np.zeros_like(a_RC)
     alone_RC[5] = d_RC[5]
     assert structure.worst_row(figures([(a_RC, a_RC + alone_RC)]), is_gradient=True) > 1.0, "or the only one off"
+
+
+def test_a_slight_row_of_a_gradient_that_is_gone_or_there_twice_is_off_however_large_the_noise_is():
+    noise = np.random.default_rng(0)
+    a_RC = noise.standard_normal((64, 32))
+    a_RC[5] *= 0.03
+    d_RC = 0.02 * noise.standard_normal((64, 32))
+    assert structure.worst_row(figures([(a_RC, a_RC + d_RC)]), is_gradient=True) < 0.1
+    for times in (0.0, 2.0):
+        b_RC = a_RC + d_RC
+        b_RC[5] = times * a_RC[5]
+        assert structure.worst_row(figures([(a_RC, b_RC)]), is_gradient=True) == pytest.approx(1.0), times
