@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from replay_core.compare import Comparison, compare_runs
 from replay_core.compare.first_adam import FirstAdam
+from replay_core.compare.judging.tensors import TensorVerdict
+from replay_core.compare.judging.verdict import Verdict
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 
@@ -134,3 +136,74 @@ def test_weights_that_no_first_step_makes_are_none():
     draw = np.random.default_rng(1)
     a, b = draw.normal(size=(2, 24)) * 1e-9
     assert FirstAdam.of(draw.normal(size=24) * 1e-3, a, b, np.full(24, 1e-9)) is None
+
+
+def _gradients(folder: Path, weight_OI: Tensor, bias_O: Tensor) -> Path:
+    with Recorder(folder) as recorder, recorder.step(0) as step:
+        step("gradient", **{"grad.l.weight": weight_OI.bfloat16(), "grad.l.bias": bias_O.bfloat16()})
+    return folder
+
+
+#: What a run has for a bias' gradient, of the terms dy: [T, O].
+_WRONG = {
+    "zero": lambda dy_TO: 0 * dy_TO.sum(0),
+    "half the tokens": lambda dy_TO: dy_TO[: len(dy_TO) // 2].sum(0),
+    "halved": lambda dy_TO: dy_TO.sum(0) / 2,
+    "another step's": lambda dy_TO: torch.randn(dy_TO.shape, generator=_draw(3)).sum(0) * 1e-3,
+    "other channels'": lambda dy_TO: dy_TO.sum(0).roll(1),
+    "the other way": lambda dy_TO: -dy_TO.sum(0),
+}
+
+
+def _draw(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _pair(
+    folder: Path, *, rms: float, wrong: str = "", outputs: int = 64, mean: float = 0.0, left: float = 1.0
+) -> dict[str, TensorVerdict]:
+    """Gradients of y = W x + b, x of this rms, W's off by 4 % of noise; rows by name.
+
+    left: the part of the bias' sum that does not cancel.
+    """
+    x_TI = torch.randn(256, 64, generator=_draw(1)) * rms
+    dy_TO = torch.randn(256, outputs, generator=_draw(2)) * 1e-3 + mean
+    dy_TO -= (1 - left) * dy_TO.mean(0)
+    a_OI = dy_TO.T @ x_TI
+    b_OI = a_OI + torch.randn(a_OI.shape, generator=_draw(4)) * 0.04 * a_OI.std()
+    # What is stored of the terms is rounded, in each run another way.
+    one_TO, other_TO = (dy_TO * (1 + torch.randn(dy_TO.shape, generator=_draw(seed)) * 2**-9) for seed in (5, 6))
+    made = _WRONG[wrong] if wrong else lambda dy_TO: dy_TO.sum(0)
+    a = _gradients(folder / "a", a_OI, one_TO.sum(0))
+    b = _gradients(folder / "b", b_OI, made(other_TO))
+    return {row.name: row for row in _compared(a, b).tensors}
+
+
+@pytest.mark.parametrize("rms", [1.0, 10.0, 30.0])
+@pytest.mark.parametrize("wrong", _WRONG)
+def test_a_bias_that_cancels_nothing_is_not_excused_by_large_inputs(wrong: str, rms: float, tmp_path: Path):
+    rows = _pair(tmp_path, rms=rms, wrong=wrong)
+    assert rows["grad.l.weight"].verdict is Verdict.CLOSE
+    assert rows["grad.l.bias"].verdict is Verdict.DIFF, rows["grad.l.bias"].reason
+
+
+@pytest.mark.parametrize("wrong", ["zero", "half the tokens", "halved", "the other way"])
+def test_a_value_heads_one_bias_is_not_excused_by_large_inputs(wrong: str, tmp_path: Path):
+    rows = _pair(tmp_path, rms=30.0, wrong=wrong, outputs=1, mean=3e-4)
+    assert rows["grad.l.weight"].verdict is Verdict.CLOSE
+    assert rows["grad.l.bias"].verdict is Verdict.DIFF, rows["grad.l.bias"].reason
+
+
+@pytest.mark.parametrize("rms", [1.0, 30.0])
+def test_what_cancels_is_noise_in_both_and_0_in_one_is_not(rms: float, tmp_path: Path):
+    noise = _pair(tmp_path / "noise", rms=rms, left=0.0)["grad.l.bias"]
+    assert noise.verdict is Verdict.CLOSE
+    assert "a sum that cancels:" in noise.reason
+    zero = _pair(tmp_path / "zero", rms=rms, left=0.0, wrong="zero")["grad.l.bias"]
+    assert zero.verdict is Verdict.DIFF
+
+
+def test_a_sum_that_cancels_in_part_may_be_off_by_little_of_itself(tmp_path: Path):
+    found = _pair(tmp_path, rms=1.0, left=0.03)["grad.l.bias"]
+    assert found.verdict is Verdict.CLOSE
+    assert "in part" in found.reason
