@@ -25,6 +25,8 @@ from replay_core.diagnose.rules.summed import ESTIMATORS
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 from replay_core.records import Record, TensorRef
 
+#: A weight of the entropy below it is what rounding leaves between loss and pg_loss: recipes have .0001 and more.
+LEAST_BONUS = 1e-5
 #: Micro-batches that tell; a KL loss below this is nothing to weigh; and what one coefficient may leave.
 FEWEST, LEAST, LEFT = 4, 1e-6, 0.02
 #: How far a coefficient may lie from the stated one before it is another: token weights differ by micro-batch.
@@ -275,6 +277,8 @@ def _judged_entropy(
     case: Case, weight: float, place: Where, steps: Sequence[int | None], told: Evidence
 ) -> Finding | None:
     stated = _bonus(case)
+    if abs(weight) < LEAST_BONUS:
+        return None
     if weight > 0:
         claim = "the entropy term has the wrong sign: added to the loss, it presses the entropy down (coefficient "
         claim += f"{weight:.3g})"

@@ -159,3 +159,8 @@ def test_the_terms_of_losses_that_are_divided_by_the_micro_batches_are_solved_fo
         words = words and "in the loss, and the run states"  # by which divisor nothing tells
     assert (found is not None) == bool(words), found
     assert found is None or (found.severity == "error" and words in found.claim)
+
+
+def test_what_rounding_leaves_is_no_entropy_bonus_of_the_wrong_sign(tmp_path: Path) -> None:
+    found = of(look(divided(tmp_path / "run", 1.5e-7, "entropy_loss", policy=1.0), "D49"), "D49")
+    assert found is None, found
