@@ -21,7 +21,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
-from replay_core.diagnose.rules.summed import ESTIMATORS
+from replay_core.diagnose.rules.summed import ESTIMATORS, logged_kl
 from replay_core.diagnose.surrogates import FLOOR, logged_of
 from replay_core.records import Record, TensorRef
 
@@ -168,12 +168,10 @@ def _holds_no_coefficient(case: Case, stated: float) -> bool:
     """
     times: list[float] = []
     for batch in case.batches():
-        logged = logged_of(batch, "kl_loss", fewest=2)
-        policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
-        if logged is None or policy is None or ref is None:
+        parts = logged_kl(batch)
+        if parts is None:
             continue
-        both_N = batch.pair(policy, ref)
-        p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
+        logged, p_N, r_N, _ = parts
         factors = (logged.factor(estimate(p_N, r_N)) for estimate in ESTIMATORS.values())
         times += [factor for factor in [next((one for one in factors if one), None)] if factor]
     return len(times) > 1 and all(abs(math.log(one)) < abs(math.log(one / stated)) for one in times)

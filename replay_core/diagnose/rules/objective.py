@@ -15,7 +15,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import STOOD, before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
-from replay_core.diagnose.rules.summed import ESTIMATORS
+from replay_core.diagnose.rules.summed import ESTIMATORS, logged_kl
 from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.surrogates import CLOSE, Logged, Surrogate, logged_of, surrogates
@@ -543,12 +543,10 @@ def kl_term(case: Case) -> Finding | None:
     first: StepBatch | None = None
     stated, steps = "", []
     for batch in case.batches():
-        logged = logged_of(batch, "kl_loss", fewest=2)
-        policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
-        if logged is None or policy is None or ref is None:
+        parts = logged_kl(batch)
+        if parts is None:
             continue
-        both_N = batch.pair(policy, ref)
-        p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
+        logged, p_N, r_N, both_N = parts
         if np.abs(p_N - r_N).max(initial=0.0) < MOVED:
             continue
         stated, first, looked = stated or batch.laid.algorithm.kl_estimator, first or batch, looked + 1

@@ -16,6 +16,7 @@ from replay_core.diagnose.finding import Finding, Where, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.ratio import ratios
+from replay_core.diagnose.surrogates import Logged, logged_of
 from replay_core.objectives import kl, policy_loss
 
 #: Relative agreement of what is recomputed, losses below which it is not told, tokens that are a sum, steps that tell.
@@ -115,6 +116,19 @@ def _over(batch: StepBatch) -> list[float]:
 #: Terms that are told from rounding, and micro-batches that are no chance.
 LEAST, FEWEST = 1e-6, 4
 ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "|log r|": kl.absolute}
+
+
+def logged_kl(batch: StepBatch) -> tuple[Logged, Array, Array, Array] | None:
+    """A batch's KL losses by micro-batch, and what they are made of: log-probabilities of policy and reference [N], 0
+    where either has none, and where both have one. None for fewer than 2 micro-batches, or without one of them.
+    """
+    logged = logged_of(batch, "kl_loss", fewest=2)
+    policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
+    if logged is None or policy is None or ref is None:
+        return None
+    both_N = batch.pair(policy, ref)
+    p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
+    return logged, p_N, r_N, both_N
 
 
 def summed_kl(case: Case) -> Finding | None:
