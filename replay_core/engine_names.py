@@ -7,7 +7,8 @@ files (the same names), transformers 5 (`experts.gate_up_proj`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from replay_core.regexes import regex
 
@@ -50,8 +51,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "e
 _LEADING = regex(r"^(?:(?:model|language_model|transformer|gpt_neox|actor|module)\.)+")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """A parameter of the checkpoint that an engine's is made of. `label` is "" where it is all of it; `expert` is its
     place in a stack, and `of_stack` says that the checkpoint's is a stack, too.
     """

@@ -7,9 +7,10 @@ follow its kind (which tolerances judge it), its mask (which tokens count) and i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+
+from msgspec import Struct
 
 from replay_core.regexes import regex
 
@@ -38,8 +39,7 @@ class Phase(IntEnum):
     UNKNOWN = 18
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
+class Meaning(Struct, frozen=True):
     """What a canonical name implies.
 
     kind: ids | mask | positions | layout | logprob | activation | gradient | param | loss | value | metric | note

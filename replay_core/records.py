@@ -7,11 +7,13 @@ of one dump (or of several directories that belong together).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import SelectionError
@@ -54,8 +56,7 @@ _STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 _ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class RecordKey:
+class RecordKey(Struct, frozen=True, eq=False):
     """Which computation a record holds. A part the dialect lacks is `None`.
 
     `epoch` and `minibatch` stand beside the key: `micro` already runs across them within
@@ -67,8 +68,18 @@ class RecordKey:
     rank: int | None = None
     role: str | None = "actor"
     stage: str = "tensors"
-    epoch: int | None = field(default=None, compare=False)
-    minibatch: int | None = field(default=None, compare=False)
+    epoch: int | None = None
+    minibatch: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecordKey) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[int | None, int | None, int | None, str | None, str]:
+        return self.step, self.micro, self.rank, self.role, self.stage
 
     def __str__(self) -> str:
         parts = [
@@ -112,8 +123,7 @@ class RecordKey:
         return cls(role=role, stage=stage, **numbers)
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class FileBytes:
+class FileBytes(Struct, frozen=True):
     """Where a tensor's bytes lie: `nbytes` from `offset` of the file, its first element to its last.
 
     `strides` are in elements; None means contiguous in C order.
@@ -126,23 +136,26 @@ class FileBytes:
     big_endian: bool = False
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Inline:
+class Inline(Struct, frozen=True):
     """A value that stood in the file's own structure: a number, a text, a list of numbers, or a tensor's raw bytes."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(Struct, frozen=True, eq=False):
     """A field whose values cannot be read, and why; `stats` is what a record of level stats keeps instead of them."""
 
     why: str
-    stats: dict[str, Any] | None = field(default=None, compare=False)
+    stats: dict[str, Any] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unreadable) and self.why == other.why
+
+    def __hash__(self) -> int:
+        return hash(self.why)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """Tensors laid end to end along `axis`: a column of ragged samples, or the shards of one tensor.
 
     Every part is readable and of one dtype. Along axis 0 only their elements count, in C order; along another
@@ -153,8 +166,7 @@ class Parts:
     axis: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reduced:
+class Reduced(Struct, frozen=True):
     """What ranks' tensors of one shape and dtype make: their "sum", "avg", "max" or "min", element by element (a
     DTensor whose placement is Partial).
     """
@@ -163,8 +175,7 @@ class Reduced:
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(Struct, frozen=True):
     """Where a tensor's values are not 0: a mask whose marks the file tells apart by numbers."""
 
     of: TensorRef
@@ -179,9 +190,8 @@ class Stated(NamedTuple):
     axes: tuple[tuple[str, int, int], ...]
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class TensorRef:
-    """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`. Not frozen: a listing makes thousands.
+class TensorRef(Struct):
+    """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`.
 
     `rows` is set for a ragged list of rows stored one after the other: the length of each row
     (shape is then the shape of the concatenation).
@@ -208,6 +218,9 @@ class TensorRef:
     copies: tuple[TensorRef, ...] = ()
     stated: Stated | None = None
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.dtype, self.shape, self.source))
+
     @property
     def numel(self) -> int:
         return prod(self.shape)
@@ -227,23 +240,22 @@ class TensorRef:
 
     def with_(self, **changes: Any) -> TensorRef:
         """The same tensor with some parts said otherwise."""
-        changed = TensorRef(
-            self.name, self.dtype, self.shape, self.source, self.canonical, self.alignment, self.pad, self.rows,
-            self.order, self.digest, self.sentinel, self.line, self.copies, self.stated,
-        )  # fmt: skip
-        for part, value in changes.items():
-            setattr(changed, part, value)
-        return changed
+        return replace(self, **changes)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True, eq=False):
     """Something about a dump that a reader must know before trusting it."""
 
     where: str
     what: str
     #: The place in the run it is about, where that is not a file: the parts that are None are open.
-    key: RecordKey | None = field(default=None, compare=False)
+    key: RecordKey | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Problem) and (self.where, self.what) == (other.where, other.what)
+
+    def __hash__(self) -> int:
+        return hash((self.where, self.what))
 
     def is_about(self, record: Record) -> bool:
         """Whether a listing marks this record with it."""
@@ -365,8 +377,7 @@ def weights_noted(models: Mapping[Any, str], step: int | None) -> tuple[int | No
     return (numbers[0], noted[numbers[0]]) if numbers else None
 
 
-@dataclass(slots=True)
-class Run:
+class Run(Struct):
     """Every record of one dump, sorted by key, with what is wrong and what was inferred."""
 
     path: Path

@@ -7,9 +7,10 @@ Imports of what a job does not need are left to the job: a reader child never pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import replace
 
 from replay_core.collecting import seldom
 from replay_core.dumps import open_run

@@ -5,7 +5,7 @@ What is left is told of what was measured, never of a guess: of this job's own c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from replay_core.jobs import IMPORTING, Progress
 from tui_debugger import format as fmt
@@ -14,8 +14,7 @@ from tui_debugger import format as fmt
 _TOLD_AFTER_S = 1.0
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Busy:
+class Busy(Struct, eq=False):
     """A job that runs. Times are those of `time.monotonic`, in seconds."""
 
     what: str

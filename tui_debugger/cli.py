@@ -135,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code. Never shows a traceback."""
     _hold_standard_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] not in COMMANDS:
+        gc.disable()  # the screen: what it imports is no garbage, and it collects by a rule of its own once it stands
     with seldom() if words and words[0] in _ONCE else nullcontext():
         code = run(words)
         # Nothing of it is garbage before all of it is: the interpreter's last look would take a tenth of the time.

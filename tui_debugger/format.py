@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from replay_core.errors import RldbgError
 from replay_core.regexes import regex
@@ -231,8 +232,7 @@ def error_line(error: RldbgError) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What the screen says first: a word, where, and why."""
 
     word: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct, field
 
 from replay_core.regexes import regex
 from tui_debugger import format as fmt
@@ -23,8 +24,7 @@ MARKS = {"error": ("✗E", "first"), "warning": ("▲W", "missing"), "": ("✓",
 _STEP = regex(r"\bstep (\d+)\b")
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Health:
+class Health(Struct, eq=False):
     """The diagnosis of the open run: what is known of it so far."""
 
     document: DiagnosisDocument | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from tui_debugger import format as fmt
 
@@ -10,8 +10,7 @@ from tui_debugger import format as fmt
 SILENT_S, SILENT_STEPS = 30.0, 5.0
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class LiveRun:
+class LiveRun(Struct, eq=False):
     """How a run is doing that is followed while it is written."""
 
     last_step: int | None = None

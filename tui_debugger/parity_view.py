@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from replay_core.errors import ExitCode
 from replay_core.export.outcome import exit_code
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 _AGREEING = {"equal": "same", "noise": "close", "padding": "padding"}
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class ParityView:
+class ParityView(Struct, eq=False):
     """One parity run, running, answered, or opened from a file."""
 
     request: dict[str, Any] = field(default_factory=dict)

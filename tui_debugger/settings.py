@@ -15,9 +15,10 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from tui_debugger import paths
 
@@ -29,8 +30,7 @@ else:
 _SCREEN: dict[str, type] = {"theme": str, "mouse": bool, "ascii": bool}
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class UserSettings:
+class UserSettings(Struct, eq=False):
     theme: str | None = None
     mouse: bool = True
     ascii: bool = False

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+from msgspec import Struct, field
 
 from replay_core.jobs import Sample
 from replay_core.replay.axes import Axes
@@ -77,8 +78,7 @@ class Scope(NamedTuple):
         return fmt.scope(self.params())
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Matrix:
+class Matrix(Struct, eq=False):
     """The cells of a matrix, while it runs and after."""
 
     axes: str = MATRIX
@@ -144,8 +144,7 @@ class NoDifference(TypedDict):
     message: str
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Opened:
+class Opened(Struct, eq=False):
     """The runs that are open: A, B beside it, and what is known of A's steps."""
 
     a_path: Path | None = None
@@ -187,8 +186,7 @@ class Opened:
         return self.b is None and bool(dialects & LOGS) and dialects <= LOGS | {"grpo_notes"}
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Inspection:
+class Inspection(Struct, eq=False):
     """The tensor, or pair of tensors, that is looked into."""
 
     document: TensorDocument | FieldNote | None = None
@@ -204,8 +202,7 @@ class Inspection:
     strip_at: int | None = None
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class RunningJob:
+class RunningJob(Struct, eq=False):
     """The job that runs, and what is left of the last one."""
 
     busy: Busy | None = None
@@ -219,8 +216,7 @@ class RunningJob:
     """The job that was called off last, until another begins."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class ReplaySetup:
+class ReplaySetup(Struct, eq=False):
     """What a replay is asked for, and what came of the last one."""
 
     flags: dict[str, Any] = field(default_factory=lambda: Flags().to_mapping())
@@ -238,8 +234,7 @@ class ReplaySetup:
     matrix: Matrix = field(default_factory=Matrix)
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class State:
+class State(Struct, eq=False):
     opened: Opened = field(default_factory=Opened)
     tensors: TensorList = field(default_factory=TensorList)
     inspection: Inspection = field(default_factory=Inspection)

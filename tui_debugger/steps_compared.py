@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from tui_debugger import format as fmt
 
@@ -16,8 +17,7 @@ NOT_COMPARED = "not compared"
 ALONE = {"a": "only in a", "b": "only in b"}
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class StepsCompared:
+class StepsCompared(Struct, eq=False):
     """The steps of two runs. A comparison that was begun anew, or is judged by another tolerance, begins another."""
 
     asked: tuple[int, ...] = ()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from tui_debugger.tensor_rows import ROW_CAP, SORTS, Places, TensorRow, comparison_rows, matching, ordered, record_rows
 
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from replay_core.documents.record import RecordDocument
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class TensorList:
+class TensorList(Struct, eq=False):
     """The tensors of the comparison or the record that is looked at."""
 
     comparison: ComparisonDocument | None = None

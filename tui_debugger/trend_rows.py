@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from tui_debugger import format as fmt
 
@@ -21,8 +22,7 @@ def numbers(values: Sequence[Any]) -> list[float]:
     return [math.nan if value is None else float(value) for value in values]
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
+class Trend(Struct, frozen=True):
     """One signal over the steps of one run."""
 
     name: str

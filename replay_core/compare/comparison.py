@@ -6,10 +6,11 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct, field
 
 from replay_core import naming
 from replay_core.compare.apart import StepOpening
@@ -67,8 +68,7 @@ _LOGGED = frozenset({"training_metrics", "loss", "optimizer"})
 Entry = tuple[TensorPair, MicroBatchPair]
 
 
-@dataclass(slots=True)
-class Comparison:
+class Comparison(Struct):
     """Everything two runs have to say of each other.
 
     `tensors` and `skipped` are the rows that were to be kept, in order of computation; `tally` is of every row.
@@ -99,7 +99,7 @@ class Comparison:
     selection: dict[str, str] = field(default_factory=dict)
     #: What NexRL's script would report; None where nobody asked.
     summary: Summary | None = None
-    tally: Tally = field(init=False, default_factory=Tally)
+    tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         for row in [*self.tensors, *self.skipped]:

@@ -3,10 +3,11 @@ two tensors of different shapes have in common."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core import naming, pages
 from replay_core.compare.correlation import Values, pearson
@@ -31,8 +32,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "t
 _HEADS = ("lm_head.weight", "output_layer.weight")
 
 
-@dataclass(slots=True)
-class Around:
+class Around(Struct):
     """Values beside an element, both sides: of the tokens before and after it, else along the last axis.
 
     positions: tokens of its sample, or indices into the last axis; token_ids: None where no ids are known.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
 
 from replay_core import naming
 from replay_core.naming import Phase
@@ -108,8 +109,7 @@ def _listed(side: Side) -> list[str]:
 
 
 @total_ordering
-@dataclass(frozen=True, slots=True)
-class _Backward:
+class _Backward(Struct, frozen=True):
     """A place in a model that sorts as a backward passes it: the last one first."""
 
     place: naming.Place
@@ -123,8 +123,7 @@ def may_be_first(verdict: TensorVerdict) -> bool:
     return verdict.verdict.diverges and naming.meaning(verdict.name).kind not in NEVER_FIRST
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Where the first diverging tensor comes from: the module that produced it, None where no recorded one did."""
 
     module: str | None

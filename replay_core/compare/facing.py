@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from replay_core.compare.judging.of_ranks import other_copies
 from replay_core.compare.pairing.align import MicroBatchPair
@@ -13,8 +13,7 @@ from replay_core.records import TensorRef
 Copies = dict[int | None, tuple[TensorRef, TensorRef]]
 
 
-@dataclass(frozen=True, slots=True)
-class FacingTensors:
+class FacingTensors(Struct, frozen=True):
     """Two tensors that face each other, and what the ranks of a run (`which`) hold of theirs."""
 
     a: TensorRef

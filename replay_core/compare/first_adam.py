@@ -10,9 +10,8 @@ nothing else fits. A gradient that was clipped since is the same with another ep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
@@ -25,8 +24,7 @@ _LEFT, _CONDITION = 0.05, 30.0
 _ASKED, _DECADES, _BETWEEN, _HALVINGS = 4096, 4, 8, 40
 
 
-@dataclass(frozen=True, slots=True)
-class FirstAdam:
+class FirstAdam(Struct, frozen=True):
     """rate_a, rate_b: of either run; eps: of both, in the gradients' unit."""
 
     rate_a: float

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from replay_core import naming
 
@@ -26,8 +27,7 @@ _DUMPERS = ("nexrl", "native")
 _LOSSES = ("loss", "pg_loss", "kl_loss", "entropy_loss")
 
 
-@dataclass(slots=True)
-class Clues:
+class Clues(Struct):
     """Takes rows as they are judged, and says what they suggest: shapes, losses, stages that only one side has."""
 
     #: Names whose shapes differ, each once, in their order.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.ranks import Together, Which
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 _FEWEST, _ALIKE = 3, 0.01
 
 
-@dataclass(slots=True)
-class Found:
+class Found(Struct):
     """A fault, in how many tensors it was seen, and in which first."""
 
     fault: Fault
@@ -26,8 +26,7 @@ class Found:
     tensors: int = 0
 
 
-@dataclass(slots=True)
-class Parallel:
+class Parallel(Struct):
     """The ranks of one run that faced one process of the other. first: by rank, the tensor in which it parts first."""
 
     which: Which

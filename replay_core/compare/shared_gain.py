@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core import naming, pages
 from replay_core.compare.judging import limits, structure
@@ -30,8 +30,7 @@ SHARE = 0.9
 _SCALES = ("loss_scale", "grad_scale", "gradient_accumulation_steps")
 
 
-@dataclass(slots=True)
-class _Gradients:
+class _Gradients(Struct):
     """Of a micro-batch: the key of the first, how many there are, and the factors of those that a factor explains."""
 
     key: RecordKey

@@ -5,10 +5,10 @@ forward data, loss, importance-sampling loss, datums. Figures are over every ele
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core import pages
@@ -43,8 +43,7 @@ _TRAJECTORY_FIELDS = ("input_ids", "loss_mask", "reward", "advantages")
 ATOL, RTOL = 1e-5, 1e-4
 
 
-@dataclass(slots=True)
-class Summary:
+class Summary(Struct):
     """Collects rows as they are judged."""
 
     #: (section, name) -> one entry per step, rank and micro-batch

@@ -13,10 +13,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
+
+from msgspec import Struct
 
 from replay_core import naming
 from replay_core.dtypes import ITEMSIZE
@@ -34,8 +35,7 @@ _MOST_BYTES = 256 << 20
 _FORMAT = 2
 
 
-@dataclass(slots=True)
-class Counted:
+class Counted(Struct):
     """Of one run: tensors whose digests were taken now, their bytes, and tensors whose digests were known before."""
 
     taken: int = 0

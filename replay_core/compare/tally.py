@@ -5,8 +5,9 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from replay_core import naming
 from replay_core.compare.divergence import ModuleStanding, Origin, may_be_first, origin_of, standing
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import Place
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """Rows are taken in order of computation, or those of a step with the `order` in which they stand."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)

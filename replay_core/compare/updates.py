@@ -34,11 +34,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
@@ -78,8 +79,7 @@ _CHUNK = 1 << 20
 F64 = NDArray[np.float64]
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(Struct):
     """One judged row, and what either run has of it."""
 
     step: int | None
@@ -254,8 +254,7 @@ def _by_table(row: TensorVerdict) -> Judgement:
     return judge(row.figures, row.unmasked, replace(row.context, explained=None))
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Struct, frozen=True):
     """What each run's gradient makes of its weight: rates [a, b] times gradient `number`; where 0, as an Adam does, up
     to `most`, or as its first step does.
     """
@@ -283,8 +282,7 @@ def _fewest(of: int) -> float:
     return min(_FEW, of / 2)
 
 
-@dataclass(slots=True)
-class _Sums:
+class _Sums(Struct):
     """What a pass over the elements adds up."""
 
     count: int = 0
@@ -619,8 +617,7 @@ class _WeightsAfter:
                            for both in (self._after, self._gradients[number], self._before)))  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Chunk:
+class _Chunk(Struct):
     """Of some elements, what either run has (float64 [n] each); before: nothing, where it is not known."""
 
     here: slice

@@ -7,10 +7,10 @@ the attention mask. Token log-probabilities are [B, S-1]: index t is about token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from replay_core.demo.task import END, LONGEST_RESPONSE, PAD, VOCABULARY
@@ -42,8 +42,7 @@ def build_policy(seed: int) -> Any:
         return Qwen2ForCausalLM(config).eval()
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(Struct, frozen=True):
     """A sampled batch. Masks are int64 [B, S]; `logprobs_BT` [B, S-1] are the sampler's own, 0 outside responses."""
 
     input_ids_BS: torch.Tensor

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 SYMBOLS = "0123456789="
 PAD = len(SYMBOLS)
@@ -20,8 +21,7 @@ VOCABULARY = END + 1
 LONGEST_RESPONSE = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Exercise:
+class Exercise(Struct, frozen=True):
     """Digits to sort."""
 
     digits: tuple[int, ...]

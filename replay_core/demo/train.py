@@ -6,12 +6,13 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import transformers
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from replay_core.demo import faults, task
 from replay_core.demo.policy import Rollout, build_policy, sample, score, score_packed
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 STEPS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """Every number of the training run. `prompts` problems a step, `group` responses to each."""
 
     steps: int = STEPS

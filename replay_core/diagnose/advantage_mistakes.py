@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.advantage_variants import (
     LARGE_EPSILON,
@@ -41,8 +41,7 @@ class Unlike(Exception):  # noqa: N818 - it is no error, it is an answer
         self.heard_B, self.kept_B, self.close, self.stored = heard_B, kept_B, close, stored
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(Struct, frozen=True):
     """One mistake that makes all advantages of a batch; `key` is the same in every step it is made in."""
 
     severity: Severity

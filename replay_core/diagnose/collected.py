@@ -11,10 +11,10 @@ less by about (s - 1) times the variance of log q: log q is more of what is draw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, shown
@@ -29,8 +29,7 @@ FEWEST, SHARE = 8, 0.9
 NEAR, FARTHER = 0.15, 5.0
 
 
-@dataclass(slots=True)
-class Misplaced:
+class Misplaced(Struct):
     """What equal neighbours of a run's tokens tell: by (kind, by), differences with the explanation and without it."""
 
     apart: dict[tuple[str, int], tuple[list[Array], list[Array]]] = field(default_factory=dict)
@@ -104,8 +103,7 @@ DRAWN, ERRORS = 64, 5.0
 NONE, SOME, SURE = 0.15, 0.25, 3.0
 
 
-@dataclass(slots=True)
-class Surprise:
+class Surprise(Struct):
     """-log q - entropy of a run's tokens, q the trainer's: whether they were drawn from q."""
 
     parts: list[Array] = field(default_factory=list)
@@ -143,8 +141,7 @@ PROMPTS, WIDTHS, CHANCE, DRAWS = 12, 3, 0.01, 4000
 LEAST = 0.5
 
 
-@dataclass(slots=True)
-class Growth:
+class Growth(Struct):
     """Prompts of a run: left pads, and mean |d| over the samples of each."""
 
     pads: list[int] = field(default_factory=list)
@@ -212,8 +209,7 @@ TOKENS, PLACES, TIMES = 24, 2, 3.0
 WIDTH = 8192
 
 
-@dataclass(slots=True)
-class Partway:
+class Partway(Struct):
     """Sums of |d| of tokens that are not sure, by place in the response, and how many they are of."""
 
     sums: Array = field(default_factory=lambda: np.zeros(0))
@@ -258,8 +254,7 @@ OLDEST = 6
 APART, PART = 0.1, 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsLeftBehind:
+class WeightsLeftBehind(Struct, frozen=True):
     """`first` and `last`: mean |d| of the first step and of the later half; `rows`: those of the last step that part,
     of how many; `prompts`: the same of prompts, where it is all rows of some and none of others.
     """

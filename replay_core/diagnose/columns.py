@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import pages
 from replay_core.diagnose.flat import Array, Flat
@@ -23,8 +23,7 @@ NO_LOGPROB = 1.0
 _OTHER_NAMES = {"response_text": "completion_text"}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A tensor over the batch's tokens [N]: float64, NaN where it says nothing, and whether it says something."""
 
     name: str
@@ -35,8 +34,7 @@ class Column:
     ref: TensorRef
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(Struct, frozen=True):
     """A number a record holds: a loss, a norm, a setting."""
 
     record: Record

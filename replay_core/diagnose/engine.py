@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.diagnose import rules as families
 from replay_core.diagnose.batch import StepBatch
@@ -41,8 +43,7 @@ def chain() -> Chain:
     return Chain(explains, {rule.id for rule in rules() if rule.lasts})
 
 
-@dataclass(slots=True)
-class _Looking:
+class _Looking(Struct):
     """What the rules of one id met: how often they looked, and why they could not."""
 
     looked: int = 0

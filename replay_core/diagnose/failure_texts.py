@@ -12,14 +12,14 @@ OpenRLHF, datasets, huggingface_hub, hydra and wandb.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from replay_core.regexes import regex
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """What a text means. `follows`: it tells of another failure's consequence."""
 
     pattern: re.Pattern[str]

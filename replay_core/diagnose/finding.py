@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+from msgspec import Struct
 
 from replay_core.documents.diagnosis import Link
 
@@ -24,8 +25,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 LINKS: tuple[str, ...] = get_args(Link)
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(Struct, frozen=True):
     """Where a screen jumps to: as much of a record's key, tensor and index as the evidence has."""
 
     step: int | None = None
@@ -47,8 +47,7 @@ class Where:
         return cls(key.step, key.micro, key.rank, key.role, key.stage, tensor, sample, position, path=path)
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """One number and where it comes from: `mean |rollout - trainer|` = 0.093, from rollout_logprobs and logprobs."""
 
     name: str
@@ -57,8 +56,7 @@ class Evidence:
     source: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One claim about a run.
 
     `claim` is one sentence of what is wrong, `cause` the likely reason in the trainer, `next_step` what to do:
@@ -87,16 +85,14 @@ class Finding:
         return min(1.0, len(self.steps) / self.looked) if self.looked and self.steps else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(Struct, frozen=True):
     """A rule that could not look, and what it would have needed."""
 
     id: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """Findings worst first, and what stood behind them: rules that looked, rules that could not."""
 
     findings: tuple[Finding, ...]

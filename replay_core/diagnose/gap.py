@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
@@ -28,8 +28,7 @@ DISAGREE, BADLY = 0.03, 0.1
 USUAL = 0.07
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """From where on a figure of the mismatch is a warning, and an error; `side` +1 where large is bad, else -1. Up to
     `usual` it is what precision alone comes to, where nothing tells of another cause.
     """
@@ -65,8 +64,7 @@ MOVED, ON_A_LINE = 0.01, 0.85
 UNSURE = -0.3
 
 
-@dataclass
-class Gap:
+class Gap(Struct, dict=True):
     """Rollout against trainer over the tokens of a batch that both say."""
 
     batch: StepBatch
@@ -323,8 +321,7 @@ def is_of_padding(between: Gap) -> bool:
     return flush < DISAGREE / 3 and padded > 5 * flush
 
 
-@dataclass(frozen=True, slots=True)
-class Twins:
+class Twins(Struct, frozen=True):
     """Places where samples of a batch share a token and everything before it: one forward gives it one number.
 
     `trainer` and `rollout` are the mean range of each side's numbers at such a place, nats. `followed` is the trainer's

@@ -8,9 +8,9 @@ bound. A transform is believed where it makes the numbers of nearly all tokens t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
@@ -35,8 +35,7 @@ HEAD, HEAD_APART = 16, 4 * ALIKE
 _NAMES = ("rollout_logprobs", "old_logprobs", "policy_logprobs", "ref_logprobs")
 
 
-@dataclass(frozen=True, slots=True)
-class Kin:
+class Kin(Struct, frozen=True):
     """`suspect` is what a transform makes of `model`. `share`: of the tokens that tell, those it makes."""
 
     suspect: Column
@@ -52,8 +51,7 @@ class Kin:
     """Places it is shifted by, where it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Transform:
+class _Transform(Struct, frozen=True):
     what: str
     cause: str
     values_K: Array

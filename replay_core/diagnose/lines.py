@@ -7,9 +7,9 @@ solved for in every group without knowing the formula; what they are in all grou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.flat import Array, groups_of
 
@@ -18,8 +18,7 @@ from replay_core.diagnose.flat import Array, groups_of
 FEWEST, CLOSE = 3, 2e-3
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLines:
+class GroupLines(Struct, frozen=True):
     """Baseline b and scale s of A = (r - b) / s in each group whose rewards differ [G], and the rewards of each."""
 
     baseline_G: Array

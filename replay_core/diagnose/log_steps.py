@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from replay_core.diagnose.finding import Evidence, shown
 from replay_core.diagnose.signal_names import ORDER
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 NO_STD = 1e-7
 
 
-@dataclass(frozen=True, slots=True)
-class StepTold:
+class StepTold(Struct, frozen=True):
     """What the log says of one step; None where it says nothing."""
 
     step: int | None
@@ -111,8 +111,7 @@ SPREADS = ("reward_std", "reward_function_std", "advantage_max", "advantage_min"
 _ORDER = {signal: number for number, signal in enumerate(ORDER)}
 
 
-@dataclass(frozen=True, slots=True)
-class FirstBroken:
+class FirstBroken(Struct, frozen=True):
     """The first value that is not finite. Rewards come before advantages, log-probabilities, ratio, loss, gradient:
     what is broken first is the cause, the rest is downstream of it.
     """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose.finding import LINKS, SEVERITIES, Diagnosis, Finding, Skipped
 from replay_core.diagnose.log_steps import severity_of
@@ -17,8 +19,7 @@ SYMPTOMS = frozenset({"D20", "D24", "D25", "D26", "L02", "L08", "L09", "L10"})
 PROOFS = frozenset({"D04", "D08", "D28", "D50", "D52", "D59", "D92", "D93"})
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Struct, frozen=True):
     """What the rules say of each other: id -> ids that its finding makes look broken, and ids of mistakes that last."""
 
     explains: Mapping[str, Collection[str]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, listed, shown
@@ -226,8 +226,7 @@ SAME_FORWARD = 1e-2
 BEYOND_ROUNDING, SIDED = 0.03, 0.85
 
 
-@dataclass(slots=True)
-class Repeated:
+class Repeated(Struct):
     """trainer - rollout of tokens that stood in the context before, and of those that did not, where they differ by
     more than rounding: of one batch, or of a run's.
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.flat import Array
@@ -54,8 +54,7 @@ LEFT, ERRORS = 0.2, 4.0
 NEAR = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Contexts:
+class Contexts(Struct, frozen=True):
     """Tokens drawn in one place: what two models say of them differs by one factor where a temperature differs.
     log p_T = log p / T - log Z(place), and log Z is one number of a place, as is what top-p, top-k and min-p keep.
 

@@ -12,8 +12,10 @@ thresholds they share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose.batch import WORDS
 from replay_core.diagnose.finding import LINKS, Finding
@@ -39,8 +41,7 @@ class Skip(Exception):  # noqa: N818 - it is no error, it is an answer
     """The rule cannot judge this input; the message says why, and what it would need."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One rule of the catalogue.
 
     `needs` are canonical names and words of a batch (scope batch) or signals and events (scope signals) without which

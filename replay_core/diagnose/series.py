@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.signals import RunLog, Series, Signals
@@ -56,8 +57,7 @@ _NOTES = "GRPO notes, rough estimates for batch_size 1, group_size 8, 16 micro-b
 MICROS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(Struct, frozen=True):
     """A range of a signal, per micro-batch or iteration; None is open. `correction`: where the notes are wrong."""
 
     what: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core import pages
@@ -19,8 +19,7 @@ from replay_core.samples.padding import among
 Array = NDArray[Any]
 
 
-@dataclass(slots=True)
-class Sheet:
+class Sheet(Struct):
     """The samples of the records of one stage and role, rank by rank and micro by micro."""
 
     name: str

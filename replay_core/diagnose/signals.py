@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.diagnose import signal_names, trends
 from replay_core.diagnose.algorithm import Algorithm, stated_by
@@ -31,8 +33,7 @@ _SHOWN_PATHS = 4
 _COUNTED = frozenset({COUNTED, NUMBERED})
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One value and where it was said."""
 
     step: int | None
@@ -51,8 +52,7 @@ class Point:
         return Where(step=self.step, micro=self.micro, rank=self.rank, tensor=name, line=self.line, path=self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """One signal over the steps, as one framework's name has it. One point per step, in order of the steps."""
 
     signal: str
@@ -115,8 +115,7 @@ class Series:
         return Ended(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """A series whose place is its end: what it has come to, over all of its steps."""
 
     series: Series
@@ -129,8 +128,7 @@ class Ended:
         return self.series.steps()
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """A text of the log: an event of a kind, or a warning of the trainer."""
 
     kind: str
@@ -138,8 +136,7 @@ class Told:
     point: Point
 
 
-@dataclass(slots=True)
-class RunLog:
+class RunLog(Struct):
     """The signals of one run, and what its log tells beside numbers."""
 
     paths: list[str] = field(default_factory=list)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.batch import StepBatch
@@ -94,8 +94,7 @@ _OF_RATIO = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Surrogate:
+class Surrogate(Struct, frozen=True):
     """One way to make the loss of a token [N]. `mistake` says what is wrong with it, empty where nothing is.
     `clip`: the range it is clipped at, None where it is not clipped.
     """
@@ -272,8 +271,7 @@ def _of_other_ratios(
             yield Surrogate(swapped_N, (high, low), _SWAPPED)
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
+class Logged(Struct, frozen=True):
     """The logged losses of a batch's micro-batches [M], and which tokens each is of."""
 
     values_M: Array

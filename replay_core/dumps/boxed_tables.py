@@ -17,7 +17,7 @@ Epoch 1/1 Step 3/28 Train step 3/28 done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from replay_core.regexes import regex
 
@@ -37,8 +37,7 @@ _ROW = regex(
 _STEPS = ("iterations", "iteration", "step", "global_step", "update", "n_updates", "total_timesteps")
 
 
-@dataclass(slots=True)
-class BoxedTables:
+class BoxedTables(Struct):
     """The tables of one stream of lines, taken line by line."""
 
     rows: dict[str, float] = field(default_factory=dict)

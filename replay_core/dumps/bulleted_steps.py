@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from replay_core.regexes import regex
 
@@ -40,8 +40,7 @@ _OWN = ("training results",)
 _WHOLE = "Total step time"
 
 
-@dataclass(slots=True)
-class BulletedSteps:
+class BulletedSteps(Struct):
     """The steps of one stream of lines, taken line by line."""
 
     step: int | None = None

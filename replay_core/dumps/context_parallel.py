@@ -9,8 +9,9 @@ T - 2 (cp_utils.get_logits_and_tokens_offset_with_cp of both). A rank's tensor i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.records import FileBytes, Inline, Parts, TensorRef
@@ -18,8 +19,7 @@ from replay_core.records import FileBytes, Inline, Parts, TensorRef
 MAX_RANKS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(Struct, frozen=True):
     """Tokens of one sample; `padded` is what its row was padded to before it was cut."""
 
     total: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from replay_core.errors import DumpError
 from replay_core.records import Problem, RecordKey, TensorRef
@@ -14,8 +15,7 @@ from replay_core.records import Problem, RecordKey, TensorRef
 Entry = tuple[RecordKey, Path]
 
 
-@dataclass(slots=True)
-class Index:
+class Index(Struct):
     """What a dialect finds by looking at names: keys, files, what is wrong, what was inferred."""
 
     files: list[Entry]
@@ -31,8 +31,7 @@ class Index:
     beside: list[Path] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(Struct, frozen=True, eq=False):
     """How one framework writes its dumps. A file of several dialects' liking belongs to the first that knows it."""
 
     name: str
@@ -48,7 +47,6 @@ class Dialect:
     read: Callable[[RecordKey, Path], Sequence[TensorRef]]
     """The fields of one file, named and aligned. Reads headers, never tensor bytes. What is wrong with the file and
     still lets it be read goes into a `records.Fields`."""
-    _: KW_ONLY
     several: Callable[[Sequence[RecordKey], Path], Iterator[Sequence[TensorRef] | DumpError]] | None = None
     """The same of several records of one file, in the order of the keys, for files of very many small ones: to ask for
     each of them alone costs ten times what stands in it. What is wrong with a record alone stands in its place."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+
+from msgspec import Struct
 
 from replay_core.dumps.opening import DIALECTS, open_run
 from replay_core.records import Record, RecordKey, Run
@@ -26,8 +27,7 @@ _PACE_STEPS, _PACE_FILES = 8, 32
 _Stamp = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
+class Pulse(Struct, frozen=True):
     """Whether a run still grows: its last step, seconds since anything of it was written, seconds a step takes.
 
     None where it has no steps, or no files with times; `pace_s` also where the last steps are fewer than three, or

@@ -10,10 +10,11 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from replay_core.budget import reading
 from replay_core.dumps.containers.json_lines import (
@@ -37,8 +38,7 @@ MAX_FIRST_ROW = 1 << 26
 _AT_ONCE = 1 << 16
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Row:
+class Row(Struct, frozen=True):
     """Where one line lies, its number in the file, and the numbers asked for (None: it has no such field)."""
 
     offset: int
@@ -47,8 +47,7 @@ class Row:
     places: tuple[int | None, ...]
 
 
-@dataclass(frozen=True)
-class JsonRows:
+class JsonRows(Struct, frozen=True, dict=True):
     """Every line of a file, and what is wrong with some."""
 
     rows: tuple[Row, ...]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.dumps.log_lines import TrainerLine
 from replay_core.regexes import regex
@@ -173,8 +175,7 @@ _BY_CLOCK = ("waiting", "engine")
 _HARMLESS = "Exception ignored in"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """One thing the log tells: its kind, its words, and the frames of the traceback that led to it."""
 
     kind: str

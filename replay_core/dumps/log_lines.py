@@ -12,8 +12,9 @@ each is a *stream*, and what is counted is counted within its stream.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from replay_core.budget import spend_bytes
 from replay_core.file_spans import regular
@@ -29,8 +30,7 @@ _RAY = regex(r"^\s*\(([^()]{0,80}?)\s?pid=(\d{1,10})(?:,[^()]{0,120})?\)\s?")
 _RANK = regex(r"^\s*\[(?:rank|default|Rank |RANK )\s?(\d{1,6})\]:?\s?")
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerLine:
+class TrainerLine(Struct, frozen=True):
     """One line of one process. `stream` is empty where the line names none."""
 
     number: int

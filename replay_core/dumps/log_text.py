@@ -8,8 +8,9 @@ of the step that was logged last.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from replay_core.budget import reading, spend_values
 from replay_core.dumps import step_log
@@ -53,8 +54,7 @@ COUNTED = "steps that the log does not number are counted"
 _Place = tuple[int | None, int | None]  # step, rank
 
 
-@dataclass(slots=True)
-class _Log:
+class _Log(Struct):
     iterations: dict[int | None, list[step_log.Iteration]] = field(default_factory=dict)
     """By rank."""
     metrics: dict[_Place, dict[str, tuple[float, int]]] = field(default_factory=dict)

@@ -9,11 +9,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from stat import S_ISLNK
 from typing import Any
+
+from msgspec import Struct
 
 from replay_core import naming
 from replay_core.budget import reading, spend_bytes
@@ -350,8 +351,7 @@ def _fields_in(lines: Iterable[bytes]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
+class _Shard(Struct, frozen=True):
     """What a rank's record holds of a tensor: its place in the mesh, and what the whole looks like."""
 
     shape: tuple[int, ...]

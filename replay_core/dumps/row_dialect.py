@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from replay_core.dumps.columns import columns
 from replay_core.dumps.containers import read_container
@@ -26,8 +27,7 @@ from replay_core.records import Fields, Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
 
 
-@dataclass(frozen=True)
-class RowSpec:
+class RowSpec(Struct, frozen=True):
     """How one framework writes a file of samples."""
 
     name: str

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from replay_core.regexes import regex
 
@@ -35,8 +36,7 @@ _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
 _PAIR = regex(rf"(?<![\w.])(\w+)=({_NUMBER})(?:±({_NUMBER})|/(\d+) \(({_NUMBER})%\)|\s?(MB|GB|s)\b)?", re.IGNORECASE)
 
 
-@dataclass(slots=True)
-class StepStage:
+class StepStage(Struct):
     """One numbered line: what was done, and its values by key (`rewards` and `rewards_std` of `rewards=a±b`)."""
 
     number: str
@@ -44,24 +44,23 @@ class StepStage:
     values: dict[str, float] = field(default_factory=dict)
     time_is_total: bool = False
     """The time counts from the beginning of the micro-batch."""
-    line: int = field(default=0, compare=False)
+    line: int = 0
     """Where the log says it, counted from 1."""
-    later_lines: dict[str, int] = field(default_factory=dict, compare=False)
+    later_lines: dict[str, int] = field(default_factory=dict)
     """Where it says the values that stand on lines of their own."""
 
     def line_of(self, key: str) -> int:
         return self.later_lines.get(key, self.line)
 
 
-@dataclass(slots=True)
-class Micro:
+class Micro(Struct):
     """One micro-batch: its stages in order, and what the trainer warned of meanwhile."""
 
     index: int
     stages: list[StepStage] = field(default_factory=list)
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """(how many stages came before, the warning)."""
-    warning_lines: list[int] = field(default_factory=list, compare=False)
+    warning_lines: list[int] = field(default_factory=list)
 
     def values(self) -> dict[str, float]:
         """Every value of the micro-batch; times and memory by the stage's title."""
@@ -83,8 +82,7 @@ class Micro:
         return found
 
 
-@dataclass(slots=True)
-class Iteration:
+class Iteration(Struct):
     """One optimizer step."""
 
     step: int
@@ -97,8 +95,8 @@ class Iteration:
     """The log itself numbers it; else it was counted."""
     warnings: list[str] = field(default_factory=list)
     """What was warned of outside every micro-batch."""
-    warning_lines: list[int] = field(default_factory=list, compare=False)
-    line: int = field(default=0, compare=False)
+    warning_lines: list[int] = field(default_factory=list)
+    line: int = 0
     """Where its `iter` line stands."""
 
     @property

@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.dumps.completeness import FRESH_S, being_written
 from replay_core.dumps.listing import Listing
@@ -27,8 +29,7 @@ _MOST_PLACES = 4_000
 _Stamp: TypeAlias = "tuple[tuple[int, int, int], ...] | None"
 
 
-@dataclass(slots=True)
-class _Opened:
+class _Opened(Struct):
     """Where a run lies, and the run itself once an opening saw all of that unchanged."""
 
     places: tuple[str, ...]

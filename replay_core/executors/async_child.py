@@ -8,8 +8,9 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from replay_core.errors import JobCancelledError, error_from_mapping
 from replay_core.executors import wire
@@ -25,8 +26,7 @@ _BUSY_S, _REST_S = 0.003, 0.002
 GRACE_S = 2.0
 
 
-@dataclass(eq=False)
-class _Pending:
+class _Pending(Struct, eq=False):
     """A job that was sent: who listens to it, and what has come back so far."""
 
     number: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
+
+from msgspec.structs import asdict
 
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.export.documents import stamp

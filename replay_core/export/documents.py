@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+from msgspec.structs import asdict
 
 import replay_core
 from replay_core import pages

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from replay_core.errors import RequestError, RldbgError
 from replay_core.records import Record, Run, TensorRef
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from replay_core.documents.parts import NamedTensor
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """A tensor of a record of a run."""
 
     run: Run

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core.measure.equality import is_plain_float, unequal
@@ -34,8 +34,7 @@ ULP_ENDS = (0, 1, 2, 4, 8, 16, 64, 256, 1024, 1 << 16)
 MOST_CELLS = 4096
 
 
-@dataclass(slots=True)
-class Distribution:
+class Distribution(Struct):
     """How the differences of a pair are spread over the elements compared."""
 
     compared: int = 0
@@ -160,8 +159,7 @@ def ulp_distance(a: Rows, b: Rows) -> NDArray[np.uint64]:
     )
 
 
-@dataclass(slots=True)
-class Stretch:
+class Stretch(Struct):
     """A stretch of rows or columns of the strip: [start, end), the greatest |d| in it, and ||d|| / ||a||."""
 
     start: int

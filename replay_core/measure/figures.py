@@ -6,11 +6,11 @@ A is the baseline, d = b - a. Formulas: docs/evidence.md#relative-l2.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core.measure.precision import Precision
@@ -26,8 +26,7 @@ def _none() -> F64:
     return _NOTHING
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(Struct):
     """Sums over the `count` finite elements compared, and what follows from them."""
 
     count: int = 0
@@ -107,8 +106,7 @@ class Totals:
         return self.excess / self.count if self.count else 0.0
 
 
-@dataclass(slots=True)
-class RowFigures:
+class RowFigures(Struct):
     """Per row, in the order compared: sums of d, d^2, a^2, a d, a^4, and of exp|d| where logprobs were asked for."""
 
     d: F64 = field(default_factory=_none)
@@ -157,8 +155,7 @@ class RowFigures:
         return hull
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnGains:
+class ColumnGains(Struct, frozen=True):
     """Per column of the rows looked at: beta = <d, a> / <a, a>, the norm of a, and how many elements carry it."""
 
     gain: F64
@@ -166,8 +163,7 @@ class ColumnGains:
     weighty: F64
 
 
-@dataclass(slots=True)
-class ColumnFigures:
+class ColumnFigures(Struct):
     """Per column: sums of d^2 and a^2; empty where rows are not equally long."""
 
     d2: F64 = field(default_factory=_none)
@@ -176,8 +172,7 @@ class ColumnFigures:
     gains: ColumnGains | None = None
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Element:
+class Element(Struct, frozen=True):
     """One element of a pair: its (row, column) among those compared, and both values."""
 
     at: tuple[int, int]
@@ -185,8 +180,7 @@ class Element:
     b: float
 
 
-@dataclass(slots=True)
-class PairFigures:
+class PairFigures(Struct):
     """Figures of a pair over the elements compared. Indices are (row, column) of the rows compared."""
 
     compared: int = 0

@@ -7,10 +7,10 @@ than they work.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core import kernel, pages
@@ -28,8 +28,7 @@ Ints = NDArray[np.int64]
 _BLOCK = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Facing:
+class Facing(Struct, frozen=True):
     """Rows of one width of two tensors, by their numbers: those of b face those of a. Without numbers, every row."""
 
     a: TensorRef

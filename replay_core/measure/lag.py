@@ -8,10 +8,10 @@ near 0 (measured: 0.03 against 1.000).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 LAGS = (-1, 0, 1)
@@ -24,8 +24,7 @@ FEWEST = 8
 Row = NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Lag:
+class Lag(Struct, frozen=True):
     """`b[t + lag]` faces `a[t]`. `settled` is False where no lag stands out; `correlations` are by lag."""
 
     lag: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 #: Numbers below which empty bits prove nothing.
@@ -17,8 +17,7 @@ USED = 0.1
 _EMPTY = ((0xFFFF, "bfloat16", 1 << 16), (0x1FFF, "float16", 1 << 13))
 
 
-@dataclass(slots=True)
-class Precision:
+class Precision(Struct):
     """What the fp32 numbers looked at have in common. `dtype` is None where nothing shows."""
 
     ored: int = 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.measure import native
 from replay_core.pages import flat_chunks, spread_chunks
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(Struct, frozen=True):
     """Figures over every element, padding included. min, max, mean, std and l2 are over the finite ones."""
 
     numel: int
@@ -58,8 +57,7 @@ def statistics(ref: TensorRef, chunks: int | None = None) -> Statistics:
     return whole.statistics(looked_at)
 
 
-@dataclass(slots=True)
-class Accumulated:
+class Accumulated(Struct):
     """What is added up over chunks. Extremes, mean and sums are of the finite elements."""
 
     finite: float = 0

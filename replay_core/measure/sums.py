@@ -15,11 +15,11 @@ import math
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core.measure.native import pair_lines, spans_between
@@ -73,8 +73,7 @@ class _Buffers(threading.local):
 _buffers = _Buffers()
 
 
-@dataclass(slots=True)
-class Sums:
+class Sums(Struct):
     """Sums of one chunk: `lines` [len(LINES), R], and per column."""
 
     lines: F64
@@ -90,8 +89,7 @@ class Sums:
         return row_max
 
 
-@dataclass(slots=True)
-class Total:
+class Total(Struct):
     """The sums of all chunks so far."""
 
     _lines: list[F64] = field(default_factory=list)

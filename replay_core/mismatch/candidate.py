@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core.mismatch.figures import Array, GapSize, share_explained, tokens_explained
 from replay_core.mismatch.setting import Setting
@@ -18,8 +18,7 @@ PART, WHOLE = 0.5, 0.9
 ROUNDING = ("precision", "attention")
 
 
-@dataclass
-class Candidate:
+class Candidate(Struct):
     """A setting that one side may have run under.
 
     left_M: the gap that is left of every compared token (NaN: it says nothing of it), or None where the candidate is

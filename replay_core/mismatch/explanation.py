@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core.collecting import settled
 from replay_core.errors import ModelError
@@ -22,8 +21,7 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.references import CHECKPOINT, resolve
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceGap:
+class SequenceGap(Struct, frozen=True):
     """A sample: its compared tokens, mean |d|, share of the sum of |d|, and which weights explain which of its
     response's tokens (name, begin, end)."""
 
@@ -35,8 +33,7 @@ class SequenceGap:
     spans: list[tuple[str, int, int]]
 
 
-@dataclass
-class Mismatch:
+class Mismatch(Struct):
     """The answer. `sides` None: there was nothing to compare, `lacks` says what."""
 
     run: Run

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class GapSize:
+class GapSize(Struct, frozen=True):
     """Figures of d, nats: mean, 99th percentile and largest |d|, k3 = mean(e^d - d - 1), mean e^|d| (NeMo-RL's
     token_mult_prob_error). Of no tokens all are NaN."""
 

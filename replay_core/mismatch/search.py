@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+from msgspec.structs import replace
 
 from replay_core.errors import RldbgError
 from replay_core.mismatch.candidate import PART, READINGS, ROUNDING, WHOLE, Candidate, Side

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.errors import RequestError
 
@@ -42,8 +43,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """Everything that a candidate may change.
 
     weights: a model in place of the given one; its name is `called`. adapter: what the adapter's share is multiplied
@@ -80,7 +80,7 @@ class Setting:
 
     def changed(self, base: Setting) -> dict[str, Any]:
         """The fields that are others than in the base."""
-        names = (one.name for one in fields(self) if one.name != "called")
+        names = (name for name in self.__struct_fields__ if name != "called")
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(base, name)}
 
     def joined(self, other: Setting, base: Setting) -> Setting | None:
@@ -143,8 +143,7 @@ _FAMILY = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What a person names beside the run.
 
     model: of the trainer, as a replay's `model`. older: other weights that either side may have had. tokenizer: its

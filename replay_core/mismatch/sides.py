@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.batch import StepBatch, batches_of
 from replay_core.diagnose.case import Case
@@ -17,8 +17,7 @@ from replay_core.mismatch.figures import Array
 from replay_core.records import Run, Selection
 
 
-@dataclass
-class Sides:
+class Sides(Struct, dict=True):
     """Rollout and trainer over the tokens of a step [N] that both speak of and that count [M].
 
     between: the gap as a diagnosis sees it; its d = trainer - rollout, nats.
@@ -64,8 +63,7 @@ class Sides:
         return np.zeros(len(self.batch), np.int64) if response_N is None else self.batch.flat.first(response_N)
 
 
-@dataclass(frozen=True)
-class Unanswered:
+class Unanswered(Struct, frozen=True):
     """Why a step gives no answer: each what follows "the dump lacks". batch: its samples, where it has any."""
 
     step: int | None

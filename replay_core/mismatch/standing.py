@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose.softmax import stated_temperature
 from replay_core.errors import JobCancelledError, RldbgError
@@ -23,8 +24,7 @@ NOISE = 2.0
 FINER = {"bfloat16": 0, "float16": 3, "float32": 16}
 
 
-@dataclass(frozen=True, slots=True)
-class RoundingFloor:
+class RoundingFloor(Struct, frozen=True):
     """What rounding leaves, nats: of one forward in bfloat16, and of the two sides' dtypes together.
 
     resolution: how finely the recorded values themselves are told, nats: no floor is below it.

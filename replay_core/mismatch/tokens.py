@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.decoding import Decoder, find_tokenizer
 from replay_core.diagnose.batch import StepBatch
@@ -21,8 +21,7 @@ _READ = 64
 _COMMON = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TokenFault:
+class TokenFault(Struct, frozen=True):
     """What is wrong, in how many samples, and the first of them with its first token; `texts` as each side has it."""
 
     what: str

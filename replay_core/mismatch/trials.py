@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from replay_core.errors import CellError, JobCancelledError, RldbgError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress

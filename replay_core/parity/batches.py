@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core.decoding import FILE, find_tokenizer
@@ -27,8 +27,7 @@ MADE_UP = ("random", "padded", "stale")
 DEFAULT = MADE_UP
 
 
-@dataclass
-class ParityBatch:
+class ParityBatch(Struct):
     """One batch. rewards_BT [B, S - 1] are about token t + 1, as the values are."""
 
     name: str

@@ -6,10 +6,10 @@ turns equal inputs into different outputs, and what the values themselves say. A
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core.compare import Comparison, TensorVerdict
 from replay_core.compare.divergence import may_be_first, origin_of, standing
@@ -32,8 +32,7 @@ HARMLESS = ("padding", "noise", "equal")
 _ONE_FACTOR = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """kind: one of CAUSES, or None where values are not even numbers. `numbers` is the evidence, JSON-able."""
 
     kind: ParityCause | None

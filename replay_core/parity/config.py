@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from replay_core import dtypes
 from replay_core.errors import RequestError
@@ -34,8 +36,7 @@ VARIABLES = ("VALUE_HEAD_INIT", "CRITIC_DROPOUT_PROB", "CRITIC_DATA_SHUFFLE")
 SHIPPED = Path(__file__).parent / "configs"
 
 
-@dataclass(frozen=True, slots=True)
-class CriticConfig:
+class CriticConfig(Struct, frozen=True):
     """What one critic is asked to be. `sources` says where each control came from.
 
     value_head_init: every weight of the head, its bias zeroed; 0.0 means a random draw from `seed`.
@@ -84,7 +85,7 @@ class CriticConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> CriticConfig:
-        known = {one.name for one in fields(cls)}
+        known = set(cls.__struct_fields__)
         given = {name: value for name, value in mapping.items() if name in known}
         return cls(**{**given, "notes": tuple(mapping.get("notes", ()))})
 

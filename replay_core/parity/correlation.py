@@ -6,10 +6,10 @@ does not, it is None and `undefined` says why. It is never NaN.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core.compare.correlation import pearson
@@ -28,8 +28,7 @@ RELATIVE_EPSILON = 1e-8
 _CONSTANT = 4 * float(np.finfo(np.float32).eps)
 
 
-@dataclass(frozen=True, slots=True)
-class Measures:
+class Measures(Struct, frozen=True):
     """One table column. Values, differences, `offset` and ranges are in the values' own unit.
 
     n counts tokens where both are finite, nonfinite the others. nearly_identical is a percentage.
@@ -59,7 +58,7 @@ class Measures:
     std_ratio: float | None
 
     def to_mapping(self) -> MeasuresEntry:
-        return cast("MeasuresEntry", {name: getattr(self, name) for name in self.__slots__})
+        return cast("MeasuresEntry", {name: getattr(self, name) for name in self.__struct_fields__})
 
 
 def measure(a: Any, b: Any, mask: Any = None, *, threshold: float = NEARLY_IDENTICAL) -> Measures:

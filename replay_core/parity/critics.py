@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 
 from replay_core.errors import ModelError
 from replay_core.parity.config import CriticConfig
@@ -23,8 +23,7 @@ _AS_CONFIGURED = (
 HEAD_WEIGHT, HEAD_BIAS = "v_head.summary.weight", "v_head.summary.bias"
 
 
-@dataclass(frozen=True)
-class CriticBatch:
+class CriticBatch(Struct, frozen=True):
     """Padded rows [B, S]: token ids, which slots hold tokens, which of those were generated."""
 
     name: str
@@ -138,8 +137,7 @@ class Critic(ABC):
         }
 
 
-@dataclass
-class Built:
+class Built(Struct):
     """The Hugging Face model a critic starts from, and the head its checkpoint holds, if any."""
 
     causal_lm: Any

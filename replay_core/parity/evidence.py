@@ -5,9 +5,8 @@ Nothing here reads a setting. Everything is a number of the recorded values, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core.compare.judging.limits import GAIN_FLOOR, REL_L2
 from replay_core.dtypes import EPS, coarsest
@@ -20,8 +19,7 @@ SIGMAS = 10.0
 TOKENS = 8
 
 
-@dataclass(slots=True)
-class Fit:
+class Fit(Struct):
     """b = scale * a + offset, and the rms it leaves. `why` is "offset", "scale", "both", or None: nothing is."""
 
     scale: float
@@ -30,16 +28,14 @@ class Fit:
     why: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedRows:
+class PaddedRows(Struct, frozen=True):
     """How many positions of padding each row has, and the side (A, B) whose own mask hides none of them."""
 
     tokens_B: Ints
     unmasked_side: str | None
 
 
-@dataclass(slots=True)
-class ValueEvidence:
+class ValueEvidence(Struct):
     """One batch, A against B. `floor` is the rms difference that rounding explains, in the values' unit.
 
     differs: whether what counts parts beyond rounding. starts: the first valued position of each row that parts, -1

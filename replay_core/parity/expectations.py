@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from replay_core.parity.correlation import Measures
 
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
 SOURCE = "ROLL fork's critic parity guide: tests/critic_parity, all positions, padding included"
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(Struct, frozen=True):
     """What the guide expects of one kind of data. Correlations are unitless, nearly identical is a percentage."""
 
     data: str

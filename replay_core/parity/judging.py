@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core import naming
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
@@ -35,8 +37,7 @@ if TYPE_CHECKING:
 _STAGES = ("values", "modules")
 
 
-@dataclass(slots=True)
-class Step:
+class Step(Struct):
     """Values after one training step, and how far each critic has moved from its untrained self (rms, value units)."""
 
     step: int
@@ -48,8 +49,7 @@ class Step:
     rows: list[int] | None
 
 
-@dataclass(slots=True)
-class BatchResult:
+class BatchResult(Struct):
     """One batch: its evidence, causes (first explains most), steps, and what a screen draws of it."""
 
     name: str
@@ -68,8 +68,7 @@ class BatchResult:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Parity:
+class Parity(Struct):
     """The answer. `about` is the batch whose cause is the run's."""
 
     a: CriticSide

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core.dumps import open_run
 from replay_core.errors import NothingComparableError, RequestError
@@ -14,8 +14,7 @@ from replay_core.parity.values import Ints, Values, read_values
 from replay_core.records import Run
 
 
-@dataclass(slots=True)
-class PairedValues:
+class PairedValues(Struct):
     """One batch: A's and B's values at each step both have, the first step being before any training."""
 
     batch: str
@@ -23,8 +22,7 @@ class PairedValues:
     b: list[Values] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Two:
+class Two(Struct):
     """Two sets of values, the runs they come from, and the names their critics give themselves."""
 
     run_a: Run
@@ -160,7 +158,7 @@ def laid_as(one: Values, other: Values) -> Values:
         return other
     # Column j of [B, T] is the state of token j; of the last T where responses alone have values.
     width, before = one.shape[1], max(one.attention_BS.shape[1] - one.shape[1] - 1, 0)
-    changed: dict[str, Any] = {name: getattr(other, name) for name in other.__slots__}
+    changed: dict[str, Any] = {name: getattr(other, name) for name in other.__struct_fields__}
     of_values = {name: value.copy() for name, value in changed.items() if name.endswith("_BT") and value is not None}
     probes = {name: value.copy() for name, value in other.probes.items()}
     positions = None if other.positions_BS is None else other.positions_BS.copy()

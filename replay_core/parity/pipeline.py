@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError, RequestError
@@ -26,8 +26,7 @@ from replay_core.replay.architectures import settings
 STEPS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ParityRequest:
+class ParityRequest(Struct, frozen=True):
     """What is asked beside the two configurations. `data`: random, padded, stale, text:FILE or dumps."""
 
     data: tuple[str, ...] = DEFAULT

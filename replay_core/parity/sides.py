@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core import pages
 from replay_core.errors import RldbgError
@@ -44,8 +44,7 @@ class CriticAnswer(TypedDict):
     seconds: float
 
 
-@dataclass(slots=True)
-class CriticSide:
+class CriticSide(Struct):
     """A critic. `backend` is its own name for itself; `readback`, `weights`, `head` are None where nobody wrote them.
 
     weights: name -> digest, under Hugging Face's names. head: "weight" [D] and "bias" [1], as far as recorded.

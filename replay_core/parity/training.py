@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
+from msgspec import Struct, field
 
 from replay_core.objectives.value_loss import REDUCTIONS, is_clipped, squared_error
 from replay_core.parity.critics import Critic, CriticBatch
 from replay_core.parity.sides import TrainedStep
 
 
-@dataclass(frozen=True)
-class Targets:
+class Targets(Struct, frozen=True):
     """What a batch's values are trained towards, [B, S - 1]: the same for both critics, from the first one's values."""
 
     returns_BT: torch.Tensor
     old_values_BT: torch.Tensor
 
 
-@dataclass
-class StepReport:
+class StepReport(Struct):
     """One optimizer step. loss is the mean over its micro-batches; rows are the pool's rows in the order trained."""
 
     step: int

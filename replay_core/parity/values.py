@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core import pages
@@ -29,8 +29,7 @@ _BACKEND = regex(r"[_\-.]?(deepspeed|megatron|torch|critic|values)", re.IGNORECA
 PROBES = ("values_train", "values_train_again", "values_alone")
 
 
-@dataclass(slots=True)
-class Values:
+class Values(Struct):
     """Values [B, T] of one batch at one training step, with the tokens they are about.
 
     On the values' own axis, index t of a [B, S - 1] tensor being the state of token t, before token t + 1:
@@ -62,7 +61,7 @@ class Values:
 
     def rows(self, order: Ints) -> Values:
         """The same with its rows in another order."""
-        changed: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        changed: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__}
         for name, value in changed.items():
             if isinstance(value, np.ndarray):
                 changed[name] = value[order]

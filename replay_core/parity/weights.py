@@ -7,10 +7,10 @@ computed: every number is copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from replay_core.errors import ModelError
 
@@ -31,8 +31,7 @@ _OUTER = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """What the conversion must know of a model."""
 
     layers: int

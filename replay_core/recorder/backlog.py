@@ -12,7 +12,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from replay_core.recorder.patience import Errand, Patience, is_ending, tell
 
@@ -20,8 +21,7 @@ from replay_core.recorder.patience import Errand, Patience, is_ending, tell
 _LOOK_S = 0.25
 
 
-@dataclass(slots=True)
-class Pressure:
+class Pressure(Struct):
     """How the disk keeps up with the trainer. Bytes are those of tensors."""
 
     waiting: int = 0

@@ -10,9 +10,8 @@ written, every operation rounded to the nearest, and of the truth rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+from msgspec import Struct
 
 from replay_core.referee import limits
 from replay_core.referee.arithmetic import ulp
@@ -26,8 +25,7 @@ _PRIOR = 4.0
 ELEMENTS = 1 << 21
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorFigures:
+class ErrorFigures(Struct, frozen=True):
     """statistics: name -> (value, most that noise had of it, its ratio to what noise may have).
 
     size: rms of e over the rms that rounding gives; relative: |e|/|truth|. hard: share of elements past half a unit of

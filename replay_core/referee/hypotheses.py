@@ -17,10 +17,10 @@ are recipes: what they explain is no bug, and is said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from replay_core.referee import limits
 from replay_core.referee.arithmetic import SIGNIFICAND, Noise, Rounding, exactly, nearest
@@ -35,8 +35,7 @@ _ALPHA, _SURE = 0.1, 8.0
 _STEPS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
+class Hypothesis(Struct, frozen=True):
     """A change of a module: `change(module)` makes it for as long as it is open.
 
     harmless: a kernel's own way. sized: alpha -> what a change of that size is called; None where it is done or not.
@@ -52,8 +51,7 @@ class Hypothesis:
     coarse: torch.dtype | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(Struct, frozen=True):
     """A hypothesis, what it is called with its size, what it leaves of the error, and whether it explains it."""
 
     name: str

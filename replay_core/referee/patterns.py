@@ -7,9 +7,9 @@ several, the one with the fewest numbers is said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
+from msgspec import Struct
 
 from replay_core.referee.arithmetic import ulp
 from replay_core.referee.figures import Yardstick
@@ -26,8 +26,7 @@ _ABOVE = 1.3
 Places = Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Struct, frozen=True):
     """words: what the error is; numbers: how many describe it; error [rows, C]: that part of the error."""
 
     words: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core import engine_names, naming, pages
@@ -26,8 +26,7 @@ LOGPROBS = ("policy_logprobs", "old_logprobs")
 _PRODUCTS = ("proj", "dense", "fc1", "fc2", "c_fc", "query_key_value", "h_to_4h", "lm_head", "embed_out")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """One computation of a run: the records of a (step, micro, rank, role)."""
 
     step: int | None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from replay_core import naming
 from replay_core.records import Record, Run
@@ -31,8 +32,7 @@ _OF_WEIGHTS = {
 }
 
 
-@dataclass(slots=True)
-class RuledClaim:
+class RuledClaim(Struct):
     """A claim with its figures; `ruling` OK is NOISE. row is (sample, position) of its worst token."""
 
     claim: Claim
@@ -75,8 +75,7 @@ class RuledClaim:
         return _WORDS[telling].format(row=where, channel=self.figures.worst_channel, gain=self.figures.gain)
 
 
-@dataclass(slots=True)
-class Floor:
+class Floor(Struct):
     """Log-probabilities against the noise of this model on this batch, in nats; past: share beyond 6 floors."""
 
     observed: float
@@ -89,8 +88,7 @@ class Floor:
         return self.observed / self.floor if self.floor else (float("inf") if self.observed else 0.0)
 
 
-@dataclass(slots=True)
-class RuledScalar:
+class RuledScalar(Struct):
     """A loss or KL as recorded, of the log-probabilities' truth, and what their noise leaves of it."""
 
     name: str
@@ -100,8 +98,7 @@ class RuledScalar:
     ruling: str
 
 
-@dataclass(slots=True)
-class Graft:
+class Graft(Struct):
     """A recorded tensor of one side in the other's forward: which part of the end difference comes with B's in A's, and
     which goes with A's in B's (None where B's model does not make the difference of itself)."""
 
@@ -110,8 +107,7 @@ class Graft:
     goes: float | None
 
 
-@dataclass(slots=True)
-class Grafting:
+class Grafting(Struct):
     """What transplants show, the module at which the difference arises, and all of them in order of computation."""
 
     sentence: str
@@ -119,8 +115,7 @@ class Grafting:
     grafts: list[Graft]
 
 
-@dataclass(slots=True)
-class RuledSide:
+class RuledSide(Struct):
     """One side, ruled alone; why_not where it could not be."""
 
     run: Run
@@ -158,8 +153,7 @@ class RuledSide:
         return None
 
 
-@dataclass(slots=True)
-class Ruling:
+class Ruling(Struct):
     """Both sides, and what they were given differently."""
 
     a: RuledSide

@@ -12,11 +12,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch.utils._python_dispatch import _disable_current_modes
 
 from replay_core import naming
@@ -34,8 +35,7 @@ LOGITS, _LEAST_TOKENS = 1 << 30, 256
 _SUMS = 0.25
 
 
-@dataclass(slots=True)
-class Claim:
+class Claim(Struct):
     """A recorded tensor and what the model should have made of what led to it, rows that are tokens [N, C] in fp64.
 
     name: of the tensor; owner: the module whose work lies between the last recorded tensors and this one; handed:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct, field
+from msgspec.structs import replace
 from safetensors import safe_open
 
 from replay_core import engine_names
@@ -30,8 +31,7 @@ _IDLE = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class SideModel:
+class SideModel(Struct):
     """causal_lm in the dtype its side computed in; reference: where its weights came from.
 
     autocast: what torch.autocast makes of products, whose weights are rounded to it.
@@ -86,8 +86,7 @@ def _said_dtype(run: Run) -> str | None:
     return said if said in _DTYPES else None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """Other weights that a side may have run with, read one by one: short name -> the file and the name in it."""
 
     name: str

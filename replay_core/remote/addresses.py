@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
 
 from replay_core.errors import RequestError
 from replay_core.regexes import regex
@@ -24,8 +25,7 @@ _SECRET = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(Struct, frozen=True):
     """`scheme://host/key`: the host of an object store is its bucket, of the hub a kind or an owner."""
 
     scheme: str

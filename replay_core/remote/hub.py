@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
 
 from replay_core.errors import RequestError, UnavailableError
 from replay_core.remote.addresses import Address, redacted
@@ -24,8 +25,7 @@ _MOST = 2 * MOST_OBJECTS
 _CREDENTIALS = "hf auth login, or HF_TOKEN, of an account that may read it"
 
 
-@dataclass(frozen=True)
-class Hub:
+class Hub(Struct, frozen=True):
     """A folder of a repository of the hub, at a revision."""
 
     address: Address

@@ -10,11 +10,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from replay_core.errors import DumpError, RequestError, UnavailableError
 from replay_core.remote.addresses import Address, redacted
@@ -32,8 +33,7 @@ _WALKS = 3
 _HINT = "`sftp HOST` must get in without a question: a key in the agent, and the host in ~/.ssh/known_hosts"
 
 
-@dataclass(frozen=True)
-class RemoteMachine:
+class RemoteMachine(Struct, frozen=True):
     """A folder, or a file, of another machine."""
 
     address: Address

@@ -12,11 +12,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from replay_core.errors import DumpError, RequestError
 from replay_core.regexes import regex
@@ -35,8 +36,7 @@ _ONE_REQUEST = 64 << 20
 _AT_A_TIME = 4
 
 
-@dataclass(slots=True)
-class Uploaded:
+class Uploaded(Struct):
     """What an upload came to: objects sent and their bytes, objects that were there, and what was left out and why."""
 
     url: str

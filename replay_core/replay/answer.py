@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from replay_core.replay.capture import Tensors
 from replay_core.replay.frontier import Hashed
 
 
-@dataclass
-class Computed:
+class Computed(Struct):
     """What one cell computed. `final_hidden` is None where it ran the trainer's own code; a critic's `logprobs` are
     its values.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from replay_core.jobs import OnEvent, Partial, Progress, ignore
 
@@ -23,8 +24,7 @@ _QUOTED = 160
 _WORTH_S = 2.0
 
 
-@dataclass
-class Asking:
+class Asking(Struct):
     """What has not been asked, and why: `padding (RuntimeError: ...)`. `on_event` hears of each question.
 
     most_s: no question begins after so many seconds; None: all are asked. said: what was told so far.

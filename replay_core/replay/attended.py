@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct
 from torch.overrides import TorchFunctionMode
 
 from replay_core.replay import compiling
@@ -34,8 +34,7 @@ _MOST = 1 << 25
 SOFTMAX = frozenset({torch.softmax, torch.nn.functional.softmax, torch.Tensor.softmax})
 
 
-@dataclass(frozen=True)
-class Attended:
+class Attended(Struct, frozen=True):
     """What each token gives the tokens of its own sample: `share` [H, N, N] float64, zero for all others.
 
     even [N]: it gives every slot of the batch alike, in some head: it was let see none.

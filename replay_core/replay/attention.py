@@ -10,11 +10,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import psutil
 import torch
+from msgspec.structs import replace
 
 from replay_core.errors import CellError, RldbgError, UnavailableError
 from replay_core.replay import faults, libraries

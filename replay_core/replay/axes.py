@@ -6,9 +6,10 @@ Standard library only. The first value of every axis is its baseline.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
+
+from msgspec import Struct
 
 from replay_core.errors import RequestError
 from replay_core.replay.flags import MATRIX, Flags
@@ -19,8 +20,7 @@ MOST_CELLS = 128
 Toggles = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Axes:
+class Axes(Struct, frozen=True):
     """Flag names and the values each goes through, the baseline's first."""
 
     values: dict[str, tuple[Any, ...]]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.errors import DumpError, RequestError
 from replay_core.samples.batch import Batch
 from replay_core.samples.layout import Bools, Ints, TokenLayout
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(Struct, frozen=True):
     """A padded micro-batch: token ids and which slots hold tokens; `response_BS` says which were generated.
 
     positions_BS: the recorded position ids, of every slot that holds a token; None where not all of them are recorded.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
+from msgspec import Struct, field
 
 from replay_core.errors import CellError
 from replay_core.jobs import ignore
@@ -22,8 +21,7 @@ from replay_core.replay.plan import ReplayPlan
 SAME = 2e-5
 
 
-@dataclass
-class ReplayBench:
+class ReplayBench(Struct):
     """One loaded model under several settings."""
 
     plan: ReplayPlan

@@ -13,13 +13,13 @@ import io
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._functorch.config
 import torch._inductor.config
+from msgspec.structs import replace
 
 from replay_core.dtypes import DTYPES
 from replay_core.dumps import open_run

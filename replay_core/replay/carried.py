@@ -7,10 +7,9 @@ model's.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from replay_core import pages
 from replay_core.errors import DumpError

@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 
 from replay_core.errors import UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress
@@ -47,8 +47,7 @@ _PROBE_TOKENS = 16
 _FEWEST_TO_TELL = 4
 
 
-@dataclass
-class BatchReplay:
+class BatchReplay(Struct):
     """One batch, one model, one set of flags (whose attention is resolved)."""
 
     plan: ReplayPlan

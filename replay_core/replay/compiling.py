@@ -13,11 +13,11 @@ import shutil
 import tempfile
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 
 from replay_core.errors import UnavailableError
 from replay_core.replay.flags import FLAGS, Flags
@@ -72,8 +72,7 @@ def _why_not(flags: Flags) -> str | None:
     return None if shutil.which(compiler) else f"the C++ compiler {compiler!r} cannot be found"
 
 
-@dataclass
-class Compiled:
+class Compiled(Struct):
     """The compiled callables of one loaded model, by the flags that shape their graph. None of them has hooks."""
 
     _calls: dict[tuple[Any, ...], Call] = field(default_factory=dict)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from replay_core.replay.flags import Flags
 from replay_core.samples.layout import Bools, Ints

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.dtypes import aliases, named
 from replay_core.errors import RequestError
@@ -91,12 +93,16 @@ class Flag(NamedTuple):
         return (*self.values, *aliases(*self.values))
 
 
+#: What is told of each field of `Flags`, as they stand there.
+_IN_ORDER: list[Flag] = []
+
+
 def _flag(default: Any, help: str, **facts: Any) -> Any:
-    return field(default=default, metadata={"flag": Flag(help, **facts)})
+    _IN_ORDER.append(Flag(help, **facts))
+    return default
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
+class Flags(Struct, frozen=True):
     """The value of every flag.
 
     `rows_per_forward` 1 is **the reference**: each row alone, no padding, positions 0..L-1, no mask, no cache.
@@ -286,10 +292,10 @@ class Flags:
 
 
 #: Every flag by its name.
-FLAGS: dict[str, Flag] = {one.name: one.metadata["flag"] for one in fields(Flags)}
+FLAGS: dict[str, Flag] = dict(zip(Flags.__struct_fields__, _IN_ORDER, strict=True))
 #: Those of the flags pane, line by line.
 IN_PANE = tuple(sorted((name for name, flag in FLAGS.items() if flag.key), key=lambda name: FLAGS[name].row))
-DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Flags)}
+DEFAULTS: dict[str, Any] = dict(zip(Flags.__struct_fields__, Flags.__struct_defaults__, strict=True))
 
 
 def settings_asked(flags: Mapping[str, Any] | None) -> dict[str, Any]:

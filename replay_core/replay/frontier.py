@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 #: Share of the room for a capture that a window of modules fills: the final hidden states come with each.
 WINDOW = 0.75
 
 
-@dataclass(frozen=True, slots=True)
-class Hashed:
+class Hashed(Struct, frozen=True):
     """One captured tensor of which no values were kept.
 
     digest: over the tokens, whatever their layout. nbytes: of the tensor as it was, padding included.
@@ -42,8 +43,7 @@ def module_of(name: str) -> str:
     return re.sub(r"\[\d+\]$", "", re.split(r"\.(?:inputs|output)(?:\.|$)", name)[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
+class Parting(Struct, frozen=True):
     """How the digests of a cell stand to the baseline's.
 
     first: the first tensor, in the cell's call order, that differs. None: no tensor differs, or (`is_blind`) the cell

@@ -8,10 +8,10 @@ ones may be apart; the same gradient in a finer dtype does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
@@ -40,8 +40,7 @@ _LEFT, _LEFT_OF_SINGLE = 0.02, 0.25
 _AT_ONCE = 1 << 22
 
 
-@dataclass(slots=True)
-class HeldGradient:
+class HeldGradient(Struct):
     """How far the gradient `name` of each row alone and of a cell is from that in the finer dtype, relative L2; of one
     that is further off, and may yet be rounded, also how far the cell in the finer dtype is.
     """
@@ -117,8 +116,7 @@ def _held(name: str, values: list[NDArray[Any]], last_place: float) -> HeldGradi
     return HeldGradient(name, whole_alone / size, whole_own / size, is_rounding, may_be and not is_rounding)
 
 
-@dataclass(slots=True)
-class _OfRows:
+class _OfRows(Struct):
     """Of some rows: how far each is off the truth, what of that is along it, and whether zeros are where they must."""
 
     off_alone: Floats

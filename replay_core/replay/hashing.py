@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
+from msgspec import Struct, field
 
 from replay_core.kernel import LEAST_SQUARES, ends_at
 from replay_core.recorder.values import raw
@@ -25,8 +25,7 @@ from replay_core.replay.packing import Arrangement, Forward
 from replay_core.samples.layout import Ints
 
 
-@dataclass
-class _Seen:
+class _Seen(Struct):
     """What is known of one tensor of one forward: digests per sample, and sums over its tokens."""
 
     samples: dict[int, bytes]
@@ -37,8 +36,7 @@ class _Seen:
     is_finite: bool
 
 
-@dataclass
-class Hashes:
+class Hashes(Struct):
     """Collects what every forward of a cell says, by name, in call order.
 
     left_out: names of tensors without a token axis, which say nothing that layouts have in common.

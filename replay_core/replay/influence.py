@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct, field
 
 from replay_core.errors import CellError
 from replay_core.replay import compiling
@@ -27,8 +27,7 @@ _HANGS, _FREE = 1e-7, 1e-13
 _SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class Hanging:
+class Hanging(Struct, frozen=True):
     """[heads, queries, slots]: how much each query's work hangs on each slot of the batch, of its greatest; one head
     where they are not told apart. `asked` of `of` (query, head) pairs were.
     """
@@ -38,8 +37,7 @@ class Hanging:
     of: int
 
 
-@dataclass
-class Proposed:
+class Proposed(Struct):
     """What to change, as the two settings' gradients have it: own tokens that are lost (by position), later tokens and
     samples that are seen though they may not be; and how much was asked."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.regexes import regex
 from replay_core.replay import compiling, settings
@@ -56,8 +57,7 @@ _ROUTER = regex(r"(?i)router|gate$|moe|expert")
 _MIXER = regex(r"(?i)att")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
+class TensorPlace(Struct, frozen=True):
     """A tensor, the module whose work it is, what that is (position, state, mixer, router or other), and its place in
     the order of computation."""
 
@@ -70,8 +70,7 @@ class TensorPlace:
         return {"tensor": self.tensor, "module": self.module, "kind": self.kind, "order": self.order}
 
 
-@dataclass
-class Trace:
+class Trace(Struct):
     """What a pass left of every token, by sample and position: each tensor laid onto a few directions, and its norm.
 
     laid: name -> [N, _DIRECTIONS + 1] float64, in order of computation; hidden [N, D] float64, the final states.
@@ -81,8 +80,7 @@ class Trace:
     hidden: torch.Tensor
 
 
-@dataclass
-class Sight:
+class Sight(Struct):
     """What one intervention moved. what: other (a whole sample), padding, token (one of every sample), again (nothing),
     seed (of what is drawn), fresh (nothing, in a model loaded anew, after other tokens), wider (more columns of
     padding), company (one more sample in the pack).

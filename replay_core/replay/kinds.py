@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """said: how a sentence begins to say it. means: what was changed, and what moved with it; for docs/flags.md."""
 
     said: str

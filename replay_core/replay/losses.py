@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from replay_core.errors import RequestError
 from replay_core.objectives import kl, policy_loss, preference, reductions, value_loss
@@ -36,8 +38,7 @@ _NUMBERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Struct, frozen=True):
     """The clipped policy-gradient loss of GRPO and PPO and its KL term; what the labels leave of the likelihood; DPO's
     loss of pairs; or PPO's value loss, of a critic.
 

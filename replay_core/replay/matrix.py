@@ -6,10 +6,12 @@ No torch here: cells run in children, their dumps are compared like any two dump
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core import naming
 from replay_core.compare import Comparison, TensorVerdict, compare_runs
@@ -50,8 +52,7 @@ if TYPE_CHECKING:
     from replay_core.documents.comparison import SegmentEntry
 
 
-@dataclass(slots=True)
-class CellResult:
+class CellResult(Struct):
     """One cell: what it did, and how it stands to the baseline (None for the baseline itself, or if it did not run).
 
     part: reference | cell | control (the padded batch beside a packed cell: ours, not asked for) | model |

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.budget import lift_limit
 from replay_core.errors import ModelError, RldbgError, UnavailableError
@@ -28,8 +29,7 @@ SDPA = str(DEFAULTS["attention"])
 _VALUE_HEADS = {r"^(?:v_head\.summary|v_head|value_head|classifier)\.": "score."}
 
 
-@dataclass
-class LoadedModel:
+class LoadedModel(Struct):
     """A causal language model, the reference it came from, and what to say about it.
 
     `known` keeps what probing the model told (its head, its last module), `compiled` its compiled callables:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 
 from replay_core.jobs import Progress
 from replay_core.replay import compiling
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 UNOWNED_HIDDEN = "final_hidden.output"
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """tensors: what was kept in full. attention: the operators that ran. observer: how hooked stands to plain (None
     without hooks). hashes: the digests where they were taken in place of tensors."""
 

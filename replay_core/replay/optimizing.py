@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from replay_core.errors import RequestError
 from replay_core.replay import spec
@@ -17,8 +19,7 @@ from replay_core.replay import spec
 KINDS = ("adamw", "adam", "sgd")
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizer:
+class Optimizer(Struct, frozen=True):
     """Settings of one step; the defaults are torch's own AdamW, the clipping that every framework has.
 
     max_grad_norm: gradients are scaled down to this total norm first; 0 leaves them.
@@ -54,7 +55,7 @@ class Optimizer:
         Raises:
             RequestError: a setting that does not exist, or a value it cannot have.
         """
-        numbers = {part.name: float for part in fields(cls) if part.name != "kind"}
+        numbers = {name: float for name in cls.__struct_fields__ if name != "kind"}
         settings = spec.parsed(text, "an optimizer", numbers, "adamw,lr=1e-6") if text else {}
         cls.from_mapping(settings)
         return settings

@@ -8,9 +8,9 @@ rows alone: each sample by itself, positions 0..L-1, no mask. The reference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.errors import UnavailableError
 from replay_core.replay import faults
@@ -22,8 +22,7 @@ _CUMSUM, _ARANGE = "cumsum(attention_mask) - 1, 1 in padding", "0..S-1 in each r
 _RECORDED = "as recorded"
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(Struct, frozen=True):
     """The inputs of one call of the model, each [b, s]. `segments` samples lie in a packed row.
 
     position_ids None: not given, so that the library counts 0..s-1.
@@ -47,8 +46,7 @@ class Forward:
         return counted
 
 
-@dataclass(frozen=True)
-class Arrangement:
+class Arrangement(Struct, frozen=True):
     """Every forward of a cell and how their tensors join: along axis 0 (padded, [B, S]) or 1 (flat, [1, T])."""
 
     forwards: list[Forward]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from replay_core.errors import RequestError
 from replay_core.replay.flags import Flags
@@ -13,8 +15,7 @@ from replay_core.replay.flags import Flags
 CAPTURE_LEVELS = ("auto", "full", "hash")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPlan:
+class ReplayPlan(Struct, frozen=True):
     """One cell of work, decided before anything heavy is imported; crosses to the child as a mapping.
 
     dump, step, rank, micro, role: the record to re-execute; role None takes the actor's, else the only one.
@@ -78,7 +79,7 @@ class ReplayPlan:
     def __post_init__(self) -> None:
         for name, what in (("micros", "micro-batches"), ("ranks", "ranks")):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+                force_setattr(self, name, tuple(getattr(self, name)))
                 if not self.backward:
                     raise RequestError(f"several {what} are one piece of work only with --backward")
         if self.backward and self.flags.padding != "recorded":
@@ -114,7 +115,7 @@ class ReplayPlan:
                 raise RequestError(f"{name} must be at least 1", expected="1 or more", found=str(value))
 
     def to_mapping(self) -> dict[str, Any]:
-        mapping = {name: getattr(self, name) for name in self.__slots__}
+        mapping = {name: getattr(self, name) for name in self.__struct_fields__}
         several = {name: one if (one := mapping[name]) is None else list(one) for name in ("micros", "ranks")}
         return {**mapping, "flags": self.flags.to_mapping(), **several}
 
@@ -125,7 +126,7 @@ class ReplayPlan:
         Raises:
             RequestError: an unknown or missing part, or an unknown flag.
         """
-        known = {part.name for part in fields(cls)}
+        known = set(cls.__struct_fields__)
         unknown = sorted(set(mapping) - known)
         if unknown:
             raise RequestError(f"a plan has no {', '.join(unknown)}", expected=", ".join(sorted(known)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core import pages
 from replay_core.errors import DumpError, RequestError, RldbgError
@@ -29,8 +29,7 @@ _ROLES_BY_NEARNESS = ("actor", "rollout", "ref")
 _WHOLE = ("prepared_trajectories", "trajectory")
 
 
-@dataclass(frozen=True)
-class RecordedBatch:
+class RecordedBatch(Struct, frozen=True):
     """A batch, where it was read from, the recorded samples, and the recorded batch whose `rows` it is."""
 
     batch: MicroBatch

@@ -8,10 +8,11 @@ ragged rows; all are brought to one form, [B, S] with index t about token t + 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
@@ -58,8 +59,7 @@ _HALF = 2.0**-8
 AGAINST = "rollout_logprobs"
 
 
-@dataclass(frozen=True)
-class RecordedTokens:
+class RecordedTokens(Struct, frozen=True):
     """A recorded value per token: [B, S], index t about token t + 1; `known_BS` says where there is one."""
 
     name: str
@@ -220,8 +220,7 @@ def replayed(run: Run, batch: MicroBatch) -> Floats:
     return values.reshape(batch.ids_BS.shape)
 
 
-@dataclass(frozen=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """How far a replay in two dtypes is apart on the tokens that were recorded, in nats; and whether that, or the
     rounding of what was stored, explains how far the recording is from the nearer of the two.
     """

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.compare.judging.limits import LOGPROB_NOISE_FP32
 from replay_core.dtypes import named
@@ -43,8 +45,7 @@ NOTHING_RECORDED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayRequest:
+class ReplayRequest(Struct, frozen=True):
     """What is asked beside the plan.
 
     matrix: axes as text (empty: the default three); None for one setting beside its reference.
@@ -62,8 +63,7 @@ class ReplayRequest:
     why: bool = False
 
 
-@dataclass(slots=True)
-class Replayed:
+class Replayed(Struct):
     """Everything a request had to say; `results[baseline]` is the reference."""
 
     results: list[CellResult]
@@ -92,8 +92,7 @@ def micro_batch(run: Run, asked: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-@dataclass
-class _Recording:
+class _Recording(Struct):
     """What the trainer recorded of the micro-batch, and how far a cell is from it.
 
     stranger: why the replay's weights are none that computed it; None where they may be.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core import pages
@@ -30,8 +30,7 @@ _WEIGHTS = ("routing_weights", "routed_experts_weights", "rollout_expert_weights
 _ROUNDING = 1e-2
 
 
-@dataclass(frozen=True)
-class Routing:
+class Routing(Struct, frozen=True):
     """Experts [T, L, K] of every token, by (sample, position); -1 where none is recorded; their weights or None."""
 
     experts_TLK: Ints
@@ -109,8 +108,7 @@ def token_numbers(layout: TokenLayout) -> Ints:
     return numbers.reshape(layout.shape)
 
 
-@dataclass
-class Imposed:
+class Imposed(Struct):
     """Hooks on a model's routers that put the recorded experts in place of the live ones.
 
     `numbers` says which token stands in each slot of the forward that runs next (`token_numbers`, flattened).

@@ -6,11 +6,11 @@ import contextlib
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import asdict, replace
 
 from replay_core.dumps import open_run
 from replay_core.dumps.step_log import Iteration, Micro, StepStage, lines_of

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core.replay import ahead
@@ -30,8 +30,7 @@ _TRIES = 40
 _SECONDS = 120.0
 
 
-@dataclass(frozen=True)
-class Excerpt:
+class Excerpt(Struct, frozen=True):
     """Some rows of a batch (their numbers there), the first tokens of each."""
 
     batch: MicroBatch

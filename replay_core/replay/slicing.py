@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import platform
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from msgspec import Struct
+from msgspec.structs import replace
 
 import replay_core
 from replay_core.dumps import open_run
@@ -44,8 +45,7 @@ ROOM = 22 << 20
 _WORDS = 64
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(Struct, frozen=True):
     """A model and a batch that show the difference. layers: of how many; weights: own or random."""
 
     model: Any

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from replay_core.errors import RequestError
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 
 def made(kind: type[T], settings: Mapping[str, Any], what: str) -> T:
-    """The dataclass of JSON-able settings.
+    """The struct of JSON-able settings.
 
     Raises:
         RequestError: a setting that does not exist, or a value it cannot have.
     """
-    known = sorted(part.name for part in fields(kind))  # type: ignore[arg-type]
+    known = sorted(kind.__struct_fields__)
     if unknown := sorted(set(settings) - set(known)):
         raise RequestError(f"{what} has no {', '.join(unknown)}", expected=", ".join(known))
     return kind(**settings)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch.utils.checkpoint import checkpoint
 
 from replay_core.errors import UnavailableError
@@ -29,8 +30,7 @@ from replay_core.replay.logprobs import Head
 _IGNORED = -100
 
 
-@dataclass(frozen=True)
-class TrainedHead:
+class TrainedHead(Struct, frozen=True):
     """How the logits of a backward replay are held: chunked, whole, rows or fused; why, for the cell's notes."""
 
     held: str

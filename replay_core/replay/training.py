@@ -9,11 +9,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core import pages
 from replay_core.errors import RequestError, UnavailableError
@@ -36,8 +37,7 @@ from replay_core.replay.run import described, log_phases
 from replay_core.replay.trained_head import TrainedHead, labels_of, of_next_tokens
 
 
-@dataclass
-class _Micro:
+class _Micro(Struct):
     """One micro-batch: its cell, and what its loss needs, [B, S-1] float32 (None where it is not recorded)."""
 
     rank: int

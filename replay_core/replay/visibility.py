@@ -6,10 +6,10 @@ one sequence, silently. These checks read what was given, so they name the mista
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.replay.causes import samples
 from replay_core.replay.packing import Arrangement, Forward
@@ -19,8 +19,7 @@ from replay_core.samples.layout import Bools, Ints
 _QUOTED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class InputFault:
+class InputFault(Struct, frozen=True):
     """A way in which the inputs are not those of separate samples: a code, and one sentence."""
 
     code: str

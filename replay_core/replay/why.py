@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from msgspec.structs import replace
 
 from replay_core.dtypes import DTYPES
 from replay_core.dumps import open_run

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from replay_core.errors import NothingComparableError, SelectionError
 from replay_core.pages import array
@@ -17,8 +18,7 @@ from replay_core.records import Inline, TensorRef
 COMPUTED = frozenset({"old_logprobs", "ref_logprobs", "values", "advantages", "returns", "token_rewards"})
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPart:
+class BatchPart(Struct, frozen=True):
     """What one record gives to a batch: its fields by name, and where they lie."""
 
     refs: dict[str, TensorRef]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
@@ -59,8 +60,7 @@ _SURE_NATS = -1e-3
 IGNORED = -100
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """Where a tensor speaks of which token.
 
     tokens: the tokens spoken about, as rising numbers; rows: the row that does, its leading `axes` flattened.
@@ -78,8 +78,7 @@ class Placed:
     keys: Ints | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenValues:
+class TokenValues(Struct, frozen=True):
     """What a tensor says of a batch's tokens [N]: float64, NaN where it says nothing, and whether it says something.
 
     A NaN that was computed is said; a token nobody spoke of is not.

@@ -6,10 +6,11 @@ counts, the slot it has in either tensor; padded and packed hidden states then c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -38,8 +39,7 @@ def positions_of(tokens: Ints) -> Ints:
     return positions
 
 
-@dataclass(frozen=True)
-class TokenLayout:
+class TokenLayout(Struct, frozen=True):
     """Which token of which sample stands in every slot of a [B, S] or packed [1, T] token axis.
 
     shape: the token axes, (B, S); a pack is (1, T).
@@ -198,16 +198,14 @@ class TokenLayout:
         return None
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(Struct, frozen=True):
     """tokens: the token spoken about, (sample, position) as one rising number; slots: where it is said."""
 
     tokens: Ints
     slots: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class TokenAxes:
+class TokenAxes(Struct, frozen=True):
     """The leading `axes` of a tensor are tokens: `width` slots of each row from `offset` on.
 
     across, along: how far apart rows and columns of the layout lie in the tensor's own flattened token axes; `across`

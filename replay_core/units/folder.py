@@ -22,9 +22,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
+
+from msgspec import Struct
 
 from replay_core.documents.version import SCHEMA_VERSION
 from replay_core.errors import DumpError, RequestError
@@ -58,8 +59,7 @@ class Outcome(TypedDict):
     tries: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnitFolder:
+class UnitFolder(Struct, frozen=True):
     """A directory of units.
 
     Raises:

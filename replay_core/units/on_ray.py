@@ -13,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
+
+from msgspec import Struct, field
 
 import replay_core
 from replay_core.budget import lift_limit
@@ -40,8 +41,7 @@ _KNOCK_S = 10.0
 _LOOK_S = 0.5
 
 
-@dataclass(slots=True)
-class _Flight:
+class _Flight(Struct):
     """A unit in the air: who has it, since when, and what tells others that it is held."""
 
     unit: Unit

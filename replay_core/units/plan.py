@@ -10,9 +10,11 @@ micro-batch of a rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 import replay_core
 from replay_core import naming
@@ -32,8 +34,7 @@ _PLACES = ("a", "b", "path", "paths", "dump", "out")
 _OF_STEPS = ("gradient", "optimizer", "param", "training_metrics", "loss_gradient")
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """A job on one part of a run. `id` names the file of its answer."""
 
     id: str
@@ -49,8 +50,7 @@ class Unit:
     needs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """What was asked of every unit.
 
     params: the job's own parameters (`desk`), without the part of the run.
@@ -70,8 +70,7 @@ class Request:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """A request and its units in order of computation; steps that only one side of a comparison has are in none."""
 
     request: Request

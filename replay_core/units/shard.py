@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from replay_core.errors import RequestError
 from replay_core.regexes import regex
@@ -15,8 +16,7 @@ _FORM = regex(r"([0-9]{1,9})/([0-9]{1,9})")
 AUTO = "auto"
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Struct, frozen=True):
     """Part `number` of `count`, counted from 1; `told_by` names the variables that said so."""
 
     number: int = 1

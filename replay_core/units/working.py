@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from replay_core.documents.kinds import Document
 from replay_core.errors import CellError, ChildDiedError, DumpError, ExitCode, JobCancelledError, RldbgError

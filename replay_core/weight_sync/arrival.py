@@ -5,11 +5,11 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core import dtypes, hashes
 from replay_core.engine_names import ENGINE_OWN, Piece, pieces
@@ -36,8 +36,7 @@ SEVERITY: tuple[Arrival, ...] = (
 MAX_COMBINATIONS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class PartArrival:
+class PartArrival(Struct, frozen=True):
     """What one block holds. rel_l2: against what it should, where values are known."""
 
     block: Block
@@ -46,8 +45,7 @@ class PartArrival:
     rel_l2: float | None = None
 
 
-@dataclass(slots=True)
-class Destination:
+class Destination(Struct):
     """A parameter of the engine, judged."""
 
     name: str
@@ -61,8 +59,7 @@ class Destination:
     parts: list[PartArrival] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class WeightSync:
+class WeightSync(Struct):
     """The whole answer."""
 
     known: Known

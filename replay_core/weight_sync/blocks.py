@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.engine_names import VOCABULARY, Piece
 from replay_core.weight_sync.state import Values, WeightState
@@ -14,8 +16,7 @@ Span = tuple[int, int]
 _TRAINERS_PADDING = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """A part of a checkpoint's parameter and its place in the engine's.
 
     cut: (axis, start, stop) of the source, None for all of it. rows: (start, stop) along axis 0 of the destination,
@@ -63,8 +64,7 @@ class Block:
         return replace(self, cut=(axis, number * (stop - start), (number + 1) * (stop - start)))
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """How a destination is made: its blocks, and the rows of padding behind them. `why` says what does not fit."""
 
     blocks: tuple[Block, ...]

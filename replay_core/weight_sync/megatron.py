@@ -7,10 +7,10 @@ of each query group its queries, its key, its value), `mlp.py` (each rank's line
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core import pages
 from replay_core.errors import DumpError
@@ -42,8 +42,7 @@ _OUTER: dict[str, tuple[str, int | None]] = {
 _BESIDE = ("args.", "optimizer.", "opt_param_scheduler.", "rng_state", "_extra_state")
 
 
-@dataclass(frozen=True, slots=True)
-class _Whole:
+class _Whole(Struct, frozen=True):
     """A parameter of Hugging Face's: the ranks' parts, how they join, and which rows of that it is."""
 
     parts: tuple[TensorRef, ...]
@@ -57,8 +56,7 @@ class _Whole:
         return parts[0] if self.axis is None else np.concatenate(parts, self.axis)
 
 
-@dataclass(eq=False)
-class MegatronWeights(WeightState):
+class MegatronWeights(WeightState, eq=False):
     """The joined state; values are read when they are asked for."""
 
     wholes: dict[str, _Whole] = field(default_factory=dict)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
@@ -20,8 +20,7 @@ from replay_core.records import Record, Run, TensorRef
 Values = NDArray[Any]
 
 
-@dataclass(eq=False)
-class WeightState:
+class WeightState(Struct, eq=False):
     """One set of parameters, by short name. `label` is what a sentence calls it: `step 40`, a path."""
 
     path: Path

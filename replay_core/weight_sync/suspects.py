@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import pages
 from replay_core.regexes import regex
@@ -21,8 +21,7 @@ _LAYER = regex(r"(?<![^.])layers\.(\d+)(?=\.)|(?<![^.])h\.(\d+)(?=\.)")
 _COARSER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
+class Suspect(Struct, frozen=True):
     """`values` are of the sender's dtype; None where the suspect does not apply after all."""
 
     arrival: Arrival
@@ -30,8 +29,7 @@ class Suspect:
     values: Callable[[], Values | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """What the user gave to explain with: the trainer's state, the engine's before the push, other steps."""
 
     sender: WeightState

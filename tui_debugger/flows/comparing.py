@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from replay_core.errors import JobCancelledError, RequestError, RldbgError
 from replay_core.jobs import DocumentPiece, Event, Job, Partial, Progress

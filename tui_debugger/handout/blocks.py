@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Union
+
+from msgspec import Struct, field
 
 #: How good a thing is, which a page colours; a word stands beside every colour.
 Tone = Literal["same", "close", "warn", "bad", "muted", ""]
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Names and what they are."""
 
     rows: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """`tones`: one per row, or none. `right`: columns of numbers. `left_out`: rows that stand in the document alone."""
 
     head: Sequence[str]
@@ -28,8 +27,7 @@ class Grid:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class StripMark:
+class StripMark(Struct, frozen=True):
     """A layer, a step, a tensor: its word (`DIFF`), and how far it is off, if a number says so."""
 
     label: str
@@ -38,8 +36,7 @@ class StripMark:
     size: float | None = None
 
 
-@dataclass(frozen=True)
-class Strip:
+class Strip(Struct, frozen=True):
     """Marks in order, and where the eye is to go first. `sizes`: what `StripMark.size` is, drawn by powers of ten.
     `left_out`: marks after these."""
 
@@ -49,16 +46,14 @@ class Strip:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class Bars:
+class Bars(Struct, frozen=True):
     """Counts of a distribution, in order."""
 
     rows: Sequence[tuple[str, float]]
     unit: str = ""
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """A signal over steps; `marks` are places in `values` that stand out. None in `values` is no finite number."""
 
     name: str
@@ -68,8 +63,7 @@ class Curve:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class TokenMark:
+class TokenMark(Struct, frozen=True):
     """A token as text, what is said of it, and how strongly it is coloured: 0 to 1; `here`: the one spoken of."""
 
     text: str
@@ -78,8 +72,7 @@ class TokenMark:
     here: bool = False
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(Struct, frozen=True):
     """Tokens of a sample in order. `colour`: what the colour means. `left_out`: those after them that are not here."""
 
     marks: Sequence[TokenMark]
@@ -87,15 +80,13 @@ class Tokens:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class Sayings:
+class Sayings(Struct, frozen=True):
     """Sentences, one below the other."""
 
     lines: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Plain:
+class Plain(Struct, frozen=True):
     """Text as a terminal shows it."""
 
     text: str
@@ -104,8 +95,7 @@ class Plain:
 Block = Union[Facts, Grid, Strip, Bars, Curve, Tokens, Sayings, Plain]  # noqa: UP007 - isinstance of 3.10 takes both
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True):
     """`folded`: shut until somebody opens it."""
 
     title: str
@@ -114,8 +104,7 @@ class Section:
     tone: Tone = ""
 
 
-@dataclass(frozen=True)
-class Handout:
+class Handout(Struct, frozen=True):
     """What one kind of document has to say: the answer, then its parts."""
 
     word: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from xml.sax.saxutils import escape, quoteattr
+
+from msgspec import Struct
 
 from replay_core.errors import ExitCode
 from tui_debugger import format as words
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from replay_core.documents.kinds import Document
 
 
-@dataclass(frozen=True)
-class SuiteCase:
+class SuiteCase(Struct, frozen=True):
     """One thing that was looked at. `outcome`: what became of it; `why`: a sentence, where it did not pass."""
 
     group: str

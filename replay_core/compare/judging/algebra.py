@@ -9,10 +9,10 @@ diverges makes the inner products of all that is held; every explanation is arit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core import pages
@@ -34,8 +34,7 @@ _FEWEST = 8
 _DRAWN = (0.02, 0.98)
 
 
-@dataclass(slots=True)
-class Ranked:
+class Ranked(Struct):
     """What the ranks of one run hold of a tensor.
 
     relation: "all" where each holds the whole, "slices" where it is cut along `axis`, "one" where a single rank has it,

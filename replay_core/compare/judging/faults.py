@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from replay_core.compare.pairing.ranks import named
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """What went wrong between ranks. factor: of a value that is a multiple of what it should be."""
 
     kind: str

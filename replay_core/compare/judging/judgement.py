@@ -5,8 +5,9 @@ Pure: figures in, verdict out, nothing is read. The sentence speaks like torch.t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from replay_core.compare.judging.rules import BY_ID, EXPLAINING, SPEAKERS, RuleAnswer, answers, mismatched
 from replay_core.compare.judging.tolerance import DEFAULT, Limits, Tolerances

@@ -11,11 +11,12 @@ import hashlib
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from replay_core.compare.judging.measuring import Measured
 from replay_core.compare.judging.verdict import Rounded
@@ -144,10 +145,10 @@ def _told(value: Any) -> Any:
         return [_told(one) for one in value]
     if isinstance(value, dict):
         return {"dict": [[_told(key), _told(one)] for key, one in value.items()]}
-    if is_dataclass(value) and _KINDS.get(type(value).__name__) is type(value):
+    if isinstance(value, Struct) and _KINDS.get(type(value).__name__) is type(value):
         return {
             "kind": type(value).__name__,
-            "of": {one.name: _told(getattr(value, one.name)) for one in fields(value)},
+            "of": {name: _told(one) for name, one in asdict(value).items()},
         }
     raise TypeError(f"no figures are of {type(value).__name__}")
 

@@ -7,9 +7,9 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import naming, pages
 from replay_core.compare.judging import columns, limits, sample
@@ -30,8 +30,7 @@ WORTH_A_THREAD = 1 << 18
 MOST_THREADS = 4
 
 
-@dataclass(slots=True)
-class Measured:
+class Measured(Struct):
     """What one look at a pair found. `figures` is None where the bytes are the same, `rows` of two numbers as well."""
 
     figures: PairFigures | None = None

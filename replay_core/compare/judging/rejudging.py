@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.tensors import TensorVerdict, say

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from replay_core.compare.judging import elementwise, limits, sample, structure
 from replay_core.compare.judging.columns import column_gain
@@ -28,8 +29,7 @@ NUMBER, LOGPROB, SCALAR, POSITIONS = ("number",), ("logprob",), ("scalar",), ("p
 EVERY = (*NUMBER, *LOGPROB, *SCALAR, *POSITIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """One rule: what it sees, up to which limit, and how it says so.
 
     what: its statistic, in the words of docs/tolerances.md, with the unit. forms: `Context.form` of the tensors it is
@@ -64,8 +64,7 @@ class Bound:
         return found
 
 
-@dataclass(slots=True)
-class RuleAnswer:
+class RuleAnswer(Struct):
     """What one rule says of one pair. `limit` is None where the rule is switched off."""
 
     rule: Bound

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
@@ -21,8 +21,7 @@ from replay_core.measure.figures import F64, PairFigures
 from replay_core.measure.statistics import as_real
 
 
-@dataclass(slots=True)
-class Samples:
+class Samples(Struct):
     """Per sample: its tokens, their sums of d^2 and of (1 - p)^2, the greatest |d| in nats and in units of 1 - p."""
 
     tokens: NDArray[np.int64]

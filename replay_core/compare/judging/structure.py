@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core.compare.judging import limits
@@ -24,8 +24,7 @@ Called = Callable[[float], str]
 NOTHING = 1e-6
 
 
-@dataclass(slots=True)
-class Seen:
+class Seen(Struct):
     """What a rule's statistic is, and what is said of it in words where its limit is not part of the sentence."""
 
     value: float
@@ -85,8 +84,7 @@ def bias(pair: PairFigures) -> Seen | None:
     return Seen(abs(total.mean_signed) / total.rms_a if is_finite else math.inf, text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, frozen=True):
     """Sums over every row, or over every sample where a row is a number or two."""
 
     what: str

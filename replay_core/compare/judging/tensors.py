@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import naming, pages
 from replay_core.compare.judging import copies, digests, limits
@@ -36,8 +36,7 @@ EQUAL = "bitwise equal"
 _EMBEDDINGS = ("emb", "wte")
 
 
-@dataclass(slots=True)
-class TensorVerdict:
+class TensorVerdict(Struct):
     """One row of a comparison: a pair, its verdict, and the element to look at.
 
     `raw_a` and `raw_b` index either tensor, `token` is the (sample, position) where the layout tells.

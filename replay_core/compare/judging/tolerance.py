@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.budget import reading
 from replay_core.compare.judging.rules import BY_ID, HEADS, Bound
@@ -50,8 +52,7 @@ _NUMBERS = (*_SETTABLE, "suspect", *_ELEMENTWISE)
 _TEXTS = ("name", "dtype", "column", "reason")
 
 
-@dataclass(frozen=True, slots=True)
-class Exemption:
+class Exemption(Struct, frozen=True):
     """One table of a tolerance file. `numbers`: limits by rule id, `suspect`, `atol` and `rtol`."""
 
     name: str
@@ -69,8 +70,7 @@ class Exemption:
         return id in self.numbers or id in self.off
 
 
-@dataclass(slots=True)
-class Limits:
+class Limits(Struct):
     """What one tensor is held to: the table, under the exemptions that fit it. Not frozen: a comparison makes many."""
 
     context: Context
@@ -132,8 +132,7 @@ class Limits:
         return size if size is not None and size.numbers[head.id] > head.limit(self.context) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerances:
+class Tolerances(Struct, frozen=True):
     """All that judges a comparison: the table, exemptions of a file from it, and one atol and rtol over both."""
 
     given: tuple[Exemption, ...] = ()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from replay_core import naming
 from replay_core.compare.judging import limits
@@ -39,8 +40,7 @@ class Verdict(str, Enum):
         return self in (Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
 
 
-@dataclass(slots=True)
-class Decision:
+class Decision(Struct):
     """The rule that decided a verdict, and what it held against what."""
 
     id: str
@@ -51,8 +51,7 @@ class Decision:
         return {"id": self.id, "value": self.value, "limit": self.limit}
 
 
-@dataclass(slots=True)
-class Judgement:
+class Judgement(Struct):
     """A verdict, whether it is CLOSE only just, and why in one sentence."""
 
     verdict: Verdict
@@ -64,16 +63,14 @@ class Judgement:
     rule: Decision | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rounded:
+class Rounded(Struct, frozen=True):
     """Two resolutions rounded to the narrower dtype: how many elements still differ."""
 
     dtype: str
     unequal: int
 
 
-@dataclass(slots=True)
-class Context:
+class Context(Struct):
     """What the judge knows beside the figures. Not frozen, like all that a comparison makes thousands of."""
 
     meaning: Meaning

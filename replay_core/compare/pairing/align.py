@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import naming, pages
 from replay_core.compare.pairing.chunks import row_width, rows_of_a_chunk
@@ -32,8 +32,7 @@ __all__ = [
 _LAYOUT_NAMES = ("attention_mask", "cu_seqlens")
 
 
-@dataclass(slots=True)
-class TensorPair:
+class TensorPair(Struct):
     """Two tensors that should agree; one is None when the other side lacks it."""
 
     name: str

@@ -8,9 +8,9 @@ both: fewer are tokens that were lost, as many that went to other experts are an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core import naming
@@ -25,8 +25,7 @@ _REROUTED = 0.05
 _NUMBERED = regex(r"^(.*\bexperts)\.(\d{1,9})\.(.+)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Missent:
+class Missent(Struct, frozen=True):
     """An expert that computed another number of tokens than in the other run, while the layouts are one.
 
     lost: by how many rows the run `which` has fewer in the whole layer; None where it has as many, or a layer's other

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
@@ -33,8 +33,7 @@ Place = tuple[int, int]
 _COMPUTED = ("logprob", "value", "loss")
 
 
-@dataclass(slots=True)
-class Pool:
+class Pool(Struct):
     """The samples of several batches of one run, as one list."""
 
     batches: Sequence[Batch]
@@ -72,8 +71,7 @@ class Pool:
         return None if contents is None else contents[sample]
 
 
-@dataclass(slots=True)
-class Matching:
+class Matching(Struct):
     """Pairs of samples, as indices into either pool, and what decided."""
 
     pairs: list[tuple[int, int]]

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core import naming, pages
 from replay_core.compare.pairing import engine_modules
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 Parts = tuple[Any, ...]
 
 
-@dataclass(slots=True)
-class Side:
+class Side(Struct):
     """One run's part of a computation: the records of one (step, micro, rank, role), their tensors and samples."""
 
     records: list[Record] = field(default_factory=list)
@@ -177,8 +176,7 @@ class Side:
         return self._found
 
 
-@dataclass(frozen=True, slots=True)
-class Rerouted:
+class Rerouted(Struct, frozen=True):
     """What one router of the two sides sent elsewhere, `of` so many tokens, `taking` so many experts each.
 
     tokens: those that took other experts, as numbers of a's samples; in_turn: those that took the same in another turn.
@@ -202,8 +200,7 @@ class Rerouted:
         return np.asarray(positions_of(tokens) > first[samples])
 
 
-@dataclass
-class Pairing:
+class Pairing(Struct, dict=True):
     """The samples of two batches that are the same: `to_a[sample of b]` is its number in a, -1 where a has none;
     `to_b` the other way round."""
 
@@ -215,8 +212,7 @@ class Pairing:
         return self.to_a.size == self.to_b.size and bool((self.to_a == np.arange(self.to_a.size)).all())
 
 
-@dataclass
-class MicroBatchPair:
+class MicroBatchPair(Struct):
     """Two sides of one computation.
 
     partial: only some samples of either face each other, so that what is said of a whole micro-batch does not.

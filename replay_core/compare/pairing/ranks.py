@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core import pages
 from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share, within
@@ -32,8 +33,7 @@ MAY_BE_PARTS = frozenset({"activation", "loss", "value", "metric"})
 OF_ALL_SAMPLES = ("gradient", "param", "optimizer", "training_metrics")
 
 
-@dataclass(frozen=True, slots=True)
-class HeldByRanks:
+class HeldByRanks(Struct, frozen=True):
     """What each rank holds of one tensor.
 
     axis: the one that is cut among the ranks; None where each holds all of it. stretches: of a cut one, which parts of
@@ -52,8 +52,7 @@ class HeldByRanks:
         return self.axis is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Astray:
+class Astray(Struct, frozen=True):
     """Ranks whose samples or tokens are not those that are left for them: found where the ranks are put together."""
 
     kind: str
@@ -61,8 +60,7 @@ class Astray:
     sentence: str
 
 
-@dataclass(slots=True)
-class Together:
+class Together(Struct):
     """What the ranks of one micro-batch hold, by the id of the tensor that stands for them.
 
     which: the run whose ranks they are. shares: "all" where each rank has every token, "tokens" where each has some

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from msgspec import Struct
 
 from replay_core.compare.pairing.matching import Pool, match
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side, in_order, pairing_of
@@ -18,8 +19,7 @@ from replay_core.samples.batch import Batch, batch_of
 from replay_core.samples.padding import trimmed
 
 
-@dataclass(slots=True)
-class Alone:
+class Alone(Struct):
     """Samples of one side that the other run does not have."""
 
     key: RecordKey

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from replay_core.errors import DumpError, RequestError
 from replay_core.file_spans import regular
@@ -21,8 +22,7 @@ MAX_BYTES = 1 << 20
 MOST_STARRED = 512
 
 
-@dataclass(slots=True)
-class Renames:
+class Renames(Struct):
     """Rules (a's name, b's name), each with as many * on one side as on the other."""
 
     rules: list[tuple[str, str]]
@@ -30,8 +30,8 @@ class Renames:
     #: Rules that made a tensor of b one of a's, and of others the first name they gave.
     _met: set[int] = field(default_factory=set)
     _given: dict[int, str] = field(default_factory=dict)
-    _exact: dict[str, int] = field(init=False)
-    _wild: list[int] = field(init=False)
+    _exact: dict[str, int] = field(default_factory=dict)
+    _wild: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._exact = {in_b: number for number, (_, in_b) in enumerate(self.rules) if "*" not in in_b}

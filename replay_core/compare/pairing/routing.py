@@ -8,9 +8,9 @@ choice that the sides' own scores do not explain is a difference like any other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from replay_core import naming
@@ -26,8 +26,7 @@ MOST_UNEXPLAINED = 0.1
 ROUTERS = ("gate", "router")
 
 
-@dataclass(frozen=True, slots=True)
-class _Router:
+class _Router(Struct, frozen=True):
     """A router's pair of choices [tokens, k] and the pair of scores [tokens, experts] that it chose by."""
 
     choices: TensorPair

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import pages
 from replay_core.errors import DumpError
@@ -15,8 +15,7 @@ from replay_core.records import TensorRef
 MOST_LOOKED_AT = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
-class Padding:
+class Padding(Struct, frozen=True):
     """What one side has beyond the other on axis 1: `count` columns at one end that hold a single value."""
 
     longer: str

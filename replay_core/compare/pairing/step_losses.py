@@ -9,10 +9,10 @@ comes to; the two are then held against each other, and no number of one tells w
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import pages
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
@@ -28,8 +28,7 @@ _ALIKE, _ROUNDINGS = 1e-5, 4
 Held = tuple[Record, TensorRef]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """What was computed of some samples: minus the sum of their log-probabilities, of how many tokens, and the loss.
 
     rows: the samples' token ids, as bytes. unit: what a number of this kind may be off by its own rounding, relative.
@@ -49,8 +48,7 @@ class _Part:
         return abs(self.divisor - number) <= self.unit * number
 
 
-@dataclass(frozen=True, slots=True)
-class _OfStep:
+class _OfStep(Struct, frozen=True):
     value: float
     said: str
 

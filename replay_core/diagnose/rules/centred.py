@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from replay_core.diagnose.advantage_mistakes import Guess
 from replay_core.diagnose.advantage_variants import orders

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
+from msgspec import Struct, field
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch
@@ -30,8 +30,7 @@ _NOTHING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _StepLearnt:
+class _StepLearnt(Struct, frozen=True):
     """What one step tells of a critic: explained variance, mean squared error, the spread of its values."""
 
     step: int
@@ -223,8 +222,7 @@ _SOURCE = "a critic's mean lies within the range of its returns"
 _PAST = ("D45", "L10", "L08", "L09", "L02", "D20", "D24", "D25")
 
 
-@dataclass(frozen=True, slots=True)
-class _Overshot:
+class _Overshot(Struct, frozen=True):
     """Steps (step, mean value, mean return) that lie past their targets, and the worst of them."""
 
     bad: list[tuple[int, float, float]]
@@ -301,8 +299,7 @@ def overshoots(log: RunLog) -> Finding | None:
 FOLLOWED = 64
 
 
-@dataclass(slots=True)
-class _Shared:
+class _Shared(Struct):
     """Over the steps of a run: how far values lie apart at places that samples share, and go apart from (`parted`), and
     where they share the place's token, too (`shared`).
     """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
@@ -158,8 +159,7 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Hang:
+class _Hang(Struct, frozen=True):
     """Which ranks waited in which collective, in words."""
 
     claim: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, kl_weight, largest_norm, stated_number
@@ -515,8 +515,7 @@ def one_reward_from_here_on(case: Case) -> Finding | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rewarded:
+class _Rewarded(Struct, frozen=True):
     """A step's samples: the different rewards among them, rising, their mean length and mean -log p."""
 
     step: int

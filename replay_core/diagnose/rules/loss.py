@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replay_core.diagnose.algorithm import aggregation, of_loss
 from replay_core.diagnose.batch import StepBatch, largest_advantage
@@ -42,8 +43,7 @@ _SCHEDULED = "token-sum over the tokens of the update, times its micro-batches"
 _SHARED = ", over the number of its update's micro-batches"
 
 
-@dataclass(frozen=True, slots=True)
-class _MicroLoss:
+class _MicroLoss(Struct, frozen=True):
     """One micro-batch's loss and the samples it was computed from: dense [B, T], padded with zeros."""
 
     logged: Scalar
@@ -333,8 +333,7 @@ def _constant(parts: list[_MicroLoss]) -> float | None:
     return float(constant) if fits else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Recomputed:
+class _Recomputed(Struct, frozen=True):
     """A micro-batch's logged loss, and what it may have been: by known reductions, and divided by slots."""
 
     step: int | None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, warning
 from replay_core.diagnose.log_steps import steps_of
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
 
 
-@dataclass(frozen=True, slots=True)
-class _Notice:
+class _Notice(Struct, frozen=True):
     """What a warning means. `fewest`: lines of it before it is more than worth knowing."""
 
     pattern: re.Pattern[str]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
@@ -28,8 +29,7 @@ _EXPECTED = ("mask", "ids", "positions", "layout", "note")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-@dataclass(frozen=True, slots=True)
-class _Bad:
+class _Bad(Struct, frozen=True):
     """A tensor with numbers that are not finite, where it first has one, and how many."""
 
     order: tuple[int, int, int]

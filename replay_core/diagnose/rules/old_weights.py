@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
@@ -38,8 +39,7 @@ GROWS = 1.5
 HEARD = {"logprob_diff": 0.005, "rollout_k3": 5e-5, "prob_diff": 1e-3, "rollout_k1": 0.02}
 
 
-@dataclass(frozen=True, slots=True)
-class _StepGap:
+class _StepGap(Struct, frozen=True):
     """What one step tells of the engine's weights."""
 
     step: int | None
@@ -167,8 +167,7 @@ def stale(case: Case) -> Finding | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Jump:
+class _Jump(Struct, frozen=True):
     """The mismatch leaps at a step of the run, and stays: its `number`, the median before, whether it had not moved."""
 
     number: int

@@ -7,11 +7,11 @@ same. A frozen model gives it the same number in every step, a model that is tra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from replay_core.diagnose.batch import StepBatch
@@ -31,8 +31,7 @@ FEWEST, STEPS = 8, 3
 SAME, NOISE, LEAST = 3e-6, 0.05, 2e-3
 
 
-@dataclass(slots=True)
-class _Memory:
+class _Memory(Struct):
     """What a tensor says of places that come again: by step, |now - when first seen|, and the range within a step."""
 
     first: dict[int, float] = field(default_factory=dict)

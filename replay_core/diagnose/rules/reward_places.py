@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
@@ -71,8 +70,7 @@ def _in_one_column(batch: StepBatch, name: str, lost_B: Array) -> bool:
     return np.unique(np.nonzero(grids[0][lost_B])[1]).size == 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Paid:
+class _Paid(Struct, frozen=True):
     """Rewards by token: their tokens that count, and those of them that have a reward."""
 
     column: Column

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
@@ -19,8 +18,7 @@ EXACT, OTHER = 1e-4, 0.01
 SPARE, STEPS = 4, 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Summed:
+class _Summed(Struct, frozen=True):
     step: int
     weights_F: Array
     names: tuple[str, ...]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.algorithm import of_loss
 from replay_core.diagnose.batch import StepBatch, mask_name
@@ -292,8 +292,7 @@ def never_trained(case: Case) -> Finding | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _LeftOut:
+class _LeftOut(Struct, frozen=True):
     """Samples of a step's batch, those in no micro-batch, and how many of either could teach something."""
 
     rows: int

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
+
+from msgspec.structs import replace
 
 from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.advantage_variants import orders
@@ -165,8 +165,7 @@ def _others_speak_last(batch: StepBatch) -> bool:
     return bool(last_B) and float(trained_N[last_B].mean()) < MOSTLY
 
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
+class _Answered(Struct, frozen=True):
     """A step's texts [B], ground truths [B], rewards [B], and which answers are right [B]."""
 
     batch: StepBatch

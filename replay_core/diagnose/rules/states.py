@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.rule import Skip, rule
@@ -25,8 +26,7 @@ ROUNDED = 1e-3
 MOST_NATS = 12.9
 
 
-@dataclass(frozen=True, slots=True)
-class _Bound:
+class _Bound(Struct, frozen=True):
     """What a figure lies between by its own definition; None is open."""
 
     signal: str
@@ -116,8 +116,7 @@ def _outside(low: float, high: float) -> Test:
     return lambda values: not low <= median(values[-10:]) <= high
 
 
-@dataclass(frozen=True, slots=True)
-class _FigureState:
+class _FigureState(Struct, frozen=True):
     """A state of a figure that says what is wrong. `fewest`: steps before it is no chance; `moving`: only where the
     weights are updated, as far as the log tells.
     """

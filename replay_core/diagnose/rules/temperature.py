@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from replay_core.diagnose.algorithm import is_truncated
 from replay_core.diagnose.batch import StepBatch

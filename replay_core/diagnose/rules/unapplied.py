@@ -9,9 +9,9 @@ caps of weights (D59), the critic's range (D91), estimators (D04, D29), temperat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core.diagnose.algorithm import (
     Algorithm,
@@ -33,8 +33,7 @@ from replay_core.diagnose.surrogates import FLOOR, logged_of
 CLOSE, FEWEST, MOVED = 1e-3, 8, 1e-4
 
 
-@dataclass(frozen=True, slots=True)
-class _Shows:
+class _Shows(Struct, frozen=True):
     """What a step tells of a setting: the figures, where to look, and whether they contradict it."""
 
     contradicts: bool
@@ -44,8 +43,7 @@ class _Shows:
     """Whether nothing that is right looks so, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
+class _Setting(Struct, frozen=True):
     """A setting as it is stated (in words, with the number that `value` gives, if it is on), and what a step tells of
     it (None: nothing).
     """

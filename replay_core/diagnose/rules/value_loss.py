@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core import pages
 from replay_core.diagnose.algorithm import stated_number
@@ -102,8 +103,7 @@ def clipped_elsewhere(case: Case) -> Finding | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ValueRows:
+class ValueRows(Struct, frozen=True):
     """A critic's micro-batch, over its tokens that count [K]: the loss it logged, the values it gave, those recorded
     before the updates, the returns, and the sample of each.
     """
@@ -174,8 +174,7 @@ def _of_micro(record: Record) -> tuple[float, TensorRef, TensorRef | None] | Non
     return float(pages.array(loss).reshape(-1)[0]), values, returns
 
 
-@dataclass(frozen=True, slots=True)
-class _Averaged:
+class _Averaged(Struct, frozen=True):
     """A critic's logged loss, the smallest mean of its squared errors over tokens that count, halved, and their sum
     over every slot of its rows, halved. `means`: over tokens, and response by response; each halved, and whole.
     """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from replay_core import pages
 from replay_core.diagnose.algorithm import stated_number
@@ -42,8 +42,7 @@ def _dense(batch: StepBatch, column: Column) -> Array:
     return values_BT
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(Struct, frozen=True):
     """GAE solved for its two settings, and what is left at the last tokens [B] of responses."""
 
     gamma: float
@@ -54,8 +53,7 @@ class _Fit:
         return f"gamma {self.gamma:.4g}, lambda {self.lam:.4g}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(Struct, frozen=True):
     """Counted tokens as rows [B, T], and how close is close."""
 
     values_BT: Array

@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from replay_core.budget import spend_bytes, spend_values
 from replay_core.errors import DumpError
@@ -35,8 +36,7 @@ _CODES = {name: code for code, name in _DTYPES.items()}
 _NAN = float("nan")
 
 
-@dataclass(slots=True)
-class _Dense:
+class _Dense(Struct):
     """A row's numbers: flat, with their shape."""
 
     numbers: array[Any]

@@ -9,8 +9,9 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.dumps.containers.region import Region
@@ -48,8 +49,7 @@ class Storage(NamedTuple):
     located: bool = True
 
 
-@dataclass(slots=True)
-class Loading:
+class Loading(Struct):
     """One container being read."""
 
     region: Region

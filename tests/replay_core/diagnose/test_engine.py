@@ -3,12 +3,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from replay_core.diagnose import engine
 from replay_core.diagnose.batch import WORDS

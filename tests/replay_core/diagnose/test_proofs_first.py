@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from replay_core.diagnose.finding import Finding
 from replay_core.diagnose.merging import Chain

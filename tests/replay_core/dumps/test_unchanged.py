@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import force_setattr
 
 from replay_core.dumps import native, open_run
 from replay_core.recorder import Recorder
@@ -37,10 +38,10 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
         times.append(path)
         return real(path)
 
-    object.__setattr__(native.DIALECT, "index", index)
+    force_setattr(native.DIALECT, "index", index)
     monkeypatch.setattr("replay_core.dumps.unchanged._opened", OrderedDict())
     yield times
-    object.__setattr__(native.DIALECT, "index", real)
+    force_setattr(native.DIALECT, "index", real)
 
 
 def micros(directory: Path) -> list[int | None]:

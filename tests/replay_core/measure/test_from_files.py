@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 
 import ml_dtypes
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from replay_core import kernel
 from replay_core.file_spans import Stream
@@ -46,17 +46,16 @@ def alike(found: PairFigures, expected: PairFigures, dtype: str) -> None:
         assert getattr(found, name) == getattr(expected, name), name
     assert found.max_rel == pytest.approx(expected.max_rel, rel=rough)
     scale = np.sqrt(expected.total.a2 * expected.total.count) + 1e-30
-    for one in fields(expected.total):
-        of_one = getattr(expected.total, one.name)
-        assert getattr(found.total, one.name) == pytest.approx(of_one, rel=rough, abs=rough * scale), one.name
+    for name, of_one in asdict(expected.total).items():
+        assert getattr(found.total, name) == pytest.approx(of_one, rel=rough, abs=rough * scale), name
     for part in ("rows", "columns"):
-        for one in fields(getattr(expected, part)):
-            x, y = getattr(getattr(found, part), one.name), getattr(getattr(expected, part), one.name)
+        for name, y in asdict(getattr(expected, part)).items():
+            x = getattr(getattr(found, part), name)
             if isinstance(y, np.ndarray):
-                near = rough * (float(np.abs(y).max(initial=0)) + scale if one.name in ("d", "ad") else 1)
-                np.testing.assert_allclose(x, y, rtol=rough, atol=near, err_msg=one.name)
+                near = rough * (float(np.abs(y).max(initial=0)) + scale if name in ("d", "ad") else 1)
+                np.testing.assert_allclose(x, y, rtol=rough, atol=near, err_msg=name)
             else:
-                assert x == y, one.name
+                assert x == y, name
     assert (found.rest is None) == (expected.rest is None)
     if found.rest is not None and expected.rest is not None:
         alike(found.rest, expected.rest, dtype)

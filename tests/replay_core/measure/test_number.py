@@ -3,11 +3,11 @@
 import itertools
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 
 from replay_core.measure.number import figures_of_numbers
 from replay_core.measure.pair import figures

@@ -1,9 +1,9 @@
 """The warm child's model: kept while nothing that makes it changes, loaded anew otherwise."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from replay_core.dumps import open_run
 from replay_core.errors import ModelError

@@ -1,7 +1,6 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from replay_core.compare import compare_runs
 from replay_core.diagnose.case import Case

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from replay_core import workbench
 from replay_core.compare import measure_part
@@ -286,8 +287,8 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if is_dataclass(one):
-        return all(same(getattr(one, part.name), getattr(other, part.name)) for part in fields(one))
+    if isinstance(one, Struct):
+        return same(astuple(one), astuple(other))
     return repr(one) == repr(other)
 
 
