@@ -83,7 +83,7 @@ def cause_of(
     if kind == "rounding":
         found["is_noise"], because = _noise(evidence, epsilon, compiled)
         kind = "rounding" if found["is_noise"] or not (compiled or _is_no_rounding(evidence)) else "maths"
-    elif (kind == "positions" or evidence["shifted"]) and evidence["apart"] <= SHIFTED and _is_clean(evidence):
+    elif evidence["shifted"] and evidence["apart"] <= SHIFTED and _is_clean(evidence):
         found["is_noise"], kind = True, "rounding"
         because = f"positions are shifted, which moves a token by {evidence['apart']:.2g} of its norm at most"
     truth = evidence["truth"].get("reference")

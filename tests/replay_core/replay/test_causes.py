@@ -267,6 +267,12 @@ def test_a_shift_of_positions_that_changes_nothing_is_harmless():
     assert (told["kind"], told["is_noise"]) == ("rounding", True)
 
 
+def test_rotations_that_part_where_no_position_is_another_are_no_shift():
+    turned = {"tensor": "rotary_emb.output.0", "module": "rotary_emb", "kind": "position", "order": 0}
+    told = cause_of(evidence(apart=9e-4, shifted=False, first=turned), rows(0.0, 2e-3), 1e-3)
+    assert (told["kind"], told["is_noise"]) == ("positions", False)
+
+
 def test_what_could_not_be_asked_is_not_known_and_never_noise():
     told = cause_of(None, rows(1.0), 1e-3, failure="the model failed")
     assert (told["kind"], told["is_noise"]) == ("unknown", False)
