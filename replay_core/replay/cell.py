@@ -47,7 +47,7 @@ _PROBE_TOKENS = 16
 _FEWEST_TO_TELL = 4
 
 
-class BatchReplay(Struct):
+class BatchReplay(Struct, dict=True):
     """One batch, one model, one set of flags (whose attention is resolved)."""
 
     plan: ReplayPlan

@@ -20,7 +20,7 @@ from replay_core.records import Record, Run, TensorRef
 Values = NDArray[Any]
 
 
-class WeightState(Struct, eq=False):
+class WeightState(Struct, eq=False, dict=True):
     """One set of parameters, by short name. `label` is what a sentence calls it: `step 40`, a path."""
 
     path: Path
