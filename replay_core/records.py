@@ -7,13 +7,11 @@ of one dump (or of several directories that belong together).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from msgspec import Struct, field
-from msgspec.structs import replace
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import SelectionError
@@ -56,7 +54,8 @@ _STAGE_ORDER = {stage: order for order, stage in enumerate(STAGES)}
 _ROLE_ORDER: dict[str | None, int] = {role: order for order, role in enumerate(ROLES)}
 
 
-class RecordKey(Struct, frozen=True, eq=False):
+@dataclass(slots=True, unsafe_hash=True)
+class RecordKey:
     """Which computation a record holds. A part the dialect lacks is `None`.
 
     `epoch` and `minibatch` stand beside the key: `micro` already runs across them within
@@ -68,18 +67,8 @@ class RecordKey(Struct, frozen=True, eq=False):
     rank: int | None = None
     role: str | None = "actor"
     stage: str = "tensors"
-    epoch: int | None = None
-    minibatch: int | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RecordKey) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    @property
-    def _identity(self) -> tuple[int | None, int | None, int | None, str | None, str]:
-        return self.step, self.micro, self.rank, self.role, self.stage
+    epoch: int | None = field(default=None, compare=False)
+    minibatch: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         parts = [
@@ -123,7 +112,8 @@ class RecordKey(Struct, frozen=True, eq=False):
         return cls(role=role, stage=stage, **numbers)
 
 
-class FileBytes(Struct, frozen=True):
+@dataclass(slots=True, unsafe_hash=True)
+class FileBytes:
     """Where a tensor's bytes lie: `nbytes` from `offset` of the file, its first element to its last.
 
     `strides` are in elements; None means contiguous in C order.
@@ -136,26 +126,23 @@ class FileBytes(Struct, frozen=True):
     big_endian: bool = False
 
 
-class Inline(Struct, frozen=True):
+@dataclass(slots=True, unsafe_hash=True)
+class Inline:
     """A value that stood in the file's own structure: a number, a text, a list of numbers, or a tensor's raw bytes."""
 
     value: Any
 
 
-class Unreadable(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True)
+class Unreadable:
     """A field whose values cannot be read, and why; `stats` is what a record of level stats keeps instead of them."""
 
     why: str
-    stats: dict[str, Any] | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Unreadable) and self.why == other.why
-
-    def __hash__(self) -> int:
-        return hash(self.why)
+    stats: dict[str, Any] | None = field(default=None, compare=False)
 
 
-class Parts(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Parts:
     """Tensors laid end to end along `axis`: a column of ragged samples, or the shards of one tensor.
 
     Every part is readable and of one dtype. Along axis 0 only their elements count, in C order; along another
@@ -166,7 +153,8 @@ class Parts(Struct, frozen=True):
     axis: int = 0
 
 
-class Reduced(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Reduced:
     """What ranks' tensors of one shape and dtype make: their "sum", "avg", "max" or "min", element by element (a
     DTensor whose placement is Partial).
     """
@@ -175,7 +163,8 @@ class Reduced(Struct, frozen=True):
     how: str
 
 
-class Marks(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Marks:
     """Where a tensor's values are not 0: a mask whose marks the file tells apart by numbers."""
 
     of: TensorRef
@@ -190,8 +179,9 @@ class Stated(NamedTuple):
     axes: tuple[tuple[str, int, int], ...]
 
 
-class TensorRef(Struct):
-    """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`.
+@dataclass(slots=True, unsafe_hash=True)
+class TensorRef:
+    """A tensor's name, dtype, shape and where its bytes lie; read by `pages.py`. Not frozen: a listing makes thousands.
 
     `rows` is set for a ragged list of rows stored one after the other: the length of each row
     (shape is then the shape of the concatenation).
@@ -218,9 +208,6 @@ class TensorRef(Struct):
     copies: tuple[TensorRef, ...] = ()
     stated: Stated | None = None
 
-    def __hash__(self) -> int:
-        return hash((self.name, self.dtype, self.shape, self.source))
-
     @property
     def numel(self) -> int:
         return prod(self.shape)
@@ -240,22 +227,23 @@ class TensorRef(Struct):
 
     def with_(self, **changes: Any) -> TensorRef:
         """The same tensor with some parts said otherwise."""
-        return replace(self, **changes)
+        changed = TensorRef(
+            self.name, self.dtype, self.shape, self.source, self.canonical, self.alignment, self.pad, self.rows,
+            self.order, self.digest, self.sentinel, self.line, self.copies, self.stated,
+        )  # fmt: skip
+        for part, value in changes.items():
+            setattr(changed, part, value)
+        return changed
 
 
-class Problem(Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True)
+class Problem:
     """Something about a dump that a reader must know before trusting it."""
 
     where: str
     what: str
     #: The place in the run it is about, where that is not a file: the parts that are None are open.
-    key: RecordKey | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Problem) and (self.where, self.what) == (other.where, other.what)
-
-    def __hash__(self) -> int:
-        return hash((self.where, self.what))
+    key: RecordKey | None = field(default=None, compare=False)
 
     def is_about(self, record: Record) -> bool:
         """Whether a listing marks this record with it."""
@@ -377,7 +365,8 @@ def weights_noted(models: Mapping[Any, str], step: int | None) -> tuple[int | No
     return (numbers[0], noted[numbers[0]]) if numbers else None
 
 
-class Run(Struct):
+@dataclass(slots=True)
+class Run:
     """Every record of one dump, sorted by key, with what is wrong and what was inferred."""
 
     path: Path

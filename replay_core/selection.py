@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from replay_core.errors import SelectionError
 
 
-class Selection(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Selection:
     """Numbers picked on the command line: `3`, `0,2`, `0:4` (end excluded), `all`, `none` (what has no number)."""
 
     text: str

@@ -57,7 +57,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 def _is_record(node: ast.ClassDef) -> bool:
     """Whether it is figures or keys under their names: as many as what it records has, and nothing changes them."""
-    said = " ".join(map(ast.unparse, [*node.decorator_list, *node.bases]))
+    said = " ".join(map(ast.unparse, [*node.decorator_list, *node.bases, *node.keywords]))
     return "frozen=True" in said or "TypedDict" in said or "NamedTuple" in said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,7 +110,8 @@ def _listed(side: Side) -> list[str]:
 
 
 @total_ordering
-class _Backward(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Backward:
     """A place in a model that sorts as a backward passes it: the last one first."""
 
     place: naming.Place

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace
 
 from replay_core.records import Problem, Record, Run, Selection
 

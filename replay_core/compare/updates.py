@@ -32,6 +32,7 @@ twice or not at all points along the step everywhere.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -205,7 +206,7 @@ class Updates:
         wanted = (f"{ref.name.removesuffix('.bias')}.weight", ref.name) if ref.name.endswith(".bias") else (ref.name,)
         if not self._kept:
             self._kept = {one.key: one for one in self._baseline.records if one.key.stage == record.key.stage}
-        near = [self._kept.get(replace(record.key, step=record.key.step + one)) for one in (-1, 0, 1)]
+        near = [self._kept.get(dataclasses.replace(record.key, step=record.key.step + one)) for one in (-1, 0, 1)]
         found = [
             {one.name: one for one in _tensors(other) if one.name in wanted} for other in near if other is not None
         ]

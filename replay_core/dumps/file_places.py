@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from replay_core.dumps.dialect import Entry
 from replay_core.records import RecordKey

@@ -11,10 +11,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace
 
 from replay_core import naming
 from replay_core.dumps.containers import read_container

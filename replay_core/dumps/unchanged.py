@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from replay_core.dumps.completeness import FRESH_S, being_written
 from replay_core.dumps.listing import Listing

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from replay_core.dumps import loose
 from replay_core.dumps.dialect import Dialect, Index

@@ -12,8 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from replay_core.recorder.patience import Errand, Patience, is_ending, tell
 
@@ -21,7 +20,8 @@ from replay_core.recorder.patience import Errand, Patience, is_ending, tell
 _LOOK_S = 0.25
 
 
-class Pressure(Struct):
+@dataclass(slots=True)
+class Pressure:
     """How the disk keeps up with the trainer. Bytes are those of tensors."""
 
     waiting: int = 0

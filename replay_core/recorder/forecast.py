@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct, field
 
 from replay_core.recorder.settings import Settings
 
@@ -31,7 +30,8 @@ _PER_FIELD = 512
 _PER_FILE = 1024
 
 
-class Forecast(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Forecast:
     """Bytes of one recorded step, stage by stage, beside the room there is."""
 
     step_bytes: int

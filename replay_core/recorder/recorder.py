@@ -19,11 +19,10 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from msgspec import Struct
 
 from replay_core import hashes
 from replay_core.errors import DumpError, RecordExistsError, RequestError, RldbgError
@@ -43,7 +42,8 @@ from replay_core.recorder.writer import PRIVATE, SHARED, append_line, commit
 from replay_core.records import weights_noted
 
 
-class Lost(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Lost:
     """A record that could not be written while `on_error` is "warn", and why."""
 
     key: str

@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
-
-from msgspec import Struct
-from msgspec.structs import force_setattr, replace
 
 from replay_core.errors import RequestError
 from replay_core.recorder import named
@@ -33,7 +31,8 @@ _ROLLOUT_STAGES = ("trajectory",)
 _FULL_STAGES = ("trajectory", "old_log_probs", "ref_log_probs", "values", "prepared_trajectories")
 
 
-class Settings(Struct, frozen=True):
+@dataclass(frozen=True)
+class Settings:
     """How a Recorder records.
 
     Args:
@@ -88,18 +87,18 @@ class Settings(Struct, frozen=True):
             refuse("patience_s", self.patience_s, "seconds, more than 0")
         if self.max_keep is not None:
             _at_least("max_keep", self.max_keep, 1)
-        force_setattr(self, "pin_steps", _steps("pin_steps", self.pin_steps) or frozenset())
-        force_setattr(self, "dump_steps", _steps("dump_steps", self.dump_steps))
-        force_setattr(self, "ranks", _steps("ranks", self.ranks, "a list of ranks"))
+        object.__setattr__(self, "pin_steps", _steps("pin_steps", self.pin_steps) or frozenset())
+        object.__setattr__(self, "dump_steps", _steps("dump_steps", self.dump_steps))
+        object.__setattr__(self, "ranks", _steps("ranks", self.ranks, "a list of ranks"))
         if self.whole is not None and self.level == "full":
             refuse("whole", self.whole, "level stats or hash beside it: at level full every tensor is whole")
-        force_setattr(self, "whole", named.read(self.whole))
+        object.__setattr__(self, "whole", named.read(self.whole))
         if self.stages is not None:
             if isinstance(self.stages, str):
                 refuse("stages", self.stages, "a list of stages")
             for stage in self.stages:
                 _one_of("stages", stage, KNOWN)
-            force_setattr(self, "stages", frozenset(self.stages))
+            object.__setattr__(self, "stages", frozenset(self.stages))
         need_pattern("target_param_pattern", self.target_param_pattern)
 
     def with_(self, **changes: Any) -> Settings:
@@ -108,7 +107,7 @@ class Settings(Struct, frozen=True):
         Raises:
             RequestError: there is no such setting, or its value is wrong.
         """
-        known = self.__struct_fields__
+        known = [field.name for field in fields(self)]
         for name, value in changes.items():
             if name not in known:
                 refuse(name, value, f"a setting: {', '.join(known)}", what="there is no such setting")
@@ -138,7 +137,8 @@ class Settings(Struct, frozen=True):
         return re.search(self.target_param_pattern, name) is not None
 
 
-class Configured(Struct, frozen=True):
+@dataclass(frozen=True)
+class Configured:
     """What a trainer's configuration asks for: a directory, how to record into it, or what to replay from it.
 
     `directory` is None where the configuration leaves it to the trainer.
@@ -180,7 +180,7 @@ def from_nexrl(debug: Mapping[str, Any]) -> Configured:
         refuse("debug.dump_dir", directory, "a directory")
     options = {"format": given.pop("dump_format", "pt"), "enabled": enabled and bool(stages)}
     with _keys_of("debug", {"format": "dump_format"}):
-        known_settings = set(Settings.__struct_fields__) - {"enabled", "format", "stages"}
+        known_settings = {field.name for field in fields(Settings)} - {"enabled", "format", "stages"}
         for name, value in given.items():
             if name not in known_settings:
                 refuse(name, value, ", ".join([*_NEXRL_KEYS, *sorted(known_settings)]), what="unknown key")

@@ -15,10 +15,9 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-from msgspec import Struct, field
 
 from replay_core.errors import RequestError
 from replay_core.fold import ENOUGH, left_on_device
@@ -37,7 +36,8 @@ _THERE = 32 << 20
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
-class Noted(Struct):
+@dataclass(slots=True)
+class Noted:
     """What the index says of a tensor of which nothing else is kept: taken where it stood, nothing was copied.
 
     Of a device's tensor the digest and the statistics arrive with `Snapshots.ready`.
@@ -252,7 +252,8 @@ class Snapshots:
         )
 
 
-class _There(Struct):
+@dataclass(slots=True)
+class _There:
     """What a device told of a tensor of `count` values, as bytes there: what is left of it, and the rows of figures."""
 
     noted: Noted
@@ -272,7 +273,8 @@ def _take_in(told: list[_There], together: Any) -> None:
             one.noted.stats = _figures(on_device.joined(rows, one.count), one.count)
 
 
-class HeldRecord(Struct):
+@dataclass(slots=True)
+class HeldRecord:
     """A record on its way to the disk: its key, its fields on the host, and the copies that may still arrive."""
 
     key: dict[str, Any]

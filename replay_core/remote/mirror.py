@@ -17,12 +17,11 @@ import os
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import astuple
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
-
-from msgspec.structs import astuple
 
 from replay_core.errors import DumpError, RequestError
 from replay_core.mirrored import FOLDER, INSIDE, keep_under

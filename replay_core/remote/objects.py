@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
-
-from msgspec import Struct
 
 from replay_core.errors import DumpError, TruncatedError
 from replay_core.remote.addresses import Address
@@ -22,7 +21,8 @@ MOST_OBJECTS = 200_000
 _FIRST_PAUSE_S = 0.2
 
 
-class Listed(Struct, frozen=True, eq=False):
+@dataclass(frozen=True)
+class Listed:
     """One object as it was when it was listed.
 
     etag: what changes with its bytes; "" where the server gives none.
@@ -32,17 +32,7 @@ class Listed(Struct, frozen=True, eq=False):
     etag: str
     nbytes: int
     modified_s: float
-    edition: str = ""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Listed) and self._state == other._state
-
-    def __hash__(self) -> int:
-        return hash(self._state)
-
-    @property
-    def _state(self) -> tuple[str, int, float]:
-        return self.etag, self.nbytes, self.modified_s
+    edition: str = field(default="", compare=False)
 
 
 class AgainError(Exception):

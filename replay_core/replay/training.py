@@ -6,6 +6,7 @@ The padded batch goes through the head as the trainer's did, where the record sa
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -286,7 +287,7 @@ def _of_reference(run: Run, recorded: RecordedBatch, temperature: float) -> torc
     """What a call of the reference model on the same tokens recorded, [B, S-1]; else the micro-batch's own field."""
     key = recorded.key
     of_next = of_next_tokens(settings_asked(run.flags).get("logits"))
-    for at in (replace(key, role="ref"), key):
+    for at in (dataclasses.replace(key, role="ref"), key):
         name = "ref_logprobs" if at is key else "policy_logprobs"
         for record in records_of(run, at):
             for ref in record.tensors():

@@ -5,13 +5,13 @@ other run's are, without those of length 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 
 from replay_core import pages
 from replay_core.compare.pairing.dims import Dim, Dims, parsed, written

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-
-from msgspec.structs import replace
+from dataclasses import replace
 
 from replay_core.dtypes import ITEMSIZE
 from replay_core.engine_names import FUSED

@@ -8,6 +8,7 @@ Only token ids are read here, which say who has which tokens.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -807,7 +808,7 @@ def _only(ref: TensorRef, kept: Sequence[int]) -> TensorRef:
     """A tensor without those of its dimensions that are 1."""
     source = ref.source
     if isinstance(source, FileBytes) and source.strides is not None:
-        source = replace(source, strides=tuple(source.strides[at] for at in kept))
+        source = dataclasses.replace(source, strides=tuple(source.strides[at] for at in kept))
     return ref.with_(shape=tuple(ref.shape[at] for at in kept), source=source)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from replay_core import pages
 from replay_core.diagnose.algorithm import stated_number
