@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,9 +118,9 @@ def _are_rank_by_rank(a: Sides, b: Sides) -> bool:
 
 def _are_other_micro_batches(a: Sides, b: Sides) -> bool:
     """Whether the two have the same tokens, in other micro-batches."""
-    if max(_most(a), _most(b)) < 2 or any(len({*map(tuple, one.values())}) > 1 for one in (a, b)):
+    if max(_most(a), _most(b)) < 2:
         return False
-    rows = [[_rows(sides, micro) for micro in next(iter(sides.values()))] for sides in (a, b)]
+    rows = [[_rows(sides, micro) for micro in sorted({*chain(*sides.values())})] for sides in (a, b)]
     if any(one is None for of_run in rows for one in of_run):
         return False
     known = [[one for one in of_run if one is not None] for of_run in rows]
@@ -140,9 +141,9 @@ def _rows(sides: Sides, micro: int) -> set[bytes] | None:
     """The rows of tokens that the ranks have in a micro-batch; None where they are not laid as rows."""
     found: set[bytes] = set()
     for own in sides.values():
-        ids = ids_of(own[micro])
+        ids = ids_of(own[micro]) if micro in own else None
         if ids is None:
-            continue  # a later stage of a pipeline
+            continue  # a later stage of a pipeline, or a rank whose samples made fewer micro-batches
         if len(ids.shape) != 2 or not ids.is_readable:
             return None
         try:
