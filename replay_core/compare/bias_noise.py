@@ -112,6 +112,32 @@ def _is_noise(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, Tensor
     )
 
 
+def rounding_alone(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, TensorRef]) -> NDArray[np.bool_] | None:
+    """Of each element of a bias whether its gradient is what rounding leaves of a sum that cancels, in both runs, [O];
+    None where nobody knows. bias, weight: the gradients of a module's.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
+    dtype = family(coarsest(bias[0].dtype, bias[1].dtype, weight[0].dtype, weight[1].dtype))
+    (rows,) = bias[0].shape if len(bias[0].shape) == 1 else (0,)
+    is_one = bias[0].shape == bias[1].shape and weight[0].shape == weight[1].shape
+    if dtype not in EPS or not is_one or len(weight[0].shape) != 2 or weight[0].shape[0] != rows or not rows:
+        return None
+    if weight[0].shape[1] < _FEWEST_INPUTS or not all(ref.is_readable for ref in (*bias, *weight)):
+        return None
+    a, b = (np.asarray(pages.array(ref), np.float64) for ref in bias)
+    size_2 = np.zeros(rows)
+    for start in range(0, rows, step := max(1, (1 << 20) // weight[0].shape[1])):
+        here = slice(start, start + step)
+        both = (np.asarray(pages.array(ref)[here], np.float64) for ref in weight)
+        size_2[here] = np.min([np.square(one).mean(axis=1) for one in both], axis=0)
+    found: NDArray[np.bool_] = np.maximum(np.abs(a), np.abs(b)) <= _LEFT[dtype] * EPS[dtype] * np.sqrt(size_2)
+    found &= size_2 > 0
+    # What rounding leaves of one element may be 0; of all of them it is not, and such a gradient was never made.
+    return found if a[found].any() and b[found].any() else np.zeros_like(found)
+
+
 def _is_factor(a: F64, off: F64) -> bool:
     """Whether one gradient is a multiple of the other: twice, half, the other way."""
     along, size, apart = float(a @ off), float(a @ a), float(off @ off)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replay_core.compare.judging.of_ranks import other_copies
 from replay_core.compare.pairing.align import MicroBatchPair
-from replay_core.compare.pairing.ranks import HeldByRanks, Which, standing_for
+from replay_core.compare.pairing.ranks import HeldByRanks, Which, in_sections, standing_for
 from replay_core.records import TensorRef
 
 #: By rank that holds a copy of its own (None: what stands for all of them), the tensor as either run has it.
@@ -34,6 +34,19 @@ class FacingTensors:
         """The tensors that both sides call so in a stage; None where one lacks it."""
         a, b = (side.tensors.get((name, stage)) for side in (micro_pair.a, micro_pair.b))
         return None if a is None or b is None else cls.of(a[1], b[1], micro_pair)
+
+    def cut_like(self, other: FacingTensors) -> FacingTensors:
+        """The same, where ranks hold a share of several in one (q, k and v) as they do of another tensor of its module,
+        of which that is known already.
+        """
+        if self.held is None or other.held is None or not self.held.is_cut or not other.held.is_cut:
+            return self
+        first = other.held.stretches[0]
+        if len(first) < 2 or self.held.stretches == other.held.stretches:
+            return self
+        ranks = len(set(other.held.stretches))
+        held = in_sections(self.held, tuple(long * ranks for _, long in first))
+        return self if held is None else replace(self, held=held)
 
     def copies(self) -> Copies:
         """What either run has of it, for every rank whose bytes are its own; nothing where that is not known.
