@@ -13,6 +13,7 @@ import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
+from replay_core.compare.pairing.own_rows import Sides, in_rows_of_one_width
 from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Which, ids_of, named, same_values
 from replay_core.errors import DumpError
 from replay_core.records import Parts, Record, RecordKey, TensorRef, Unreadable
@@ -22,8 +23,6 @@ _NOT_LAID = "said of each micro-batch, and the two runs cut the batch otherwise"
 _RUNS: tuple[Which, Which] = ("a", "b")
 
 Place = tuple[str, str]
-#: Of one run and step: rank -> micro-batch -> what it recorded of it.
-Sides = dict[int | None, dict[int, Side]]
 
 
 class _Laid(NamedTuple):
@@ -54,8 +53,12 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
         for which, side in zip(_RUNS, (micro_pair.a, micro_pair.b), strict=True):
             if side.records:
                 sides[which][side.records[0].key.rank][micro_pair.key.micro or 0] = side
+    if not sides["a"] or not sides["b"]:
+        return None
+    wide = in_rows_of_one_width(sides)
+    sides = wide or sides
     of_a, of_b = sides["a"], sides["b"]
-    if not of_a or not of_b or _are_rank_by_rank(of_a, of_b) or not _are_other_micro_batches(of_a, of_b):
+    if _are_rank_by_rank(of_a, of_b) or (wide is None and not _are_other_micro_batches(of_a, of_b)):
         return None
     for of_run in sides.values():
         _order_by_tokens(of_run)
@@ -77,7 +80,11 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
         f"{made[0].where}: micro-batches {named(micros)} of {many} are put together, and held against the samples of "
         f"{'b' if many == 'a' else 'a'}'s"
     )
-    made[0].notes.append(said)
+    if wide is not None:
+        laid_so = "samples lie otherwise in the two (trimmed to the longest of a micro-batch, or end to end in packs)"
+        made[0].notes.append(f"{made[0].where}: {laid_so}, and each is held in a row of its own, without its padding")
+    if max(_most(of_a), _most(of_b)) > 1:
+        made[0].notes.append(said)
     return made
 
 
