@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_core import pages
+from replay_core.compare.bias_noise import left_beside
 from replay_core.compare.chance import ERRORS, is_along
-from replay_core.compare.judging import limits
 from replay_core.compare.judging.verdict import Context
 from replay_core.compare.pairing.align import MicroBatchPair, Rowwise
 from replay_core.dtypes import EPS, coarsest, family
@@ -48,13 +48,14 @@ def drift(steps: int) -> float:
 
 def moved_before(
     outputs: Both, after: Both, is_noise_C: NDArray[np.bool_], rate: float, steps: int, context: Context | None,
-    micro_pair: MicroBatchPair,
+    micro_pair: MicroBatchPair, *, is_least: bool = False,
 ) -> tuple[str, float] | None:  # fmt: skip
     """Why what a module put out in the first recorded step is off by no more than its bias was by then, and the rate
     that this takes; None where it is off by something else.
 
     after: its bias as the step ended, [C]; is_noise_C: where the bias' gradient is nothing but rounding. rate: of the
-    optimizer, 0 where nobody knows. steps: how many are behind the records.
+    optimizer, which may be more where is_least (nobody recorded two steps one after the other). steps: how many are
+    behind the records.
 
     Raises:
         DumpError: the bytes of one cannot be read.
@@ -73,16 +74,17 @@ def moved_before(
         return None
     rounding_C = _ROUNDINGS * EPS[of_weight] / 2 * np.maximum(np.abs(w_a), np.abs(w_b)) + error_C
     since_C = np.abs(w_b - w_a - mean_C)[is_noise_C]
-    if rate and bool((since_C > 2 * rate + rounding_C[is_noise_C]).any()):
+    if is_least or not rate:
+        rate = max(rate, float(since_C.max()))
+    elif bool((since_C > 2 * rate + rounding_C[is_noise_C]).any()):
         return None
-    rate = rate or float(since_C.max())
     moved_C = np.where(is_noise_C, mean_C, 0.0)
     if bool((np.abs(moved_C) > drift(steps) * rate + error_C).any()):
         return None
     walked, weight = moved_C[is_noise_C], ((w_a + w_b) / 2)[is_noise_C]
     if any(is_along(walked, line) for line in (weight, np.ones_like(weight))):
         return None
-    left = _left(outputs, moved_C, context, dtype, micro_pair)
+    left = left_beside(outputs, moved_C, context, dtype, micro_pair)
     if left is None:
         return None
     greatest = float(np.abs(moved_C).max())
@@ -110,22 +112,3 @@ def _mean_off(outputs: Both, channels: int, micro_pair: MicroBatchPair, unit: fl
     mean = total / rows
     spread = np.sqrt(np.maximum(0.0, squares / rows - np.square(mean)))
     return mean, ERRORS * spread / math.sqrt(rows) + unit * size / rows
-
-
-def _left(outputs: Both, moved_C: F64, context: Context | None, dtype: str, micro_pair: MicroBatchPair) -> str | None:
-    """How far the rows are off beside what the bias moved; None where that is more than the table allows."""
-    left_2, size_2, worst = 0.0, 0.0, 0.0
-    for chunk in Rowwise(*outputs, micro_pair).counted():
-        a_RC, b_RC = as_reals(*chunk)
-        rest: Any = np.square(b_RC - a_RC - moved_C).sum(axis=1)
-        of_a: Any = np.square(a_RC).sum(axis=1)
-        left_2, size_2 = left_2 + float(rest.sum()), size_2 + float(of_a.sum())
-        each = np.divide(rest, of_a, out=np.where(rest > 0, np.inf, 0.0), where=of_a > 0)
-        worst = max(worst, float(each.max(initial=0.0)))
-    column = "end-to-end" if context is None else context.column
-    limit, worst_limit = limits.REL_L2[column][dtype], limits.WORST_ROW[column][dtype]
-    if context is not None:
-        limit, worst_limit = context.widened("rel_l2", limit), context.widened("worst_row", worst_limit)
-    if not size_2 or not math.isfinite(left_2) or left_2 > limit**2 * size_2 or worst > worst_limit**2:
-        return None
-    return f"relative L2 {math.sqrt(left_2 / size_2):.2g} (up to {limit:.3g} allowed)"

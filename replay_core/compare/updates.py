@@ -33,6 +33,7 @@ twice or not at all points along the step everywhere.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -115,7 +116,7 @@ class Updates:
         self._began: dict[str | None, int] = {}
         self._sizes = NoiseSizes()
         #: The baseline's records of weights, once a rate is asked for.
-        self._kept: dict[RecordKey, Record] = {}
+        self._kept: dict[RecordKey, list[tuple[int, Record]]] = {}
         #: By rank, role and name: the gradients and weights of the step that comes, before they are judged.
         self._coming: dict[tuple[Any, ...], tuple[TensorPair, MicroBatchPair]] = {}
         #: By rank, role and name: the gradients of the last steps, and the weight of the last.
@@ -175,33 +176,34 @@ class Updates:
 
     def _settle_after_unseen(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
         """What a module put out whose bias went where noise took it in steps that nobody recorded."""
-        module = naming.module_of(row.name)
-        found = [
-            self._coming.get((row.key.rank, row.key.role, name))
-            for name in (f"grad.{module}.bias", f"grad.{module}.weight", f"param.{module}.bias")
-        ]
-        if not row.key.step or row.key.step < 0 or any(one is None for one in found):
-            return
+        if row.key.step is not None and row.key.step > 0:
+            known = _Known.of(row, pair, micro_pair)
+            self._clear(known, _read_by(lambda: self._moved_before(known, row.key.step or 0, micro_pair)))
 
-        def look() -> str | None:
-            facing = [FacingTensors.of(one.a[1], one.b[1], beside) for one, beside in found]  # type: ignore[misc,union-attr,index]
-            copies = [one.copies() for one in (known.facing, *(one.cut_like(known.facing) for one in facing))]
-            if any(None not in one or len(one) > 1 for one in (copies[0], copies[3])):
+    def _moved_before(self, known: _Known, step: int, micro_pair: MicroBatchPair) -> str | None:
+        row, module = known.row, naming.module_of(known.row.name)
+        copies, after = [known.facing.copies()], None
+        for name in (f"grad.{module}.bias", f"grad.{module}.weight", f"param.{module}.bias"):
+            if (coming := self._coming.get((row.key.rank, row.key.role, name))) is None:
                 return None
-            own, gradient, beside, after = (one[None] for one in copies)
-            is_noise = rounding_alone(gradient, beside)
-            if is_noise is None:
-                return None
-            rate = self._optimizer["lr"] if self._optimizer is not None else self._rate_of(found[2][0].a)  # type: ignore[index]
-            told = moved_before(own, after, is_noise, rate, row.key.step or 0, row.context, micro_pair)
-            if told is None:
-                return None
-            place = (row.key.role, row.key.step)
-            self._fitted[place] = max(self._fitted.get(place, 0.0), told[1])
-            return told[0]
-
-        known = _Known.of(row, pair, micro_pair)
-        self._clear(known, _read_by(look))
+            beside, its_micro_pair = coming
+            assert beside.a is not None
+            assert beside.b is not None
+            after = beside.a
+            copies.append(FacingTensors.of(beside.a[1], beside.b[1], its_micro_pair).cut_like(known.facing).copies())
+        if after is None or any(None not in one for one in copies) or len(copies[0]) > 1 or len(copies[-1]) > 1:
+            return None
+        own, gradient, weight, bias = (one[None] for one in copies)
+        if (is_noise := rounding_alone(gradient, weight)) is None:
+            return None
+        rate = float(self._optimizer["lr"]) if self._optimizer is not None else self._rate_of(after)
+        is_least = self._optimizer is None and not self._is_next_to(after[0].key)
+        told = moved_before(own, bias, is_noise, rate, step, row.context, micro_pair, is_least=is_least)
+        if told is None:
+            return None
+        place = row.key.role, row.key.step
+        self._fitted[place] = max(self._fitted.get(place, 0.0), told[1])
+        return told[0]
 
     def _clear(self, known: _Known, why: str | None) -> None:
         if why is None:
@@ -259,8 +261,9 @@ class Updates:
         return rounding_alone(made[0], made[1]) if made[0] is not None and made[1] is not None else None
 
     def _rate_of(self, of_a: tuple[Record, TensorRef] | None) -> float:
-        """The greatest step of this one that the baseline made between two steps that it kept, of the module's own
-        weight where it is a bias; else the rate that another weight's first step tells. 0 where neither is known.
+        """The greatest step that the baseline made between two records of its own next to this one, of the module's own
+        weight where it is a bias; else the rate that another weight tells. 0 where neither is known. Of steps that lie
+        between, each made its part.
 
         Raises:
             DumpError: the bytes of one cannot be read.
@@ -270,18 +273,33 @@ class Updates:
         if record.key.step is None:
             return 0.0
         wanted = (f"{ref.name.removesuffix('.bias')}.weight", ref.name) if ref.name.endswith(".bias") else (ref.name,)
-        if not self._kept:
-            self._kept = {one.key: one for one in self._baseline.records if one.key.stage == record.key.stage}
-        near = [self._kept.get(replace(record.key, step=record.key.step + one)) for one in (-1, 0, 1)]
-        found = [
-            {one.name: one for one in _tensors(other) if one.name in wanted} for other in near if other is not None
-        ]
+        found = [(step, {one.name: one for one in _tensors(other) if one.name in wanted})
+                 for step, other in self._near(record.key)]  # fmt: skip
         for name in wanted:
-            of_steps = [one[name] for one in found if name in one and one[name].is_readable]
-            steps = [_greatest_step(one, other) for one, other in pairwise(of_steps) if one.shape == other.shape]
+            of_steps = [(step, one[name]) for step, one in found if name in one and one[name].is_readable]
+            steps = [
+                _greatest_step(one, other) / (after - before) for (before, one), (after, other) in pairwise(of_steps)
+                if one.shape == other.shape
+            ]  # fmt: skip
             if rate := max(steps, default=0.0):
                 return rate
         return self._fitted.get((record.key.role, record.key.step), 0.0)
+
+    def _near(self, key: RecordKey) -> list[tuple[int, Record]]:
+        """The baseline's own record of these weights, and those before and after it."""
+        if not self._kept:
+            for one in self._baseline.records:
+                if one.key.stage == key.stage and one.key.step is not None:
+                    self._kept.setdefault(replace(one.key, step=None), []).append((one.key.step, one))
+            for kept in self._kept.values():
+                kept.sort(key=lambda held: held[0])
+        own = self._kept.get(replace(key, step=None), [])
+        at = bisect_left(own, key.step or 0, key=lambda held: held[0])
+        return own[max(0, at - 1) : at + 2]
+
+    def _is_next_to(self, key: RecordKey) -> bool:
+        """Whether the baseline kept the weights of the step before or after this one too."""
+        return any(key.step is not None and abs(step - key.step) == 1 for step, _ in self._near(key))
 
 
 def _tensors(record: Record) -> tuple[TensorRef, ...]:
@@ -521,7 +539,7 @@ class _WeightsAfter:
             )
             steps.append(np.where(is_noise, after - before, 0.0))
             gradients.append(np.where(is_noise, gradient, 0.0))
-        weight = sum(np.asarray(one, np.float64) for one in self._before) / 2
+        weight = (np.asarray(self._before[0], np.float64) + np.asarray(self._before[1], np.float64)) / 2
         return (steps[0], steps[1]), (gradients[0], gradients[1]), weight
 
     def _left(self, step: _Step) -> Directions:

@@ -151,13 +151,13 @@ def _of_tokens(name: str, ref: TensorRef, main: Batch, rows: list[_Row], width: 
     if ref.is_text or ref.rows is not None or not ref.is_readable or not ref.shape or ref.dtype not in ITEMSIZE:
         return ref
     # [batch, long, ...]; flat [batch x long, ...]; said of all tokens of a row but its last: [batch, long - 1, ...].
-    shift = 0
+    shift, lead = 0, (len(rows), width)
     if ref.shape[:2] == (batch, long):
-        inner, lead = ref.shape[2:], (len(rows), width)
+        inner = ref.shape[2:]
     elif ref.shape[:2] == (batch, long - 1) and main.packs is None:
         inner, lead, shift = ref.shape[2:], (len(rows), width - 1), 1
     elif ref.shape[0] == batch * long:
-        inner, lead = ref.shape[1:], ((len(rows), width) if main.packs is not None else (len(rows) * width,))
+        inner = ref.shape[1:]
     else:
         return ref
     each = int(np.prod(inner))
@@ -171,7 +171,9 @@ def _of_tokens(name: str, ref: TensorRef, main: Batch, rows: list[_Row], width: 
             parts.append(narrowed(flat, 0, row.row * across + row.start, length))
         if width - row.length:
             parts.append(_zeros(ref, (width - row.length, *inner)))
-    return ref.with_(shape=(*lead, *inner), source=Parts(tuple(parts)), digest=None, copies=(), alignment=None)
+    is_flat = ref.shape[0] == batch * long and ref.shape[:2] != (batch, long) and main.packs is None
+    shape = (lead[0] * lead[1], *inner) if is_flat else (*lead, *inner)
+    return ref.with_(shape=shape, source=Parts(tuple(parts)), digest=None, copies=(), alignment=None)
 
 
 def _mask(rows: list[_Row], width: int) -> Inline:
