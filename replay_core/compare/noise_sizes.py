@@ -24,8 +24,11 @@ from replay_core.compare.chance import is_along
 
 F64 = NDArray[np.float64]
 
-#: Standard errors, and a factor between the squares, past which steps are of two sizes.
-_ERRORS, _TIMES = 5.0, 1.5
+#: Standard errors past which the steps of one bias, and of several together, are of two sizes: of one healthy bias they
+#: were up to 5.0 (its elements share what its first steps' noise left in the moments), of two up to 3.3 of 100 pairs.
+_OF_ONE, _OF_SEVERAL = 7.0, 4.0
+#: A factor between the squares below which they are of one.
+_TIMES = 1.5
 #: Fewer elements tell no size.
 _FEWEST = 12
 _APART, _WEIGHT = 4, 5
@@ -49,10 +52,12 @@ class NoiseSizes:
     def are_one(self, model: Any, bias: Any) -> bool:
         """Whether a bias' steps, and those of all biases of its model, are as long in one run as in the other."""
         every = self._sums[model]
-        return _are_one(every[bias]) and _are_one(np.concatenate(list(every.values()), axis=1))
+        if not _are_one(every[bias], _OF_ONE):
+            return False
+        return len(every) < 2 or _are_one(np.concatenate(list(every.values()), axis=1), _OF_SEVERAL)
 
 
-def _are_one(sums: F64) -> bool:
+def _are_one(sums: F64, most: float) -> bool:
     #: An element that nothing was noise of says nothing.
     told = sums[:, sums[2:4].any(axis=0)]
     count = told.shape[1]
@@ -64,4 +69,4 @@ def _are_one(sums: F64) -> bool:
     spread = (told[:2].var(axis=1, ddof=1) / np.square(means[:2])).sum() / count
     apart, louder = math.log(means[1] / means[0]), math.log(means[3] / means[2])
     past = max(apart - max(0.0, louder), min(0.0, louder) - apart)
-    return past <= max(math.log(_TIMES), _ERRORS * math.sqrt(spread))
+    return past <= max(math.log(_TIMES), most * math.sqrt(spread))

@@ -182,18 +182,19 @@ class Updates:
 
     def _moved_before(self, known: _Known, step: int, micro_pair: MicroBatchPair) -> str | None:
         row, module = known.row, naming.module_of(known.row.name)
-        copies, after = [known.facing.copies()], None
-        for name in (f"grad.{module}.bias", f"grad.{module}.weight", f"param.{module}.bias"):
-            if (coming := self._coming.get((row.key.rank, row.key.role, name))) is None:
-                return None
-            beside, its_micro_pair = coming
-            assert beside.a is not None
-            assert beside.b is not None
-            after = beside.a
-            copies.append(FacingTensors.of(beside.a[1], beside.b[1], its_micro_pair).cut_like(known.facing).copies())
-        if after is None or any(None not in one for one in copies) or len(copies[0]) > 1 or len(copies[-1]) > 1:
+        names = (f"param.{module}.bias", f"grad.{module}.bias", f"grad.{module}.weight")
+        found = [self._coming.get((row.key.rank, row.key.role, name)) for name in names]
+        facing = [
+            FacingTensors.of(one.a[1], one.b[1], its_own) for one, its_own in filter(None, found) if one.a and one.b
+        ]
+        after = found[0][0].a if found[0] is not None else None
+        if after is None or len(facing) < len(names):
             return None
-        own, gradient, weight, bias = (one[None] for one in copies)
+        sizes = facing[0].sections()
+        copies = [known.facing.copies(), *(one.in_sections(sizes).copies() for one in facing)]
+        if any(None not in one for one in copies) or len(copies[0]) > 1 or len(copies[1]) > 1:
+            return None
+        own, bias, gradient, weight = (one[None] for one in copies)
         if (is_noise := rounding_alone(gradient, weight)) is None:
             return None
         rate = float(self._optimizer["lr"]) if self._optimizer is not None else self._rate_of(after)
@@ -257,7 +258,8 @@ class Updates:
         beside = self._gradients.get(place, [])
         if not weight.row.name.endswith(".bias") or not beside or beside[-1].step != weight.step:
             return None
-        made = [of_rank(one.facing.cut_like(weight.facing).copies(), rank) for one in (gradient, beside[-1])]
+        sizes = _sections_of(weight.facing)
+        made = [of_rank(one.facing.in_sections(sizes).copies(), rank) for one in (gradient, beside[-1])]
         return rounding_alone(made[0], made[1]) if made[0] is not None and made[1] is not None else None
 
     def _rate_of(self, of_a: tuple[Record, TensorRef] | None) -> float:
@@ -300,6 +302,13 @@ class Updates:
     def _is_next_to(self, key: RecordKey) -> bool:
         """Whether the baseline kept the weights of the step before or after this one too."""
         return any(key.step is not None and abs(step - key.step) == 1 for step, _ in self._near(key))
+
+
+def _sections_of(facing: FacingTensors) -> tuple[int, ...]:
+    """How long the several in one are that a judged tensor was found to be made of; nothing where it is one."""
+    if facing.held is None or not facing.held.is_cut or len(first := facing.held.stretches[0]) < 2:
+        return ()
+    return tuple(long * len(set(facing.held.stretches)) for _, long in first)
 
 
 def _tensors(record: Record) -> tuple[TensorRef, ...]:
