@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.compare.bias_noise import moved_by_its_bias, noise_beside_its_weight, rounding_alone
-from replay_core.compare.chance import ERRORS, FEW, SCALED, Directions, Sums, fewest
+from replay_core.compare.chance import ERRORS, FEW, SCALED, Directions, SumAlong, fewest
 from replay_core.compare.facing import Copies, FacingTensors, of_rank
 from replay_core.compare.first_adam import FirstAdam
 from replay_core.compare.judging.judgement import judge
@@ -418,7 +418,7 @@ class _WeightsAfter:
         if self._before is None:
             known = self._by_difference() or (self._by_signs() if len(self._gradients) == 1 else None)
             return known or self._by_rate_beside()
-        sums, rate = Sums(), 0.0
+        sums, rate = SumAlong(), 0.0
         for part in self._chunks():
             steps = [one - other for one, other in zip(part.before, part.after, strict=True)]
             rate = max(rate, float(np.abs(steps[0]).max(initial=0.0)))
@@ -452,7 +452,7 @@ class _WeightsAfter:
         return of_noise or FirstAdam.of(off, a, b, rounding, is_one=True)
 
     def _of_first_adam(self, first: FirstAdam) -> _Why | None:
-        rate, sums = max(first.rate_a, first.rate_b), Sums()
+        rate, sums = max(first.rate_a, first.rate_b), SumAlong()
         for part in self._chunks():
             steps = [first.step(one, rate) for one in part.gradient]
             left = part.after[1] - part.after[0] + (steps[1] - steps[0])
@@ -502,7 +502,7 @@ class _WeightsAfter:
     def _by_rate(self, rate: float, what: str, *, is_sgd: bool) -> _Why | None:
         """Whether no element is further off than a step of so much makes it, and the differences point nowhere."""
         unseen = 0 if is_sgd or (self._unseen >= _STEPS and self._noise is None) else self._unseen
-        sums, moved = Sums(), [0, 0]
+        sums, moved = SumAlong(), [0, 0]
         for part in self._chunks():
             turned = np.abs(part.gradient[0] - part.gradient[1]) if is_sgd else self._turned(part)
             allowed = rate * turned + self._rounded(part, 0.0 if is_sgd else rate)
@@ -595,7 +595,7 @@ class _WeightsAfter:
         if of_turned.size < _FEWEST:
             return None
         rate = float(np.median(of_turned)) / 2
-        sums = Sums()
+        sums = SumAlong()
         for part in self._chunks():
             sign = [np.sign(one) for one in part.gradient]
             left = part.after[1] - part.after[0] + rate * (sign[1] - sign[0])
@@ -624,7 +624,7 @@ class _WeightsAfter:
         rate = max(0.0, of_both / of_own) if of_own else 0.0
         squares = sum(float(np.square(part.after[0]).sum()) for part in self._chunks())
         step = _MOST_STEP * (squares / max(1, self._after[0].size)) ** 0.5
-        sums, signs = Sums(), Sums()
+        sums, signs = SumAlong(), SumAlong()
         for part in self._chunks():
             left = part.after[1] - part.after[0] + rate * (part.gradient[1] - part.gradient[0])
             if not bool((np.abs(left) <= self._rounded(part, step)).all()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replay_core.compare.chance import Directions, Sums, errors, is_along
+from replay_core.compare.chance import Directions, SumAlong, errors, is_along
 
 
 def test_few_values_along_a_line_are_told_from_noise():
@@ -18,10 +18,10 @@ def test_few_values_along_a_line_are_told_from_noise():
 
 def test_a_sum_of_few_has_a_limit_of_its_own():
     assert errors(4) < errors(16) < errors(10**6) == 4.0
-    sums = Sums()
+    sums = SumAlong()
     sums.take(np.ones(24))
     assert not sums.is_chance(24)
-    few = Sums()
+    few = SumAlong()
     few.take(np.ones(8))
     assert few.is_chance(1000), "of few among many that say nothing no sum tells"
 
