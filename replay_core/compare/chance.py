@@ -70,7 +70,7 @@ def is_along(values: F64, line: F64) -> bool:
 
 
 class Directions:
-    """SumAlong of what is left of a difference along the weight, its signs and a constant: of all, per row and per column.
+    """Sums of what is left of a difference along the weight, its signs and a constant: of all, per row and per column.
 
     A weight that is scaled, cut off instead of rounded, or shifted is off along one of these everywhere; rounding is
     along none.
