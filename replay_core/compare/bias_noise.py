@@ -112,6 +112,32 @@ def _is_noise(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, Tensor
     )
 
 
+def rounding_alone(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, TensorRef]) -> NDArray[np.bool_] | None:
+    """Of each element of a bias whether its gradient is what rounding leaves of a sum that cancels, in both runs, [O];
+    None where nobody knows. bias, weight: the gradients of a module's.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
+    dtype = family(coarsest(bias[0].dtype, bias[1].dtype, weight[0].dtype, weight[1].dtype))
+    (rows,) = bias[0].shape if len(bias[0].shape) == 1 else (0,)
+    is_one = bias[0].shape == bias[1].shape and weight[0].shape == weight[1].shape
+    if dtype not in EPS or not is_one or len(weight[0].shape) != 2 or weight[0].shape[0] != rows or not rows:
+        return None
+    if weight[0].shape[1] < _FEWEST_INPUTS or not all(ref.is_readable for ref in (*bias, *weight)):
+        return None
+    a, b = (np.asarray(pages.array(ref), np.float64) for ref in bias)
+    size_2 = np.zeros(rows)
+    for start in range(0, rows, step := max(1, (1 << 20) // weight[0].shape[1])):
+        here = slice(start, start + step)
+        both = (np.asarray(pages.array(ref)[here], np.float64) for ref in weight)
+        size_2[here] = np.min([np.square(one).mean(axis=1) for one in both], axis=0)
+    found: NDArray[np.bool_] = np.maximum(np.abs(a), np.abs(b)) <= _LEFT[dtype] * EPS[dtype] * np.sqrt(size_2)
+    found &= size_2 > 0
+    # What rounding leaves of one element may be 0; of all of them it is not, and such a gradient was never made.
+    return found if a[found].any() and b[found].any() else np.zeros_like(found)
+
+
 def _is_factor(a: F64, off: F64) -> bool:
     """Whether one gradient is a multiple of the other: twice, half, the other way."""
     along, size, apart = float(a @ off), float(a @ a), float(off @ off)
@@ -135,24 +161,34 @@ def moved_by_its_bias(own: Copies, biases: Copies, context: Context | None, micr
     if not all(ref.is_readable and len(ref.shape) == 1 for ref in pair) or dtype not in EPS:
         return None
     shift_C = np.asarray(pages.array(pair[1]), np.float64) - np.asarray(pages.array(pair[0]), np.float64)
+    left = left_beside(both, shift_C, context, str(dtype), micro_pair)
+    if left is None:
+        return None
+    return f"off in every row by what its bias is, whose steps are explained; beside that {left}"
+
+
+def left_beside(
+    outputs: tuple[TensorRef, TensorRef], shift_C: F64, context: Context | None, dtype: str, micro_pair: MicroBatchPair
+) -> str | None:
+    """How far b's rows are off a's beside one constant for each channel [C]; None where the table does not allow it.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
     left_2, size_2, worst = 0.0, 0.0, 0.0
-    for chunk in Rowwise(*both, micro_pair).counted():
+    for chunk in Rowwise(*outputs, micro_pair).counted():
         a_RC, b_RC = as_reals(*chunk)
         if a_RC.shape[1] != shift_C.size or a_RC.shape != b_RC.shape:
             return None
         rest: Any = np.square(b_RC - a_RC - shift_C).sum(axis=1)
         of_a: Any = np.square(a_RC).sum(axis=1)
         left_2, size_2 = left_2 + float(rest.sum()), size_2 + float(of_a.sum())
-        worst = max(
-            worst, float(np.divide(rest, of_a, out=np.where(rest > 0, np.inf, 0.0), where=of_a > 0).max(initial=0.0))
-        )
+        each = np.divide(rest, of_a, out=np.where(rest > 0, np.inf, 0.0), where=of_a > 0)
+        worst = max(worst, float(each.max(initial=0.0)))
     column = "end-to-end" if context is None else context.column
     limit, worst_limit = limits.REL_L2[column][dtype], limits.WORST_ROW[column][dtype]
     if context is not None:
         limit, worst_limit = context.widened("rel_l2", limit), context.widened("worst_row", worst_limit)
     if not size_2 or not math.isfinite(left_2) or left_2 > limit**2 * size_2 or worst > worst_limit**2:
         return None
-    return (
-        f"off in every row by what its bias is, whose steps are explained; beside that relative L2 "
-        f" {math.sqrt(left_2 / size_2):.2g} (up to {limit:.3g} allowed)"
-    )
+    return f"relative L2 {math.sqrt(left_2 / size_2):.2g} (up to {limit:.3g} allowed)"

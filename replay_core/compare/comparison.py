@@ -211,7 +211,12 @@ def compare_runs(
 
     repeated, done = 0, 0
     damaged: dict[str, str] = {}
-    for pair, micro_pair in work.in_order(judge.ahead, judge.forget):
+
+    def ahead(entries: list[Entry]) -> Iterator[Entry]:
+        updates.coming(entries)
+        return judge.ahead(entries)
+
+    for pair, micro_pair in work.in_order(ahead, judge.forget):
         if not done % _TOLD_EVERY or pair.one[1].shape:
             on_event(Progress(done, work.total, pair.name))
         done += 1

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -44,7 +45,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.compare.bias_noise import moved_by_its_bias, noise_beside_its_weight
+from replay_core.compare.bias_noise import moved_by_its_bias, noise_beside_its_weight, rounding_alone
+from replay_core.compare.chance import ERRORS, FEW, SCALED, Directions, SumAlong, fewest
 from replay_core.compare.facing import Copies, FacingTensors, of_rank
 from replay_core.compare.first_adam import FirstAdam
 from replay_core.compare.judging.judgement import judge
@@ -52,24 +54,19 @@ from replay_core.compare.judging.rules import BY_ID
 from replay_core.compare.judging.tensors import TensorVerdict, say
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.judging.verdict import Judgement, Verdict
+from replay_core.compare.noise_sizes import NoiseSizes
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
+from replay_core.compare.unseen_steps import drift, moved_before
 from replay_core.dtypes import EPS, coarsest, family
 from replay_core.errors import RldbgError
 from replay_core.records import Record, RecordKey, Run, TensorRef
 
 #: Roundings of the weight itself, before and after the step, of both runs; and of one run's.
 _ROUNDINGS, _OF_ONE = 4, 2
-#: Standard errors that chance leaves of a sum over elements, and the part of the step by which gradients that agree
-#: may scale it.
-_ERRORS, _SCALED = 4.0, 0.02
-#: Part of what a sum would be if every element were off alike, past which few elements are not off by chance.
-_COHERENT = 0.75
 #: Steps whose gradients are kept; and what the step may be off from its size where nothing else is known, besides.
 _STEPS, _SIZE = 8, 0.05
 #: The step that may have been stored in the weight's digits where nobody knows it, in the weights' rms.
 _MOST_STEP = 0.1
-#: Of so few elements a number that is fitted to them, and chance, explain whatever they are off.
-_FEW = 16
 #: Fewer elements whose gradients' signs differ do not tell a rate.
 _FEWEST = 2
 #: So many elements move in one run and none in the other: it did not step. And the steps a weight may be made of.
@@ -116,16 +113,31 @@ class Updates:
         self._tolerances, self._exact, self._baseline = tolerances, exact, a
         #: By role and step, the rate of first steps that could be read off weights.
         self._fitted: dict[tuple[str | None, int | None], float] = {}
+        #: By role: the first step that was recorded.
+        self._began: dict[str | None, int] = {}
+        self._sizes = NoiseSizes()
         #: The baseline's records of weights, once a rate is asked for.
-        self._kept: dict[RecordKey, Record] = {}
+        self._kept: dict[RecordKey, list[tuple[int, Record]]] = {}
+        #: By rank, role and name: the gradients and weights of the step that comes, before they are judged.
+        self._coming: dict[tuple[Any, ...], tuple[TensorPair, MicroBatchPair]] = {}
         #: By rank, role and name: the gradients of the last steps, and the weight of the last.
         self._gradients: dict[tuple[Any, ...], list[_Known]] = {}
         self._weights: dict[tuple[Any, ...], _Known] = {}
+
+    def coming(self, entries: list[tuple[TensorPair, MicroBatchPair]]) -> None:
+        """Hear of the pairs of a step, or of some ranks of it, before the first of them is judged."""
+        self._coming = {
+            (record.key.rank, record.key.role, pair.name): (pair, micro_pair) for pair, micro_pair in entries
+            if pair.a is not None and pair.b is not None and pair.name.endswith((".weight", ".bias"))
+            for record in [pair.a[0]]
+        }  # fmt: skip
 
     def settle(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
         """Take the next row in order of computation (gradients come before weights), and judge it again if need be."""
         if self._is_other or self._exact or row.skipped is not None or row.a is None or row.b is None:
             return
+        if row.key.step is not None:
+            self._began.setdefault(row.key.role, row.key.step)
         kind = naming.meaning(row.name).kind
         if kind not in ("gradient", "param"):
             self._settle_output(row, pair, micro_pair)
@@ -154,11 +166,46 @@ class Updates:
         if row.verdict is not Verdict.DIFF or not row.name.endswith(".output"):
             return
         bias = self._weights.get((row.key.rank, row.key.role, f"{naming.module_of(row.name)}.bias"))
-        if bias is None or not bias.is_explained or not _before(bias.step, row.key.step):
+        if bias is None or not _follow(bias.step, row.key.step):
+            self._settle_after_unseen(row, pair, micro_pair)
+            return
+        if not bias.is_explained:
             return
         known, context = _Known.of(row, pair, micro_pair), row.context
         self._clear(known, _read_by(lambda: moved_by_its_bias(
             known.facing.copies(), bias.facing.copies(), context, micro_pair)))  # fmt: skip
+
+    def _settle_after_unseen(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
+        """What a module put out whose bias went where noise took it in steps that nobody recorded."""
+        if row.key.step is not None and row.key.step > 0:
+            known = _Known.of(row, pair, micro_pair)
+            self._clear(known, _read_by(lambda: self._moved_before(known, row.key.step or 0, micro_pair)))
+
+    def _moved_before(self, known: _Known, step: int, micro_pair: MicroBatchPair) -> str | None:
+        row, module = known.row, naming.module_of(known.row.name)
+        names = (f"param.{module}.bias", f"grad.{module}.bias", f"grad.{module}.weight")
+        found = [self._coming.get((row.key.rank, row.key.role, name)) for name in names]
+        facing = [
+            FacingTensors.of(one.a[1], one.b[1], its_own) for one, its_own in filter(None, found) if one.a and one.b
+        ]
+        after = found[0][0].a if found[0] is not None else None
+        if after is None or len(facing) < len(names):
+            return None
+        sizes = facing[0].sections()
+        copies = [known.facing.copies(), *(one.in_sections(sizes).copies() for one in facing)]
+        if any(None not in one for one in copies) or len(copies[0]) > 1 or len(copies[1]) > 1:
+            return None
+        own, bias, gradient, weight = (one[None] for one in copies)
+        if (is_noise := rounding_alone(gradient, weight)) is None:
+            return None
+        rate = float(self._optimizer["lr"]) if self._optimizer is not None else self._rate_of(after)
+        is_least = self._optimizer is None and not self._is_next_to(after[0].key)
+        told = moved_before(own, bias, is_noise, rate, step, row.context, micro_pair, is_least=is_least)
+        if told is None:
+            return None
+        place = row.key.role, row.key.step
+        self._fitted[place] = max(self._fitted.get(place, 0.0), told[1])
+        return told[0]
 
     def _clear(self, known: _Known, why: str | None) -> None:
         if why is None:
@@ -181,41 +228,88 @@ class Updates:
         for rank, own in weight.facing.copies().items():
             if rank is not None and not any(rank in one for one in made):
                 return None  # replicas of one run that had the same gradients are bitwise equal, or something else is
+            is_noise = self._is_noise(weight, gradients[-1], rank)
             steps = _WeightsAfter.read(
-                own, [of_rank(one, rank) for one in made], of_rank(earlier, rank), lambda: self._rate_of(weight.row),
-                max(0, weight.step or 0),
+                own, [of_rank(one, rank) for one in made], of_rank(earlier, rank), lambda: self._rate_of(weight.row.a),
+                max(0, weight.step or 0), is_noise if self._has_unseen(weight) else None,
             )  # fmt: skip
             if steps is None or (found := steps.explained(self._optimizer, of_lines=of_lines)) is None:
                 return None
+            if is_noise is not None and (sizes := steps.of_noise(is_noise)) is not None:
+                of_model, of_bias = weight.row.key.role, (weight.row.key.rank, rank, weight.row.name)
+                self._sizes.take(of_model, of_bias, *sizes)
+                if not self._sizes.are_one(of_model, of_bias):
+                    return None
             said, place = said or found[0], (weight.row.key.role, weight.step)
             if found[1].first is not None:
                 self._fitted[place] = max(self._fitted.get(place, 0.0), found[1].most)
         return said
 
-    def _rate_of(self, row: TensorVerdict) -> float:
-        """The greatest step of this one that the baseline made between two steps that it kept, of the module's own
-        weight where it is a bias; else the rate that another weight's first step tells. 0 where neither is known.
+    def _has_unseen(self, weight: _Known) -> bool:
+        """Whether steps that are not held here have made the optimizer's moments too."""
+        began = self._began.get(weight.row.key.role)
+        return began is None or weight.step is None or began > 0 or weight.step >= _STEPS
+
+    def _is_noise(self, weight: _Known, gradient: _Known, rank: int | None) -> NDArray[np.bool_] | None:
+        """Of each element of a bias whether its gradient is nothing but rounding; None where nobody knows, or of what
+        is no bias.
+        """
+        module = weight.row.name.removeprefix("param.").removesuffix(".bias")
+        place = (weight.row.key.rank, weight.row.key.role, f"{module}.weight")
+        beside = self._gradients.get(place, [])
+        if not weight.row.name.endswith(".bias") or not beside or beside[-1].step != weight.step:
+            return None
+        sizes = _sections_of(weight.facing)
+        made = [of_rank(one.facing.in_sections(sizes).copies(), rank) for one in (gradient, beside[-1])]
+        return rounding_alone(made[0], made[1]) if made[0] is not None and made[1] is not None else None
+
+    def _rate_of(self, of_a: tuple[Record, TensorRef] | None) -> float:
+        """The greatest step that the baseline made between two records of its own next to this one, of the module's own
+        weight where it is a bias; else the rate that another weight tells. 0 where neither is known. Of steps that lie
+        between, each made its part.
 
         Raises:
             DumpError: the bytes of one cannot be read.
         """
-        assert row.a is not None
-        record, ref = row.a
+        assert of_a is not None
+        record, ref = of_a
         if record.key.step is None:
             return 0.0
         wanted = (f"{ref.name.removesuffix('.bias')}.weight", ref.name) if ref.name.endswith(".bias") else (ref.name,)
-        if not self._kept:
-            self._kept = {one.key: one for one in self._baseline.records if one.key.stage == record.key.stage}
-        near = [self._kept.get(dataclasses.replace(record.key, step=record.key.step + one)) for one in (-1, 0, 1)]
-        found = [
-            {one.name: one for one in _tensors(other) if one.name in wanted} for other in near if other is not None
-        ]
+        found = [(step, {one.name: one for one in _tensors(other) if one.name in wanted})
+                 for step, other in self._near(record.key)]  # fmt: skip
         for name in wanted:
-            of_steps = [one[name] for one in found if name in one and one[name].is_readable]
-            steps = [_greatest_step(one, other) for one, other in pairwise(of_steps) if one.shape == other.shape]
+            of_steps = [(step, one[name]) for step, one in found if name in one and one[name].is_readable]
+            steps = [
+                _greatest_step(one, other) / (after - before) for (before, one), (after, other) in pairwise(of_steps)
+                if one.shape == other.shape
+            ]  # fmt: skip
             if rate := max(steps, default=0.0):
                 return rate
         return self._fitted.get((record.key.role, record.key.step), 0.0)
+
+    def _near(self, key: RecordKey) -> list[tuple[int, Record]]:
+        """The baseline's own record of these weights, and those before and after it."""
+        if not self._kept:
+            for one in self._baseline.records:
+                if one.key.stage == key.stage and one.key.step is not None:
+                    self._kept.setdefault(dataclasses.replace(one.key, step=None), []).append((one.key.step, one))
+            for kept in self._kept.values():
+                kept.sort(key=lambda held: held[0])
+        own = self._kept.get(dataclasses.replace(key, step=None), [])
+        at = bisect_left(own, key.step or 0, key=lambda held: held[0])
+        return own[max(0, at - 1) : at + 2]
+
+    def _is_next_to(self, key: RecordKey) -> bool:
+        """Whether the baseline kept the weights of the step before or after this one too."""
+        return any(key.step is not None and abs(step - key.step) == 1 for step, _ in self._near(key))
+
+
+def _sections_of(facing: FacingTensors) -> tuple[int, ...]:
+    """How long the several in one are that a judged tensor was found to be made of; nothing where it is one."""
+    if facing.held is None or not facing.held.is_cut or len(first := facing.held.stretches[0]) < 2:
+        return ()
+    return tuple(long * len(set(facing.held.stretches)) for _, long in first)
 
 
 def _tensors(record: Record) -> tuple[TensorRef, ...]:
@@ -235,10 +329,6 @@ def _read_by(look: Callable[[], str | None]) -> str | None:
         return look()
     except RldbgError:
         return None  # said where it is compared
-
-
-def _before(step: int | None, other: int | None) -> bool:
-    return step is not None and other is not None and step < other
 
 
 def _follow(before: int | None, step: int | None) -> bool:
@@ -270,78 +360,6 @@ class _Step(Struct, frozen=True):
 _Why = tuple[str, _Step]
 
 
-def _errors(count: int) -> float:
-    """Standard errors that chance leaves of a sum over so many elements.
-
-    |sum x| <= sqrt(count) sqrt(sum x^2), so that a sum of few could not be past a limit that is the same for all.
-    """
-    return min(_ERRORS, _COHERENT * math.sqrt(count))
-
-
-def _fewest(of: int) -> float:
-    """Elements below which those that say something are few among so many."""
-    return min(_FEW, of / 2)
-
-
-class _Sums(Struct):
-    """What a pass over the elements adds up."""
-
-    count: int = 0
-    along: float = 0.0
-    square: float = 0.0
-    size: float = 0.0
-
-    def take(self, along: F64) -> None:
-        self.count += along.size
-        self.along += float(along.sum())
-        self.square += float(np.square(along).sum())
-
-    def is_chance(self, of: int) -> bool:
-        """of: how many elements there are; of few among many that say nothing, no sum tells."""
-        if self.count < _fewest(of):
-            return True
-        return abs(self.along) <= _errors(self.count) * math.sqrt(self.square) + _SCALED * self.size
-
-
-class _Directions:
-    """Sums of what is left of a difference along the weight, its signs and a constant: of all, per row and per column.
-
-    A weight that is scaled, cut off instead of rounded, or shifted is off along one of these everywhere; rounding is
-    along none.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._count = math.prod(shape)
-        self._width = self._count // shape[0] if len(shape) > 1 else self._count
-        lines = {"all": 1, "row": self._count // self._width, "column": self._width if len(shape) > 1 else 1}
-        self._lines = {what: count for what, count in lines.items() if what == "all" or count > 1}
-        #: [direction, 2 (sum, sum of squares), line]
-        self._sums = {what: np.zeros((3, 2, count)) for what, count in self._lines.items()}
-
-    def take(self, start: int, left: F64, weight: F64) -> None:
-        """left, weight: [n], from element `start` on."""
-        at = np.arange(start, start + left.size)
-        places = {"all": np.zeros(left.size, np.intp), "row": at // self._width, "column": at % self._width}
-        for number, along in enumerate((left * weight, left * np.sign(weight), left)):
-            for what, sums in self._sums.items():
-                for power, values in enumerate((along, np.square(along))):
-                    sums[number, power] += np.bincount(places[what], values, sums.shape[-1])
-
-    def are_chance(self, *, of_lines: bool) -> bool:
-        """of_lines: lines were seen to be off each by a factor or a constant; those of few elements cannot deny it."""
-        for what, sums in self._sums.items():
-            lines = self._lines[what]
-            each = self._count // lines
-            # Of so many sums the greatest is further off (Hoeffding: signs by chance pass t with 2 exp(-t^2 / 2)).
-            errors = _errors(each) if what == "all" else math.sqrt(_ERRORS**2 + 2 * math.log(lines))
-            if each <= errors**2:
-                if of_lines:
-                    return False
-            elif bool((np.abs(sums[:, 0]) > errors * np.sqrt(sums[:, 1])).any()):
-                return False
-        return True
-
-
 class _WeightsAfter:
     """The weights of two runs after a step, their gradients, and the weights before it where both have these.
 
@@ -350,8 +368,9 @@ class _WeightsAfter:
 
     def __init__(
         self, after: list[Any], gradients: list[list[Any]], before: list[Any] | None, unit: float,
-        shape: tuple[int, ...], rate_beside: Callable[[], float], unseen: int,
+        shape: tuple[int, ...], rate_beside: Callable[[], float], unseen: int, is_noise: NDArray[np.bool_] | None,
     ) -> None:  # fmt: skip
+        self._noise = is_noise
         self._rate_beside, self._unseen = rate_beside, unseen if before is None else 0
         self._after, self._gradients, self._before, self._unit = after, gradients, before, unit
         self._shape, self._count = shape, math.prod(shape)
@@ -360,9 +379,11 @@ class _WeightsAfter:
     def read(
         cls, after: tuple[TensorRef, TensorRef], gradients: list[tuple[TensorRef, TensorRef] | None],
         before: tuple[TensorRef, TensorRef] | None, rate_beside: Callable[[], float], unseen: int,
+        is_noise: NDArray[np.bool_] | None,
     ) -> _WeightsAfter | None:  # fmt: skip
         """rate_beside: the greatest step that is known of the weights beside it, 0 where none is. unseen: how many
-        steps there were before this one.
+        steps there were before this one. is_noise: the elements whose gradient is nothing but rounding, [N], which
+        earlier steps took as far as any whatever the gradients say that are known; None where none are known to be.
 
         None where a weight or its gradient cannot be read, or they are not of one shape."""
         dtype = coarsest(after[0].dtype, after[1].dtype)
@@ -375,7 +396,7 @@ class _WeightsAfter:
         made = [one for one, fits in zip(both[1:-1], is_alike[1:-1], strict=True) if fits and one is not None]
         assert both[0] is not None
         known = both[-1] if is_alike[-1] else None
-        return cls(both[0], made, known, EPS[str(family(dtype))] / 2, after[0].shape, rate_beside, unseen)
+        return cls(both[0], made, known, EPS[str(family(dtype))] / 2, after[0].shape, rate_beside, unseen, is_noise)
 
     def explained(self, optimizer: dict[str, Any] | None, *, of_lines: bool) -> _Why | None:
         """Why the weights are as far apart as they are; None where the gradients do not make them so.
@@ -397,7 +418,7 @@ class _WeightsAfter:
         if self._before is None:
             known = self._by_difference() or (self._by_signs() if len(self._gradients) == 1 else None)
             return known or self._by_rate_beside()
-        sums, rate = _Sums(), 0.0
+        sums, rate = SumAlong(), 0.0
         for part in self._chunks():
             steps = [one - other for one, other in zip(part.before, part.after, strict=True)]
             rate = max(rate, float(np.abs(steps[0]).max(initial=0.0)))
@@ -413,11 +434,11 @@ class _WeightsAfter:
     def _is_noise(self) -> bool:
         """Whether of next to no element the gradient says which way it goes, nor its greatest step what the rate is."""
         told = sum(int(np.count_nonzero(self._turned(part) < 1)) for part in self._chunks())
-        return told < _fewest(self._count)
+        return told < fewest(self._count)
 
     def _by_rate_beside(self) -> _Why | None:
         """By the steps beside it, where its own are not known: those since both runs began, too, as far as few are."""
-        rate = self._rate_beside() if self._unseen < _STEPS else 0.0
+        rate = self._rate_beside() if self._unseen < _STEPS or self._noise is not None else 0.0
         return self._by_rate(rate, "a step of up to", is_sgd=False) if rate else None
 
     def _as_first_adam(self) -> FirstAdam | None:
@@ -431,7 +452,7 @@ class _WeightsAfter:
         return of_noise or FirstAdam.of(off, a, b, rounding, is_one=True)
 
     def _of_first_adam(self, first: FirstAdam) -> _Why | None:
-        rate, sums = max(first.rate_a, first.rate_b), _Sums()
+        rate, sums = max(first.rate_a, first.rate_b), SumAlong()
         for part in self._chunks():
             steps = [first.step(one, rate) for one in part.gradient]
             left = part.after[1] - part.after[0] + (steps[1] - steps[0])
@@ -469,8 +490,8 @@ class _WeightsAfter:
                     most = np.maximum(np.abs(after), np.abs(before)) + abs(rates[run]) * np.abs(own)
                     fits = fits and bool((np.abs(left) <= _OF_ONE * self._unit * most).all())
                     errors[run] += float(np.square(left * own).sum())
-            allowed = sum(_ERRORS * error**0.5 / size for error, (_, size) in zip(errors, sums, strict=True))
-            if fits and rates[0] > 0 and abs(rates[1] - rates[0]) <= allowed + _SCALED * rates[0]:
+            allowed = sum(ERRORS * error**0.5 / size for error, (_, size) in zip(errors, sums, strict=True))
+            if fits and rates[0] > 0 and abs(rates[1] - rates[0]) <= allowed + SCALED * rates[0]:
                 return (
                     f"each run's weight is its own of the step before less {rates[0]:.3g} times its own gradient, to "
                     f"its rounding; the gradients agree: {self._said()}",
@@ -480,15 +501,18 @@ class _WeightsAfter:
 
     def _by_rate(self, rate: float, what: str, *, is_sgd: bool) -> _Why | None:
         """Whether no element is further off than a step of so much makes it, and the differences point nowhere."""
-        unseen = 0 if is_sgd or self._unseen >= _STEPS else self._unseen
-        sums, moved = _Sums(), [0, 0]
+        unseen = 0 if is_sgd or (self._unseen >= _STEPS and self._noise is None) else self._unseen
+        sums, moved = SumAlong(), [0, 0]
         for part in self._chunks():
             turned = np.abs(part.gradient[0] - part.gradient[1]) if is_sgd else self._turned(part)
             allowed = rate * turned + self._rounded(part, 0.0 if is_sgd else rate)
             if unseen:
-                allowed += 2 * unseen * rate  # an element whose gradient says something now may have been noise then
+                # An element whose gradient says something now may have been noise then, but not for ever.
+                walked = 1.0 if unseen < _STEPS or self._noise is None else self._noise[part.here]
+                allowed += drift(unseen) * rate * walked
             if part.before:
-                allowed += np.abs(part.before[0] - part.before[1])
+                # What steps that are not held here made of it they left in the moments too, and go on making.
+                allowed += (1 if self._noise is None else 2) * np.abs(part.before[0] - part.before[1])
             off = part.after[1] - part.after[0]
             if not bool((np.abs(off) <= allowed).all()):
                 return None
@@ -511,11 +535,27 @@ class _WeightsAfter:
             _Step(-1, rate, rate) if is_sgd else _Step(most=rate),
         )
 
-    def _left(self, step: _Step) -> _Directions:
+    def of_noise(self, is_noise: NDArray[np.bool_]) -> tuple[tuple[F64, F64], tuple[F64, F64], F64] | None:
+        """The step and the gradient of either run where the gradient is noise, and 0 elsewhere, and the weight before
+        it; None where that is not known.
+        """
+        if self._before is None or is_noise.size != self._count:
+            return None
+        steps, gradients = [], []
+        for run in (0, 1):
+            after, before, gradient = (
+                np.asarray(one[run], np.float64) for one in (self._after, self._before, self._gradients[-1])
+            )
+            steps.append(np.where(is_noise, after - before, 0.0))
+            gradients.append(np.where(is_noise, gradient, 0.0))
+        weight = (np.asarray(self._before[0], np.float64) + np.asarray(self._before[1], np.float64)) / 2
+        return (steps[0], steps[1]), (gradients[0], gradients[1]), weight
+
+    def _left(self, step: _Step) -> Directions:
         """What is beside the step that the gradients make, and the weights before it, added up along what a fault is
         along.
         """
-        sums = _Directions(self._shape)
+        sums = Directions(self._shape)
         for part in self._chunks(step.number):
             left = part.after[1] - part.after[0]
             if step.first is not None:
@@ -540,6 +580,8 @@ class _WeightsAfter:
             least += np.square(np.minimum(np.abs(one), np.abs(other)))
         times = 1.0 if len(self._gradients) == 1 else 2.0
         ratio = np.divide(np.sqrt(apart), np.sqrt(least), out=np.where(apart > 0, 2.0, 0.0), where=least > 0)
+        if self._noise is not None:
+            ratio = np.where(self._noise[part.here], 2.0, ratio)
         return np.minimum(2.0, times * ratio)
 
     def _by_signs(self) -> _Why | None:
@@ -553,7 +595,7 @@ class _WeightsAfter:
         if of_turned.size < _FEWEST:
             return None
         rate = float(np.median(of_turned)) / 2
-        sums = _Sums()
+        sums = SumAlong()
         for part in self._chunks():
             sign = [np.sign(one) for one in part.gradient]
             left = part.after[1] - part.after[0] + rate * (sign[1] - sign[0])
@@ -570,7 +612,7 @@ class _WeightsAfter:
 
     def _by_difference(self) -> _Why | None:
         """Where nobody knows the step: whether the weights differ as their gradients do, times one number (SGD)."""
-        if self._count <= _FEW:
+        if self._count <= FEW:
             return None
         of_both, of_own = 0.0, 0.0
         least = _SIZE * max(float(self._rounded(part).max(initial=0.0)) for part in self._chunks())
@@ -582,7 +624,7 @@ class _WeightsAfter:
         rate = max(0.0, of_both / of_own) if of_own else 0.0
         squares = sum(float(np.square(part.after[0]).sum()) for part in self._chunks())
         step = _MOST_STEP * (squares / max(1, self._after[0].size)) ** 0.5
-        sums, signs = _Sums(), _Sums()
+        sums, signs = SumAlong(), SumAlong()
         for part in self._chunks():
             left = part.after[1] - part.after[0] + rate * (part.gradient[1] - part.gradient[0])
             if not bool((np.abs(left) <= self._rounded(part, step)).all()):

@@ -147,6 +147,9 @@ class OfRanks:
         pattern = _NUMBER.sub("#", row.name.removeprefix("grad.").removeprefix("param."))
         if not _FUSED.search(pattern) or not all(ref.is_readable for ref in (whole, *held.parts)):
             return None
+        inner = _slices_within(held)
+        if inner is not None:
+            return _in_sections_of_groups(whole, held, inner)
         there = laid_of(whole, held.axis)
         cut = held if held.is_cut else there
         if cut is None:
@@ -581,6 +584,34 @@ def _judge_copies(
             row.note = f"as rank {rank} holds it; rank {held.ranks[0]}'s is {before.value}"
     if row.ranks is not None:
         row.ranks.parted = tuple(parted)
+
+
+def _in_sections_of_groups(
+    whole: TensorRef, held: HeldByRanks, inner: list[HeldByRanks]
+) -> tuple[HeldByRanks, TensorRef] | None:
+    """The parts of several groups of ranks, of each of which the slices are shares of several in one (q, k and v); and
+    the other run's. None where they are not.
+    """
+    for sizes in sections(inner[0]):
+        made = [in_sections(one, sizes) for one in inner]
+        parts = tuple(standing_for(one) for one in made if one is not None)
+        if len(parts) < len(inner):
+            continue
+        again = replace(held, parts=parts)
+        if algebra.is_near(whole, standing_for(again)):
+            return again, whole
+    return None
+
+
+def _slices_within(held: HeldByRanks) -> list[HeldByRanks] | None:
+    """Of parts that are of samples or tokens each, the slices that each was laid together of along its last axis; None
+    where they were not.
+    """
+    axes = {len(part.shape) - 1 for part in held.parts}
+    if not held.is_cut or len(axes) != 1 or held.axis in axes:
+        return None
+    found = [laid_of(part, *axes) for part in held.parts]
+    return [one for one in found if one is not None] if all(found) else None
 
 
 def _judge_texts(

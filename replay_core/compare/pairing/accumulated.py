@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from replay_core import naming, pages
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
+from replay_core.compare.pairing.own_rows import Sides, in_rows_of_one_width
 from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, Which, ids_of, named, same_values
 from replay_core.errors import DumpError
 from replay_core.records import Parts, Record, RecordKey, TensorRef, Unreadable
@@ -21,8 +23,6 @@ _NOT_LAID = "said of each micro-batch, and the two runs cut the batch otherwise"
 _RUNS: tuple[Which, Which] = ("a", "b")
 
 Place = tuple[str, str]
-#: Of one run and step: rank -> micro-batch -> what it recorded of it.
-Sides = dict[int | None, dict[int, Side]]
 
 
 class _Laid(NamedTuple):
@@ -53,8 +53,12 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
         for which, side in zip(_RUNS, (micro_pair.a, micro_pair.b), strict=True):
             if side.records:
                 sides[which][side.records[0].key.rank][micro_pair.key.micro or 0] = side
+    if not sides["a"] or not sides["b"]:
+        return None
+    wide = in_rows_of_one_width(sides)
+    sides = wide or sides
     of_a, of_b = sides["a"], sides["b"]
-    if not of_a or not of_b or _are_rank_by_rank(of_a, of_b) or not _are_other_micro_batches(of_a, of_b):
+    if _are_rank_by_rank(of_a, of_b) or (wide is None and not _are_other_micro_batches(of_a, of_b)):
         return None
     for of_run in sides.values():
         _order_by_tokens(of_run)
@@ -76,7 +80,11 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
         f"{made[0].where}: micro-batches {named(micros)} of {many} are put together, and held against the samples of "
         f"{'b' if many == 'a' else 'a'}'s"
     )
-    made[0].notes.append(said)
+    if wide is not None:
+        laid_so = "samples lie otherwise in the two (trimmed to the longest of a micro-batch, or end to end in packs)"
+        made[0].notes.append(f"{made[0].where}: {laid_so}, and each is held in a row of its own, without its padding")
+    if max(_most(of_a), _most(of_b)) > 1:
+        made[0].notes.append(said)
     return made
 
 
@@ -117,9 +125,9 @@ def _are_rank_by_rank(a: Sides, b: Sides) -> bool:
 
 def _are_other_micro_batches(a: Sides, b: Sides) -> bool:
     """Whether the two have the same tokens, in other micro-batches."""
-    if max(_most(a), _most(b)) < 2 or any(len({*map(tuple, one.values())}) > 1 for one in (a, b)):
+    if max(_most(a), _most(b)) < 2:
         return False
-    rows = [[_rows(sides, micro) for micro in next(iter(sides.values()))] for sides in (a, b)]
+    rows = [[_rows(sides, micro) for micro in sorted({*chain(*sides.values())})] for sides in (a, b)]
     if any(one is None for of_run in rows for one in of_run):
         return False
     known = [[one for one in of_run if one is not None] for of_run in rows]
@@ -140,9 +148,9 @@ def _rows(sides: Sides, micro: int) -> set[bytes] | None:
     """The rows of tokens that the ranks have in a micro-batch; None where they are not laid as rows."""
     found: set[bytes] = set()
     for own in sides.values():
-        ids = ids_of(own[micro])
+        ids = ids_of(own[micro]) if micro in own else None
         if ids is None:
-            continue  # a later stage of a pipeline
+            continue  # a later stage of a pipeline, or a rank whose samples made fewer micro-batches
         if len(ids.shape) != 2 or not ids.is_readable:
             return None
         try:

@@ -31,7 +31,7 @@ Held = tuple[Record, TensorRef]
 class _Part(Struct, frozen=True):
     """What was computed of some samples: minus the sum of their log-probabilities, of how many tokens, and the loss.
 
-    rows: the samples' token ids, as bytes. unit: what a number of this kind may be off by its own rounding, relative.
+    rows: the samples' digests. unit: what a number of this kind may be off by its own rounding, relative.
     """
 
     rows: frozenset[bytes]
@@ -126,7 +126,7 @@ def _part(side: Side, place: tuple[str, str]) -> _Part | None:
     ids, loss, logprobs = ids_of(side), side.tensors[place][1], side.find(_LOGPROBS)
     if ids is None or logprobs is None or loss.shape not in ((), (1,)) or logprobs.rows is not None:
         return None
-    if len(ids.shape) != 2 or not ids.shape[0] or len(logprobs.shape) != 2 or logprobs.shape[0] != ids.shape[0]:
+    if not ids.numel or logprobs.is_text or len(logprobs.shape) not in (1, 2):
         return None
     mask = next((ref for name in _MASKS if (ref := side.find(name)) is not None), None)
     if mask is not None and mask.shape != logprobs.shape:
@@ -137,14 +137,15 @@ def _part(side: Side, place: tuple[str, str]) -> _Part | None:
         values_BT = pages.array(logprobs).astype(np.float64)
         counted_BT = values_BT != 0 if mask is None else pages.array(mask) != 0
         said = float(pages.array(loss).reshape(-1)[0])
-        rows = frozenset(row.astype(np.int64).tobytes() for row in pages.array(ids))
+        # Whatever their padding, and whether they lie in rows or end to end.
+        samples = (side.main.digests if side.main is not None else None) or []
     except DumpError:
         return None
     total, tokens = -float(values_BT[counted_BT].sum()), int(counted_BT.sum())
-    if not said or not np.isfinite([said, total]).all() or not tokens or len(rows) < ids.shape[0]:
+    if not said or not np.isfinite([said, total]).all() or not tokens or len({*samples}) < max(1, len(samples)):
         return None
     unit = _ALIKE + _ROUNDINGS * EPS[str(family(coarsest(loss.dtype, logprobs.dtype)))]
-    return _Part(rows, said, total, tokens, unit)
+    return _Part(frozenset(samples), said, total, tokens, unit)
 
 
 def _of_step(parts: list[_Part], sides: list[Side]) -> _OfStep | None:

@@ -15,34 +15,7 @@ from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
-
-WIDTH, WORDS, LENGTH, RATE = 32, 64, 12, 2e-3
-
-
-class Attention(nn.Module):
-    """Without rotation, as GPT-2's: softmax does not see what is added to every key."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        q, k, v = (
-            made(x_BTD).unflatten(-1, (4, -1)).transpose(1, 2) for made in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -1e9)
-        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed_tokens, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
-        self.self_attn, self.lm_head = Attention(), nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed_tokens(ids)
-        return self.lm_head(x + self.self_attn(self.norm(x)))
+from tests.replay_core.compare.bias_models import LENGTH, RATE, WORDS, Model
 
 
 def _trained(folder: Path, *, halves: bool, fault: str = "") -> Path:
