@@ -151,6 +151,9 @@ def _log(path: Path) -> _Log:
             said.append((line, *told))
         elif not (said or log.metrics) and (told := epoch_line(line.text))[1]:
             epochs.append((line, *told))
+    counts = max((line for values in log.metrics.values() for _, line in values.values()), default=0)
+    for event in watch.untold(after=counts):
+        log.events.setdefault((last, event.rank), []).append(event)
     for (_, rank), lines in grammar.items():
         iterations = list(step_log.parse(lines))
         # Every program prints warnings; alone they are no log of this trainer.

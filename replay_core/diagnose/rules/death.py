@@ -22,7 +22,10 @@ _RANK = regex(r"\bRank (\d+)\]")
 _MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
 #: What an engine that has died says of itself, and where its own frames lie.
 _ENGINE = regex(r"EngineDeadError|EngineCore|vllm/v1/engine/|sglang/srt/managers/")
-_FULL = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded")
+_NAMES_IT = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|torch\.Size\(\[0\]\)")
+#: What Ray says of a worker that is gone without a word: a list of what it may have been. And whose it was.
+_GUESSES = regex(r"Worker exit (?:type|detail): ")
+_WHOSE = regex(r"^\s*class_name: (?:\S+\.)?(\w+)")
 #: An exception of another process, as the one that asked it tells it.
 _RELAYED = regex(r"Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
 #: What a rank says of a peer that is gone.
@@ -89,6 +92,8 @@ def _waited_in_vain(one: Told) -> bool:
 def _follows(one: Told) -> bool:
     """Whether a line only tells that another process has ended."""
     if one.kind == "killed":
+        if _GUESSES.search(one.text):
+            return False
         if _ABORT.search(one.text):
             return True
         return _SIGKILL.search(one.text) is None and _ENDED.search(one.text) is not None
@@ -128,8 +133,9 @@ def _is_preempted(one: Told) -> bool:
 
 
 def _dead(every: list[Told], *, went_on: bool) -> Finding:
-    # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk.
-    one = next((each for each in every if _FULL.search(each.text)), None) or min(every, key=_weight)
+    # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
+    # of a list of weights that do not fit the empty one.
+    one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=_weight)
     # NCCL's watchdog also tells of a kernel that failed, which is no wait.
     failed = "CUDA error" in one.text
     hang = _hang(every) if one.kind == "nccl" and not failed else None
@@ -141,7 +147,12 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
     if one.kind == "traceback" and (judge := _judge(one)) is not None:
         cause, next_step = judge
+    if in_short(cause) == _SHAPES:
+        cause = _operands(one) + cause.removeprefix(_SHAPES)
+    whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
     what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else in_short(cause))
+    if _GUESSES.search(one.text) and whose:
+        what = f"{what} ({', '.join(whose)})"
     words = what if hang is not None else f"{what}: {_words(one)}" if what else _words(one)
     hung = hang is not None or _HUNG.search(one.text) is not None
     return finding(
@@ -253,12 +264,41 @@ def _words(one: Told) -> str:
 
 
 def _frame(one: Told) -> list[Evidence]:
-    frame = next((text for text in reversed(one.text.splitlines()[1:]) if text.startswith("File ")), None)
-    return [shown("last frame", frame[:160], None, f"line {one.point.line}")] if frame else []
+    frame, code = _last_frame(one)
+    line = f"line {one.point.line}"
+    return [shown(name, text[:160], None, line) for name, text in (("last frame", frame), ("code", code)) if text]
+
+
+def _last_frame(one: Told) -> tuple[str, str]:
+    """The last frame's file, and its line of code; empty where there is none."""
+    frames = one.text.splitlines()[1:]
+    last = next((at for at in reversed(range(len(frames))) if frames[at].startswith("File ")), None)
+    return ("", "") if last is None else (frames[last], " ".join(frames[last + 1 : last + 2]))
+
+
+_SHAPES = "shapes do not fit"
+_TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+
+
+def _operands(one: Told) -> str:
+    """That shapes do not fit, in which code, and what their sizes tell of one another."""
+    code, sizes = _last_frame(one)[1], _TWO_SIZES.search(one.text)
+    small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)
+    where = f" in `{code[:100]}`" if code else ""
+    if small < 2:
+        return f"{_SHAPES}{where}"
+    return f"{_SHAPES}{where} ({large} against {small}" + (
+        f", {large // small} times: one of them was gathered over ranks or repeated per generation, the other not)"
+        if large % small == 0
+        else "): one is over other tokens than the other (a whole or packed row against its response)"
+        if large > 2 * small
+        else ")"
+    )
 
 
 _UNCAUGHT = "an exception that nobody caught"
-#: Frames of a reward function: its file or its name.
+#: Frames of a reward function: its file or its name. A library's checks of its own arguments are none.
+_LIBRARY = regex(r"/(?:vllm|sglang|torch|transformers|ray|pydantic\w*|omegaconf|deepspeed|accelerate)/")
 _JUDGE = regex(
     r"(?i)File \"[^\"]*(?:reward|verifier|grader|judge|scor(?:e|er|ing))(?:\w*|s?(?:_\w+)?/\w+)\.py\""
     r"|, in \w*(?:compute_score|reward|verify|judge|grade_|score_)\w*$"
@@ -281,7 +321,7 @@ def _judge(one: Told) -> tuple[str, str] | None:
     first, *frames = one.text.splitlines()
     own = [frame for frame in frames if frame.startswith("File ")]
     called = _NAMED.search(first) is not None
-    if not called and (not own or not _JUDGE.search(own[-1]) or _ELSEWHERE.search(first)):
+    if not called and (not own or not _JUDGE.search(own[-1]) or _LIBRARY.search(own[-1]) or _ELSEWHERE.search(first)):
         return None
     if _LACKS.search(first):
         return (
@@ -324,6 +364,12 @@ def _blamed(one: Told) -> tuple[str, str]:
             "CUDA_LAUNCH_BLOCKING=1 names the true line; compute-sanitizer the access",
         )
     if one.kind == "killed":
+        if _GUESSES.search(one.text):
+            return (
+                "a worker process of Ray ended without a word: Ray does not know why, and lists what it may have been "
+                "(the kernel's OOM killer for host memory, ray stop, a crash in native code)",
+                "its own log (/tmp/ray/session_latest/logs/worker-*PID*.err) and the lines before; dmesg | grep -i oom",
+            )
         if _SIGKILL.search(one.text):
             return (
                 "killed by SIGKILL from outside, most often by the kernel: out of host memory",
