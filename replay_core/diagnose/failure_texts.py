@@ -106,8 +106,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "filter or shorten long prompts (max_prompt_length), or raise max_model_len: prompt + response must fit"),
     (r"LoRA rank \d+ is greater than max_lora_rank|max_lora_rank",
      "the adapter's rank is larger than the engine was started for (max_lora_rank)",
-     "start the engine with max_lora_rank of the adapter's rank and more (vLLM takes 8, 16, 32, 64, 128, 256, 320, "
-     "512)"),
+     "start the engine with max_lora_rank of the adapter's rank and more"),
     (r"longer than the maximum model length|maximum (?:context|model) length (?:is|of)|maximum context length"
      r"|exceeds? (?:the )?(?:model's )?(?:max(?:imum)?)[ _](?:model|context|allowed|input|sequence)[ _]?len"
      r"|is too long and exceeds limit|prompt.{0,40} (?:is )?too long|longer than the model's context",
@@ -146,8 +145,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "resume on as many GPUs, convert it (DeepSpeed's universal checkpoint: ds_to_universal), or load the weights "
      "alone and begin with a fresh optimizer"),
     (r"(?:Missing|Unexpected) key(?:\(s\)|s)? in (?:checkpoint )?state_dict: ?[\"']?optim\w*\.",
-     "the optimizer's state in the checkpoint does not have the keys that are loaded (another version's layout, an "
-     "optimizer that had not stepped when it was saved, other parameters): weights are not concerned",
+     "the optimizer's state in the checkpoint lacks keys that are loaded: another version's layout, an optimizer that "
+     "had not stepped when it was saved, or other parameters; the weights are not concerned",
      "load the weights alone and begin with a fresh optimizer, or resume with the versions that saved it (accelerate, "
      "torch)"),
     (r"There is no module or parameter named|Attempted to load weight|not found in params_dict"
@@ -455,6 +454,13 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the server closed the connection in the middle of a request: it died, was restarted, or is overloaded (an "
      "inference server beside the trainer, a judge)",
      "its own log at that time names the error; look whether it lives"),
+    (r"[Rr]equeu(?:ed|ing)\b", "rollouts are not answered in time and are given out again: an agent, tool or engine "
+     "is too slow or hangs; what comes late belongs to a batch that is gone (its id is unknown there)",
+     "look at the agent's own log; raise its time limit, or limit its turns and tokens"),
+    (r"unsupported operand type\(s\) for .{0,40}'(?:dict|list|tuple|str)'",
+     "a mapping, list or text stands where a number is needed: most often a reward (function or model) that returns "
+     "more than one number, and no key is named that picks one",
+     "print what it returns; let it return a float, or name the key (--reward-key)"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
     (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function"
      r"|manager).*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error"

@@ -91,7 +91,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:[a-z_]\w*\.)+[A-Z]\w*(?:Invalid|Timeout|NotFound|Exceeded|Unavailable|Failed|Failure|Refused|Denied|Dead|Died|"
         r"Mismatch|Conflict|Overflow|Full|Expired|Disconnected): "
         r"|^(?:\w+\.)*(?:exceptions?|_?errors?|exc)\.(?:\w+\.)*[A-Z]\w+(?:\(\w+\))?: "
-        r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b"
+        r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b|^Unhandled error .{0,80}ray::"
         r"|^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
     ),
     # A bar of data that stands at 0 after 10 minutes and more: a worker that never began.
@@ -116,7 +116,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
         r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
-        r"|but the current dype|but the current dtype"
+        r"|but the current dype|but the current dtype|\b[Rr]equeu(?:ed|ing)\b|Can't pickle |zero_advantage=\d"
         r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
@@ -160,7 +160,7 @@ HINT = regex(
     r"|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
-    r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
+    r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage|Can't pickle|Unhandled error"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS
+from replay_core.dumps.log_events import DEATHS, UNTOLD
 from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
@@ -27,7 +28,7 @@ _NAMES_IT = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceede
 _GUESSES = regex(r"Worker exit (?:type|detail): ")
 _WHOSE = regex(r"^\s*class_name: (?:\S+\.)?(\w+)")
 #: An exception of another process, as the one that asked it tells it.
-_RELAYED = regex(r"Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
+_RELAYED = regex(r"^Unhandled error|Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
 #: What a rank says of a peer that is gone.
 _GONE = regex(r"remote process exited|[Cc]onnection (?:closed|reset)|ncclRemoteError")
 #: NCCL's own failures that no other rank has caused.
@@ -63,7 +64,7 @@ def died(log: RunLog) -> Iterator[Finding]:
     at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
     causes = [one for one in at_the_end if not _follows(one)] or at_the_end
     if causes and not any(one.kind.startswith("oom") for one in causes if not _waited_in_vain(one)):
-        yield _dead(at_the_end, went_on=False)
+        yield _dead(_told_elsewhere(at_the_end, log), went_on=False)
         return
     if causes:
         return  # a rank that ran out of memory is why the others waited
@@ -82,6 +83,14 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+def _told_elsewhere(ends: list[Told], log: RunLog) -> list[Told]:
+    """The ends, or where only a traceback without its exception is one, what known text stands before or behind it."""
+    if any(UNTOLD not in one.text for one in ends):
+        return ends
+    beside = [one for one in log.events("waiting", "notice") if (known := failure_of(_said(one))) and not known.general]
+    return [replace(beside[-1], text="\n".join([_said(beside[-1]), *ends[0].text.splitlines()[1:]]))] if beside else ends
 
 
 def _waited_in_vain(one: Told) -> bool:
@@ -147,10 +156,9 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
     if one.kind == "traceback" and (judge := _judge(one)) is not None:
         cause, next_step = judge
-    if in_short(cause) == _SHAPES:
-        cause = _operands(one) + cause.removeprefix(_SHAPES)
+    short, cause = _in_code(one, cause)
     whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
-    what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else in_short(cause))
+    what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else short)
     if _GUESSES.search(one.text) and whose:
         what = f"{what} ({', '.join(whose)})"
     words = what if hang is not None else f"{what}: {_words(one)}" if what else _words(one)
@@ -255,8 +263,12 @@ def _these(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed(sorted(ranks))}" if ranks else "a rank"
 
 
+_BAR = regex(r"^.{0,400}?(?:it/s|s/it)[^\]]{0,200}\]\s*(?=\S)")
+
+
 def _words(one: Told) -> str:
     first, *more = one.text.splitlines()
+    first = _BAR.sub("", first)
     # "Error(s) in loading state_dict for Model:" says what on the lines below.
     below = next((line.strip() for line in more if line.strip() and not line.lstrip().startswith("File ")), "")
     text = f"{first} {below}" if first.rstrip().endswith(":") and below else first
@@ -277,23 +289,35 @@ def _last_frame(one: Told) -> tuple[str, str]:
 
 
 _SHAPES = "shapes do not fit"
+_OF_NONE = regex(r"'NoneType' object has no attribute '(\w+)'")
 _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
-def _operands(one: Told) -> str:
-    """That shapes do not fit, in which code, and what their sizes tell of one another."""
-    code, sizes = _last_frame(one)[1], _TWO_SIZES.search(one.text)
+def _in_code(one: Told, cause: str) -> tuple[str, str]:
+    """The cause in a few words and whole, with what the last line of code and its sizes tell of it."""
+    short, code = in_short(cause), _last_frame(one)[1]
+    asked = _OF_NONE.search(one.text)
+    if asked and (named := re.search(rf"(\w+(?:\.\w+)*)\.{asked[1]}\b", code or one.text.partition(", in ")[2])):
+        short = f"{named[1]} is None where its {asked[1]} is asked for"
+        if "logits" in named[1]:
+            cause = f"the model returned no logits (fused kernels or a chunked loss leave them out, another head): {cause}"
+        return short, cause
+    if short != _SHAPES:
+        return short, cause
+    sizes = _TWO_SIZES.search(one.text)
     small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)
-    where = f" in `{code[:100]}`" if code else ""
-    if small < 2:
-        return f"{_SHAPES}{where}"
-    return f"{_SHAPES}{where} ({large} against {small}" + (
-        f", {large // small} times: one of them was gathered over ranks or repeated per generation, the other not)"
-        if large % small == 0
-        else "): one is over other tokens than the other (a whole or packed row against its response)"
-        if large > 2 * small
-        else ")"
-    )
+    if code:
+        short += f" in `{code[:100]}`"
+    if small > 1:
+        short += f" ({large} against {small})"
+    if small > 1 and large % small == 0:
+        cause = (
+            f"{large} is {large // small} times {small}, so that one of them was gathered over ranks or repeated per "
+            f"generation, and the other was not; or {cause}"
+        )
+    elif small > 1 and large > 2 * small:
+        cause = f"one is over other tokens than the other (a whole or packed row against its response); or {cause}"
+    return short, cause
 
 
 _UNCAUGHT = "an exception that nobody caught"
@@ -395,6 +419,9 @@ LINES, LONG = 5, 900.0
 #: Without a clock, so many lines in a row.
 MANY = 20
 _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
+#: A wait's limit, as it tells it, and what share of it is no short wait.
+_LIMIT = regex(r"(\d+) ?s\w* out of (\d+)")
+HALF = 0.5
 _ELAPSED = regex(r"\[([\d:]+)(?:<|, )\?")
 _FOR = regex(r"\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|minutes|h|hours)\b")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -404,7 +431,8 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
-    clock or by what they say, or 20 and more without one: a warning. So is a bar of data preparation (Map, Filter) that
+    clock or by what they say, or 20 and more without one: a warning. Of a wait that tells its limit half of it is
+    enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar of data preparation (Map, Filter) that
     stands at 0 after 10 minutes and more.
     """
     last = log.last_lines()
@@ -418,20 +446,27 @@ def waits(log: RunLog) -> Iterator[Finding]:
         return
     same = max(by_words.values(), key=len)
     waited = _elapsed([one.text for one in same])
-    if len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG):
+    first = same[-1]
+    used = [int(found[1]) / int(found[2]) for one in same if (found := _LIMIT.search(one.text)) and int(found[2])]
+    few = len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG)
+    known = failure_of(_said(first))
+    if few and max(used, default=0.0) < HALF and (known is None or known.general or last):
         return
     first = same[0]
     words = _CLOCK.sub("", first.text.splitlines()[0]).strip()[:120]
     how_long = "" if waited is None else f" for {waited / 3600:.2g} hours" if waited >= 5400 else (
-        f" for {waited / 60:.2g} minutes")  # fmt: skip
-    yield warning(
-        f"the run only waits{how_long}: {len(same)} lines say so and no metric follows: {words!r}",
+        f" for {waited / 60:.2g} minutes" if waited >= 120 else f" for {waited:.3g} seconds")  # fmt: skip
+    yield finding(
+        "info" if few and not used else "warning",
+        f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: {len(same)} line{'s say' if len(same) > 1 else ' says'} so and no metric follows: {words!r}",
         first.point.where(),
         shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
         shown("seconds between the first and the last", waited, f"< {LONG:g}"),
-        cause="a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, "
+        cause=known.cause
+        if known is not None
+        else "a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, "
         "a worker that is stuck, a message that was lost), and nothing times out",
-        next_step="look at the other process: py-spy dump --pid PID on both sides shows where each stands",
+        next_step=known.next_step if known is not None else "look at the other process: py-spy dump --pid PID on both sides shows where each stands",
     )
 
 
