@@ -282,6 +282,7 @@ def first_metric(log: RunLog) -> Finding | None:
     if broken.is_figure_alone:
         return _figure_alone(broken)
     # Rewards less a KL that is NaN are NaN; what weights that are NaN write is cut, or worth one and the same.
+    updated = _by_an_update(broken)
     forward = broken.forward if signal in _OF_REWARDS and _writes_nothing(log, steps) else None
     if forward is not None:
         series, signal = forward, forward.signal
@@ -290,7 +291,8 @@ def first_metric(log: RunLog) -> Finding | None:
             ("engine and trainer do not rise and fall together: " if signal == "prob_pearson" else "")
             + f"{series.name} is the first metric that is not finite"
             + (f", at step {point.step}" if point.step is not None else "")
-            + (", and with it all that is computed of the policy: its weights are not finite" if forward else ""),
+            + (", and with it all that is computed of the policy: its weights are not finite" if forward else "")
+            + (", for both responses of a pair, and finite before: the weights are not since an update" * updated),
             point.where(series.name),
             *broken.evidence,
             # Weights that are not finite write nothing that is rewarded: what that looks like comes after them.
@@ -302,7 +304,7 @@ def first_metric(log: RunLog) -> Finding | None:
             if signal in ("reward", "reward_function")
             else "logprobs",
             cause=_BY_AN_UPDATE
-            if forward is not None or _by_an_update(broken)
+            if forward is not None or updated
             else _LOG_CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
             next_step=("go back to a checkpoint before the first NaN; " if forward is not None else "")
             + "record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names "

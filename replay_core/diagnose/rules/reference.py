@@ -306,11 +306,17 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         yield finding(
             "info" if slight else "warning",
             f"the KL to the reference is {'slightly ' if slight else ''}negative, down to {lowest:g}: the trainer says "
-            f"so in {len(told)} lines"
+            f"so in {len(told)} line{'s' * (len(told) > 1)}"
             + (", which an estimate over few samples may be while the policy is its reference" if slight else ""),
             told[0].point.where(),
             shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}"),
-            cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
+            cause=(
+                "the plain estimator k1 is below 0 for half of the tokens, and over few samples in its mean; where it "
+                "goes on falling, "
+                if slight
+                else ""
+            )
+            + "what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
             "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 "
             "is then negative, and rewards leaving the reference",
             next_step="sample with temperature 1, top_k 0, top_p 1; rldbg record -- YOUR COMMAND, then rldbg diagnose "
