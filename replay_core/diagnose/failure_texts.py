@@ -131,7 +131,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Token id \d+ is out of vocabulary|out of vocabulary",
      "a token id beyond the engine's vocabulary was sent: another tokenizer, or added tokens the engine does not have",
      "compare len(tokenizer) with the model's vocab_size on both sides"),
-    (r"torch\.Size\(\[0\]\)|size of tensor [ab] \(0\)|the size of tensor [ab] \(0\)|vector of size 0\b|ZeroParamStatus"
+    (r"torch\.Size\(\[0\]\)|LoRA weight 0\b|size of tensor [ab] \(0\)|the size of tensor [ab] \(0\)|vector of size 0\b|ZeroParamStatus"
      r"|ds_status|inflight_param|partitioned.*(?:not|un)gathered|[\"']?weight[\"']? must be 2-D",
      "one tensor has size 0, as a weight sharded by ZeRO-3 (or FSDP) has where it is not gathered: used or loaded into "
      "beside its wrapped forward, or saved so, and then the checkpoint holds empty tensors; of activations, an empty "
@@ -303,6 +303,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "pad to the longest of the batch in the collate function"),
     (r"only support equal chunk|(?:batch[ _]size|batch|samples?).{0,80}(?:must be|is not|should be|not evenly) "
      r"(?:evenly )?(?:divisible|a multiple)|len\(batch_lst\)|!= chunks|should be larger than 0 after normalization"
+     r"|^assert .*batch\w*(?: >= | > | == | % )"
      r"|(?:batch|rollout|micro)[\w.]*_?size\S* .{0,60}(?:must be|should be|is) (?:larger|greater|smaller|less|at "
      r"least)\b|not divisible by|[Cc]heck batch related parameters|must be (?:evenly "
      r")?divisible|must be divisible by",
@@ -457,9 +458,9 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"[Rr]equeu(?:ed|ing)\b", "rollouts are not answered in time and are given out again: an agent, tool or engine "
      "is too slow or hangs; what comes late belongs to a batch that is gone (its id is unknown there)",
      "look at the agent's own log; raise its time limit, or limit its turns and tokens"),
-    (r"unsupported operand type\(s\) for .{0,40}'(?:dict|list|tuple|str)'",
-     "a mapping, list or text stands where a number is needed: most often a reward (function or model) that returns "
-     "more than one number, and no key is named that picks one",
+    (r"unsupported operand type\(s\) for .{0,40}'(?:dict|list|tuple|str)'|type \w+ doesn't define __round__",
+     "a mapping, list, text or None stands where a number is needed: most often a reward (function or model) that returns "
+     "more than one number, and no key is named that picks one, or none for a sample",
      "print what it returns; let it return a float, or name the key (--reward-key)"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
     (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function"

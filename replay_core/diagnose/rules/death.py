@@ -152,19 +152,22 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
     if any(_ENGINE.search(each.text) for each in every) and "engine" not in cause.lower():
         died = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
         cause = died if cause == _UNCAUGHT else cause
-    by_hand = _BY_HAND.search(one.text) is not None
+    by_hand, untold = _BY_HAND.search(one.text) is not None, UNTOLD in one.text
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
     if one.kind == "traceback" and (judge := _judge(one)) is not None:
-        cause, next_step = judge
-    short, cause = _in_code(one, cause)
+        (cause, next_step), short = judge, in_short(judge[0])
+    else:
+        short, cause, next_step = _in_code(one, cause, next_step)
     whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
     what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else short)
     if _GUESSES.search(one.text) and whose:
         what = f"{what} ({', '.join(whose)})"
-    words = what if hang is not None else f"{what}: {_words(one)}" if what else _words(one)
+    words = what if hang is not None else f"{what}: {_words(one)}" if what and not untold else _words(one)
+    if untold and (code := _last_frame(one)[1]):
+        words += f", in `{code[:100]}`"
     hung = hang is not None or _HUNG.search(one.text) is not None
     return finding(
-        "warning" if by_hand else "error",
+        "warning" if by_hand or untold else "error",
         f"the run {'was stopped by hand' if by_hand else 'hung' if hung else 'died'} at line {one.point.line}, {step}"
         f"{', and was started again' if went_on else ''}: {words}",
         one.point.where(),
@@ -172,6 +175,8 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
         *_frame(one),
         *(shown(f"{rank} waited in", what) for rank, what in (hang.waits if hang else ())),
         shown("lines that tell of an end", len(every), "0", "log"),
+        # What else is wrong may be its cause.
+        link="time" if untold else "",
         cause=cause,
         next_step=next_step,
         steps=steps_of([one.point]),
@@ -290,34 +295,33 @@ def _last_frame(one: Told) -> tuple[str, str]:
 
 _SHAPES = "shapes do not fit"
 _OF_NONE = regex(r"'NoneType' object has no attribute '(\w+)'")
+_BARE = regex(r"^(?:\w+\.)*AssertionError\W*$")
 _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
-def _in_code(one: Told, cause: str) -> tuple[str, str]:
-    """The cause in a few words and whole, with what the last line of code and its sizes tell of it."""
-    short, code = in_short(cause), _last_frame(one)[1]
-    asked = _OF_NONE.search(one.text)
+def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
+    """The cause in a few words and whole, and the next step, with what the last line of code and sizes tell of them."""
+    short, code, asked = in_short(cause), _last_frame(one)[1], _OF_NONE.search(one.text)
     if asked and (named := re.search(rf"(\w+(?:\.\w+)*)\.{asked[1]}\b", code or one.text.partition(", in ")[2])):
         short = f"{named[1]} is None where its {asked[1]} is asked for"
         if "logits" in named[1]:
             cause = f"the model returned no logits (fused kernels or a chunked loss leave them out, another head): {cause}"
-        return short, cause
-    if short != _SHAPES:
-        return short, cause
-    sizes = _TWO_SIZES.search(one.text)
-    small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)
-    if code:
-        short += f" in `{code[:100]}`"
-    if small > 1:
-        short += f" ({large} against {small})"
-    if small > 1 and large % small == 0:
-        cause = (
-            f"{large} is {large // small} times {small}, so that one of them was gathered over ranks or repeated per "
-            f"generation, and the other was not; or {cause}"
-        )
-    elif small > 1 and large > 2 * small:
-        cause = f"one is over other tokens than the other (a whole or packed row against its response); or {cause}"
-    return short, cause
+    elif _BARE.search(_said(one)) and code.startswith("assert "):
+        if (known := failure_of(code)) is not None and not known.general:
+            return in_short(known.cause), known.cause, known.next_step
+        short = f"a condition of the code does not hold, `{code[:100]}`"
+    elif short == _SHAPES:
+        sizes = _TWO_SIZES.search(one.text)
+        small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)
+        short += (f" in `{code[:100]}`" if code else "") + (f" ({large} against {small})" if small > 1 else "")
+        if small > 1 and large % small == 0:
+            cause = (
+                f"{large} is {large // small} times {small}, so that one of them was gathered over ranks or repeated "
+                f"per generation, and the other was not; or {cause}"
+            )
+        elif small > 1 and large > 2 * small:
+            cause = f"one is over other tokens than the other (a whole or packed row against its response); or {cause}"
+    return short, cause, next_step
 
 
 _UNCAUGHT = "an exception that nobody caught"

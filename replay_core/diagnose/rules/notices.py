@@ -12,6 +12,7 @@ from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, wa
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
+from replay_core.dumps.log_events import UNTOLD
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -286,6 +287,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail.
     """
     yield from _long_tail(log)
+    # A traceback that the log does not hold to its end may be of what was warned of.
+    fails = any(UNTOLD in one.text for one in log.events("traceback"))
     found: dict[int, list[Told]] = {}
     for told in log.events("notice", "engine", "not_finite"):
         at = next((at for at, each in enumerate(_TABLE) if each.is_told_by(told.text)), None)
@@ -295,7 +298,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         lines, known = found[at], _TABLE[at]
         text = lines[0].text
         lost = _BY_DESIGN.search(text) and (_TRAINED.search(text) or _goes_on(log))
-        mild = len(lines) < known.fewest or (_BY_DESIGN.search(text) and not lost)
+        mild = len(lines) < known.fewest or (_BY_DESIGN.search(text) and not (lost or fails))
         yield finding(
             "info" if mild else known.severity,
             "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "
