@@ -146,7 +146,6 @@ class FirstBroken(Struct, frozen=True):
         losses = [point for each in self.log.signals() if each.signal in LOSSES for point in _points(self.log, each)]
         return bool(losses) and all(math.isfinite(point.value) for point in losses)
 
-
     @property
     def is_figure_alone(self) -> bool:
         """Whether only figures that are logged beside the loss are broken (KL, clip fractions), and the loss or the

@@ -35,7 +35,12 @@ def joined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
                     yield replace(parts[0], text=" ".join(part.text.strip() for part in held.pop(line.stream)))
                 continue
             yield from held.pop(line.stream)
-        if text.startswith("{") and "}" not in text and not _nests(text[1:]) and text[1:].lstrip()[:1] in ("", *_QUOTES):
+        if (
+            text.startswith("{")
+            and "}" not in text
+            and not _nests(text[1:])
+            and text[1:].lstrip()[:1] in ("", *_QUOTES)
+        ):
             held[line.stream] = [line]
         else:
             yield line

@@ -127,7 +127,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("recompile", r"Recompiling function \S+ in "),
     ("graph_break", r"Graph break (?:in user code|from|due to|:)|Graph Break Reason"),
     # What a process says again and again while it waits for another.
-    ("waiting", r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bis not up yet\b|\bblocked (?:on|for)\b"),
+    (
+        "waiting",
+        r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bis not up yet\b|\bblocked (?:on|for)\b",
+    ),
     ("negative_kl", r"KL divergence is starting to become negative: -?\d"),
     (
         "not_finite",

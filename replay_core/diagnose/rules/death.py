@@ -90,7 +90,9 @@ def _told_elsewhere(ends: list[Told], log: RunLog) -> list[Told]:
     if any(UNTOLD not in one.text for one in ends):
         return ends
     beside = [one for one in log.events("waiting", "notice") if (known := failure_of(_said(one))) and not known.general]
-    return [replace(beside[-1], text="\n".join([_said(beside[-1]), *ends[0].text.splitlines()[1:]]))] if beside else ends
+    return (
+        [replace(beside[-1], text="\n".join([_said(beside[-1]), *ends[0].text.splitlines()[1:]]))] if beside else ends
+    )
 
 
 def _waited_in_vain(one: Told) -> bool:
@@ -305,7 +307,9 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
     if asked and (named := re.search(rf"(\w+(?:\.\w+)*)\.{asked[1]}\b", code or one.text.partition(", in ")[2])):
         short = f"{named[1]} is None where its {asked[1]} is asked for"
         if "logits" in named[1]:
-            cause = f"the model returned no logits (fused kernels or a chunked loss leave them out, another head): {cause}"
+            cause = (
+                f"the model returned no logits (fused kernels or a chunked loss leave them out, another head): {cause}"
+            )
     elif _BARE.search(_said(one)) and code.startswith("assert "):
         if (known := failure_of(code)) is not None and not known.general:
             return in_short(known.cause), known.cause, known.next_step
@@ -427,7 +431,7 @@ _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
 _LIMIT = regex(r"(\d+) ?s\w* out of (\d+)")
 HALF = 0.5
 _ELAPSED = regex(r"\[([\d:]+)(?:<|, )\?")
-_FOR = regex(r"\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|minutes|h|hours)\b")
+_FOR = regex(r"(?<!out of )\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|minutes|h|hours)\b")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -452,16 +456,17 @@ def waits(log: RunLog) -> Iterator[Finding]:
     waited = _elapsed([one.text for one in same])
     first = same[-1]
     used = [int(found[1]) / int(found[2]) for one in same if (found := _LIMIT.search(one.text)) and int(found[2])]
+    late = max(used, default=0.0) >= HALF
     few = len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG)
     known = failure_of(_said(first))
-    if few and max(used, default=0.0) < HALF and (known is None or known.general or last):
+    if few and not late and (known is None or known.general or last):
         return
     first = same[0]
     words = _CLOCK.sub("", first.text.splitlines()[0]).strip()[:120]
     how_long = "" if waited is None else f" for {waited / 3600:.2g} hours" if waited >= 5400 else (
         f" for {waited / 60:.2g} minutes" if waited >= 120 else f" for {waited:.3g} seconds")  # fmt: skip
     yield finding(
-        "info" if few and not used else "warning",
+        "info" if few and not late else "warning",
         f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: {len(same)} line{'s say' if len(same) > 1 else ' says'} so and no metric follows: {words!r}",
         first.point.where(),
         shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
@@ -470,7 +475,9 @@ def waits(log: RunLog) -> Iterator[Finding]:
         if known is not None
         else "a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, "
         "a worker that is stuck, a message that was lost), and nothing times out",
-        next_step=known.next_step if known is not None else "look at the other process: py-spy dump --pid PID on both sides shows where each stands",
+        next_step=known.next_step
+        if known is not None
+        else "look at the other process: py-spy dump --pid PID on both sides shows where each stands",
     )
 
 

@@ -79,11 +79,11 @@ _PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"(?i)critic|compute_values|value_model"), "the critic",
      "lower the critic's micro-batch (critic.ppo_micro_batch_size_per_gpu) or its limit of tokens; gradient "
      "checkpointing; offload what is not in use"),
-    (regex(r"(?i)generat\w*|rollout_(?!ref)|sampl\w+_?sequences|chat_completion"), "the generation of rollouts",
+    (regex(r"(?i)generat\w*|\brollout\(\)|chat_completion"), "the generation of rollouts",
      "a smaller batch of prompts at once (rollout.micro_batch_size, per_device batch), shorter responses, and for an "
      "engine beside the trainer a lower gpu_memory_utilization or more tensor parallelism"),
     (regex(r"(?i)update_(?:actor|policy)|ppo_train|training_step|train_actor|optimizer_step|backward|forward_backward"
-           r"|\btrain(?:_step)?\(\)|\w+\.(?:train|fit)\(\)|compute_loss|policy_loss"), "the actor's update",
+           r"|\b(?:train|fit)(?:_step)?\(\)|compute_loss|policy_loss"), "the actor's update",
      "lower the update's micro-batch (ppo_micro_batch_size_per_gpu, per_device_train_batch_size) or its limit of "
      "tokens (ppo_max_token_len_per_gpu, --max-tokens-per-gpu); gradient checkpointing; offload the optimizer"),
     (regex(r"(?i)init_(?:model|worker|process)|__init__|from_pretrained|build_model"), "loading the model",
@@ -154,7 +154,8 @@ def _phase(one: Told, told: Sequence[Told]) -> tuple[str, str] | None:
     """Phase and what makes it smaller, by the innermost of its frames that tells, or the method that Ray names."""
     called = [found[1] for each in told for found in _CALLED.finditer(each.text)]
     frames = [text.rpartition(", in ")[2] + "()" for text in one.text.splitlines()[1:] if text.startswith("File ")]
-    for text in [*reversed(frames), *reversed(called)]:
+    # The frames before an envelope are the caller's.
+    for text in [*([] if _WRAPPED.search(one.text) else reversed(frames)), *reversed(called)]:
         if (found := next(((phase, step) for names, phase, step in _PHASES if names.search(text)), None)) is not None:
             return found
     return None

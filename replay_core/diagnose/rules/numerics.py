@@ -259,6 +259,7 @@ _LOG_CAUSES = {
     "pair_reward": "no response of this kind in the batch (0/0), or a log-probability that is not finite",
 }
 
+
 def _writes_nothing(log: RunLog, steps: list[int]) -> bool:
     """Whether in these steps all responses are cut, or no group has a spread of rewards."""
     return any(step.is_cut or step.is_dead for step in steps_told(log) if step.step in steps)
