@@ -99,8 +99,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "a prompt of the data set is longer than data.max_prompt_length, and data.truncation is 'error'",
      "data.filter_overlong_prompts=True leaves such prompts out; or raise max_prompt_length (and the engine's "
      "max_model_len), or set truncation to left or right"),
-    (r"max_(?:new_)?tokens must be at least 1, got (?:-\d|0)|max_(?:new_)?tokens.{0,30}(?:must be|should be) (?:at least|"
-     r"greater|positive|larger).{0,20}(?:-\d|\b0\b)",
+    (r"max_(?:new_)?tokens must be at least 1, got (?:-\d|0)|max_(?:new_)?tokens.{0,30}(?:must be|should be) "
+     r"(?:at least|greater|positive|larger).{0,20}(?:-\d|\b0\b)",
      "no token is left for the response: what is left of max_model_len after the prompt is less than 1, so that the "
      "prompt is longer than the context",
      "filter or shorten long prompts (max_prompt_length), or raise max_model_len: prompt + response must fit"),
@@ -131,7 +131,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Token id \d+ is out of vocabulary|out of vocabulary",
      "a token id beyond the engine's vocabulary was sent: another tokenizer, or added tokens the engine does not have",
      "compare len(tokenizer) with the model's vocab_size on both sides"),
-    (r"torch\.Size\(\[0\]\)|LoRA weight 0\b|size of tensor [ab] \(0\)|the size of tensor [ab] \(0\)|vector of size 0\b|ZeroParamStatus"
+    (r"torch\.Size\(\[0\]\)|LoRA weight 0\b|size of tensor [ab] \(0\)|vector of size 0\b|ZeroParamStatus"
      r"|ds_status|inflight_param|partitioned.*(?:not|un)gathered|[\"']?weight[\"']? must be 2-D",
      "one tensor has size 0, as a weight sharded by ZeRO-3 (or FSDP) has where it is not gathered: used or loaded into "
      "beside its wrapped forward, or saved so, and then the checkpoint holds empty tensors; of activations, an empty "
@@ -177,7 +177,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"ObjectStoreFullError|[Oo]bject store (?:is full|memory)|because it is full|out of (?:object store )?disk",
      "Ray's object store is full: references to batches are kept, or it is small (it lies in /dev/shm)",
      "ray memory names who holds what; raise object_store_memory; drop references after each step"),
-    (r"[Tt]otal available (?:GPU|NPU|CPU)s? [\d.]+ is less than|cannot be scheduled right now|No available node types can fulfill"
+    (r"[Tt]otal available (?:GPU|NPU|CPU)s? [\d.]+ is less than|cannot be scheduled right now"
+     r"|No available node types can fulfill"
      r"|[Pp]lacement group.*(?:cannot|could not|infeasible|failed|[Tt]ime)|[Ii]nsufficient (?:GPU )?resources"
      r"|[Nn]ot enough GPUs|infeasible (?:resource|request|task|actor)",
      "the placement group or actor asks for more GPUs (or CPUs) than the Ray cluster has free: too few nodes joined, "
@@ -459,8 +460,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "is too slow or hangs; what comes late belongs to a batch that is gone (its id is unknown there)",
      "look at the agent's own log; raise its time limit, or limit its turns and tokens"),
     (r"unsupported operand type\(s\) for .{0,40}'(?:dict|list|tuple|str)'|type \w+ doesn't define __round__",
-     "a mapping, list, text or None stands where a number is needed: most often a reward (function or model) that returns "
-     "more than one number, and no key is named that picks one, or none for a sample",
+     "a mapping, list, text or None stands where a number is needed: most often a reward (function or model) that "
+     "returns more than one number, and no key is named that picks one, or none for a sample",
      "print what it returns; let it return a float, or name the key (--reward-key)"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
     (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function"
@@ -504,8 +505,8 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
 
 #: The same of texts that only tell of another failure.
 _CONSEQUENCES: tuple[tuple[str, str], ...] = (
-    (r"^class_name: |ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)|WorkerCrashedError|worker "
-     r"died or was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
+    (r"^class_name: |ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)"
+     r"|WorkerCrashedError|worker died or was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
      "an actor or worker of Ray died; this line only tells that it is gone"),
     (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop (?:is"
      r"|has)|[Ee]ngine (?:loop |process )?(?:is dead|has died|died)|Scheduler hit an exception|Engine process failed",

@@ -26,7 +26,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "oom",
         r"(?:CUDA|HIP|NPU|XPU|MPS)(?: (?:driver )?[Ee]rror)?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory|RayTaskError\(OutOfMemoryError\)",
+        r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory"
+        r"|RayTaskError\(OutOfMemoryError\)",
     ),
     (
         "oom_host",
@@ -91,7 +92,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:[a-z_]\w*\.)+[A-Z]\w*(?:Invalid|Timeout|NotFound|Exceeded|Unavailable|Failed|Failure|Refused|Denied|Dead|Died|"
         r"Mismatch|Conflict|Overflow|Full|Expired|Disconnected): "
         r"|^(?:\w+\.)*(?:exceptions?|_?errors?|exc)\.(?:\w+\.)*[A-Z]\w+(?:\(\w+\))?: "
-        r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b|^Unhandled error .{0,80}ray::"
+        r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b"
+        r"|^Unhandled error .{0,80}ray::"
         r"|^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
     ),
     # A bar of data that stands at 0 after 10 minutes and more: a worker that never began.
@@ -129,7 +131,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     # What a process says again and again while it waits for another.
     (
         "waiting",
-        r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bis not up yet\b|\bblocked (?:on|for)\b",
+        r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bis not up yet\b"
+        r"|\bblocked (?:on|for)\b",
     ),
     ("negative_kl", r"KL divergence is starting to become negative: -?\d"),
     (
@@ -163,7 +166,8 @@ HINT = regex(
     r"|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
-    r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage|Can't pickle|Unhandled error"
+    r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
+    r"|Can't pickle|Unhandled error"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

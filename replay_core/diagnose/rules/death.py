@@ -440,8 +440,8 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
     clock or by what they say, or 20 and more without one: a warning. Of a wait that tells its limit half of it is
-    enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar of data preparation (Map, Filter) that
-    stands at 0 after 10 minutes and more.
+    enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
+    of data preparation (Map, Filter) that stands at 0 after 10 minutes and more.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
@@ -467,7 +467,8 @@ def waits(log: RunLog) -> Iterator[Finding]:
         f" for {waited / 60:.2g} minutes" if waited >= 120 else f" for {waited:.3g} seconds")  # fmt: skip
     yield finding(
         "info" if few and not late else "warning",
-        f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: {len(same)} line{'s say' if len(same) > 1 else ' says'} so and no metric follows: {words!r}",
+        f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: {len(same)} "
+        f"line{'s say' if len(same) > 1 else ' says'} so and no metric follows: {words!r}",
         first.point.where(),
         shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
         shown("seconds between the first and the last", waited, f"< {LONG:g}"),

@@ -335,8 +335,8 @@ def first_metric(log: RunLog) -> Finding | None:
 _OF_REWARDS = ("reward", "reward_max", "reward_min")
 _BY_AN_UPDATE = (
     "the weights are not finite since an update before: a gradient that was not (an overflow in fp16 without a loss "
-    "scale, a learning rate that is too high, a 0/0 in the loss), and was applied all the same; train in bf16, and skip "
-    "steps whose gradient is not finite"
+    "scale, a learning rate that is too high, a 0/0 in the loss), and was applied all the same; train in bf16, and "
+    "skip steps whose gradient is not finite"
 )
 
 
@@ -363,8 +363,8 @@ def _figure_alone(broken: FirstBroken) -> Finding:
         cause="a mean over no token (0/0): a micro-batch or rank without a completion token that counts, whose figures "
         "are averaged with the others'"
         if clipped
-        else "the KL is not computed, and NaN stands in its place (beta is 0, so that no reference model is loaded), or "
-        "it is a mean over no token (0/0); with beta over 0 a KL that is NaN would make the loss NaN, too",
+        else "the KL is not computed, and NaN stands in its place (beta is 0, so that no reference model is loaded), "
+        "or it is a mean over no token (0/0); with beta over 0 a KL that is NaN would make the loss NaN, too",
         next_step="look for samples whose completion is masked whole (truncated ones, tool turns, an empty answer)"
         if clipped
         else "look at beta (kl_coef, kl_loss_coef): 0 is the default of some trainers; set it where a KL is wanted",

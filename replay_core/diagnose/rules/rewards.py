@@ -237,9 +237,9 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
 
     Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages, the
-    trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info; a median of 0.9 and more a warning,
-    of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in no group are D03's.
-    A small reward std is fine: advantages are normalised.
+    trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info; a median
+    of 0.9 and more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch
+    but in no group are D03's. A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
     known, dead = _dead_steps(log)
