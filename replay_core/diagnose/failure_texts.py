@@ -95,6 +95,18 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Error in memory profiling|memory profiling.*(?:Initial|initial) free memory",
      "GPU memory was freed or taken by another process while vLLM measured what it may use: two engines or a trainer "
      "start on one GPU at once", "start them one after the other"),
+    (r"sequence_length=\d+ is larger than max_length|Prompt length \d+ is longer than \d+\.?$",
+     "a prompt of the data set is longer than data.max_prompt_length, and data.truncation is 'error'",
+     "data.filter_overlong_prompts=True leaves such prompts out; or raise max_prompt_length (and the engine's "
+     "max_model_len), or set truncation to left or right"),
+    (r"max_(?:new_)?tokens must be at least 1, got (?:-\d|0)|max_(?:new_)?tokens.{0,30}(?:must be|should be) "
+     r"(?:at least|greater|positive|larger).{0,20}(?:-\d|\b0\b)",
+     "no token is left for the response: what is left of max_model_len after the prompt is less than 1, so that the "
+     "prompt is longer than the context",
+     "filter or shorten long prompts (max_prompt_length), or raise max_model_len: prompt + response must fit"),
+    (r"LoRA rank \d+ is greater than max_lora_rank|max_lora_rank",
+     "the adapter's rank is larger than the engine was started for (max_lora_rank)",
+     "start the engine with max_lora_rank of the adapter's rank and more"),
     (r"longer than the maximum model length|maximum (?:context|model) length (?:is|of)|maximum context length"
      r"|exceeds? (?:the )?(?:model's )?(?:max(?:imum)?)[ _](?:model|context|allowed|input|sequence)[ _]?len"
      r"|is too long and exceeds limit|prompt.{0,40} (?:is )?too long|longer than the model's context",
@@ -119,6 +131,24 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Token id \d+ is out of vocabulary|out of vocabulary",
      "a token id beyond the engine's vocabulary was sent: another tokenizer, or added tokens the engine does not have",
      "compare len(tokenizer) with the model's vocab_size on both sides"),
+    (r"torch\.Size\(\[0\]\)|LoRA weight 0\b|size of tensor [ab] \(0\)|vector of size 0\b|ZeroParamStatus"
+     r"|ds_status|inflight_param|partitioned.*(?:not|un)gathered|[\"']?weight[\"']? must be 2-D",
+     "one tensor has size 0, as a weight sharded by ZeRO-3 (or FSDP) has where it is not gathered: used or loaded into "
+     "beside its wrapped forward, or saved so, and then the checkpoint holds empty tensors; of activations, an empty "
+     "batch",
+     "deepspeed.zero.GatheredParameters (FSDP.summon_full_params) around it; gather when saving "
+     "(stage3_gather_16bit_weights_on_model_save); ZeRO-2 tells whether it is this"),
+    (r"used a DP world size of \d+|DP world size.{0,60}(?:differ|mismatch|not (?:match|supported))"
+     r"|[Aa]utomatic adjustment of ZeRO|Loaded state world size|saved with (?:a )?(?:different )?world[ _]size",
+     "the checkpoint is resumed with another number of data-parallel ranks than it was saved with: the sharded "
+     "optimizer's parts do not fit",
+     "resume on as many GPUs, convert it (DeepSpeed's universal checkpoint: ds_to_universal), or load the weights "
+     "alone and begin with a fresh optimizer"),
+    (r"(?:Missing|Unexpected) key(?:\(s\)|s)? in (?:checkpoint )?state_dict: ?[\"']?optim\w*\.",
+     "the optimizer's state in the checkpoint lacks keys that are loaded: another version's layout, an optimizer that "
+     "had not stepped when it was saved, or other parameters; the weights are not concerned",
+     "load the weights alone and begin with a fresh optimizer, or resume with the versions that saved it (accelerate, "
+     "torch)"),
     (r"There is no module or parameter named|Attempted to load weight|not found in params_dict"
      r"|assert param(?:_data)?\.(?:size|shape).*loaded_weight|KeyError: [\"'](?:\w+\.)*(?:layers|"
      r"embed_tokens|lm_head|visual|language_model)\.\S*",
@@ -140,10 +170,15 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the installed version does not know the model's architecture, the model is newer than transformers or the engine",
      _VERSIONS),
     # Ray.
+    (r"register[_ ]center", "the register center actor of the worker group never came up: its first worker was not "
+     "scheduled or did not start (resources that another job or a stale Ray session holds, a node that did not join, a "
+     "worker that died at its start)",
+     "ray status and ray list actors show what is pending or dead; ray stop --force on every node, and start anew"),
     (r"ObjectStoreFullError|[Oo]bject store (?:is full|memory)|because it is full|out of (?:object store )?disk",
      "Ray's object store is full: references to batches are kept, or it is small (it lies in /dev/shm)",
      "ray memory names who holds what; raise object_store_memory; drop references after each step"),
-    (r"Total available GPUs \d+ is less than|cannot be scheduled right now|No available node types can fulfill"
+    (r"[Tt]otal available (?:GPU|NPU|CPU)s? [\d.]+ is less than|cannot be scheduled right now"
+     r"|No available node types can fulfill"
      r"|[Pp]lacement group.*(?:cannot|could not|infeasible|failed|[Tt]ime)|[Ii]nsufficient (?:GPU )?resources"
      r"|[Nn]ot enough GPUs|infeasible (?:resource|request|task|actor)",
      "the placement group or actor asks for more GPUs (or CPUs) than the Ray cluster has free: too few nodes joined, "
@@ -242,9 +277,17 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "fp16 overflows in every step until the loss scale is at its minimum: gradients are not finite",
      "train in bf16; look for the first NaN"),
     (r"Expected all tensors to be on the same device|found at least two devices|is on cpu.*cuda|tensors? .*different "
-     r"devices",
-     "tensors of two devices meet: offloaded weights or optimizer state not loaded back, or an input left on the CPU",
-     "move what the frame names; look whether offload and load are paired"),
+     r"devices|to be on the same device|on cuda:\d+ and \w+ (?:is )?on cuda:\d|same device as",
+     "tensors of two devices meet: a model spread over several GPUs (device_map='auto') whose inputs or masks stay on "
+     "the first, offloaded weights or optimizer state not loaded back, or an input left on the CPU",
+     "one GPU per process (CUDA_VISIBLE_DEVICES, device_map={'': LOCAL_RANK}); move what the frame names; look whether "
+     "offload and load are paired"),
+    (r"(?:dtype|type|expected|same).{0,60}(?:\bByte\b|\bunsigned char\b|uint8)|(?:BFloat16|Half|Float|float|half|"
+     r"c10::\w+) (?:!=|and) (?:Byte|unsigned char)",
+     "a quantised weight (4 or 8 bits, kept as bytes) is multiplied raw, without being dequantised: a layer was "
+     "reached beside its quantised forward (a patched or fused kernel, lm_head or an adapter of a quantised layer)",
+     "load_in_4bit=False tells whether it is this; update bitsandbytes, PEFT and the trainer's patches together; keep "
+     "lm_head out of the quantisation"),
     (r"must have the same dtype|expected (?:scalar type|m1 and m2|mat1 and mat2)|Input type .* and (?:weight|bias) type"
      r"|same dtype, but got|Index put requires the source and destination dtypes match|dtype mismatch",
      "tensors of two dtypes meet: an adapter, head or value model in float32 beside bf16 weights, outside of autocast",
@@ -260,16 +303,18 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "samples of a batch have other lengths: they are not padded (a collate function is missing)",
      "pad to the longest of the batch in the collate function"),
     (r"only support equal chunk|(?:batch[ _]size|batch|samples?).{0,80}(?:must be|is not|should be|not evenly) "
-     r"(?:evenly )?(?:divisible|a multiple)|not divisible by|[Cc]heck batch related parameters|must be (?:evenly "
+     r"(?:evenly )?(?:divisible|a multiple)|len\(batch_lst\)|!= chunks|should be larger than 0 after normalization"
+     r"|^assert .*batch\w*(?: >= | > | == | % )"
+     r"|(?:batch|rollout|micro)[\w.]*_?size\S* .{0,60}(?:must be|should be|is) (?:larger|greater|smaller|less|at "
+     r"least)\b|not divisible by|[Cc]heck batch related parameters|must be (?:evenly "
      r")?divisible|must be divisible by",
      "numbers do not divide: the batch (or heads, or world size) is no multiple of ranks, micro-batches, generations "
-     "per prompt or parallel sizes",
+     "per prompt or parallel sizes, or smaller than they are (what is left for one rank is 0)",
      "batch = micro-batch x accumulation x data-parallel ranks, and a multiple of the generations per prompt"),
-    (r"[\"']?weight[\"']? must be 2-D|ZeroParamStatus|ds_status|inflight_param|partitioned.*(?:not|un)gathered|size "
-     r"torch\.Size"
-     r"\(\[0\]\)", "a weight sharded by ZeRO-3 or FSDP is used without being gathered: a module called beside its "
-     "wrapped forward, or generation outside of the gathering context",
-     "call it through the wrapped module; deepspeed.zero.GatheredParameters, FSDP.summon_full_params"),
+    (r"[Cc]ould not find the transformer layer class",
+     "FSDP is to wrap a layer class that the model does not have: the model's _no_split_modules (or the "
+     "configuration) names one of another variant (a vision-language model's for its text part)",
+     "set wrap_policy.transformer_layer_cls_to_wrap to the class that print(model) shows for its layers"),
     (r"[Mm]ust flatten tensors with (?:the same|uniform)", "FSDP wraps frozen and trained parameters (LoRA), or two "
      "dtypes, into one flat tensor", "use_orig_params=True, or an auto-wrap policy for LoRA; one dtype"),
     (r"different (?:number of tensors was saved|metadata)|CheckpointError|Recomputed values",
@@ -360,7 +405,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     # Configuration and versions.
     (r"omegaconf|hydra\.errors|Could not override|is not in struct|MissingMandatoryValue|ConfigAttributeError"
      r"|ConfigKeyError|Missing mandatory value|ConfigCompositionException|Key '.*' (?:is )?not in",
-     "the configuration has no such key, or lacks one: mistyped, moved in a newer version, or to be added by +key=",
+     "the configuration has no such key, or lacks one: mistyped, moved in a newer version, or to be added by +key=; "
+     "where the framework's own code reads or writes it (last frame), code and configuration are of two versions",
      "compare with the version's default configuration; +key=value adds a new one"),
     (r"unrecognized arguments|error: (?:the following )?arguments?|invalid choice:|validation errors? for "
      r"|ValidationError"
@@ -394,6 +440,29 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "dynamic sampling finds no groups whose rewards differ: every answer to a prompt is right, or every one wrong "
      "(data too hard or too easy, or a reward that never fires)",
      "look at the rewards of one batch by hand; filter prompts by solve rate"),
+    (r"Reward function is not implemented for data_source|[Nn]o reward (?:function|manager) for data_source",
+     "the data source of the sample (its column data_source) is empty or none that the built-in rewards know",
+     "set data_source in the data set to a known name, or custom_reward_function.path and .name to a function of your "
+     "own"),
+    (r"vLLM server can't be reached|[Ss]erver is not up yet|(?:can't|could not|cannot|failed to|unable to) "
+     r"(?:reach|connect to) (?:the )?(?:vLLM|SGLang|inference|rollout) (?:server|engine)"
+     r"|(?:vLLM|SGLang|inference|rollout) (?:server|engine)\S* .{0,40}(?:not (?:ready|reachable|healthy|up)|unreachable"
+     r"|didn't start|did not start)",
+     "no inference server answers at that address: it was not started, still loads its model, died, or listens at "
+     "another host or port",
+     "start it (trl vllm-serve --model ..., on GPUs of its own) or let the trainer hold the engine "
+     "(vllm_mode='colocate'); curl http://HOST:PORT/health from the trainer's node"),
+    (r"RemoteDisconnected|Remote end closed connection|ServerDisconnected\w*|Server disconnected|Connection aborted",
+     "the server closed the connection in the middle of a request: it died, was restarted, or is overloaded (an "
+     "inference server beside the trainer, a judge)",
+     "its own log at that time names the error; look whether it lives"),
+    (r"[Rr]equeu(?:ed|ing)\b", "rollouts are not answered in time and are given out again: an agent, tool or engine "
+     "is too slow or hangs; what comes late belongs to a batch that is gone (its id is unknown there)",
+     "look at the agent's own log; raise its time limit, or limit its turns and tokens"),
+    (r"unsupported operand type\(s\) for .{0,40}'(?:dict|list|tuple|str)'|type \w+ doesn't define __round__",
+     "a mapping, list, text or None stands where a number is needed: most often a reward (function or model) that "
+     "returns more than one number, and no key is named that picks one, or none for a sample",
+     "print what it returns; let it return a float, or name the key (--reward-key)"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
     (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function"
      r"|manager).*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error"
@@ -423,6 +492,8 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
      "the server's log at that time; send it the request by hand"),
     (r"Connection ?[Rr]efused(?:Error)?|Cannot connect to host|Failed to establish a new connection",
      "no server listens there: it did not start, died, or the address is another", "curl the address from that node"),
+    (r"^a traceback whose exception is not in the log", "a traceback ends without its exception: the log was cut, or "
+     "other lines stand where it was", "the lines that follow in the whole log; the last frame and its code say where"),
     (r"ZeroDivisionError|division by zero", "a division by 0: a batch, group or mask with nothing in it",
      "print the number of samples and counted tokens at the frame"),
     (r"KeyError", "a key is missing: a column of the data, a field of the batch, or a name of the configuration or "
@@ -434,8 +505,8 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
 
 #: The same of texts that only tell of another failure.
 _CONSEQUENCES: tuple[tuple[str, str], ...] = (
-    (r"ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)|WorkerCrashedError|worker "
-     r"died or was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
+    (r"^class_name: |ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)"
+     r"|WorkerCrashedError|worker died or was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
      "an actor or worker of Ray died; this line only tells that it is gone"),
     (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop (?:is"
      r"|has)|[Ee]ngine (?:loop |process )?(?:is dead|has died|died)|Scheduler hit an exception|Engine process failed",

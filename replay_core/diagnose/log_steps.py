@@ -146,6 +146,37 @@ class FirstBroken(Struct, frozen=True):
         losses = [point for each in self.log.signals() if each.signal in LOSSES for point in _points(self.log, each)]
         return bool(losses) and all(math.isfinite(point.value) for point in losses)
 
+    @property
+    def is_figure_alone(self) -> bool:
+        """Whether only figures that are logged beside the loss are broken (KL, clip fractions), and the loss or the
+        gradient of those steps is finite: the KL is no part of it then, or not computed.
+        """
+        if any(series.signal not in _FIGURES for series, _ in self.every):
+            return False
+        finite = {p.step for name in ("loss", "grad_norm") if (one := self.log.get(name)) is not None
+                  for p in one.points if math.isfinite(p.value)}  # fmt: skip
+        return all(point.step in finite for _, point in self.every)
+
+    @property
+    def forward(self) -> Series | None:
+        """What else of the policy's own forward is broken in that step; None where nothing is."""
+        step = self.point.step
+        return next((series for series, p in self.every if p.step == step and series.signal in FORWARDS), None)
+
+    def is_broken(self, signal: str, words: str) -> bool:
+        """Whether such a series is broken in that step, and was finite in one before."""
+        step = self.point.step
+        return any(
+            series.signal == signal and words in series.name and p.step == step
+            and any(math.isfinite(q.value) and (q.step or 0) < (step or 0) for q in series.points)
+            for series, p in self.every
+        )  # fmt: skip
+
+
+#: What a forward of the policy gives: not finite, its weights are not.
+FORWARDS = ("entropy", "kl", "logprob_diff", "prob_diff", "policy_kl", "ratio_mean", "rollout_k3", "rollout_k1")
+_FIGURES = ("kl", "policy_kl", "clip_fraction")
+
 
 def first_broken(log: RunLog) -> FirstBroken | None:
     """The first value of a log that is not finite, or None."""

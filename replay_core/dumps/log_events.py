@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,7 +26,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "oom",
         r"(?:CUDA|HIP|NPU|XPU|MPS)(?: (?:driver )?[Ee]rror)?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory",
+        r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory"
+        r"|RayTaskError\(OutOfMemoryError\)",
     ),
     (
         "oom_host",
@@ -51,7 +53,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "cuda_error",
         r"(?:CUDA|HIP|NPU|XPU|cuDNN|cuBLAS)(?: kernel)?(?: driver)? error: |CUBLAS_STATUS_(?!SUCCESS)[A-Z]"
-        r"|[Dd]evice-side assert triggered|NVRM: Xid|CUDA error \d+",
+        r"|[Dd]evice-side assert triggered|NVRM: Xid|CUDA error \d+|\.cu:\d+: .{0,200}Assertion .{1,200} failed",
     ),
     # torchrun's agent, the shell, Python's fault handler, C++, Slurm; a word in a sentence is none of them.
     (
@@ -63,6 +65,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
         r"(?: \(core dumped\))?(?:\s{2,}.*)?$"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
+        r"|Worker exit type: SYSTEM_ERROR"
         r"|DeadlineExceeded: |The node was low on resource|\bpod\b.{0,80}\b[Ee]victed"
         r"|slurmstepd: error: .*CANCELLED|srun: error: .*: (?:Killed|Terminated|Exited with exit code)",
     ),
@@ -79,16 +82,18 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
-        r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length",
+        r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
+        r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w",
     ),
     (
         "traceback",
-        r"^(?:[\w.]+\.)?\w+Error(?:\(\w+\))?: |^(?:[\w.]+\.)?\w*Exception(?:\(\w+\))?: "
+        r"^\s*(?:[\w.]+\.)?\w+Error(?:\(\w+\))?: |^\s*(?:[\w.]+\.)?\w*Exception(?:\(\w+\))?: "
         r"|^(?:\w+\.)+(?:(?:Read|Connect|Write|Pool)Timeout|TimeoutExpired): "
         r"|^(?:[a-z_]\w*\.)+[A-Z]\w*(?:Invalid|Timeout|NotFound|Exceeded|Unavailable|Failed|Failure|Refused|Denied|Dead|Died|"
         r"Mismatch|Conflict|Overflow|Full|Expired|Disconnected): "
         r"|^(?:\w+\.)*(?:exceptions?|_?errors?|exc)\.(?:\w+\.)*[A-Z]\w+(?:\(\w+\))?: "
         r"|^(?:[\w.]+\.)?(?:Assertion|NotImplemented|Recursion|Timeout|EOF)Error\s*$|^\W*EXC\b"
+        r"|^Unhandled error .{0,80}ray::"
         r"|^\w[\w ]{0,40}? (?:failed|error): (?:[\w.]+\.)?\w+Error\b",
     ),
     # A bar of data that stands at 0 after 10 minutes and more: a worker that never began.
@@ -113,7 +118,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|allocator cache flushes|\bSpilled \d+ [MG]iB|over 95% full|trainable params: 0 |Already found a "
         r"`peft_config`"
         r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
-        r"|but the current dype|but the current dtype"
+        r"|but the current dype|but the current dtype|\b[Rr]equeu(?:ed|ing)\b|Can't pickle |zero_advantage=\d"
         r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
@@ -124,7 +129,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("recompile", r"Recompiling function \S+ in "),
     ("graph_break", r"Graph break (?:in user code|from|due to|:)|Graph Break Reason"),
     # What a process says again and again while it waits for another.
-    ("waiting", r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bblocked (?:on|for)\b"),
+    (
+        "waiting",
+        r"(?i)\b(?:still )?waiting (?:for|on|until)\b|\bno progress (?:for|in|since)\b|\bis not up yet\b"
+        r"|\bblocked (?:on|for)\b",
+    ),
     ("negative_kl", r"KL divergence is starting to become negative: -?\d"),
     (
         "not_finite",
@@ -157,6 +166,8 @@ HINT = regex(
     r"|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
+    r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
+    r"|Can't pickle|Unhandled error"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
@@ -169,6 +180,10 @@ _BEFORE = (
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
 _FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
 _BEGINS = "Traceback (most recent call last)"
+#: The exception behind a frame, where a paste has lost its newlines.
+_ON_ONE_LINE = regex(r"\s((?:[\w.]+\.)?\w+(?:Error|Exception): .*)")
+#: What stands in the place of an exception that a log does not hold.
+UNTOLD = "a traceback whose exception is not in the log"
 #: Kinds whose lines keep what stands before them: the clock tells for how long.
 _BY_CLOCK = ("waiting", "engine")
 #: What Python says of an exception that ends nothing.
@@ -194,6 +209,16 @@ class Watch:
         #: Streams that are inside a traceback, and whether its exception ends nothing.
         self._inside: dict[str, bool] = {}
         self._harmless: set[str] = set()
+        self._last_frame: dict[str, TrainerLine] = {}
+
+    def untold(self, after: int) -> Iterator[Event]:
+        """Tracebacks behind that line (the last of metrics) whose exception the log does not hold: it was cut, or lost
+        in a paste. Stacks that a program prints by the way have no such head.
+        """
+        for stream, frames in self._frames.items():
+            last = self._last_frame[stream]
+            if last.number > after and (self._inside.get(stream) is False or last.number <= 2 * len(frames)):
+                yield Event("traceback", UNTOLD, last.number, last.rank, tuple(frames))
 
     def event(self, line: TrainerLine) -> Event | None:
         """The line as an event, if it is one."""
@@ -210,6 +235,9 @@ class Watch:
         if is_frame or (is_indented and line.stream in self._code_follows):
             kept = self._frames.setdefault(line.stream, deque(maxlen=_FRAMES))
             kept.append(line.text.strip()[:200])
+            self._last_frame[line.stream] = line
+            if is_frame and (found := _ON_ONE_LINE.search(line.text)):
+                return self._event(replace(line, text=found[1]))
             (self._code_follows.add if is_frame else self._code_follows.discard)(line.stream)
             return None
         self._code_follows.discard(line.stream)

@@ -20,6 +20,7 @@ from replay_core.dumps.bulleted_steps import BulletedSteps
 from replay_core.dumps.console_lines import BAR, console_line, epoch_line
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
+from replay_core.dumps.joined_lines import joined
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import HINT, KEPT, Event, Watch
@@ -118,7 +119,7 @@ def _log(path: Path) -> _Log:
     said: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     epochs: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     last: int | None = None
-    for line in _paid_lines(path):
+    for line in joined(_paid_lines(path)):
         step, values = metric_line(line.text)
         if not values and (names := table_head(line.text)):
             heads[line.stream] = names
@@ -151,6 +152,9 @@ def _log(path: Path) -> _Log:
             said.append((line, *told))
         elif not (said or log.metrics) and (told := epoch_line(line.text))[1]:
             epochs.append((line, *told))
+    counts = max((line for values in log.metrics.values() for _, line in values.values()), default=0)
+    for event in watch.untold(after=counts):
+        log.events.setdefault((last, event.rank), []).append(event)
     for (_, rank), lines in grammar.items():
         iterations = list(step_log.parse(lines))
         # Every program prints warnings; alone they are no log of this trainer.

@@ -16,9 +16,10 @@ from replay_core.dumps.fields import flatten, settled
 from replay_core.dumps.file_places import place_below, told_apart
 from replay_core.dumps.listing import contents, is_file, listing
 from replay_core.dumps.log_lines import is_text
+from replay_core.dumps.log_text import SUFFIXES as LOGS
 from replay_core.dumps.peeking import content_of, look
 from replay_core.dumps.shards import whole
-from replay_core.errors import NotADumpError
+from replay_core.errors import DumpError, NotADumpError
 from replay_core.file_spans import regular
 from replay_core.records import RecordKey, TensorRef
 
@@ -47,8 +48,10 @@ def index(path: Path) -> Index:
         # Reading now makes a file that is no container an error at opening, where the user looks.
         try:
             look(path)
-        except NotADumpError as error:
-            raise _no_metric(path) if _is_text(path) else error from None
+        except DumpError as error:
+            # A log may begin with a bracket, as JSON does.
+            is_log = isinstance(error, NotADumpError) or path.suffix in LOGS
+            raise _no_metric(path) if is_log and _is_text(path) else error from None
         key = RecordKey(stage="tensors", role=None)
         return Index([(key, path)], notes=["a single file: it names no step, rank or micro"])
     found = Index([])

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS
+from replay_core.dumps.log_events import DEATHS, UNTOLD
 from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
@@ -22,9 +23,12 @@ _RANK = regex(r"\bRank (\d+)\]")
 _MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
 #: What an engine that has died says of itself, and where its own frames lie.
 _ENGINE = regex(r"EngineDeadError|EngineCore|vllm/v1/engine/|sglang/srt/managers/")
-_FULL = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded")
+_NAMES_IT = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|torch\.Size\(\[0\]\)")
+#: What Ray says of a worker that is gone without a word: a list of what it may have been. And whose it was.
+_GUESSES = regex(r"Worker exit (?:type|detail): ")
+_WHOSE = regex(r"^\s*class_name: (?:\S+\.)?(\w+)")
 #: An exception of another process, as the one that asked it tells it.
-_RELAYED = regex(r"Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
+_RELAYED = regex(r"^Unhandled error|Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
 #: What a rank says of a peer that is gone.
 _GONE = regex(r"remote process exited|[Cc]onnection (?:closed|reset)|ncclRemoteError")
 #: NCCL's own failures that no other rank has caused.
@@ -60,7 +64,7 @@ def died(log: RunLog) -> Iterator[Finding]:
     at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
     causes = [one for one in at_the_end if not _follows(one)] or at_the_end
     if causes and not any(one.kind.startswith("oom") for one in causes if not _waited_in_vain(one)):
-        yield _dead(at_the_end, went_on=False)
+        yield _dead(_told_elsewhere(at_the_end, log), went_on=False)
         return
     if causes:
         return  # a rank that ran out of memory is why the others waited
@@ -81,6 +85,16 @@ def died(log: RunLog) -> Iterator[Finding]:
         )
 
 
+def _told_elsewhere(ends: list[Told], log: RunLog) -> list[Told]:
+    """The ends, or where only a traceback without its exception is one, what known text stands before or behind it."""
+    if any(UNTOLD not in one.text for one in ends):
+        return ends
+    beside = [one for one in log.events("waiting", "notice") if (known := failure_of(_said(one))) and not known.general]
+    return (
+        [replace(beside[-1], text="\n".join([_said(beside[-1]), *ends[0].text.splitlines()[1:]]))] if beside else ends
+    )
+
+
 def _waited_in_vain(one: Told) -> bool:
     """Whether it tells of a collective that others did not come to."""
     return one.kind == "nccl" and "CUDA error" not in one.text and (_ALONE.search(one.text) is None)
@@ -89,6 +103,8 @@ def _waited_in_vain(one: Told) -> bool:
 def _follows(one: Told) -> bool:
     """Whether a line only tells that another process has ended."""
     if one.kind == "killed":
+        if _GUESSES.search(one.text):
+            return False
         if _ABORT.search(one.text):
             return True
         return _SIGKILL.search(one.text) is None and _ENDED.search(one.text) is not None
@@ -128,8 +144,9 @@ def _is_preempted(one: Told) -> bool:
 
 
 def _dead(every: list[Told], *, went_on: bool) -> Finding:
-    # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk.
-    one = next((each for each in every if _FULL.search(each.text)), None) or min(every, key=_weight)
+    # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
+    # of a list of weights that do not fit the empty one.
+    one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=_weight)
     # NCCL's watchdog also tells of a kernel that failed, which is no wait.
     failed = "CUDA error" in one.text
     hang = _hang(every) if one.kind == "nccl" and not failed else None
@@ -137,15 +154,22 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
     if any(_ENGINE.search(each.text) for each in every) and "engine" not in cause.lower():
         died = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
         cause = died if cause == _UNCAUGHT else cause
-    by_hand = _BY_HAND.search(one.text) is not None
+    by_hand, untold = _BY_HAND.search(one.text) is not None, UNTOLD in one.text
     step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
     if one.kind == "traceback" and (judge := _judge(one)) is not None:
-        cause, next_step = judge
-    what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else in_short(cause))
-    words = what if hang is not None else f"{what}: {_words(one)}" if what else _words(one)
+        (cause, next_step), short = judge, in_short(judge[0])
+    else:
+        short, cause, next_step = _in_code(one, cause, next_step)
+    whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
+    what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else short)
+    if _GUESSES.search(one.text) and whose:
+        what = f"{what} ({', '.join(whose)})"
+    words = what if hang is not None else f"{what}: {_words(one)}" if what and not untold else _words(one)
+    if untold and (code := _last_frame(one)[1]):
+        words += f", in `{code[:100]}`"
     hung = hang is not None or _HUNG.search(one.text) is not None
     return finding(
-        "warning" if by_hand else "error",
+        "warning" if by_hand or untold else "error",
         f"the run {'was stopped by hand' if by_hand else 'hung' if hung else 'died'} at line {one.point.line}, {step}"
         f"{', and was started again' if went_on else ''}: {words}",
         one.point.where(),
@@ -153,6 +177,8 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
         *_frame(one),
         *(shown(f"{rank} waited in", what) for rank, what in (hang.waits if hang else ())),
         shown("lines that tell of an end", len(every), "0", "log"),
+        # What else is wrong may be its cause.
+        link="time" if untold else "",
         cause=cause,
         next_step=next_step,
         steps=steps_of([one.point]),
@@ -244,8 +270,12 @@ def _these(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed(sorted(ranks))}" if ranks else "a rank"
 
 
+_BAR = regex(r"^.{0,400}?(?:it/s|s/it)[^\]]{0,200}\]\s*(?=\S)")
+
+
 def _words(one: Told) -> str:
     first, *more = one.text.splitlines()
+    first = _BAR.sub("", first)
     # "Error(s) in loading state_dict for Model:" says what on the lines below.
     below = next((line.strip() for line in more if line.strip() and not line.lstrip().startswith("File ")), "")
     text = f"{first} {below}" if first.rstrip().endswith(":") and below else first
@@ -253,12 +283,54 @@ def _words(one: Told) -> str:
 
 
 def _frame(one: Told) -> list[Evidence]:
-    frame = next((text for text in reversed(one.text.splitlines()[1:]) if text.startswith("File ")), None)
-    return [shown("last frame", frame[:160], None, f"line {one.point.line}")] if frame else []
+    frame, code = _last_frame(one)
+    line = f"line {one.point.line}"
+    return [shown(name, text[:160], None, line) for name, text in (("last frame", frame), ("code", code)) if text]
+
+
+def _last_frame(one: Told) -> tuple[str, str]:
+    """The last frame's file, and its line of code; empty where there is none."""
+    frames = one.text.splitlines()[1:]
+    last = next((at for at in reversed(range(len(frames))) if frames[at].startswith("File ")), None)
+    return ("", "") if last is None else (frames[last], " ".join(frames[last + 1 : last + 2]))
+
+
+_SHAPES = "shapes do not fit"
+_OF_NONE = regex(r"'NoneType' object has no attribute '(\w+)'")
+_BARE = regex(r"^(?:\w+\.)*AssertionError\W*$")
+_TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+
+
+def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
+    """The cause in a few words and whole, and the next step, with what the last line of code and sizes tell of them."""
+    short, code, asked = in_short(cause), _last_frame(one)[1], _OF_NONE.search(one.text)
+    if asked and (named := re.search(rf"(\w+(?:\.\w+)*)\.{asked[1]}\b", code or one.text.partition(", in ")[2])):
+        short = f"{named[1]} is None where its {asked[1]} is asked for"
+        if "logits" in named[1]:
+            cause = (
+                f"the model returned no logits (fused kernels or a chunked loss leave them out, another head): {cause}"
+            )
+    elif _BARE.search(_said(one)) and code.startswith("assert "):
+        if (known := failure_of(code)) is not None and not known.general:
+            return in_short(known.cause), known.cause, known.next_step
+        short = f"a condition of the code does not hold, `{code[:100]}`"
+    elif short == _SHAPES:
+        sizes = _TWO_SIZES.search(one.text)
+        small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)
+        short += (f" in `{code[:100]}`" if code else "") + (f" ({large} against {small})" if small > 1 else "")
+        if small > 1 and large % small == 0:
+            cause = (
+                f"{large} is {large // small} times {small}, so that one of them was gathered over ranks or repeated "
+                f"per generation, and the other was not; or {cause}"
+            )
+        elif small > 1 and large > 2 * small:
+            cause = f"one is over other tokens than the other (a whole or packed row against its response); or {cause}"
+    return short, cause, next_step
 
 
 _UNCAUGHT = "an exception that nobody caught"
-#: Frames of a reward function: its file or its name.
+#: Frames of a reward function: its file or its name. A library's checks of its own arguments are none.
+_LIBRARY = regex(r"/(?:vllm|sglang|torch|transformers|ray|pydantic\w*|omegaconf|deepspeed|accelerate)/")
 _JUDGE = regex(
     r"(?i)File \"[^\"]*(?:reward|verifier|grader|judge|scor(?:e|er|ing))(?:\w*|s?(?:_\w+)?/\w+)\.py\""
     r"|, in \w*(?:compute_score|reward|verify|judge|grade_|score_)\w*$"
@@ -281,7 +353,7 @@ def _judge(one: Told) -> tuple[str, str] | None:
     first, *frames = one.text.splitlines()
     own = [frame for frame in frames if frame.startswith("File ")]
     called = _NAMED.search(first) is not None
-    if not called and (not own or not _JUDGE.search(own[-1]) or _ELSEWHERE.search(first)):
+    if not called and (not own or not _JUDGE.search(own[-1]) or _LIBRARY.search(own[-1]) or _ELSEWHERE.search(first)):
         return None
     if _LACKS.search(first):
         return (
@@ -324,6 +396,12 @@ def _blamed(one: Told) -> tuple[str, str]:
             "CUDA_LAUNCH_BLOCKING=1 names the true line; compute-sanitizer the access",
         )
     if one.kind == "killed":
+        if _GUESSES.search(one.text):
+            return (
+                "a worker process of Ray ended without a word: Ray does not know why, and lists what it may have been "
+                "(the kernel's OOM killer for host memory, ray stop, a crash in native code)",
+                "its own log (/tmp/ray/session_latest/logs/worker-*PID*.err) and the lines before; dmesg | grep -i oom",
+            )
         if _SIGKILL.search(one.text):
             return (
                 "killed by SIGKILL from outside, most often by the kernel: out of host memory",
@@ -349,8 +427,11 @@ LINES, LONG = 5, 900.0
 #: Without a clock, so many lines in a row.
 MANY = 20
 _CLOCK = regex(r"\b(\d{1,2}):(\d{2}):(\d{2})\b")
+#: A wait's limit, as it tells it, and what share of it is no short wait.
+_LIMIT = regex(r"(\d+) ?s\w* out of (\d+)")
+HALF = 0.5
 _ELAPSED = regex(r"\[([\d:]+)(?:<|, )\?")
-_FOR = regex(r"\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|minutes|h|hours)\b")
+_FOR = regex(r"(?<!out of )\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|minutes|h|hours)\b")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -358,8 +439,9 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
-    clock or by what they say, or 20 and more without one: a warning. So is a bar of data preparation (Map, Filter) that
-    stands at 0 after 10 minutes and more.
+    clock or by what they say, or 20 and more without one: a warning. Of a wait that tells its limit half of it is
+    enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
+    of data preparation (Map, Filter) that stands at 0 after 10 minutes and more.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
@@ -372,20 +454,31 @@ def waits(log: RunLog) -> Iterator[Finding]:
         return
     same = max(by_words.values(), key=len)
     waited = _elapsed([one.text for one in same])
-    if len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG):
+    first = same[-1]
+    used = [int(found[1]) / int(found[2]) for one in same if (found := _LIMIT.search(one.text)) and int(found[2])]
+    late = max(used, default=0.0) >= HALF
+    few = len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG)
+    known = failure_of(_said(first))
+    if few and not late and (known is None or known.general or last):
         return
     first = same[0]
     words = _CLOCK.sub("", first.text.splitlines()[0]).strip()[:120]
     how_long = "" if waited is None else f" for {waited / 3600:.2g} hours" if waited >= 5400 else (
-        f" for {waited / 60:.2g} minutes")  # fmt: skip
-    yield warning(
-        f"the run only waits{how_long}: {len(same)} lines say so and no metric follows: {words!r}",
+        f" for {waited / 60:.2g} minutes" if waited >= 120 else f" for {waited:.3g} seconds")  # fmt: skip
+    yield finding(
+        "info" if few and not late else "warning",
+        f"the run only waits{how_long}{'' if known is None else f', as {in_short(known.cause)}'}: {len(same)} "
+        f"line{'s say' if len(same) > 1 else ' says'} so and no metric follows: {words!r}",
         first.point.where(),
         shown("lines that say the same", len(same), f"< {LINES}", f"from line {first.point.line}"),
         shown("seconds between the first and the last", waited, f"< {LONG:g}"),
-        cause="a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, "
+        cause=known.cause
+        if known is not None
+        else "a hang or a deadlock: what it waits for has ended or never comes (a trainer that has finished or died, "
         "a worker that is stuck, a message that was lost), and nothing times out",
-        next_step="look at the other process: py-spy dump --pid PID on both sides shows where each stands",
+        next_step=known.next_step
+        if known is not None
+        else "look at the other process: py-spy dump --pid PID on both sides shows where each stands",
     )
 
 

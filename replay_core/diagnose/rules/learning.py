@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import median
 
 import numpy as np
@@ -696,6 +696,15 @@ def _falls_at_steps(levels: list[float], values: list[float], is_length: bool) -
     return False
 
 
+def _always_up(values: list[float]) -> bool:
+    """Whether few values rise in every step, and by half in all."""
+    return (
+        3 <= len(values) < 12
+        and all(a < b for a, b in pairwise(values))
+        and values[-1] - values[0] >= 0.5 * abs(values[0])
+    )
+
+
 _FORM = regex(r"format|(?:^|[/_.])fmt", re.IGNORECASE)
 _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])", re.IGNORECASE)
 
@@ -705,13 +714,27 @@ _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])"
       source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
 def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
-    explains (12 steps and more): an error.
+    explains (12 steps and more): an error. Of 3 and more, where one rises and the other falls in every step, and each
+    by half: worth knowing.
     """
 
-    def known(pattern: re.Pattern[str]) -> list[Series]:
-        return [one for one in log.all("reward_function") if pattern.search(one.name) and len(one.finite) >= 12]
+    def known(pattern: re.Pattern[str], fewest: int = 12) -> list[Series]:
+        every = log.all("reward_function")
+        return [one for one in every if pattern.search(one.name) and len(one.finite) >= fewest]
 
     whole = log.get("reward")
+    for form, right in product(known(_FORM, 3), known(_RIGHT, 3)):
+        if _always_up(form.finite) and _always_up([-value for value in right.finite]) and right.finite[-1] >= 0:
+            return info(
+                f"{form.name} rises in every step while {right.name} falls in every one: the format is learnt first, "
+                "and answers may be lost for it",
+                right.ended,
+                form.shown(form.last.value, f"was {form.finite[0]:.3g}"),
+                right.shown(right.last.value, f"was {right.finite[0]:.3g}"),
+                cause="the format's reward is easier to get and outweighs the answer's; few steps, so that it may be "
+                "chance, or a model that learns the format first",
+                next_step="look whether accuracy comes back; else give the format less weight, lower the learning rate",
+            )
     paid = [*known(_FORM), *([whole] if whole is not None and len(whole.finite) >= 12 else [])]
     pairs = [(form, right) for form in paid for right in known(_RIGHT) if form.values != right.values]
     skip_if(not pairs, "needs an accuracy reward, and a format reward or the whole one, of 12 steps")

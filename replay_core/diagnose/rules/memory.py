@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, info, shown
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, rule
-from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.signals import RunLog, Series, Told
 from replay_core.regexes import regex
 
 #: Logits that take this much of memory are worth knowing of.
@@ -58,8 +59,36 @@ _UNALLOCATED = regex(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _OTHERS = regex(rf"Process \d+ has {_SIZE} memory in use")
 _LOGITS = regex(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|\.float\(\)")
 _OPTIMIZER = regex(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
-_ATTENTION = regex(r"attention|softmax\(|sdpa|flash_attn", re.IGNORECASE)
+_ATTENTION = regex(r"attention|sdpa|flash_attn", re.IGNORECASE)
+_SOFTMAX = regex(r"\bsoftmax\b")
 _ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
+#: How Ray tells of an allocator's error in another process: without its line.
+_CALLED = regex(r"ray::(?:\w+\.)?(\w+\(\))")
+_WRAPPED = regex(r"RayTaskError\(OutOfMemoryError\)")
+#: Phases by the functions of trainers' frames and of Ray's methods, the innermost first; and what makes each smaller.
+_PHASES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (regex(r"(?i)update_weight|sync_(?:model|weight)|weight_sync|_to_(?:vllm|sglang|rollout)\b|wake_up|load_weights"),
+     "the weight synchronisation to the engine",
+     "send weights in smaller buckets; offload the trainer's optimizer before; lower gpu_memory_utilization"),
+    (regex(r"(?i)save_(?:checkpoint|model)|state_dict"), "saving a checkpoint",
+     "save sharded, or gather to the CPU; free the engine's cache before"),
+    (regex(r"(?i)(?:ref\w*|old\w*|compute\w*|get\w*|forward)_?log_?probs?\b|reference_policy_logprobs|log_?probs?\("),
+     "the forward for log-probabilities",
+     "lower log_prob_micro_batch_size_per_gpu (logprob_batch_size, micro_rollout_batch_size), or the limit of tokens "
+     "per micro-batch (log_prob_max_token_len_per_gpu, --max-tokens-per-gpu)"),
+    (regex(r"(?i)critic|compute_values|value_model"), "the critic",
+     "lower the critic's micro-batch (critic.ppo_micro_batch_size_per_gpu) or its limit of tokens; gradient "
+     "checkpointing; offload what is not in use"),
+    (regex(r"(?i)generat\w*|\brollout\(\)|chat_completion"), "the generation of rollouts",
+     "a smaller batch of prompts at once (rollout.micro_batch_size, per_device batch), shorter responses, and for an "
+     "engine beside the trainer a lower gpu_memory_utilization or more tensor parallelism"),
+    (regex(r"(?i)update_(?:actor|policy)|ppo_train|training_step|train_actor|optimizer_step|backward|forward_backward"
+           r"|\b(?:train|fit)(?:_step)?\(\)|compute_loss|policy_loss"), "the actor's update",
+     "lower the update's micro-batch (ppo_micro_batch_size_per_gpu, per_device_train_batch_size) or its limit of "
+     "tokens (ppo_max_token_len_per_gpu, --max-tokens-per-gpu); gradient checkpointing; offload the optimizer"),
+    (regex(r"(?i)init_(?:model|worker|process)|__init__|from_pretrained|build_model"), "loading the model",
+     "more GPUs or a sharded, offloaded load; see what else is on the GPU"),
+)  # fmt: skip
 #: Vocabulary sizes of families that are trained by RL; only to put a size into words.
 _VOCABULARIES = {"Llama 3": 128256, "Qwen 2.5 and 3": 151936, "Qwen 3.5": 248320}
 #: D36: growth of the memory level over the run that no allocator warm-up explains.
@@ -91,7 +120,8 @@ def out_of_memory(log: RunLog) -> Finding | None:
     for the last of it; where the log holds no lengths, it only grew.
     """
     told = log.events("oom", "oom_host")
-    one = told[0]
+    # Ray tells of it in the caller first: the allocator's own line says more, and of its envelopes the last is nearest.
+    one = next((each for each in told if not _WRAPPED.search(each.text)), told[-1])
     tried, line = gib(one.text, _TRIED), f"line {one.point.line}"
     size = f" asking for {tried:.3g} GiB" if tried is not None else ""
     on_host = one.kind == "oom_host"
@@ -101,6 +131,9 @@ def out_of_memory(log: RunLog) -> Finding | None:
         next_step = "fewer workers or less offloading; watch the resident memory per step"
     else:
         evidence, cause, next_step = _on_device(one.text, tried, line)
+        if (found := _phase(one, [*told, *log.events("traceback")])) is not None:
+            size += f" in {found[0]}"
+            next_step = f"{found[1]}; {next_step}"
     grown = _grown(log)
     if grown is not None and not _is_longer(log, grown[2] / grown[1]):
         series, begun, now = grown
@@ -115,6 +148,17 @@ def out_of_memory(log: RunLog) -> Finding | None:
         next_step=next_step,
         steps=steps_of(each.point for each in told),
     )
+
+
+def _phase(one: Told, told: Sequence[Told]) -> tuple[str, str] | None:
+    """Phase and what makes it smaller, by the innermost of its frames that tells, or the method that Ray names."""
+    called = [found[1] for each in told for found in _CALLED.finditer(each.text)]
+    frames = [text.rpartition(", in ")[2] + "()" for text in one.text.splitlines()[1:] if text.startswith("File ")]
+    # The frames before an envelope are the caller's.
+    for text in [*([] if _WRAPPED.search(one.text) else reversed(frames)), *reversed(called)]:
+        if (found := next(((phase, step) for names, phase, step in _PHASES if names.search(text)), None)) is not None:
+            return found
+    return None
 
 
 def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence], str, str]:
@@ -155,12 +199,20 @@ def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, s
         )
     for pattern, cause, step in (
         (_OPTIMIZER, "the optimizer's state, which its first step allocates", "shard or offload the optimizer state"),
+        (_SOFTMAX, "a softmax's copy of its input: the logits of a batch, whole rows where it generates without an "
+         "engine, or the scores of an attention without a flash kernel", "fewer rows or tokens at once"),
         (_ENGINE, "the inference engine's cache", "lower the engine's share of GPU memory (gpu_memory_utilization)"),
         (_ATTENTION, "attention, whose scores grow with the square of the length where no flash kernel runs",
          "rldbg replay DUMP --matrix shows which attention runs and what it needs"),
     ):  # fmt: skip
         if pattern.search(frames):
             return cause, step
+    if _WRAPPED.search(text):
+        return (
+            "the process that Ray names asked for more GPU memory than was free; how much, the allocator's own line in "
+            "its log tells",
+            "the worker's log (/tmp/ray/session_latest/logs) holds that line",
+        )
     return (
         "activations and logits grow with the longest micro-batch; the log does not show where it happened",
         "fewer tokens per micro-batch; rldbg record -- YOUR COMMAND, then "

@@ -12,6 +12,7 @@ from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, wa
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
+from replay_core.dumps.log_events import UNTOLD
 from replay_core.regexes import regex
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ class _Notice(Struct, frozen=True):
     cause: str
     next_step: str
     fewest: int = 1
+    share: re.Pattern[str] | None = None
+    """A number and of how many: a line counts from half of them on."""
+
+    def is_told_by(self, text: str) -> bool:
+        if self.share is None or not self.pattern.search(text):
+            return self.pattern.search(text) is not None
+        found = self.share.search(text)
+        return found is not None and 2 * int(found["of"]) >= int(found["all"]) > 0 < int(found["of"])
 
 
 _TABLE: tuple[_Notice, ...] = (
@@ -184,6 +193,26 @@ _TABLE: tuple[_Notice, ...] = (
         "torch_dtype=torch.bfloat16",
     ),
     _Notice(
+        regex(r"zero_advantage=\d"), "info", "groups",
+        "half of the rollouts or more have an advantage of 0: they teach nothing",
+        "prompts too easy or too hard for this policy: all completions of a group are right, or all are wrong",
+        "filter prompts by solve rate, or take harder ones where the reward is near its best",
+        share=regex(r"/(?P<all>\d+) rollouts.*zero_advantage=(?P<of>\d+)"),
+    ),
+    _Notice(
+        regex(r"Can't pickle "), "error", "rewards",
+        "a function cannot be pickled for another process: what it was to compute fails, and the run goes on",
+        "a reward function loaded from a file of its own (its module is another one in the worker), a lambda or a "
+        "local function; a reward that fails so is scored 0 or left out",
+        "define it in a module that the workers can import, under the name that it is loaded by",
+    ),
+    _Notice(
+        regex(r"\b[Rr]equeu(?:ed|ing)\b"), "warning", "time",
+        "rollouts are not answered in time and are given out again",
+        "an agent, tool or engine is too slow or hangs; what comes late belongs to a batch that is gone",
+        "look at the agent's own log; raise its time limit, or limit its turns and tokens", fewest=2,
+    ),
+    _Notice(
         regex(r"(?i)(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b"), "warning", "rewards",
         "the reward function fails or times out on responses",
         "a verifier, judge or sandbox that raises, is not reached or is too slow; where that is scored 0, right "
@@ -258,16 +287,18 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail.
     """
     yield from _long_tail(log)
+    # A traceback that the log does not hold to its end may be of what was warned of.
+    fails = any(UNTOLD in one.text for one in log.events("traceback"))
     found: dict[int, list[Told]] = {}
     for told in log.events("notice", "engine", "not_finite"):
-        at = next((at for at, each in enumerate(_TABLE) if each.pattern.search(told.text)), None)
+        at = next((at for at, each in enumerate(_TABLE) if each.is_told_by(told.text)), None)
         if at is not None:
             found.setdefault(at, []).append(told)
     for at in sorted(found, key=lambda at: SEVERITIES.index(_TABLE[at].severity)):
         lines, known = found[at], _TABLE[at]
         text = lines[0].text
         lost = _BY_DESIGN.search(text) and (_TRAINED.search(text) or _goes_on(log))
-        mild = len(lines) < known.fewest or (_BY_DESIGN.search(text) and not lost)
+        mild = len(lines) < known.fewest or (_BY_DESIGN.search(text) and not (lost or fails))
         yield finding(
             "info" if mild else known.severity,
             "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "

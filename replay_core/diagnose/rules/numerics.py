@@ -15,7 +15,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FOLLOWED
-from replay_core.diagnose.log_steps import LOSSES, first_broken, steps_told
+from replay_core.diagnose.log_steps import FORWARDS, LOSSES, FirstBroken, first_broken, steps_told
 from replay_core.diagnose.places import places_of
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.signal_names import MACHINE, ORDER
@@ -258,8 +258,6 @@ _LOG_CAUSES = {
     "this kind in the batch: 0/0), or logits that are not finite",
     "pair_reward": "no response of this kind in the batch (0/0), or a log-probability that is not finite",
 }
-#: What a forward of the policy gives: not finite, its weights are not.
-_FORWARDS = ("kl", "entropy", "logprob_diff", "prob_diff", "policy_kl", "ratio_mean", "rollout_k3", "rollout_k1")
 
 
 def _writes_nothing(log: RunLog, steps: list[int]) -> bool:
@@ -274,30 +272,43 @@ def first_metric(log: RunLog) -> Finding | None:
     """The first NaN or Inf by step, within the step by order of computation: what is broken first is the cause.
 
     NaN in the spread of rewards is a group of one (D06); a finite loss whose gradient is NaN at every step is D22. A
-    gradient that is not finite once, with everything finite after it, is a skipped step: a warning.
+    gradient that is not finite once, with everything finite after it, is a skipped step: a warning. KL and clip
+    fractions alone, with a finite loss or gradient in those steps, are figures that are not computed: a warning.
     """
     broken = first_broken(log)
     if broken is None or broken.is_spread or broken.is_gradient_alone:
         return None
     series, point, steps = broken.series, broken.point, broken.steps
     signal = series.signal
+    if broken.is_figure_alone:
+        return _figure_alone(broken)
+    # Rewards less a KL that is NaN are NaN; what weights that are NaN write is cut, or worth one and the same.
+    updated = _by_an_update(broken)
+    forward = broken.forward if signal in _OF_REWARDS and _writes_nothing(log, steps) else None
+    if forward is not None:
+        series, signal = forward, forward.signal
     if signal != "grad_norm":
         return error(
             ("engine and trainer do not rise and fall together: " if signal == "prob_pearson" else "")
             + f"{series.name} is the first metric that is not finite"
-            + (f", at step {point.step}" if point.step is not None else ""),
+            + (f", at step {point.step}" if point.step is not None else "")
+            + (", and with it all that is computed of the policy: its weights are not finite" if forward else "")
+            + (", for both responses of a pair, and finite before: the weights are not since an update" * updated),
             point.where(series.name),
             *broken.evidence,
             # Weights that are not finite write nothing that is rewarded: what that looks like comes after them.
             link="dump"
-            if signal in _FORWARDS and _writes_nothing(log, steps)
+            if signal in FORWARDS and _writes_nothing(log, steps)
             else "loss"
             if signal in LOSSES
             else "rewards"
             if signal in ("reward", "reward_function")
             else "logprobs",
-            cause=_LOG_CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
-            next_step="record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names "
+            cause=_BY_AN_UPDATE
+            if forward is not None or updated
+            else _LOG_CAUSES.get(signal, "an overflow, a 0/0, or a mask without a token in the steps before the loss"),
+            next_step=("go back to a checkpoint before the first NaN; " if forward is not None else "")
+            + "record the steps before it: rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump names "
             "the first tensor; rldbg replay rldbg-dump --backward repeats the micro-batch",
             steps=steps,
         )
@@ -318,6 +329,46 @@ def first_metric(log: RunLog) -> Finding | None:
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump names the first "
         "parameter; rldbg replay rldbg-dump --backward repeats it",
         steps=steps,
+    )
+
+
+_OF_REWARDS = ("reward", "reward_max", "reward_min")
+_BY_AN_UPDATE = (
+    "the weights are not finite since an update before: a gradient that was not (an overflow in fp16 without a loss "
+    "scale, a learning rate that is too high, a 0/0 in the loss), and was applied all the same; train in bf16, and "
+    "skip steps whose gradient is not finite"
+)
+
+
+def _by_an_update(broken: FirstBroken) -> bool:
+    """Whether the log-probabilities of both responses of the pairs are broken, and were finite before: an empty
+    response or an odd sample makes one of them so.
+    """
+    return broken.is_broken("pair_logps", "chosen") and broken.is_broken("pair_logps", "rejected")
+
+
+def _figure_alone(broken: FirstBroken) -> Finding:
+    """Of KL and clip fractions that are not finite beside a loss that is."""
+    series, point = broken.series, broken.point
+    clipped = any(one.signal == "clip_fraction" for one, _ in broken.every)
+    always = not series.finite
+    return warning(
+        f"{series.name} is the first metric that is not finite"
+        + (f", at step {point.step}" if point.step is not None else "")
+        + (", and in every step" if always and len(series.points) > 1 else "")
+        + ", while loss and gradient are: the figure is broken, not the training",
+        point.where(series.name),
+        *broken.evidence,
+        link="loss",
+        cause="a mean over no token (0/0): a micro-batch or rank without a completion token that counts, whose figures "
+        "are averaged with the others'"
+        if clipped
+        else "the KL is not computed, and NaN stands in its place (beta is 0, so that no reference model is loaded), "
+        "or it is a mean over no token (0/0); with beta over 0 a KL that is NaN would make the loss NaN, too",
+        next_step="look for samples whose completion is masked whole (truncated ones, tool turns, an empty answer)"
+        if clipped
+        else "look at beta (kl_coef, kl_loss_coef): 0 is the default of some trainers; set it where a KL is wanted",
+        steps=broken.steps,
     )
 
 

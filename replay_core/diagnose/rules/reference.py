@@ -282,6 +282,11 @@ def estimator(batch: StepBatch) -> Finding | None:
     )
 
 
+_TOLD_KL = regex(r"negative: (-\d+(?:\.\d+)?)")
+#: Nats of a whole response: what the plain estimator may come to by chance, and TRL itself keeps silent of by now.
+SLIGHT = -1.0
+
+
 @rule("D29", "a KL that cannot be negative is", link="ref", scope="signals",
       needs=("kl|policy_kl|rollout_k3|rollout_k1|event:negative_kl",),
       source="trl#2854; Schulman, Approximating KL Divergence; marin#1708")  # fmt: skip
@@ -292,15 +297,26 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
     gradient is 0 on average (info where the run states k1). k1 = -log r is negative for half the tokens, and its mean
     may be in any one step. Over 20 steps, 90 % of them negative with a mean under -1e-3, its arguments are swapped, or
     the samples are not the policy's own. Where the framework can log either estimator under one name, it is judged as
-    k1.
+    k1. A trainer's own warning (TRL's PPO) is one from -1 on; above, worth knowing.
     """
     told = log.events("negative_kl")
     if told:
-        yield warning(
-            f"the KL to the reference is negative: the trainer says so in {len(told)} lines",
+        lowest = min(float(found[1]) for one in told if (found := _TOLD_KL.search(one.text)))
+        slight = lowest > SLIGHT
+        yield finding(
+            "info" if slight else "warning",
+            f"the KL to the reference is {'slightly ' if slight else ''}negative, down to {lowest:g}: the trainer says "
+            f"so in {len(told)} line{'s' * (len(told) > 1)}"
+            + (", which an estimate over few samples may be while the policy is its reference" if slight else ""),
             told[0].point.where(),
             shown("what it says", told[0].text[:160], None, f"line {told[0].point.line}"),
-            cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
+            cause=(
+                "the plain estimator k1 is below 0 for half of the tokens, and over few samples in its mean; where it "
+                "goes on falling, "
+                if slight
+                else ""
+            )
+            + "what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
             "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; the plain estimator k1 "
             "is then negative, and rewards leaving the reference",
             next_step="sample with temperature 1, top_k 0, top_p 1; rldbg record -- YOUR COMMAND, then rldbg diagnose "

@@ -201,6 +201,8 @@ def spread_only_between_groups(batch: StepBatch) -> Finding | None:
     )
 
 
+#: Steps that are few: what holds in one of them may be its prompts'.
+FEW = 3
 _NO_DIFFERENCE = ("frac_zero_std|reward_std|advantage_max",)
 
 
@@ -235,21 +237,26 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
 
     Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages, the
-    trainer's warning). 1 in half of the steps is an error, in a quarter a warning; a median of 0.9 and more a warning,
-    of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in no group are D03's.
-    A small reward std is fine: advantages are normalised.
+    trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info; a median
+    of 0.9 and more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch
+    but in no group are D03's. A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
     known, dead = _dead_steps(log)
     alike = [step for step in dead if (step.batch_std or 0) <= NO_STD]
     if alike:
         means = log.get("reward")
-        varies = len(alike) >= ALWAYS * len(known) and means is not None and len(set(means.finite)) > len(known) // 2
+        varies = (
+            len(known) >= FEW and len(alike) >= ALWAYS * len(known)
+            and means is not None and len(set(means.finite)) > len(known) // 2
+        )  # fmt: skip
+        some = "" if len(alike) == len(known) else f", in {len(alike)} of {len(known)} steps"
         yield finding(
-            severity_of(len(alike), len(known)),
+            # A step of a group or two that are all wrong is nothing odd.
+            "info" if some and len(alike) < FEW else severity_of(len(alike), len(known)),
             "rewards differ over the prompts, but in no group: every advantage is 0"
             if varies
-            else "all rewards of every group are equal: every advantage is 0",
+            else _all_equal(alike, log) + some,
             alike[0].point.where("reward_std"),
             *_figures(alike),
             cause="the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
@@ -281,6 +288,16 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             next_step="filter prompts by solve rate, raise the temperature, or sample more completions per prompt",
             steps=steps_of(known),
         )
+
+
+def _all_equal(alike: list[StepTold], log: RunLog) -> str:
+    """That no group has a spread; and whether every reward is one and the same number, where the log tells."""
+    top, low = ({p.step: p.value for p in s.points} if (s := log.get(name)) else {}
+                for name in ("reward_max", "reward_min"))  # fmt: skip
+    values = {bound.get(step.step) for step in alike for bound in (top, low)}
+    if len(values) == 1 and None not in values:
+        return f"every reward is {values.pop():g}: no group has a spread, and every advantage is 0"
+    return "all rewards of every group are equal: every advantage is 0"
 
 
 def _dead_steps(log: RunLog) -> tuple[list[StepTold], list[StepTold]]:

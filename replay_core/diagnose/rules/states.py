@@ -34,14 +34,17 @@ class _Bound(Struct, frozen=True):
     high: float | None
     below: str
     above: str
+    meant: tuple[str, ...] = ()
+    """How names begin that mean another figure: TRL's PPO sums the entropy over a response."""
 
 
 _COUNTED = "it is a number or a sum over ranks and micro-batches, no share (or in percent)"
-_SHARES = ("clip_fraction", "truncated", "frac_zero_std", "value_clip_fraction", "prompts_at_limit", "solve_none",
-           "is_weight_clipped", "solve_all", "ess", "kv_usage", "padding_share", "repetition")  # fmt: skip
+_SHARES = ("clip_fraction", "truncated", "frac_zero_std", "value_clip_fraction", "prompts_at_limit",
+           "is_weight_clipped", "ess", "kv_usage", "padding_share", "repetition")  # fmt: skip
 _BOUNDS: tuple[_Bound, ...] = (
     *(_Bound(signal, 0.0, 1.0, "a share is never negative", _COUNTED) for signal in _SHARES),
-    _Bound("entropy", None, MOST_NATS, "", "more nats than any vocabulary has: it is summed over the tokens, no mean"),
+    _Bound("entropy", None, MOST_NATS, "", "more nats than any vocabulary has: it is summed over the tokens, no mean",
+           ("objective/",)),
     _Bound("prob_pearson", -1.0, 1.0, "no correlation", "no correlation"),
     _Bound("explained_variance", None, 1.0, "", "no more than all can be explained: the variance or its sign is wrong"),
     _Bound("grad_norm", 0.0, None, "a norm is never negative", ""),
@@ -68,6 +71,8 @@ def impossible(log: RunLog) -> Finding | None:
     """
     for bound in _BOUNDS:
         for series in log.all(bound.signal):
+            if series.name.startswith(bound.meant):
+                continue
             over = [p for p in series.points if bound.high is not None and p.value > bound.high * (1 + ROUNDED)]
             under = [p for p in series.points if bound.low is not None and p.value < bound.low - 1e-12]
             bad = max(over, under, key=len)
@@ -78,7 +83,6 @@ def impossible(log: RunLog) -> Finding | None:
             limit, why = (bound.high, bound.above) if bad[0].value > 0 else (bound.low, bound.below)
             worst = max(bad, key=lambda point: abs(point.value))
             return finding(
-                # A sum over the response is what some trainers log on purpose (TRL's PPO: objective/entropy).
                 "error" if is_rate else "info" if bound.signal == "entropy" else "warning",
                 f"{series.name} is {worst.value:.4g}, which it cannot be: {why}",
                 bad[0].where(series.name),
@@ -106,6 +110,11 @@ def _still(values: list[float]) -> bool:
 
 def _over(limit: float) -> Test:
     return lambda values: median(values[-10:]) > limit
+
+
+def _share_over(limit: float) -> Test:
+    """Of a share: rllm logs the number of prompts under the same name."""
+    return lambda values: max(values) <= 1 and median(values[-10:]) > limit
 
 
 def _often_over(limit: float) -> Test:
@@ -185,13 +194,13 @@ _STATES: tuple[_FigureState, ...] = (
         "rldbg record -- YOUR COMMAND, then rldbg mismatch rldbg-dump",
     ),
     _FigureState(
-        "solve_none", _over(0.9), 5, "warning", "rewards",
+        "solve_none", _share_over(0.9), 5, "warning", "rewards",
         "nearly no prompt is ever solved: {name} is {now:.2g}", "< 0.9",
         "the data are too hard for the policy, or the reward never fires (a parser, an answer format nobody writes)",
         "score one right answer by hand; filter prompts by solve rate",
     ),
     _FigureState(
-        "solve_all", _over(0.9), 5, "warning", "groups",
+        "solve_all", _share_over(0.9), 5, "warning", "groups",
         "nearly every prompt is always solved: {name} is {now:.2g}", "< 0.9",
         "the data are too easy: no group has a spread, and nothing is left to learn",
         "filter prompts by solve rate, bring harder ones",

@@ -217,6 +217,9 @@ LINES = (
     "reward function timed out after 30 s\n",
     "WARNING: could not load optimizer state from checkpoint /ckpt/iter_0000040. Only model weights are loaded.\n",
     "[rank0]: Optimizer state not found in /ckpt/global_step_40, resuming with a new optimizer\n",
+    "00:27:06    INFO Detected 97/128 rollouts (gibberish=2, zero_advantage=95), enforced 95\n",
+    "[Error] Task failed: Can't pickle <function f>: it's not the same object as custom_module.f, completion:\n",
+    "(P-1 agentlightning.server) Task rollout-85c3 timed out after 600.0s, requeued (attempt 1)\n",
 )  # fmt: skip
 
 
