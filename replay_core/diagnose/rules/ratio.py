@@ -10,9 +10,11 @@ from statistics import median
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, error, finding, shown, warning
+from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.passes import before_any_update_N
@@ -539,6 +541,51 @@ def never_clips(log: RunLog) -> Finding | None:
         "updates carry the policy away",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D50",
     )  # fmt: skip
+
+
+#: A distance to 1 from which a clip range leaves every ratio alone: below, and for both sides of one that a recipe may
+#: have wide above (CISPO's is 5). What is wider than the last is no percentage, and clipping is turned off on purpose.
+ALL_BELOW, ALL_ABOVE, TURNED_OFF = 1.0, 10.0, 100.0
+
+
+@rule("L21", "the clip range that is stated clips nothing", link="trend", scope="case", lasts=True,
+      source="arXiv 1707.06347: ranges of .1 to .3; DAPO .2 and .28, CISPO up to 5")  # fmt: skip
+def clips_nothing(case: Case) -> Finding | None:
+    """A stated clip range of 1 and more on both sides, or of 10 and more above (and of no more than 100, which turns it
+    off on purpose), while ratios leave .8 to 1.2, or a batch has several updates: an error. A ratio is never below 0,
+    so that a range of 1 leaves all of them alone. Not for REINFORCE and CISPO.
+    """
+    algorithm = Algorithm(stated_by(case.run))
+    low, high = algorithm.clip_range or (0.0, 0.0)
+    unbound = (min(low, high) >= ALL_BELOW or high >= ALL_ABOVE) and max(low, high) <= TURNED_OFF
+    if not unbound or algorithm.estimator.startswith("reinforce") or algorithm.is_of_weights:
+        return None
+    moved = next((found for batch in case.batches() if (found := _far_ratio(batch)) is not None), None)
+    if moved is None and algorithm.updates < 2:
+        return None
+    place, ratio = moved or (Where(), None)
+    return error(
+        f"the clip range is {low:g}" + (f" and {high:g}" if high != low else "") + ": nothing can be clipped"
+        + ("" if low >= ALL_BELOW else " above") + f", and {max(low, high) / 100:g} is most likely meant",
+        place,
+        shown("clip range that is stated", max(low, high), "0.1 to 0.3"),
+        *([shown("a ratio that is not clipped", ratio)] if ratio is not None else []),
+        cause="a percentage stands where a share is meant: the ratio is bounded by 1 - eps and 1 + eps, and a batch's "
+        "own updates carry the policy as far as they like",
+        next_step=f"state {max(low, high) / 100:g}; rldbg diagnose --explain L21",
+    )
+
+
+def _far_ratio(batch: StepBatch) -> tuple[Where, float] | None:
+    """Where a ratio is furthest from 1, and what it is; None where all are within .8 to 1.2, or none is known."""
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+    except Skip:
+        return None
+    logs_N = np.where(known_N, np.abs(np.log(np.maximum(ratio_N, 1e-30))), 0.0)
+    at = int(np.nan_to_num(logs_N).argmax())
+    name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
+    return (batch.laid.where(name, at=at), float(ratio_N[at])) if abs(ratio_N[at] - 1) > 0.2 and known_N[at] else None
 
 
 @rule("L16", "a batch's own updates tear the policy away", link="trend", scope="signals", needs=("policy_kl",),
