@@ -565,8 +565,11 @@ def clips_nothing(case: Case) -> Finding | None:
         return None
     place, ratio = moved or (Where(), None)
     return error(
-        f"the clip range is {low:g}" + (f" and {high:g}" if high != low else "") + ": nothing can be clipped"
-        + ("" if low >= ALL_BELOW else " above") + f", and {max(low, high) / 100:g} is most likely meant",
+        f"the clip range is {low:g}"
+        + (f" and {high:g}" if high != low else "")
+        + ": nothing can be clipped"
+        + ("" if low >= ALL_BELOW else " above")
+        + f", and {max(low, high) / 100:g} is most likely meant",
         place,
         shown("clip range that is stated", max(low, high), "0.1 to 0.3"),
         *([shown("a ratio that is not clipped", ratio)] if ratio is not None else []),
