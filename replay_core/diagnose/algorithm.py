@@ -376,9 +376,7 @@ def aggregation(algorithm: Algorithm) -> str:
 
 
 def divides_by_update(algorithm: Algorithm) -> bool:
-    """Whether the run states that the tokens of a whole mini-batch, of all its micro-batches, are what a loss is divided
-    by.
-    """
+    """Whether the run states that a loss is divided by the tokens of a whole mini-batch, of all its micro-batches."""
     by = algorithm.word("loss_normalizer", "loss_normaliser", "loss_denominator", "token_normalizer")
     return "token" in by and "micro" not in by and any(word in by for word in ("batch", "update", "global"))
 

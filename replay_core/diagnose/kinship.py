@@ -376,8 +376,8 @@ def of_rows(found_B: Array) -> tuple[str, str]:
     return (
         f"in the wrong rows: those of {len(moved)} of {len(found_B)} samples are another sample's"
         + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
-        "rows were permuted (sorted by length, balanced over ranks, shuffled, rolled, put together in another order) and this tensor was not "
-        "permuted with them",
+        "rows were permuted (sorted by length, balanced over ranks, shuffled, rolled, put together in another order) "
+        "and this tensor was not permuted with them",
     )
 
 

@@ -167,7 +167,7 @@ def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
             shown("largest exp(policy - old)", float(ratio_N[later_N].max()), None, source),
             shown("least exp(policy - old)", float(ratio_N[later_N].min())),
             cause="the ratio is made of the current policy and itself (log_probs - log_probs.detach()), and old "
-            "log-probabilities do not reach it: nothing is ever clipped, and every update after the first is off-policy "
+            "log-probabilities do not reach it: nothing is ever clipped, and updates after the first are off-policy "
             "without a correction",
         )
     told_N = np.log(np.where(known_N, recorded.values_N, 1.0))

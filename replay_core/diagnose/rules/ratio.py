@@ -14,6 +14,7 @@ from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
+from replay_core.diagnose.compared import old_is_odd
 from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
@@ -113,6 +114,7 @@ def on_policy(batch: StepBatch) -> Finding | None:
     average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
     with other weights; where it is all micro-batches (3 and more) but the first of the update, the optimizer steps
     between them (an error). Where the first sample of every pack agrees and no later one does, samples see each other.
+    Where the first forward agrees with the engine, and the old ones with neither, it is these that are wrong.
     Later updates move the ratio on purpose; so does a later pass that is a step of its own, whose samples and old
     log-probabilities an earlier step holds to the last bit. Skipped where a batch is recorded whole, without its
     mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.
@@ -211,11 +213,22 @@ def on_policy(batch: StepBatch) -> Finding | None:
     few = clipped < FEW_MOVED or (
         len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
     )
+    odd = old_is_odd(batch)
     return finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"
-        + (": the old log-probabilities are the engine's own" if of_engine else alone),
+        + (": the old log-probabilities are the engine's own" if of_engine else alone)
+        + (
+            ": the policy's first forward agrees with the engine, and the old log-probabilities with neither"
+            if odd and not alone
+            else ""
+        ),
         place,
+        *(
+            [shown("mean |old - rollout|, nats", odd[0]), shown("mean |policy - rollout| in the first forward", odd[1])]
+            if odd
+            else []
+        ),
         shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
         shown("share of tokens off by more than 0.2", clipped, "0"),
         shown("mean |policy - old|", float(np.abs(moved).mean())),
@@ -226,6 +239,10 @@ def on_policy(batch: StepBatch) -> Finding | None:
         else "these ranks compute the policy with other weights than the old log-probabilities are of, and than the "
         "other ranks: an update, a broadcast or a checkpoint does not reach them"
         if alone
+        else "old log-probabilities are stale or wrong, and engine and policy are right: they are of an earlier step's "
+        "weights (taken before the last update, cached, a copy of the policy that lags), or of another forward "
+        "(dropout, other inputs)"
+        if odd
         else "old and new log-probabilities are computed differently: other micro-batch size or padding, dropout "
         "(train against eval), another attention or precision, or packing in one of them",
         next_step=batch.laid.replay_command(place, "--rows-per-forward 1"),
