@@ -324,12 +324,13 @@ _ITSELF = (
 )
 
 
-@rule("D46", "the policy never moves from its reference", link="optimizer", scope="case",
+@rule("D46", "the policy stays at its reference, or is back at it", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
 def never_moves(case: Case) -> Finding | None:
     """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning, info of
     fewer than 20 steps whose recorded values change (a critic that is warmed up). Looking ends at the first step that
-    has moved.
+    has moved. Or mean |policy - ref| is over .01 nats in 2 steps and more, and a hundredth of that in the next: one of
+    the two was loaded with the other's weights. A warning; info where it comes more than once, or is stated.
     """
     seen: list[int] = []
     where, largest = None, 0.0
@@ -344,7 +345,7 @@ def never_moves(case: Case) -> Finding | None:
             continue
         gap = float(np.abs(trainer.values_N - ref.values_N)[both_N].max())
         if not gap <= SAME:  # NaN is no agreement
-            return None
+            return _one_again(case)
         largest = max(largest, gap)
         values = batch.columns.of("values")
         spread = 0.0 if values is None else float(np.nanstd(values.values_N[both_N]))
@@ -381,6 +382,53 @@ def never_moves(case: Case) -> Finding | None:
         next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
         steps=seen,
     )
+
+
+#: mean |policy - reference| of a policy that has left its reference, in so many steps; and what is left of it, in
+#: shares, where they are one again.
+LEFT, STEPS_LEFT, ONE_AGAIN = 0.01, 2, 0.01
+
+
+def _one_again(case: Case) -> Finding | None:
+    """Policy and reference that are apart in two steps and more, and equal in the next one."""
+    told: list[tuple[int, float, Where]] = []
+    for batch in case.batches():
+        trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
+        if batch.step is None or trainer is None or ref is None:
+            continue
+        both_N = batch.pair(trainer, ref)
+        if both_N.sum() >= 8:
+            apart = float(np.abs(trainer.values_N - ref.values_N)[both_N].mean())
+            told.append((batch.step, apart, batch.laid.where("ref_logprobs", sample=0)))
+    before = {at: min(apart for _, apart, _ in told[at - STEPS_LEFT : at]) for at in range(STEPS_LEFT, len(told))}
+    again = [at for at, least in before.items() if least >= LEFT and told[at][1] <= ONE_AGAIN * least]
+    if not again:
+        return None
+    at, *more = again
+    meant = bool(more) or any(case.algorithm.value(name) for name in _RESETS_REFERENCE)
+    return finding(
+        "info" if meant else "warning",
+        f"the reference is the policy again at step {told[at][0]}: they are {told[at - 1][1]:.3g} nats per token apart "
+        "in the step before, and not at all in this one",
+        told[at][2],
+        shown("mean |policy - reference| at this step", told[at][1], f"> {ONE_AGAIN * before[at]:.2g}"),
+        shown("by step", ", ".join(f"{apart:.3g}" for _, apart, _ in told[:12])),
+        link="ref",
+        cause="the reference is reset to the policy on a schedule (TR-DPO, ProRL): right where it is meant"
+        if meant
+        else "the reference was made anew of the policy (a resume that loads the checkpoint into both), so that the KL "
+        "no longer holds the policy near the model it began with; or the policy was loaded with the reference's "
+        "weights, and has lost what it had learnt",
+        next_step="load the reference from the model that the run began with, and the policy from its checkpoint",
+        steps=[told[one][0] for one in again],
+    )
+
+
+#: Settings of a reference that is moved on purpose, as trainers call them.
+_RESETS_REFERENCE = (
+    "sync_ref_model", "ref_model_sync_steps", "ref_update_steps", "ref_update_interval", "ref_reset_interval",
+    "reset_ref_every", "ref_update_freq", "update_ref_every", "reference_update_interval", "ref_ema",
+)  # fmt: skip
 
 
 @rule("D46", "KL to the reference is exactly 0", link="optimizer", scope="signals", needs=("kl|pair_reward",),
