@@ -274,8 +274,8 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
             series.shown_at(finite[scaled], f"< {EXPLODED:g} x {max(values[:scaled]):.3g}"),
             shown("steps since", len(values) - scaled),
             cause="gradients are of another scale from here on: an fp16 loss scale that is not taken off before they "
-            "are clipped and measured (scaler.unscale_), a sum where there was a mean; where reward, KL and entropy break "
-            "with it, one update broke the policy. Clipping hides it, and leaves every update the same length",
+            "are clipped and measured (scaler.unscale_), a sum where there was a mean; where reward, KL and entropy "
+            "break with it, one update broke the policy. Clipping hides it, and leaves every update the same length",
             next_step="unscale gradients before they are clipped; rldbg record --gradients . -- YOUR COMMAND",
             steps=steps_of(finite[scaled:]),
         )

@@ -417,8 +417,8 @@ def _one_again(case: Case) -> Finding | None:
         cause="the reference is reset to the policy on a schedule (TR-DPO, ProRL): right where it is meant"
         if meant
         else "the reference was made anew of the policy (a resume that loads the checkpoint into both), so that the KL "
-        "no longer holds the policy near the model it began with; or the policy was loaded with the reference's "
-        "weights, and has lost what it had learnt",
+        "no longer holds the policy near the model it began with (some recipes reset it on purpose: TR-DPO, ProRL); or "
+        "the policy was loaded with the reference's weights, and has lost what it had learnt",
         next_step="load the reference from the model that the run began with, and the policy from its checkpoint",
         steps=[told[one][0] for one in again],
     )
@@ -478,14 +478,15 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     """The mean reward the same number in every one of 5 steps and more: an error where it is 0 or no group differs,
     else a warning. A mean over a batch wavers wherever rewards do; where a spread is logged beside it, that has to
     stand still, too, while three of length, entropy, gradient and loss go on. Or 0 from some step on to the end, and in
-    every step before over half of what it was: an error. Or one of several reward functions 0 in
-    16 steps and more, while another changes: a warning.
+    every step before over half of what it was: an error, of responses that no longer end where from that very step on
+    their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or one of several reward
+    functions 0 in 16 steps and more, while another changes: a warning.
     """
     series = given(log.get("reward"))
     values = series.finite
     skip_if(len(values) < FEWEST or len(values) < len(series.points), f"needs the reward of {FEWEST} steps")
     if len(set(values)) > 1:
-        found = list(_dies(series))
+        found = list(_dies(log, series))
         yield from found or _never_pays(log)
         return
     spreads = [one.finite for one in log.all("reward_std")]
@@ -578,7 +579,29 @@ def _near(before: list[float], now: float) -> bool:
     return min(before) / AS_BEFORE <= now <= max(before) * AS_BEFORE
 
 
-def _dies(series: Series) -> Iterator[Finding]:
+#: How many times as long responses are as the longest mean before, where they no longer end, and how near to one length
+#: all of them then are; or the share that is cut off.
+LONGER, ONE_LENGTH, ALL_CUT = 1.25, 0.01, 0.9
+
+
+def _no_longer_end(log: RunLog, step: int | None) -> list[Evidence]:
+    """What shows that responses run to the limit from this very step on, and did not before."""
+    found = []
+    for name in ("response_length", "truncated"):
+        series = log.get(name) if step is not None else None
+        points = [] if series is None else [one for one in series.points if one.step is not None]
+        before, since = ([one.value for one in points if (one.step or 0) < (step or 0)],
+                         [one.value for one in points if (one.step or 0) >= (step or 0)])  # fmt: skip
+        if series is None or not before or not since:
+            continue
+        of_one = min(since) > LONGER * max(before) and max(since) - min(since) <= ONE_LENGTH * max(since)
+        cut = min(since) >= ALL_CUT and max(before) < 0.5
+        if of_one if name == "response_length" else cut:
+            found.append(shown(f"{series.name} before and since", f"{median(before):.3g}, {median(since):.3g}"))
+    return found
+
+
+def _dies(log: RunLog, series: Series) -> Iterator[Finding]:
     """Exactly 0 from some step on to the end (3 steps and more, a fifth of all), from one step to the next: every one
     before is over half of their median.
     """
@@ -588,6 +611,21 @@ def _dies(series: Series) -> Iterator[Finding]:
     if at < 4 or left < max(3, len(values) // 5) or not min(values[:at]) > 0.5 * median(values[:at]) > 0:
         return
     point = series.points[at]
+    if ends := _no_longer_end(log, point.step):
+        yield error(
+            f"responses no longer end from step {point.step} on: all of them run to the token limit, and the reward "
+            f"is 0 in all of the last {left} steps, at least {min(values[:at]):.3g} before",
+            point.where(series.name),
+            series.shown_at(point, f">= {min(values[:at]):.3g}"),
+            *ends,
+            link="tokens",
+            cause="the engine no longer produces the end token or no longer stops at it (a stop token that is "
+            "suppressed or lost, ignore_eos, min_tokens, another chat template or generation config), or it was given "
+            "broken weights: what never ends has no answer to be judged",
+            next_step="read a response of this step and of one before; compare eos_token_id and stop tokens of both",
+            steps=[p.step for p in series.points[at:]],
+        )
+        return
     yield error(
         f"the reward is 0 from step {point.step} on, in all of the last {left} steps: {series.name} was at least "
         f"{min(values[:at]):.3g} before",
