@@ -550,6 +550,8 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         # Rows that are always padded to the limit: the same number as Dr. GRPO's constant.
         if what == "the response" and (first.kind == "constant" or (same and not first.kind)):
             continue
+        if what and same and first.kind == "constant":
+            continue  # its constant is any number that is chosen
         if name.startswith(_LONGEST):
             # Of one longest response in all of them it is a constant.
             if len({round(part.made["token-sum"] / part.mistakes[name], 3) for part in off}) > 1:
