@@ -144,7 +144,8 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
 
 @rule("D61", "the recorded ratio is not new over old", link="loss", scope="batch",
       needs=("is_ratio", "policy_logprobs", "old_logprobs"),
-      explains=("D14", "D24", "D28", "L08", "L10", "D09", "L16"), lasts=True,
+      explains=("D01", "D03", "D14", "D20", "D24", "D25", "D28", "L08", "L09", "L10", "L17", "D09", "L16"),
+      lasts=True,
       source="arXiv 1707.06347: the new policy stands above the old one")  # fmt: skip
 def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
     """The recorded ratio beside exp(policy - old): an error where it is its inverse on 99 % of the tokens that moved

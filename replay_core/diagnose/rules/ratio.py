@@ -537,7 +537,7 @@ UNBOUND, STEPS = 0.25, 3
 
 @rule("L21", "nothing is clipped, however far the policy moves", link="trend", scope="signals",
       needs=("policy_kl", "clip_fraction"), lasts=True,
-      explains=("D15", "D24", "D25", "L02", "L08", "L09", "L10", "L16"),
+      explains=("D01", "D03", "D15", "D20", "D24", "D25", "L02", "L08", "L09", "L10", "L16", "L17"),
       source="arXiv 1707.06347 equation 7")  # fmt: skip
 def never_clips(log: RunLog) -> Finding | None:
     """The clip fraction exactly 0 in every step, and the policy's KL to the one that sampled over .25 nats in 3 and
