@@ -240,13 +240,15 @@ RESCALED, BEFORE, AFTER = 100.0, 2, 3
 
 
 def _rescaled(values: list[float]) -> int | None:
-    """The place from which on every norm (3 and more) is over 100 times all before it (2 and more), and over 50; None
-    where there is none.
+    """The place from which on every norm (3 and more) is over 100 medians of those before it (2 and more), 5 times the
+    largest of them, and 50; None where there is none.
     """
     largest = list(accumulate(values, max))
     least = list(accumulate(reversed(values), min))[::-1]
-    places = range(BEFORE, len(values) - AFTER + 1)
-    return next((at for at in places if least[at] > max(RESCALED * largest[at - 1], AT_LEAST) and values[0] > 0), None)
+    for at in range(BEFORE, len(values) - AFTER + 1):
+        if least[at] > max(EXPLODED * largest[at - 1], AT_LEAST) and 0 < RESCALED * median(values[:at]) < least[at]:
+            return at
+    return None
 
 
 @rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
@@ -254,7 +256,8 @@ def _rescaled(values: list[float]) -> int | None:
 def gradient_norm_leaps(log: RunLog) -> Finding | None:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
 
-    From one step on over 100 times all before (2 and more), and over 50, in each of 3 steps and more: a warning, and
+    From one step on over 100 times the median before (2 steps and more), 5 times all before, and 50, in each of 3 steps
+    and more: a warning, and
     gradients of another scale.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
@@ -291,7 +294,7 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
             shown("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
             shown("median of the first half", before, None, series.source),
             cause="the learning rate is too high, the policy has left the data it is trained on, or entropy has "
-            "collapsed",
+            "collapsed; or gradients of earlier updates are not cleared any more (zero_grad)",
             next_step="look at KL, clip fraction and entropy at the same steps; rldbg record --gradients . -- YOUR "
             "COMMAND",
             steps=steps_of(finite[-len(quarter) :]),

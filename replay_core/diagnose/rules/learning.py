@@ -472,7 +472,7 @@ def _is_weighed(log: RunLog) -> bool:
 
 
 @rule("L17", "the reward is one number", link="rewards", scope="signals", needs=("reward",),
-      explains=("D01", "D02", "D03", "D23", "D74", "L01", "L08", "L18"),
+      explains=("D01", "D02", "D03", "D20", "D23", "D74", "L01", "L08", "L18"),
       source="a parser that looks for a marker nobody writes")  # fmt: skip
 def one_reward(log: RunLog) -> Iterator[Finding]:
     """The mean reward the same number in every one of 5 steps and more: an error where it is 0 or no group differs,

@@ -500,9 +500,9 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
             total, samples = part.total, len(part.values_BT)
             mean = float(reductions.sequence_mean(part.values_BT, part.mask_BT))
             slots = {
-                f"divides by every token slot of {what}, padding included{shared}": total / max(samples * width * by, 1)
+                f"divides by every token slot of {what}, padding included{of}": total / max(rows * width, 1)
                 for what, width in part.widths.items()
-                for shared, by in (("", 1), (f", and by the {part.micros} micro-batches", part.micros))
+                for of, rows in (("", samples), (" (the rows of the whole update)", part.update_samples))
             }
             longest = samples * max(part.longest, 1)
             shared = f"{_LONGEST}, and by the {part.micros} micro-batches"

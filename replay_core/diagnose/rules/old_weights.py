@@ -165,8 +165,13 @@ def stale(case: Case) -> Finding | None:
             steps=[one.step for one in bad],
         )
     if jump is not None and (told := _left_behind(every, jump)) is not None:
+        if not any(batch.has("policy_logprobs") for batch in case.batches()):
+            return replace(told, cause=told.cause + _OR_STALE)
         return told
     return None
+
+
+_OR_STALE = "; or the old log-probabilities are stale, which a forward of the update beside them would tell, and none is recorded"
 
 
 class _Jump(Struct, frozen=True):

@@ -93,7 +93,7 @@ def _over_micros(rows: Fields, _whole: Fields) -> torch.Tensor:
 def test_a_mean_over_padded_rows_is_no_token_mean_that_is_stated(tmp_path: Path) -> None:
     (found,) = causes(look(record(tmp_path, loss=_over_slots), "D28"))
     assert found.severity == "error"
-    assert "padding included, and by the 2 micro-batches" in found.claim
+    assert "padding included (the rows of the whole update)" in found.claim
 
 
 def test_the_same_divisor_is_dr_grpos_where_that_is_stated(tmp_path: Path) -> None:
