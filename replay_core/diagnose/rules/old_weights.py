@@ -171,7 +171,9 @@ def stale(case: Case) -> Finding | None:
     return None
 
 
-_OR_STALE = "; or the old log-probabilities are stale, which a forward of the update beside them would tell, and none is recorded"
+_OR_STALE = (
+    "; or the old log-probabilities are stale: a forward of the update beside them would tell, and none is recorded"
+)
 
 
 class _Jump(Struct, frozen=True):
