@@ -56,10 +56,10 @@ def record(
         with recorder.step(step) as write:
             for micro in range(2):
                 rows = {name: value[4 * micro : 4 * micro + 4] for name, value in fields.items()}
-                key: dict[str, int] = {"minibatch": micro} if minibatch else {}
-                write("forward_data", rows, micro=micro, epoch=0, **key)
+                mini = micro if minibatch else None
+                write("forward_data", rows, micro=micro, epoch=0, minibatch=mini)
                 if loss is not None:
-                    write("loss", pg_loss=loss(rows, fields), micro=micro, epoch=0, **key)
+                    write("loss", pg_loss=loss(rows, fields), micro=micro, epoch=0, minibatch=mini)
     return directory
 
 
@@ -101,7 +101,7 @@ def test_the_same_divisor_is_dr_grpos_where_that_is_stated(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("flags", "doubtful"), [({}, True), ({"algorithm": "dr_grpo"}, False)])
-def test_a_constant_that_nobody_states_may_count_padding(flags: Fields, doubtful: bool, tmp_path: Path) -> None:
+def test_a_constant_that_nobody_states_may_count_padding(flags: dict[str, Any], doubtful: bool, tmp_path: Path) -> None:
     found = of(look(record(tmp_path, flags=flags, loss=_over_longest), "D28"), "D28")
     assert found is not None
     assert found.severity == "info"
