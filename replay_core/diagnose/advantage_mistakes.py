@@ -23,7 +23,7 @@ from replay_core.diagnose.advantage_variants import (
 )
 from replay_core.diagnose.algorithm import OF_GROUPS, divides_by_length, severity_of_raw
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import share
+from replay_core.diagnose.finding import listed, share
 from replay_core.diagnose.flat import Array, groups_of
 from replay_core.diagnose.lines import MEAN, baseline_of, scale_of, solved
 from replay_core.diagnose.rule import Skip, given, skip_if
@@ -81,6 +81,9 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     weight = _kl_in_rewards(batch, heard_B, kept_B)
     if weight is not None:
         raise Skip(f"advantages are made of rewards less {weight:.3g} x KL to the reference, as some trainers do")
+    if (rows := _turned_rows(batch, unlike)) is not None:
+        yield rows
+        return
     every = [
         one
         for makes in (_from_held, _from_padding, _from_equal, _from_lines, _from_values, _from_groupings, _from_order,
@@ -563,6 +566,29 @@ def _apart_from(values_B: Array, other_B: Array, groups_B: Array) -> Array:
     factor_G = np.where(size_G > 1e-12, along_G / np.maximum(size_G, 1e-12), 0.0)
     left_B: Array = centred_B - factor_G[groups_B] * other_B
     return left_B
+
+
+#: Share of the rows that may have the other sign, while the others are a known variant.
+FEW_TURNED = 0.25
+
+
+def _turned_rows(batch: StepBatch, unlike: Unlike) -> Guess | None:
+    """A few rows alone with the sign turned: all others are a known variant, and so are these but for their sign."""
+    heard_B = unlike.heard_B
+    for name, values_B in _known(batch, unlike.kept_B):
+        off_B = np.abs(heard_B - values_B) > unlike.close
+        if not 0 < off_B.sum() <= FEW_TURNED * off_B.size:
+            continue
+        if agree(np.where(off_B, -heard_B, heard_B), values_B, unlike.close):
+            at = np.flatnonzero(unlike.kept_B)[off_B]
+            return Guess(
+                "error", "turned rows",
+                f"advantages of single rows have the wrong sign: {share(int(off_B.sum()), off_B.size)}, at "
+                f"{'row' if len(at) == 1 else 'rows'} {listed(at)}; all others are {name}",
+                "these rows are written again after the advantages were made (an index that is off, a mask, a sign for "
+                "one rank or one kind of sample): what is rewarded there is unlearned",
+            )  # fmt: skip
+    return None
 
 
 def _turned(batch: StepBatch, heard_B: Array, kept_B: Array, close: Array) -> Guess | None:

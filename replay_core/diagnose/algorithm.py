@@ -27,6 +27,8 @@ OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
 _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprange_high")
 #: Words for the weight of a KL to the reference; the first is that of one in the loss alone.
 KL_WEIGHTS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+#: Words for how a loss is put together of its tokens.
+_AGGREGATIONS = ("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_agg")
 #: Switches of a KL that is subtracted from the rewards.
 KL_IN_REWARDS = ("use_kl_in_reward", "kl_in_reward", "apply_kl_in_reward")
 _KL = {
@@ -142,7 +144,7 @@ class Algorithm:
     @property
     def averaged(self) -> str:
         """What a loss is divided by: `constant` (Dr. GRPO), `tokens`, or nothing that is stated."""
-        how = self.word("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_normalization", "agg_mode")
+        how = self.word(*_AGGREGATIONS, "loss_normalization", "agg_mode")
         names = " ".join([*self._names, how])
         if "dr_grpo" in names or "dr.grpo" in names or "drgrpo" in names or "norm" in how or "const" in how:
             return "constant"
@@ -370,7 +372,13 @@ def kl_weight(algorithm: Algorithm) -> float | None:
 
 def aggregation(algorithm: Algorithm) -> str:
     """How the loss is put together of its tokens, in the run's own word."""
-    return algorithm.word("loss_agg_mode", "loss_reduction", "loss_aggregation")
+    return algorithm.word(*_AGGREGATIONS)
+
+
+def divides_by_update(algorithm: Algorithm) -> bool:
+    """Whether the run states that a loss is divided by the tokens of a whole mini-batch, of all its micro-batches."""
+    by = algorithm.word("loss_normalizer", "loss_normaliser", "loss_denominator", "token_normalizer")
+    return "token" in by and "micro" not in by and any(word in by for word in ("batch", "update", "global"))
 
 
 def learning_rate(algorithm: Algorithm) -> float | None:

@@ -6,7 +6,8 @@ import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, shown
-from replay_core.diagnose.gap import DISAGREE, Gap, gap
+from replay_core.diagnose.gap import DISAGREE, FEWEST, Gap, gap
+from replay_core.diagnose.passes import before_any_update_N
 from replay_core.diagnose.rule import Skip
 
 BOTH = ("rollout_logprobs", "trainer_logprobs", "mask|response")
@@ -56,3 +57,22 @@ def distance(batch: StepBatch) -> float | None:
 def disagrees(batch: StepBatch) -> bool:
     """Whether engine and trainer are known to disagree by more than precision comes to."""
     return (distance(batch) or 0.0) > DISAGREE
+
+
+#: Share of the old log-probabilities' distance from the engine that the first forward's comes to where these are odd.
+ODD = 0.2
+
+
+def old_is_odd(batch: StepBatch) -> tuple[float, float] | None:
+    """mean |old - rollout| and |policy - rollout|, nats, where the policy's first forward over its samples agrees with
+    the engine and the old log-probabilities agree with neither; else None.
+    """
+    old, rollout, policy = (batch.columns.of(f"{name}_logprobs") for name in ("old", "rollout", "policy"))
+    if old is None or rollout is None or policy is None:
+        return None
+    three_N = batch.pair(old, rollout) & batch.pair(policy, rollout) & before_any_update_N(batch)
+    if three_N.sum() < FEWEST:
+        return None
+    of_old, of_policy = (float(np.abs(one.values_N - rollout.values_N)[three_N].mean()) for one in (old, policy))
+    beside = float(np.abs(old.values_N - policy.values_N)[three_N].mean())
+    return (of_old, of_policy) if min(of_old, beside) > DISAGREE and of_policy < ODD * of_old else None

@@ -69,6 +69,8 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
     if inside_N is None or not SAMPLES <= len(batch) <= MOST:
         return None
     spans = batch.flat.spans
+    # The first token of rows that are recorded without their prompts has no number in either.
+    inside_N = inside_N & ~_behind_the_last_N(batch) & (these.said_N | those.said_N)
     theirs = [np.nan_to_num(these.values_N[at][inside_N[at]]) for at in spans]
     ours = [np.nan_to_num(those.values_N[at][inside_N[at]]) for at in spans]
     ours_BH = np.full((len(batch), HEAD), np.nan)
@@ -104,6 +106,16 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
             found_B[sample] = best
     moved = int((found_B >= 0).sum())
     return found_B if moved >= SAMPLES and moved >= 0.6 * told else None
+
+
+def _behind_the_last_N(batch: StepBatch) -> Array:
+    """Tokens [N] behind the last of their row that counts: padding, where rows are recorded without their tokens."""
+    if batch.trained_N is None or not batch.trained_N.any():
+        return np.zeros(batch.flat.sample_N.size, dtype=bool)
+    last_B = np.zeros(len(batch), dtype=np.int64)
+    np.maximum.at(last_B, batch.flat.sample_N, np.where(batch.trained_N, batch.flat.position_N, 0))
+    found_N: Array = batch.flat.position_N > last_B[batch.flat.sample_N]
+    return found_N
 
 
 def _are_one(batch: StepBatch, a: slice, b: slice) -> bool:
@@ -364,8 +376,8 @@ def of_rows(found_B: Array) -> tuple[str, str]:
     return (
         f"in the wrong rows: those of {len(moved)} of {len(found_B)} samples are another sample's"
         + (f", {most} rows before" if rolled and most > 1 else ", the row before" if rolled else ""),
-        "rows were permuted (sorted by length, balanced over ranks, shuffled or rolled) and this tensor was not "
-        "permuted with them",
+        "rows were permuted (sorted by length, balanced over ranks, shuffled, rolled, put together in another order) "
+        "and this tensor was not permuted with them",
     )
 
 
@@ -381,5 +393,6 @@ def _other_rows(batch: StepBatch, model: Column, at_K: Array, found_B: Array) ->
     there_K = heads_B[other_K] + place_K
     inside_K = told_K & (there_K < batch.flat.lengths_B[other_K])
     index_K = np.where(inside_K, starts_B[other_K] + there_K, 0)
+    inside_K &= ~_behind_the_last_N(batch)[index_K]
     values_K: Array = np.where(inside_K, model.values_N[index_K], np.nan)
     return values_K

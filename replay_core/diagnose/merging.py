@@ -40,8 +40,9 @@ class Chain(Struct, frozen=True):
         meet = not cause.steps or not other.steps or set(cause.steps) & set(other.steps) or cause.id in self.lasting
         # One rule may tell of a tensor and of the metric that follows from it.
         apart = cause.id != other.id or LINKS.index(cause.link) < LINKS.index(other.link)
-        # One odd step of ten is no reason for what holds in eight.
-        odd = cause.share < RARE and other.share >= 0.5
+        # One odd step of ten is no reason for what holds in eight; for what is told of that step alone it is.
+        own = bool(other.steps) and set(other.steps) <= set(cause.steps)
+        odd = cause.share < RARE and other.share >= 0.5 and not own
         return not odd and apart and bool(meet) and SEVERITIES.index(cause.severity) <= SEVERITIES.index(other.severity)
 
     def ranked(self, found: Iterable[Finding]) -> list[Finding]:

@@ -15,11 +15,11 @@ from replay_core.budget import stored_bytes
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 from replay_core.records import Record, TensorRef
 from replay_core.regexes import regex
 
@@ -235,10 +235,30 @@ def _leap(values: list[float]) -> tuple[int, int] | None:
     return None
 
 
+#: A leap that no batch and no update of a policy that goes on makes, and steps before and after it that tell.
+RESCALED, BEFORE, AFTER = 100.0, 2, 3
+
+
+def _rescaled(values: list[float]) -> int | None:
+    """The place from which on every norm (3 and more) is over 100 medians of those before it (2 and more), 5 times the
+    largest of them, and 50; None where there is none.
+    """
+    largest = list(accumulate(values, max))
+    least = list(accumulate(reversed(values), min))[::-1]
+    for at in range(BEFORE, len(values) - AFTER + 1):
+        if least[at] > max(EXPLODED * largest[at - 1], AT_LEAST) and 0 < RESCALED * median(values[:at]) < least[at]:
+            return at
+    return None
+
+
 @rule("L02", "the gradient norm explodes", link="gradient", scope="signals", needs=("grad_norm",),
-      source="rldbg; verl#2626")  # fmt: skip
+      source="rldbg; verl#2626; torch.amp: unscale_ before clipping")  # fmt: skip
 def gradient_norm_leaps(log: RunLog) -> Finding | None:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
+
+    From one step on over 100 times the median before (2 steps and more), 5 times all before, and 50, in each of 3 steps
+    and more: a warning, and
+    gradients of another scale.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
     as info: clipping took care of them. A leap after which every norm (3 and more) is over 5 times all before is a
@@ -247,11 +267,25 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
     """
     series = log.get("grad_norm")
     values = series.finite if series else []
+    finite = [] if series is None else [point for point in series.points if math.isfinite(point.value)]
+    if series is not None and (scaled := _rescaled(values)) is not None:
+        times = median(values[scaled:]) / median(values[:scaled])
+        return warning(
+            f"the gradient norm is {times:.3g} times what it was from step {finite[scaled].step} on: "
+            f"{max(values[:scaled]):.3g} at most before, and never below {min(values[scaled:]):.3g} since",
+            finite[scaled].where(series.name),
+            series.shown_at(finite[scaled], f"< {EXPLODED:g} x {max(values[:scaled]):.3g}"),
+            shown("steps since", len(values) - scaled),
+            cause="gradients are of another scale from here on: an fp16 loss scale that is not taken off before they "
+            "are clipped and measured (scaler.unscale_), a sum where there was a mean; where reward, KL and entropy "
+            "break with it, one update broke the policy. Clipping hides it, and leaves every update the same length",
+            next_step="unscale gradients before they are clipped; rldbg record --gradients . -- YOUR COMMAND",
+            steps=steps_of(finite[scaled:]),
+        )
     if series is None or len(values) < trends.MIN_STEPS:
         raise Skip(f"needs grad_norm of at least {trends.MIN_STEPS} steps")
     half, quarter = values[: len(values) // 2], values[-(len(values) // 4) :]
     before, after = median(half), median(quarter)
-    finite = [point for point in series.points if math.isfinite(point.value)]
     if before > 0 and after > EXPLODED * before and trends.rises(values):
         begun = next(point for point in finite[len(half) :] if point.value > EXPLODED * before)
         return warning(
@@ -260,7 +294,7 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
             shown("median of the last quarter", after, f"< {EXPLODED:g} x {before:.3g}", series.source),
             shown("median of the first half", before, None, series.source),
             cause="the learning rate is too high, the policy has left the data it is trained on, or entropy has "
-            "collapsed",
+            "collapsed; or gradients of earlier updates are not cleared any more (zero_grad)",
             next_step="look at KL, clip fraction and entropy at the same steps; rldbg record --gradients . -- YOUR "
             "COMMAND",
             steps=steps_of(finite[-len(quarter) :]),
@@ -303,6 +337,8 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
 #: How far a norm of accumulated gradients grows, what is left of the noise that every batch's own gradient has, and by
 #: when it has begun to: after as many updates as make it so many times the first.
 PILED, SMOOTH, BEGUN = 4.0, 0.03, 2.0
+#: In a shorter log, how nearly every step has more than those before it, and how many steps that takes.
+ORDERED, SHORT = 0.9, 12
 
 
 @rule("D68", "gradients pile up", link="gradient", scope="signals", needs=("grad_norm",), lasts=True,
@@ -313,23 +349,55 @@ def norm_piles_up(log: RunLog) -> Finding | None:
     first quarter of 24 steps and more, and its last half hardly wavers from step to step: the median |log of the
     ratio| is below .03, or that of one such change less the one before it (a sum may rise and fall, but does so
     smoothly). A warning. The norm of one batch's gradient wavers by a tenth and more; a sum over all batches so far
-    does not.
+    does not. In 12 steps and more, too, where nearly every step has more than those before it (tau .9), the first
+    quarter of them comes to twice the first norm, half of them to two fifths of the last, and that to 4 times the first
+    and no more than as many times as there are steps: so grows a sum, and what explodes grows faster in the end.
     """
     series = given(log.get("grad_norm"))
     values = series.finite
-    if len(values) < 24 or len(values) < len(series.points) or min(values) <= 0:
-        raise Skip("needs grad_norm of 24 steps, none of them 0")
+    if len(values) < SHORT or len(values) < len(series.points) or min(values) <= 0:
+        raise Skip(f"needs grad_norm of {SHORT} steps, none of them 0")
+    if _grows_as_a_sum(values):
+        return _piled(series, values[0], values[-1], shown("Kendall's tau of the norm and the step", _tau(values)))
+    if len(values) < 24:
+        return None
     first, last = median(values[:3]), median(values[-3:])
     half, early = values[len(values) // 2 :], values[: max(4, len(values) // 4)]
     changes = [math.log(b / a) for a, b in pairwise(half)]
     noise = min(median(map(abs, changes)), median(abs(b - a) for a, b in pairwise(changes)))
     if last < PILED * first or early[-1] < BEGUN * first or not 0 < noise < SMOOTH:
         return None
+    return _piled(
+        series, first, last,
+        shown("change from one step to the next, median of the last half", noise, f"> {SMOOTH:g}"),
+    )  # fmt: skip
+
+
+def _tau(values: list[float]) -> float:
+    """Kendall's tau of the values and their order."""
+    pairs = len(values) * (len(values) - 1) / 2
+    return sum((b > a) - (b < a) for i, a in enumerate(values) for b in values[i + 1 :]) / pairs
+
+
+def _grows_as_a_sum(values: list[float]) -> bool:
+    """Whether norms grow from the first step on, in nearly every one, and as a sum over steps does: by no more than one
+    norm a step, and no faster in the end.
+    """
+    first, last, count = values[0], values[-1], len(values)
+    return (
+        PILED * first <= last <= count * first
+        and values[count // 4] >= BEGUN * first
+        and values[count // 2] >= 0.4 * last
+        and _tau(values[:: max(1, count // 400)]) >= ORDERED
+    )
+
+
+def _piled(series: Series, first: float, last: float, evidence: Evidence) -> Finding:
     return warning(
         f"gradients pile up: {series.name} grows from {first:.3g} to {last:.3g} and hardly wavers from step to step",
         series.between(over=BEGUN * first),
         series.shown(last, f"< {PILED:g} x {first:.3g}"),
-        shown("change from one step to the next, median of the last half", noise, f"> {SMOOTH:g}"),
+        evidence,
         cause="the gradients of earlier updates are never cleared: optimizer.zero_grad() is missing, or is called on "
         "another optimizer",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D68",

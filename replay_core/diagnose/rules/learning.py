@@ -324,12 +324,13 @@ _ITSELF = (
 )
 
 
-@rule("D46", "the policy never moves from its reference", link="optimizer", scope="case",
+@rule("D46", "the policy stays at its reference, or is back at it", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
 def never_moves(case: Case) -> Finding | None:
     """max |policy - ref| within 1e-6 in the third step and later ones, while advantages are not 0: a warning, info of
     fewer than 20 steps whose recorded values change (a critic that is warmed up). Looking ends at the first step that
-    has moved.
+    has moved. Or mean |policy - ref| is over .01 nats in 2 steps and more, and a hundredth of that in the next: one of
+    the two was loaded with the other's weights. A warning; info where it comes more than once, or is stated.
     """
     seen: list[int] = []
     where, largest = None, 0.0
@@ -344,7 +345,7 @@ def never_moves(case: Case) -> Finding | None:
             continue
         gap = float(np.abs(trainer.values_N - ref.values_N)[both_N].max())
         if not gap <= SAME:  # NaN is no agreement
-            return None
+            return _one_again(case)
         largest = max(largest, gap)
         values = batch.columns.of("values")
         spread = 0.0 if values is None else float(np.nanstd(values.values_N[both_N]))
@@ -381,6 +382,53 @@ def never_moves(case: Case) -> Finding | None:
         next_step="rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
         steps=seen,
     )
+
+
+#: mean |policy - reference| of a policy that has left its reference, in so many steps; and what is left of it, in
+#: shares, where they are one again.
+LEFT, STEPS_LEFT, ONE_AGAIN = 0.01, 2, 0.01
+
+
+def _one_again(case: Case) -> Finding | None:
+    """Policy and reference that are apart in two steps and more, and equal in the next one."""
+    told: list[tuple[int, float, Where]] = []
+    for batch in case.batches():
+        trainer, ref = batch.trainer, batch.columns.of("ref_logprobs")
+        if batch.step is None or trainer is None or ref is None:
+            continue
+        both_N = batch.pair(trainer, ref)
+        if both_N.sum() >= 8:
+            apart = float(np.abs(trainer.values_N - ref.values_N)[both_N].mean())
+            told.append((batch.step, apart, batch.laid.where("ref_logprobs", sample=0)))
+    before = {at: min(apart for _, apart, _ in told[at - STEPS_LEFT : at]) for at in range(STEPS_LEFT, len(told))}
+    again = [at for at, least in before.items() if least >= LEFT and told[at][1] <= ONE_AGAIN * least]
+    if not again:
+        return None
+    at, *more = again
+    meant = bool(more) or any(case.algorithm.value(name) for name in _RESETS_REFERENCE)
+    return finding(
+        "info" if meant else "warning",
+        f"the reference is the policy again at step {told[at][0]}: they are {told[at - 1][1]:.3g} nats per token apart "
+        "in the step before, and not at all in this one",
+        told[at][2],
+        shown("mean |policy - reference| at this step", told[at][1], f"> {ONE_AGAIN * before[at]:.2g}"),
+        shown("by step", ", ".join(f"{apart:.3g}" for _, apart, _ in told[:12])),
+        link="ref",
+        cause="the reference is reset to the policy on a schedule (TR-DPO, ProRL): right where it is meant"
+        if meant
+        else "the reference was made anew of the policy (a resume that loads the checkpoint into both), so that the KL "
+        "no longer holds the policy near the model it began with (some recipes reset it on purpose: TR-DPO, ProRL); or "
+        "the policy was loaded with the reference's weights, and has lost what it had learnt",
+        next_step="load the reference from the model that the run began with, and the policy from its checkpoint",
+        steps=[told[one][0] for one in again],
+    )
+
+
+#: Settings of a reference that is moved on purpose, as trainers call them.
+_RESETS_REFERENCE = (
+    "sync_ref_model", "ref_model_sync_steps", "ref_update_steps", "ref_update_interval", "ref_reset_interval",
+    "reset_ref_every", "ref_update_freq", "update_ref_every", "reference_update_interval", "ref_ema",
+)  # fmt: skip
 
 
 @rule("D46", "KL to the reference is exactly 0", link="optimizer", scope="signals", needs=("kl|pair_reward",),
@@ -424,20 +472,21 @@ def _is_weighed(log: RunLog) -> bool:
 
 
 @rule("L17", "the reward is one number", link="rewards", scope="signals", needs=("reward",),
-      explains=("D01", "D02", "D03", "D23", "D74", "L01", "L08", "L18"),
+      explains=("D01", "D02", "D03", "D20", "D23", "D74", "L01", "L08", "L18"),
       source="a parser that looks for a marker nobody writes")  # fmt: skip
 def one_reward(log: RunLog) -> Iterator[Finding]:
     """The mean reward the same number in every one of 5 steps and more: an error where it is 0 or no group differs,
     else a warning. A mean over a batch wavers wherever rewards do; where a spread is logged beside it, that has to
     stand still, too, while three of length, entropy, gradient and loss go on. Or 0 from some step on to the end, and in
-    every step before over half of what it was: an error. Or one of several reward functions 0 in
-    16 steps and more, while another changes: a warning.
+    every step before over half of what it was: an error, of responses that no longer end where from that very step on
+    their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or one of several reward
+    functions 0 in 16 steps and more, while another changes: a warning.
     """
     series = given(log.get("reward"))
     values = series.finite
     skip_if(len(values) < FEWEST or len(values) < len(series.points), f"needs the reward of {FEWEST} steps")
     if len(set(values)) > 1:
-        found = list(_dies(series))
+        found = list(_dies(log, series))
         yield from found or _never_pays(log)
         return
     spreads = [one.finite for one in log.all("reward_std")]
@@ -530,7 +579,29 @@ def _near(before: list[float], now: float) -> bool:
     return min(before) / AS_BEFORE <= now <= max(before) * AS_BEFORE
 
 
-def _dies(series: Series) -> Iterator[Finding]:
+#: How many times as long responses are as the longest mean before, where they no longer end, and how near to one length
+#: all of them then are; or the share that is cut off.
+LONGER, ONE_LENGTH, ALL_CUT = 1.25, 0.01, 0.9
+
+
+def _no_longer_end(log: RunLog, step: int | None) -> list[Evidence]:
+    """What shows that responses run to the limit from this very step on, and did not before."""
+    found = []
+    for name in ("response_length", "truncated"):
+        series = log.get(name) if step is not None else None
+        points = [] if series is None else [one for one in series.points if one.step is not None]
+        before, since = ([one.value for one in points if (one.step or 0) < (step or 0)],
+                         [one.value for one in points if (one.step or 0) >= (step or 0)])  # fmt: skip
+        if series is None or not before or not since:
+            continue
+        of_one = min(since) > LONGER * max(before) and max(since) - min(since) <= ONE_LENGTH * max(since)
+        cut = min(since) >= ALL_CUT and max(before) < 0.5
+        if of_one if name == "response_length" else cut:
+            found.append(shown(f"{series.name} before and since", f"{median(before):.3g}, {median(since):.3g}"))
+    return found
+
+
+def _dies(log: RunLog, series: Series) -> Iterator[Finding]:
     """Exactly 0 from some step on to the end (3 steps and more, a fifth of all), from one step to the next: every one
     before is over half of their median.
     """
@@ -540,6 +611,21 @@ def _dies(series: Series) -> Iterator[Finding]:
     if at < 4 or left < max(3, len(values) // 5) or not min(values[:at]) > 0.5 * median(values[:at]) > 0:
         return
     point = series.points[at]
+    if ends := _no_longer_end(log, point.step):
+        yield error(
+            f"responses no longer end from step {point.step} on: all of them run to the token limit, and the reward "
+            f"is 0 in all of the last {left} steps, at least {min(values[:at]):.3g} before",
+            point.where(series.name),
+            series.shown_at(point, f">= {min(values[:at]):.3g}"),
+            *ends,
+            link="tokens",
+            cause="the engine no longer produces the end token or no longer stops at it (a stop token that is "
+            "suppressed or lost, ignore_eos, min_tokens, another chat template or generation config), or it was given "
+            "broken weights: what never ends has no answer to be judged",
+            next_step="read a response of this step and of one before; compare eos_token_id and stop tokens of both",
+            steps=[p.step for p in series.points[at:]],
+        )
+        return
     yield error(
         f"the reward is 0 from step {point.step} on, in all of the last {left} steps: {series.name} was at least "
         f"{min(values[:at]):.3g} before",

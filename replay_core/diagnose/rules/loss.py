@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from replay_core.diagnose.algorithm import aggregation, of_loss
+from replay_core.diagnose.algorithm import aggregation, divides_by_update, of_loss
 from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
@@ -191,7 +191,10 @@ def reduction(batch: StepBatch) -> Finding | None:
             place,
             shown("micro-batches that agree", len(parts)),
             shown("agree to", CLOSE),
-            cause="Dr. GRPO divides by the samples times the longest response; nothing is wrong",
+            cause="Dr. GRPO divides by the samples times the longest response; nothing is wrong"
+            if batch.laid.algorithm.averaged == "constant"
+            else "right where Dr. GRPO is meant, which divides by the samples times the longest response; a mean over "
+            "rows that are padded to one width comes to the same, and counts padding",
             next_step="rldbg diagnose --explain D28",
         )
     if not exact or batch.laid.algorithm.is_distilled:
@@ -232,6 +235,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
     names = [name for name in first.made if all(name in one.made for one in parts)]
     # GSPO's loss is a mean of sequences' means, whatever is configured for others (verl).
     mode = None if batch.laid.algorithm.averages_sequences else _MODES.get(stated)
+    if mode is _MODES["token-mean"] and divides_by_update(batch.laid.algorithm):
+        mode, stated = mode[1:], f"{stated} over the tokens of the mini-batch"
     # A loss that may hold more terms and agrees in several micro-batches holds none.
     exact = exact or len(parts) >= SEVERAL
     if exact and mode and agreed and not any(name.startswith(mode) for name in agreed) and agreed != ["token-sum"]:
@@ -495,8 +500,9 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
             total, samples = part.total, len(part.values_BT)
             mean = float(reductions.sequence_mean(part.values_BT, part.mask_BT))
             slots = {
-                f"divides by every token slot of {what}, padding included": total / max(samples * width, 1)
+                f"divides by every token slot of {what}, padding included{of}": total / max(rows * width, 1)
                 for what, width in part.widths.items()
+                for of, rows in (("", samples), (" (the rows of the whole update)", part.update_samples))
             }
             longest = samples * max(part.longest, 1)
             shared = f"{_LONGEST}, and by the {part.micros} micro-batches"
@@ -544,6 +550,8 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
         # Rows that are always padded to the limit: the same number as Dr. GRPO's constant.
         if what == "the response" and (first.kind == "constant" or (same and not first.kind)):
             continue
+        if what and same and first.kind == "constant":
+            continue  # its constant is any number that is chosen
         if name.startswith(_LONGEST):
             # Of one longest response in all of them it is a constant.
             if len({round(part.made["token-sum"] / part.mistakes[name], 3) for part in off}) > 1:

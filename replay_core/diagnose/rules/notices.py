@@ -278,7 +278,7 @@ def _goes_on(log: RunLog) -> bool:
 
 
 @rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice"
-    "|event:engine|event:not_finite",),
+    "|event:engine|event:not_finite",), explains=("D37",),
       source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
 def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,

@@ -14,6 +14,7 @@ from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import STOOD, before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.prefixes import policy_stands
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.rules.summed import ESTIMATORS, logged_kl
 from replay_core.diagnose.sheets import TELL_TWINS, marked
@@ -141,13 +142,15 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
         return
 
 
-@rule("D61", "the recorded ratio is upside down", link="loss", scope="batch",
+@rule("D61", "the recorded ratio is not new over old", link="loss", scope="batch",
       needs=("is_ratio", "policy_logprobs", "old_logprobs"),
-      explains=("D14", "D24", "D28", "L08", "L10", "D09", "L16"), lasts=True,
+      explains=("D01", "D03", "D14", "D20", "D24", "D25", "D28", "L08", "L09", "L10", "L17", "D09", "L16"),
+      lasts=True,
       source="arXiv 1707.06347: the new policy stands above the old one")  # fmt: skip
-def ratio_upside_down(batch: StepBatch) -> Finding | None:
+def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
     """The recorded ratio beside exp(policy - old): an error where it is its inverse on 99 % of the tokens that moved
-    (|log ratio| > 1e-3, 8 and more), or where GSPO is stated and it is e to the sum of a response's log ratios.
+    (|log ratio| > 1e-3, 8 and more), or where GSPO is stated and it is e to the sum of a response's log ratios. An
+    error, too, where it is exactly 1 on all tokens that a later update of the batch has moved (by .02 nats and more).
     """
     recorded = given(batch.columns.of("is_ratio"))
     ratio_N, known_N, source = ratios(batch)
@@ -155,6 +158,19 @@ def ratio_upside_down(batch: StepBatch) -> Finding | None:
     logs_N = np.log(np.where(known_N, ratio_N, 1.0))
     moved_N = known_N & (np.abs(logs_N) > MOVED)
     skip_if(moved_N.sum() < FEWEST, "the ratio has not moved from 1")
+    later_N = known_N & (np.abs(logs_N) > STOOD) & ~before_any_update_N(batch)
+    if later_N.sum() >= FEWEST and (np.abs(recorded.values_N[later_N] - 1) <= SAME).all():
+        return error(
+            "the ratio is always 1: what is recorded of it is exactly 1 on every token, and the policy has moved from "
+            "the old log-probabilities",
+            batch.laid.where("is_ratio", at=later_N),
+            shown("tokens whose ratio is 1 and whose policy has moved", int(later_N.sum()), "0", recorded.source),
+            shown("largest exp(policy - old)", float(ratio_N[later_N].max()), None, source),
+            shown("least exp(policy - old)", float(ratio_N[later_N].min())),
+            cause="the ratio is made of the current policy and itself (log_probs - log_probs.detach()), and old "
+            "log-probabilities do not reach it: nothing is ever clipped, and updates after the first are off-policy "
+            "without a correction",
+        )
     told_N = np.log(np.where(known_N, recorded.values_N, 1.0))
 
     def agree(expected_N: Array) -> float:
@@ -507,6 +523,7 @@ def always_one(log: RunLog) -> Finding | None:
     """The KL of the policy to the one that sampled below 1e-7 and the clip fraction 0 in every one of 3 steps and more,
     while the run states several updates of a batch (epochs, mini-batches) and gradients are not 0: an error. Not
     in the first 20 steps of a run with a critic whose KL to the reference is 0, too: the policy waits for the critic.
+    Not where recorded samples show that the policy itself never changes (D55).
     """
     moved, cut, grads = given(log.get("policy_kl")), given(log.get("clip_fraction")), log.get("grad_norm")
     if log.algorithm.updates < 2 or len(moved.finite) < 3:
@@ -518,6 +535,7 @@ def always_one(log: RunLog) -> Finding | None:
     apart = log.get("kl")
     if log.get("value_loss") is not None and apart is not None and len(moved.finite) < 20 and not any(apart.finite):
         raise Skip("the policy stays at its reference while a critic learns: a warm-up, as far as these steps tell")
+    skip_if(policy_stands(log.samples()), "the policy itself never changes, as its samples tell (D55)")
     return error(
         f"the ratio is always 1 in spite of {log.algorithm.updates:g} updates of a batch: {moved.name} is 0 in all "
         f"{len(moved.finite)} steps",
@@ -525,7 +543,7 @@ def always_one(log: RunLog) -> Finding | None:
         moved.shown(0.0, "> 0 after the first update"),
         cut.shown(0.0),
         cause="old log-probabilities are recomputed with the current policy in every mini-batch or epoch, so that "
-        "clipping never acts",
+        "clipping never acts; or no update reaches the policy (an optimizer that holds other parameters)",
         next_step="take old log-probabilities once, before the first update; rldbg record -- YOUR COMMAND shows them",
     )
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, ENOUGH, Misplaced, parting
-from replay_core.diagnose.compared import TOLD_APART, gap_of, worst_of
+from replay_core.diagnose.compared import TOLD_APART, gap_of, old_is_odd, worst_of
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, Gap, ahead_of, gap
@@ -69,6 +69,8 @@ def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
             continue
         if between.is_shifted or between.after_softmax is not None or between.is_tempered or between.is_truncated:
             continue
+        if old_is_odd(batch) is not None:
+            continue  # the engine has the weights of the trainer's first forward: the old ones are D14's
         if between.leak or other_tokens(batch, between) is not None or gathered_elsewhere(batch, between) is not None:
             continue
         if between.mean > DISAGREE:
@@ -163,8 +165,15 @@ def stale(case: Case) -> Finding | None:
             steps=[one.step for one in bad],
         )
     if jump is not None and (told := _left_behind(every, jump)) is not None:
+        if not any(batch.has("policy_logprobs") for batch in case.batches()):
+            return replace(told, cause=told.cause + _OR_STALE)
         return told
     return None
+
+
+_OR_STALE = (
+    "; or the old log-probabilities are stale: a forward of the update beside them would tell, and none is recorded"
+)
 
 
 class _Jump(Struct, frozen=True):

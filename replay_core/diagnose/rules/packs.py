@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import BOTH, compared, disagrees, distance, figures_of
-from replay_core.diagnose.finding import Evidence, Finding, error, finding, listed, share, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE, Gap, gap, packed_signature
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
+from replay_core.samples.batch import Batch
 
 #: Samples that begin where the one before them ends, which as many left pads do not do by chance.
 RUN_ON = 3
@@ -29,6 +31,7 @@ _LONGEST = ("max_seqlen", "max_seqlen_q", "max_length_q", "max_seq_len")
 def metadata(batch: StepBatch) -> Iterator[Finding]:
     """cu_seqlens starts at 0, rises, and ends on the number of tokens; max_seqlen is its largest step; position ids
     count 0, 1, 2 ... in every sample and begin again with the next; segment ids change where samples do.
+    A forward's own position ids are 0 where its cu_seqlens say that samples begin.
     Any violation is an error; position ids that count left padding are a warning, and an
     error where engine and trainer disagree as well.
     """
@@ -41,6 +44,9 @@ def metadata(batch: StepBatch) -> Iterator[Finding]:
             *evidence,
             cause="lengths of another batch, padding counted in, or a boundary lost when samples were joined",
         )
+        return
+    if (run_on := _positions_of_packs(batch)) is not None:
+        yield run_on
         return
     yield from _positions(batch)
     yield from _segments(batch)
@@ -75,6 +81,45 @@ def _cu_seqlens(batch: StepBatch) -> tuple[str, str, list[Evidence]] | None:
                         [shown_bounds, shown("max_seqlen", stated, str(int(np.diff(bounds).max())))],
                     )
     return None
+
+
+def _positions_of_packs(batch: StepBatch) -> Finding | None:
+    """Position ids of a forward's packed row that do not begin with 0 where its cu_seqlens say that samples begin."""
+    for sheet, _ in batch.columns.sheets:
+        for part in sheet.parts:
+            bounds_ref, ref = part.held.find("cu_seqlens"), part.held.find("position_ids")
+            if bounds_ref is None or ref is None:
+                continue
+            bounds = np.asarray(pages.array(bounds_ref)).reshape(-1)
+            positions = np.asarray(pages.array(ref)).reshape(-1)
+            if len(bounds) < 3 or len(positions) != bounds[-1]:
+                continue  # of padded rows, or of an image's three axes
+            later = positions[bounds[1:-1]][_holds_samples(part, bounds)]
+            off = int((later != 0).sum())
+            if not off or 2 * off < len(later):
+                continue
+            return error(
+                "position ids do not begin again with every sample of a pack: "
+                + ("they run on through it" if (np.diff(positions) == 1).all() else "cu_seqlens say where they should"),
+                Where.of(part.held.record, ref.name, 0, int(bounds[1])),
+                shown("samples after the first that do not begin with 0", share(off, len(later)), "0"),
+                shown("position id of the second one's first token", int(later[0]), "0"),
+                shown("cu_seqlens", str(bounds[:8].tolist()), None, part.held.record.path.name),
+                cause="positions are made for the packed row as a whole, and not for each sample of it: an attention "
+                "that finds samples by their positions (transformers) lets each see those before it, and absolute "
+                "positions are wrong",
+            )  # fmt: skip
+    return None
+
+
+def _holds_samples(part: Batch, bounds: Array) -> Array:
+    """Which pieces of a pack after its first are samples: a piece of one token over and over is padding at its end."""
+    ref = part.held.find("input_ids", "tokens")
+    tokens = np.zeros(0) if ref is None else np.asarray(pages.array(ref)).reshape(-1)
+    pieces = list(pairwise(bounds[1:].tolist()))
+    if len(tokens) != bounds[-1]:
+        return np.array([at < len(pieces) - 1 for at in range(len(pieces))])
+    return np.array([bool(np.ptp(tokens[start:end])) for start, end in pieces])
 
 
 def _positions(batch: StepBatch) -> Iterator[Finding]:

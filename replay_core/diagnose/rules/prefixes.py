@@ -6,7 +6,7 @@ same. A frozen model gives it the same number in every step, a model that is tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -71,10 +71,10 @@ class _Memory(Struct):
         return max(LEAST, 5 * float(np.median(self.noise)), float(np.quantile(self.noise, 0.9)))
 
 
-def _memories(case: Case) -> dict[str, _Memory]:
+def _memories(batches: Iterable[StepBatch]) -> dict[str, _Memory]:
     found: dict[str, _Memory] = {}
     seen: set[bytes] = set()
-    for batch in case.batches():
+    for batch in batches:
         columns: dict[str, Column | None] = {
             "policy": batch.trainer, "reference": batch.columns.of("ref_logprobs"),
             "critic": batch.columns.of("values"), "engine": batch.columns.of("rollout_logprobs"),
@@ -119,6 +119,13 @@ def _passed_again(batch: StepBatch, seen: set[bytes]) -> NDArray[np.bool_]:
     return found
 
 
+def policy_stands(batches: Iterable[StepBatch]) -> bool:
+    """Whether the policy gives the same tokens the same log-probability in every step (8 places, 3 steps and more)."""
+    memories = _memories(batches)
+    found = [memory for name in ("policy", "policy on prompts") if (memory := memories.get(name)) and memory.known]
+    return bool(found) and all(memory.largest <= SAME for memory in found) and _spread(found[0])
+
+
 #: A critic is warmed up over fewer steps than that.
 WARM_UP = 20
 
@@ -141,7 +148,7 @@ def standing(case: Case) -> Iterator[Finding]:
     if (refreshed := _policy_before(case)) is not None:
         yield refreshed
         return
-    memories = {name: memory for name, memory in _memories(case).items() if memory.known}
+    memories = {name: memory for name, memory in _memories(case.batches()).items() if memory.known}
     skip_if(not memories, "no prompt and first token of a response come again in another step")
     ref, policy, critic = (memories.get(name) for name in ("reference", "policy", "critic"))
     if ref is not None and ref.typical > ref.floor:

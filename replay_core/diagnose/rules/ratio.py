@@ -10,9 +10,12 @@ from statistics import median
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import Algorithm, stated_by
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, error, finding, shown, warning
+from replay_core.diagnose.compared import old_is_odd
+from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.passes import before_any_update_N
@@ -111,6 +114,7 @@ def on_policy(batch: StepBatch) -> Finding | None:
     average in those that it is in). Where all that is off is on some ranks, and they are off as a whole, these compute
     with other weights; where it is all micro-batches (3 and more) but the first of the update, the optimizer steps
     between them (an error). Where the first sample of every pack agrees and no later one does, samples see each other.
+    Where the first forward agrees with the engine, and the old ones with neither, it is these that are wrong.
     Later updates move the ratio on purpose; so does a later pass that is a step of its own, whose samples and old
     log-probabilities an earlier step holds to the last bit. Skipped where a batch is recorded whole, without its
     mini-batches, and an eighth to a half of its samples agree while the others do not: those of the first.
@@ -209,11 +213,22 @@ def on_policy(batch: StepBatch) -> Finding | None:
     few = clipped < FEW_MOVED or (
         len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
     )
+    odd = old_is_odd(batch)
     return finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"
-        + (": the old log-probabilities are the engine's own" if of_engine else alone),
+        + (": the old log-probabilities are the engine's own" if of_engine else alone)
+        + (
+            ": the policy's first forward agrees with the engine, and the old log-probabilities with neither"
+            if odd and not alone
+            else ""
+        ),
         place,
+        *(
+            [shown("mean |old - rollout|, nats", odd[0]), shown("mean |policy - rollout| in the first forward", odd[1])]
+            if odd
+            else []
+        ),
         shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
         shown("share of tokens off by more than 0.2", clipped, "0"),
         shown("mean |policy - old|", float(np.abs(moved).mean())),
@@ -224,6 +239,10 @@ def on_policy(batch: StepBatch) -> Finding | None:
         else "these ranks compute the policy with other weights than the old log-probabilities are of, and than the "
         "other ranks: an update, a broadcast or a checkpoint does not reach them"
         if alone
+        else "old log-probabilities are stale or wrong, and engine and policy are right: they are of an earlier step's "
+        "weights (taken before the last update, cached, a copy of the policy that lags), or of another forward "
+        "(dropout, other inputs)"
+        if odd
         else "old and new log-probabilities are computed differently: other micro-batch size or padding, dropout "
         "(train against eval), another attention or precision, or packing in one of them",
         next_step=batch.laid.replay_command(place, "--rows-per-forward 1"),
@@ -518,7 +537,7 @@ UNBOUND, STEPS = 0.25, 3
 
 @rule("L21", "nothing is clipped, however far the policy moves", link="trend", scope="signals",
       needs=("policy_kl", "clip_fraction"), lasts=True,
-      explains=("D15", "D24", "D25", "L02", "L08", "L09", "L10", "L16"),
+      explains=("D01", "D03", "D15", "D20", "D24", "D25", "L02", "L08", "L09", "L10", "L16", "L17"),
       source="arXiv 1707.06347 equation 7")  # fmt: skip
 def never_clips(log: RunLog) -> Finding | None:
     """The clip fraction exactly 0 in every step, and the policy's KL to the one that sampled over .25 nats in 3 and
@@ -539,6 +558,54 @@ def never_clips(log: RunLog) -> Finding | None:
         "updates carry the policy away",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D50",
     )  # fmt: skip
+
+
+#: A distance to 1 from which a clip range leaves every ratio alone: below, and for both sides of one that a recipe may
+#: have wide above (CISPO's is 5). What is wider than the last is no percentage, and clipping is turned off on purpose.
+ALL_BELOW, ALL_ABOVE, TURNED_OFF = 1.0, 10.0, 100.0
+
+
+@rule("L21", "the clip range that is stated clips nothing", link="trend", scope="case", lasts=True,
+      source="arXiv 1707.06347: ranges of .1 to .3; DAPO .2 and .28, CISPO up to 5")  # fmt: skip
+def clips_nothing(case: Case) -> Finding | None:
+    """A stated clip range of 1 and more on both sides, or of 10 and more above (and of no more than 100, which turns it
+    off on purpose), while ratios leave .8 to 1.2, or a batch has several updates: an error. A ratio is never below 0,
+    so that a range of 1 leaves all of them alone. Not for REINFORCE and CISPO.
+    """
+    algorithm = Algorithm(stated_by(case.run))
+    low, high = algorithm.clip_range or (0.0, 0.0)
+    unbound = (min(low, high) >= ALL_BELOW or high >= ALL_ABOVE) and max(low, high) <= TURNED_OFF
+    if not unbound or algorithm.estimator.startswith("reinforce") or algorithm.is_of_weights:
+        return None
+    moved = next((found for batch in case.batches() if (found := _far_ratio(batch)) is not None), None)
+    if moved is None and algorithm.updates < 2:
+        return None
+    place, ratio = moved or (Where(), None)
+    return error(
+        f"the clip range is {low:g}"
+        + (f" and {high:g}" if high != low else "")
+        + ": nothing can be clipped"
+        + ("" if low >= ALL_BELOW else " above")
+        + f", and {max(low, high) / 100:g} is most likely meant",
+        place,
+        shown("clip range that is stated", max(low, high), "0.1 to 0.3"),
+        *([shown("a ratio that is not clipped", ratio)] if ratio is not None else []),
+        cause="a percentage stands where a share is meant: the ratio is bounded by 1 - eps and 1 + eps, and a batch's "
+        "own updates carry the policy as far as they like",
+        next_step=f"state {max(low, high) / 100:g}; rldbg diagnose --explain L21",
+    )
+
+
+def _far_ratio(batch: StepBatch) -> tuple[Where, float] | None:
+    """Where a ratio is furthest from 1, and what it is; None where all are within .8 to 1.2, or none is known."""
+    try:
+        ratio_N, known_N, _ = ratios(batch)
+    except Skip:
+        return None
+    logs_N = np.where(known_N, np.abs(np.log(np.maximum(ratio_N, 1e-30))), 0.0)
+    at = int(np.nan_to_num(logs_N).argmax())
+    name = "policy_logprobs" if batch.columns.of("policy_logprobs") else "is_ratio"
+    return (batch.laid.where(name, at=at), float(ratio_N[at])) if abs(ratio_N[at] - 1) > 0.2 and known_N[at] else None
 
 
 @rule("L16", "a batch's own updates tear the policy away", link="trend", scope="signals", needs=("policy_kl",),

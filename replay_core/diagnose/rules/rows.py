@@ -37,6 +37,8 @@ def another_row(batch: StepBatch) -> Finding | None:
     if found_B is None:
         return None
     what, cause = of_rows(found_B)
+    if odd is None:
+        cause += "; nothing else is recorded that tells which of the two it is: the trainer's old ones may be"
     first = int((found_B >= 0).argmax())
     return error(
         f"rollout log-probabilities are {what}",

@@ -197,6 +197,69 @@ def test_a_norm_that_grows_and_does_not_waver_is_a_sum_of_gradients(
         assert "zero_grad() is missing" in only(diagnosis, "D68").cause
 
 
+def _short(norm: Callable[[int, random.Random], float]) -> list[Line]:
+    rng = random.Random(3)
+    return steps(16, lambda step, line: line.update(grad_norm=norm(step, rng)))
+
+
+@pytest.mark.parametrize(
+    ("norm", "found"),
+    [
+        (lambda step, rng: 3 + 2 * step + rng.gauss(0, 0.8), True),
+        (lambda step, rng: 3 * math.sqrt(1 + step**2 / 2) * math.exp(rng.gauss(0, 0.03)), True),
+        (lambda step, rng: 0.4 * (1 + 0.25 * step) * math.exp(rng.gauss(0, 0.02)), False),
+        (lambda step, _rng: 0.4 * 1.35**step, False),
+        (lambda step, rng: 3 * math.exp(rng.gauss(0, 0.4)) + 0.4 * step, False),
+    ],
+    ids=["a sum that wavers a little", "a sum of batches that differ", "grows slowly", "explodes", "wavers"],
+)
+def test_a_short_log_of_a_sum_of_gradients(
+    norm: Callable[[int, random.Random], float], found: bool, tmp_path: Path
+) -> None:
+    assert ("D68" in ids(said(tmp_path, _short(norm)))) is found
+
+
+@pytest.mark.parametrize(
+    ("since", "times", "back", "found"),
+    [(3, 1024, 99, True), (12, 512, 99, True), (3, 1024, 5, False), (6, 20, 99, False), (1, 1024, 99, False)],
+    ids=["early", "late", "for two steps", "by little", "after one step"],
+)
+def test_a_norm_that_leaps_a_hundredfold_and_stays_is_of_another_scale(
+    since: int, times: float, back: int, found: bool, tmp_path: Path
+) -> None:
+    def change(step: int, line: Line) -> None:
+        line["grad_norm"] *= times if since <= step < back else 1.0
+
+    told = [one for one in said(tmp_path, steps(16, change)).findings if one.id == "L02" and "from step" in one.claim]
+    assert [one.severity for one in told if "times what it was" in one.claim] == ["warning"] * found
+
+
+# ---- rewards that are gone
+
+
+@pytest.mark.parametrize(
+    ("length", "ends"),
+    [
+        (lambda _rng: 512.0, False),
+        (lambda rng: 300 + rng.gauss(0, 12), True),
+        (lambda rng: 900 + rng.gauss(0, 90), True),
+    ],
+    ids=["all at one length", "as before", "longer, of many lengths"],
+)
+def test_a_reward_that_is_lost_as_responses_stop_ending_is_not_the_judges(
+    length: Callable[[random.Random], float], ends: bool, tmp_path: Path
+) -> None:
+    rng = random.Random(4)
+
+    def change(step: int, line: Line) -> None:
+        if step >= 10:
+            line.update(reward=0.0, reward_std=0.0, grad_norm=0.0, resp_len=length(rng))
+
+    found = only(said(tmp_path, steps(20, change)), "L17")
+    assert ("no longer end" in found.claim) is not ends
+    assert ("judge died" in found.cause) is ends
+
+
 # ---- what does not move
 
 
