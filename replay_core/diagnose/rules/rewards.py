@@ -213,12 +213,15 @@ def differ_between_groups(log: RunLog) -> Finding | None:
     known, dead = _dead_steps(log)
     across = [step for step in dead if (step.batch_std or 0) > NO_STD]
     if across:
+        copied = _copied(log)
         return finding(
             severity_of(len(across), len(known)),
-            "rewards differ over the batch, but in no group: every advantage is 0",
+            f"{copied}rewards differ over the batch, but in no group: every advantage is 0",
             across[0].point.where("reward_std"),
             *_figures(across),
-            cause="every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
+            cause=_NO_CHANCE
+            if copied
+            else "every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
             "the completions of a group are alike, or the reward functions cancel in their sum); the std logged per "
             "reward function is over the batch, not over a group",
             next_step="look at the completions of one group (log_completions=True); rldbg record -- YOUR COMMAND, "
@@ -244,15 +247,21 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     alike = [step for step in dead if (step.batch_std or 0) <= NO_STD]
     if alike:
         means = log.get("reward")
+        copied = _copied(log)
         varies = len(alike) >= ALWAYS * len(known) and means is not None and len(set(means.finite)) > len(known) // 2
         yield finding(
             severity_of(len(alike), len(known)),
-            "rewards differ over the prompts, but in no group: every advantage is 0"
-            if varies
-            else "all rewards of every group are equal: every advantage is 0",
+            copied
+            + (
+                "rewards differ over the prompts, but in no group: every advantage is 0"
+                if varies
+                else "all rewards of every group are equal: every advantage is 0"
+            ),
             alike[0].point.where("reward_std"),
             *_figures(alike),
-            cause="the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
+            cause=_NO_CHANCE
+            if copied
+            else "the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
             else "the judge is constant, every prompt is too easy or too hard, or a filter of groups (dynamic "
@@ -303,6 +312,13 @@ def _dead_steps(log: RunLog) -> tuple[list[StepTold], list[StepTold]]:
                 raise Skip("advantages differ within groups of the samples that are recorded (D04)")
     known = [step for step in steps_told(log) if step.is_dead is not None]
     return known, [step for step in known if step.is_dead]
+
+
+def _copied(log: RunLog) -> str:
+    """How a claim begins where the samples that are recorded beside a log are one text in each group; else nothing."""
+    told = [groups_of_one_answer(batch) for batch in log.samples()]
+    same, known = sum(one for one, _ in told), sum(of for _, of in told)
+    return f"the responses of a group are the same text ({share(same, known)} groups): " if are_one(same, known) else ""
 
 
 def _figures(some: list[StepTold]) -> tuple[Evidence, ...]:
