@@ -1,4 +1,4 @@
-"""Prompts that come again: in every step of a table of texts, on every rank under other groups; and one text a group."""
+"""Prompts that come again: in every step of a table of texts, on every rank in other groups; and one text a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ground truths and rewards beside the answers' texts: whose truth it is, which part of a reward is lost, who is paid."""
+"""Ground truths and rewards beside the texts: whose truth it is, which part of a reward is lost, who is paid."""
 
 from __future__ import annotations
 
