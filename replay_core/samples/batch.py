@@ -194,7 +194,7 @@ class Batch:
         outside = ids_BS[~by_lengths_BS]
         if not (outside != outside[:1]).any():
             return by_lengths_BS
-        width, lengths_B = ids_BS.shape[1], by_lengths_BS.sum(axis=1)
+        width, lengths_B = by_lengths_BS.shape[1], by_lengths_BS.sum(axis=1)
         # The row in which a token stands behind the length begins with a pad.
         for pad in np.unique(ids_BS[lengths_B < width, 0]):
             leading_B = np.cumprod(ids_BS == pad, axis=1).sum(axis=1)
