@@ -65,6 +65,10 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         if (turned := _turned(batch, heard_B, kept_B, close)) is not None:
             yield turned
             return
+        # A baseline and a scale that both have a name, in every group, say that the groups are right.
+        if lines := [one for one in _from_lines(batch, unlike) if one.key not in ("baseline", "scale")]:
+            yield from lines
+            return
         raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
     if batch.trained_N is not None and not batch.trained_N.any():
         raise Skip("no token counts (D07): advantages are masked out with it")

@@ -15,15 +15,30 @@ def answers_of(batch: StepBatch) -> list[bytes] | None:
     tokens_N, response_N = batch.tokens_N, batch.response_N
     if tokens_N is not None and response_N is not None:
         return [tokens_N[span][response_N[span]].tobytes() for span in batch.flat.spans]
-    texts = batch.columns.texts("response_text")
+    return _texts(batch, "response_text")
+
+
+def asked_of(batch: StepBatch) -> list[bytes] | None:
+    """Each sample's prompt; None where neither tokens nor texts of it are recorded."""
+    tokens_N, response_N = batch.tokens_N, batch.response_N
+    if tokens_N is None or response_N is None:
+        return _texts(batch, "prompt_text")
+    heads_B = batch.flat.first(response_N)
+    pairs = zip(batch.flat.starts_B, heads_B, strict=True)
+    return [tokens_N[start : start + head].tobytes() for start, head in pairs] if heads_B.all() else None
+
+
+def _texts(batch: StepBatch, name: str) -> list[bytes] | None:
+    texts = batch.columns.texts(name)
     return None if texts is None else [text.encode("utf-8", "surrogatepass") for text in texts]
 
 
 def members_of(batch: StepBatch) -> list[list[int]]:
-    """The samples of every group."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for sample, group in enumerate(() if batch.group_B is None else batch.group_B):
-        groups[int(group)].append(sample)
+    """The samples of every group; those of one prompt where none is named."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    named = asked_of(batch) if batch.group_B is None else batch.group_B.tolist()
+    for sample, group in enumerate(named or ()):
+        groups[group].append(sample)
     return list(groups.values())
 
 

@@ -19,8 +19,12 @@ _FUNCTIONS = ("reward_function.", "rewards_per_func.", "reward_funcs.")
 NO_LOGPROB = 1.0
 
 
-#: What TRL's recorder calls them.
-_OTHER_NAMES = {"response_text": "completion_text"}
+#: What recorders and trainers of one's own call texts. Ids have some of these names, too, and are no texts.
+_OTHER_NAMES = {
+    "prompt_text": ("prompts", "prompt_ids", "prompt"),
+    "response_text": ("completion_text", "completions", "completion", "response_ids", "response"),
+    "ground_truth": ("ground_truths", "reward_model.ground_truth", "label", "labels", "answer", "answers", "solution"),
+}
 
 
 class Column(Struct, frozen=True):
@@ -160,11 +164,13 @@ class Columns:
     def texts(self, name: str) -> list[str] | None:
         """One text per sample, or None."""
         for sheet, places in self.sheets:
-            refs = sheet.refs(name) or sheet.refs(_OTHER_NAMES.get(name, name))
-            each = [texts_of(part, ref) for part, ref in zip(sheet.parts, refs or (), strict=False)]
-            known = [texts for texts in each if texts is not None]
-            if refs and len(known) == len(each) and None not in places:
-                return [known[part][row] for part, row in (sheet.index[place] for place in places if place is not None)]
+            for one in (name, *_OTHER_NAMES.get(name, ())):
+                refs = sheet.refs(one) or ()
+                each = [texts_of(part, ref) for part, ref in zip(sheet.parts, refs, strict=False)]
+                known = [texts for texts in each if texts is not None]
+                if refs and len(known) == len(each) and None not in places:
+                    at = [sheet.index[place] for place in places if place is not None]
+                    return [known[part][row] for part, row in at]
         return None
 
     def scalars(self, *names: str) -> list[Scalar]:

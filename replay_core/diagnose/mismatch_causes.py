@@ -27,7 +27,9 @@ class MismatchCause(NamedTuple):
     is_of_a_forward: bool = False
     """Whether it is sure whichever weights the two sides hold: of a mask, positions, labels, or two forwards of one."""
     is_of_tokens: bool = False
-    """Whether the tokens themselves tell it, so that it is none of old weights where it begins in a later step, too."""
+    """Whether the tokens themselves, or the rows, tell it, so that it is none of old weights where it begins in a later
+    step, too.
+    """
 
 
 #: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
@@ -84,6 +86,8 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
     repeated.take(batch, between)
     if told_alone := _given(batch, between, d_N) or gathered_elsewhere(batch, between) or repeated.told():
         return told_alone
+    if (block := _block_of_rows(between)) is not None:
+        return block
     if (retold := other_tokens(batch, between)) is not None:
         return MismatchCause(
             "a part of the samples is off, their tokens are not the sampled ones",
@@ -190,6 +194,37 @@ def _given(batch: StepBatch, between: Gap, d_N: Array) -> MismatchCause | None:
         ],
         is_of_a_forward=True,
     )  # fmt: skip
+
+
+#: Rows side by side that are off, and as many that agree, before it is no chance; and how little those differ.
+ROWS, AGREES = 8, 0.1
+
+
+def _block_of_rows(between: Gap) -> MismatchCause | None:
+    """Rows side by side that are all off, while all others agree: what one replica of the engine sampled."""
+    heard_B = np.isfinite(between.by_sample_B)
+    each_B = np.nan_to_num(between.by_sample_B)
+    off = np.flatnonzero(heard_B & (each_B > DISAGREE))
+    if len(off) < ROWS:
+        return None
+    inside_B = np.zeros(len(each_B), bool)
+    inside_B[off[0] : off[-1] + 1] = True
+    others_B = heard_B & ~inside_B
+    if others_B.sum() < ROWS or len(off) < (1 - AGREES) * (heard_B & inside_B).sum():
+        return None
+    if each_B[others_B].max() > min(AGREES * each_B[off].mean(), DISAGREE):
+        return None
+    return MismatchCause(
+        f"all of it in rows {off[0]} to {off[-1]}, the other {int(others_B.sum())} agree: one replica of the engine",
+        "one of several replicas of the engine (or what one rank sampled) has other weights than the trainer: an "
+        "update did not reach it, or it was loaded from another checkpoint; or these rows are of an earlier step (a "
+        "buffer, rollouts that were continued)",
+        [
+            shown(f"mean |d| of rows {off[0]} to {off[-1]}", float(each_B[off].mean())),
+            shown("largest mean |d| of the others", float(each_B[others_B].max())),
+        ],
+        is_of_tokens=True,
+    )
 
 
 def _not_one_number(batch: StepBatch, ranges: list[Evidence]) -> MismatchCause:

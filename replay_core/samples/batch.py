@@ -179,9 +179,31 @@ class Batch:
             lengths = self._lengths_of_parts(shape)
         if lengths is not None and lengths.size == shape[0]:
             by_lengths: Array = np.arange(shape[1]) < lengths.reshape(-1, 1)
-            return by_lengths
+            return by_lengths if self.held.ids is None else self._behind_pads(by_lengths)
         self.padding_known = False
         return np.ones(shape, dtype=bool)
+
+    def _behind_pads(self, by_lengths_BS: Array) -> Array:
+        """The mask of samples whose lengths are known and which begin behind pads of their rows.
+
+        Told only where right padding is not what the ids show: tokens stand behind the lengths, and one id, the same in
+        all rows, fills whatever is outside of them once each row begins behind its run of it.
+        """
+        assert self.held.ids is not None
+        ids_BS = pages.array(self.held.ids).reshape(by_lengths_BS.shape)
+        outside = ids_BS[~by_lengths_BS]
+        if not (outside != outside[:1]).any():
+            return by_lengths_BS
+        width, lengths_B = by_lengths_BS.shape[1], by_lengths_BS.sum(axis=1)
+        # The row in which a token stands behind the length begins with a pad.
+        for pad in np.unique(ids_BS[lengths_B < width, 0]):
+            leading_B = np.cumprod(ids_BS == pad, axis=1).sum(axis=1)
+            starts_B = np.minimum(leading_B, width - lengths_B)[:, None]
+            slots = np.arange(width)
+            mask_BS: Array = (slots >= starts_B) & (slots < starts_B + lengths_B[:, None])
+            if (ids_BS[~mask_BS] == pad).all():
+                return mask_BS
+        return by_lengths_BS
 
     def _lengths_of_parts(self, shape: tuple[int, ...]) -> Array | None:
         """Lengths as prompt and response, where what stands behind them is one id: the padding is on the right."""

@@ -22,8 +22,8 @@ from replay_core.diagnose.softmax import stated_temperature
 #: How far the mean negative log-probability of the samples lies from the entropy, as a share of it: over 12 batches
 #: noise comes to a tenth.
 APART, SAMPLED = 0.2, 12
-#: Of samples: that share, and how many standard errors it is; fewer tokens tell nothing. And how far a sample's
-#: log-probabilities may have moved, nats, when its entropies were taken.
+#: Of samples: that share, and how many standard errors it is; fewer tokens tell nothing. And how far a
+#: micro-batch's log-probabilities may have moved, nats, when its entropies were taken.
 OFF, ERRORS, FEWEST, MOVED = 0.1, 6.0, 256, 0.01
 
 
@@ -66,7 +66,7 @@ def drawn_from_another(case: Case) -> Finding | None:
     warning. Below is sampling that is sharper than the log-probabilities say (a temperature below 1, top-p, top-k,
     min-p, samples that were chosen), above one that is flatter.
 
-    Of samples that an update has moved by .01 nats before their entropies were taken, none counts, and no step in
+    Of micro-batches that an update has moved by .01 nats before their entropies were taken, none counts, and no step in
     which engine and trainer disagree. Skipped where a temperature other than 1 is stated (entropies may be those at
     1), or top-p, top-k or min-p, or an off-policy run.
     """
@@ -86,8 +86,15 @@ def drawn_from_another(case: Case) -> Finding | None:
             both_N &= rollout.said_N & (rollout.values_N != 0)  # what no engine sampled is D41's
         if policy is not None and old is not None:
             moved_N = np.where(both_N & old.said_N, np.abs(policy.values_N - old.values_N), 0.0)
-            moved_B = np.nan_to_num(batch.flat.mean(moved_N, both_N))
-            both_N &= np.repeat(moved_B < MOVED, batch.flat.lengths_B)
+            moved_B, count_B = batch.flat.sum(np.nan_to_num(moved_N)), batch.flat.count(both_N)
+            # By whole micro-batches: of samples, the sure ones move least, and they are no fair draw.
+            keys = batch.laid.keys_of(policy.name)
+            still_K = {
+                key: sum(moved_B[at] for at in own) < MOVED * sum(count_B[at] for at in own)
+                for key in set(keys)
+                if (own := [at for at, each in enumerate(keys) if each == key])
+            }
+            both_N &= np.repeat([still_K[key] for key in keys], batch.flat.lengths_B)
         if not both_N.any() or disagrees(batch):
             continue
         apart.append(-said.values_N[both_N] - entropy.values_N[both_N])

@@ -1,11 +1,12 @@
-"""The prompts: of one group they are one, of two steps they are two, and none begins twice."""
+"""The prompts: of one group they are one, of two steps they are two, none begins twice, and all are whole."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import median
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from replay_core import pages
 from replay_core.budget import stored_bytes
 from replay_core.diagnose.advantage_variants import in_groups, matching, tolerance
-from replay_core.diagnose.answers import answers_of, members_of
+from replay_core.diagnose.answers import answers_of, asked_of, members_of
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -159,17 +160,16 @@ def same_prompts(case: Case) -> Finding | None:
     rollouts: set[bytes] = set()
     where = None
     for batch in case.batches():
-        if batch.step is None or batch.tokens_N is None or batch.prompt_B is None or batch.step in steps:
+        prompts, answers = asked_of(batch), answers_of(batch)
+        if batch.step is None or prompts is None or answers is None or batch.step in steps:
             continue
-        whole = blake2b(batch.tokens_N.tobytes(), digest_size=16).digest()
+        whole = blake2b(repr((prompts, answers)).encode(), digest_size=16).digest()
         if whole in rollouts:
             continue
         rollouts.add(whole)
-        heads_B = batch.flat.first(given(batch.response_N))
-        pairs = zip(batch.flat.starts_B, heads_B, strict=True)
-        sets.append(frozenset(batch.tokens_N[start : start + head].tobytes() for start, head in pairs))
+        sets.append(frozenset(prompts))
         steps.append(batch.step)
-        where = where or batch.laid.where("input_ids", sample=0)
+        where = where or batch.laid.where("input_ids" if batch.tokens_N is not None else "prompt_text", sample=0)
     skip_if(len(steps) < SAME, f"needs the prompts of {SAME} steps")
     at = next((at for at, each in enumerate(sets) if each in sets[:at]), len(sets))
     by = at - max((back for back, each in enumerate(sets[:at]) if at < len(sets) and each == sets[at]), default=0)
@@ -404,7 +404,12 @@ def ranks_alike(case: Case) -> Finding | None:
     other group or sample ids on each rank, the run states data parallel ranks and no others, or every recorded matrix
     of the weights (or gradients) is whole and the same on each rank. Ranks of one tensor-parallel group hold the same
     samples on purpose, and parts of the weights.
+
+    A warning, too, where in all of 3 steps and more every prompt (of 2 and more, not the same in all steps) stands in
+    as many groups of other ids, in two or more: each rank samples its own answers to the prompts of all.
     """
+    if (asked := _asked_alike(case)) is not None:
+        return asked
     alike: list[int] = []
     first: StepBatch | None = None
     ranks: list[int] = []
@@ -451,6 +456,42 @@ def ranks_alike(case: Case) -> Finding | None:
     )
 
 
+def _asked_alike(case: Case) -> Finding | None:
+    """Prompts that all stand in as many groups, two or more, in every step."""
+    sets: list[frozenset[bytes]] = []
+    steps: list[int] = []
+    times, ranks, where = 0, [0], None
+    for batch in case.batches():
+        prompts = asked_of(batch)
+        if batch.step is None or prompts is None or batch.group_B is None or not batch.group_is_named:
+            continue
+        pairs = set(zip(batch.group_B.tolist(), prompts, strict=True))
+        groups = Counter(prompt for _, prompt in pairs)
+        often = set(groups.values())
+        if len(pairs) > len(np.unique(batch.group_B)) or len(groups) < 2 or len(often) > 1 or often == {1}:
+            return None
+        sets.append(frozenset(groups))
+        steps.append(batch.step)
+        if where is None:
+            keys = batch.laid.keys_of("input_ids")
+            ranks = sorted({key.rank for key in keys if key is not None and key.rank is not None})
+            where = batch.laid.where("input_ids" if batch.tokens_N is not None else "prompt_text", sample=0)
+            times = often.pop()
+    if len(set(steps)) < SAME or len(set(sets)) < 2:
+        return None
+    return warning(
+        f"each prompt stands in {times} groups of the batch, in all {len(sets)} steps: "
+        + (f"ranks {listed(ranks)}" if len(ranks) == times else f"{times} ranks (or workers)")
+        + " are given the same ones",
+        where,
+        shown("groups of each prompt", times, "1"),
+        shown("different prompts of the first step", len(sets[0])),
+        cause="the sampler is not sharded: every data-parallel rank draws the same prompts (a seed or an index that "
+        "does not know the rank, no DistributedSampler); the batch has fewer prompts than it should",
+        steps=sorted(set(steps)),
+    )  # fmt: skip
+
+
 def _are_replicas(case: Case, ranks: set[int]) -> bool | None:
     """Whether each of these ranks recorded the same weights, or gradients, under the same names, in whole matrices: a
     tensor-parallel group splits the projections, and a pipeline the layers. None where none recorded any.
@@ -493,13 +534,19 @@ CUT = 3
 
 
 @rule("L28", "prompts are cut", link="tokens", scope="case", lasts=True,
-      explains=("L08", "L17", "D01", "D03"),
+      explains=("L08", "L17", "D01", "D03", "D20"),
       source="verl data.truncation (left, right, middle) and max_prompt_length")  # fmt: skip
 def beginnings_lost(case: Case) -> Finding | None:
     """Recorded prompts of which all shorter than the longest (3 and more different ones) begin with one token, as a BOS
     or a chat template makes it, and 3 and more of the longest do not: they were cut from the left. A warning, an error
     where their length is the limit that is stated.
+
+    A warning, too, where a fifth of the prompts and more (8 different ones) have one end, which stands nowhere else in
+    any, and 4 and more have ends of their own: they were cut on the right. Each step's are then the longest of it, by
+    tokens all of one length; by texts longer than what stands before the end in 9 of 10 others.
     """
+    if (cut := _ends_lost(case)) is not None:
+        return cut
     prompts: dict[bytes, tuple[int, int]] = {}
     where: dict[tuple[int, int], Where] = {}
     steps: dict[tuple[int, int], set[int]] = {}
@@ -535,6 +582,65 @@ def beginnings_lost(case: Case) -> Finding | None:
         "(BOS, system prompt, the first words of the question) is lost, and with it what is asked",
         next_step="raise max_prompt_length, or filter prompts that are longer",
         steps=sorted(set().union(*(steps[one] for one in odd))),
+    )
+
+
+#: Prompts that have an end and the share of all that they are, those that lack it, and how often a cut text is longer.
+WHOLE, OF_ALL, LACK, LONGER = 8, 0.2, 4, 0.9
+
+
+def _ends_lost(case: Case) -> Finding | None:
+    """Prompts without the end that others have, as a chat template makes it: the longest of their steps."""
+    by_step: dict[int, set[str]] = {}
+    places: dict[str, Where] = {}
+    in_tokens = True
+    for batch in case.batches():
+        asked = asked_of(batch)
+        if asked is None or batch.step is None or (places and in_tokens != (batch.tokens_N is not None)):
+            continue
+        in_tokens = batch.tokens_N is not None
+        for sample, prompt in enumerate(asked):
+            # A token is a letter here: what an end is, is the same of both.
+            ids = np.frombuffer(prompt, np.int64) if in_tokens else np.zeros(0, np.int64)
+            skip_if(ids.size > 0 and not 0 <= ids.min() <= ids.max() <= sys.maxunicode, "token ids are none")
+            text = "".join(map(chr, ids)) if in_tokens else prompt.decode("utf-8", "replace")
+            by_step.setdefault(batch.step, set()).add(text)
+            if text not in places:
+                places[text] = batch.laid.where("input_ids" if in_tokens else "prompt_text", sample=sample)
+    size = 1 if in_tokens else 2
+    if len(places) < WHOLE + LACK or not all(places):
+        return None
+    ends = Counter(text[-size:] for text in places)
+    some = sorted(text[::-1] for text in places if text[-size:] == ends.most_common(1)[0][0])
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(some[0], some[-1], strict=False))
+    end = "".join(letter for letter, _ in both)[::-1]
+    whole = {text for text in places if text.endswith(end)}
+    lack = places.keys() - whole
+    own = Counter(text[-size:] for text in lack)
+    if len(whole) < max(WHOLE, OF_ALL * len(places)) or len(lack) < LACK or 2 * max(own.values()) > len(lack):
+        return None
+    if any(end in text[:-1] for text in places) or (not in_tokens and end[-size:].isalnum()):
+        return None
+    steps = sorted(step for step, texts in by_step.items() if texts & lack)
+    pairs = [(cut, text) for step in steps for cut in by_step[step] & lack for text in by_step[step] & whole]
+    longer = [len(cut) >= len(text) if in_tokens else len(cut) > len(text) - len(end) for cut, text in pairs]
+    lengths = {len(text) for text in lack}
+    if (in_tokens and len(lengths) > 1) or (longer and sum(longer) < (1 if in_tokens else LONGER) * len(longer)):
+        return None
+    if not longer and not by_step.keys() - set(steps):
+        return None
+    told = f"token {ord(end[-1])}" if in_tokens else repr(end[-20:])
+    return warning(
+        f"prompts are cut on the right: {len(lack)} of {len(places)} different ones, the longest of their steps, lack "
+        f"the end ({told}) that all others have",
+        next(places[text] for text in places if text in by_step[steps[0]] & lack),
+        shown("different prompts without it", len(lack), "none"),
+        shown("different prompts that end in it", len(whole)),
+        shown("length of those without it", listed(sorted(lengths), 4), None, "tokens" if in_tokens else "characters"),
+        cause="max_prompt_length is too small for these prompts, and they are truncated on the right: the end of the "
+        "question and of the chat template is lost, and the policy goes on with the question instead of answering it",
+        next_step="raise max_prompt_length, or filter prompts that are longer (truncation='error' names them)",
+        steps=steps,
     )
 
 

@@ -12,10 +12,12 @@ from replay_core.diagnose.advantage_variants import are_raw
 from replay_core.diagnose.algorithm import OF_GROUPS, filters_groups, severity_of_raw, why_raw
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array, ranges_G
 from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog
 
 #: So many responses beside the first of their group are not all rewarded alike by chance.
@@ -215,12 +217,15 @@ def differ_between_groups(log: RunLog) -> Finding | None:
     known, dead = _dead_steps(log)
     across = [step for step in dead if (step.batch_std or 0) > NO_STD]
     if across:
+        copied = _copied(log)
         return finding(
             severity_of(len(across), len(known)),
-            "rewards differ over the batch, but in no group: every advantage is 0",
+            f"{copied}rewards differ over the batch, but in no group: every advantage is 0",
             across[0].point.where("reward_std"),
             *_figures(across),
-            cause="every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
+            cause=_NO_CHANCE
+            if copied
+            else "every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
             "the completions of a group are alike, or the reward functions cancel in their sum); the std logged per "
             "reward function is over the batch, not over a group",
             next_step="look at the completions of one group (log_completions=True); rldbg record -- YOUR COMMAND, "
@@ -246,20 +251,26 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     alike = [step for step in dead if (step.batch_std or 0) <= NO_STD]
     if alike:
         means = log.get("reward")
+        copied = _copied(log)
         varies = (
             len(known) >= FEW and len(alike) >= ALWAYS * len(known)
             and means is not None and len(set(means.finite)) > len(known) // 2
         )  # fmt: skip
         some = "" if len(alike) == len(known) else f", in {len(alike)} of {len(known)} steps"
+        said = (
+            "rewards differ over the prompts, but in no group: every advantage is 0"
+            if varies
+            else _all_equal(alike, log) + some
+        )
         yield finding(
             # A step of a group or two that are all wrong is nothing odd.
             "info" if some and len(alike) < FEW else severity_of(len(alike), len(known)),
-            "rewards differ over the prompts, but in no group: every advantage is 0"
-            if varies
-            else _all_equal(alike, log) + some,
+            copied + said,
             alike[0].point.where("reward_std"),
             *_figures(alike),
-            cause="the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
+            cause=_NO_CHANCE
+            if copied
+            else "the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies
             else "the judge is constant, every prompt is too easy or too hard, or a filter of groups (dynamic "
@@ -320,6 +331,13 @@ def _dead_steps(log: RunLog) -> tuple[list[StepTold], list[StepTold]]:
                 raise Skip("advantages differ within groups of the samples that are recorded (D04)")
     known = [step for step in steps_told(log) if step.is_dead is not None]
     return known, [step for step in known if step.is_dead]
+
+
+def _copied(log: RunLog) -> str:
+    """How a claim begins where the samples that are recorded beside a log are one text in each group; else nothing."""
+    told = [groups_of_one_answer(batch) for batch in log.samples()]
+    same, known = sum(one for one, _ in told), sum(of for _, of in told)
+    return f"the responses of a group are the same text ({share(same, known)} groups): " if are_one(same, known) else ""
 
 
 def _figures(some: list[StepTold]) -> tuple[Evidence, ...]:
@@ -398,6 +416,59 @@ def missing(batch: StepBatch) -> Finding | None:
         cause="the reward function fails on these answers (a division by 0, a parser that finds nothing, a judge that "
         "does not answer) and its NaN is summed as 0 (nansum): answers that nobody judged are taught as bad ones. "
         "Return a number, or leave such samples out of their groups",
+    )  # fmt: skip
+
+
+#: Groups that have one low score, as many that have others, the steps they are of, and different scores of the others.
+LOW_GROUPS, LOW_STEPS, SEVERAL = 6, 3, 3
+
+
+@rule("D98", "whole groups have one score that no others have", link="rewards", scope="case", lasts=True,
+      explains=("D01", "D56", "L08"),
+      source="a reward server that fails for a batch of requests, and a score that stands for it")  # fmt: skip
+def stands_for_none(case: Case) -> Finding | None:
+    """The lowest score of the run, given to all responses of a group or to none of it, in 6 groups and more of 3 steps
+    and more, while as many groups of those steps have others (3 different ones and more, and a spread in most groups):
+    a warning. Not where those responses were cut off: that is a penalty.
+    """
+    low: list[tuple[StepBatch, Array]] = []
+    reward_N = [batch.reward_B for batch in case.batches() if batch.reward_B is not None and batch.step is not None]
+    every = np.concatenate(reward_N) if reward_N else np.zeros(0)
+    skip_if(not every.size or not np.isfinite(every).all(), "needs finite rewards of several steps")
+    worst = float(every.min())
+    others: list[float] = []
+    held = spread = 0
+    for batch in case.batches():
+        reward_B, group_B = batch.reward_B, batch.group_B
+        if reward_B is None or group_B is None or batch.step is None or not (low_B := reward_B <= worst).any():
+            continue
+        for group in np.unique(group_B):
+            inside = group_B == group
+            if low_B[inside].any() != low_B[inside].all() or inside.sum() < 2:
+                return None
+            held += not low_B[inside].any()
+            spread += not low_B[inside].any() and np.ptp(reward_B[inside]) > 0
+        cut_B = truncated(batch)
+        if cut_B is not None and cut_B[low_B].any():
+            return None
+        others += reward_B[~low_B].tolist()
+        low.append((batch, low_B))
+    groups = sum(len(np.unique(given(batch.group_B)[low_B])) for batch, low_B in low)
+    if min(groups, held) < LOW_GROUPS or len(low) < LOW_STEPS or 2 * spread < held or len(set(others)) < SEVERAL:
+        return None
+    batch, low_B = low[0]
+    rows = np.flatnonzero(low_B)
+    same = all(np.array_equal(np.flatnonzero(each), rows) for _, each in low)
+    return warning(
+        f"a score of {worst:g} stands for whole groups: all responses of {groups} groups have it, and none of the "
+        f"other {held}" + (f"; rows {rows[0]} to {rows[-1]} in every such step" if same else ""),
+        batch.laid.where(batch.columns.reward_name, sample=low_B),
+        shown("groups of which all have it", groups), shown("groups of which some have it", 0),
+        shown("the lowest score of the others", min(others)), shown("different scores of the others", len(set(others))),
+        cause="a default that is given where nobody judged (a time-out, an exception, a worker that is down, a task "
+        "without a verifier), whatever was answered: such groups teach nothing, and the mean reward is too low",
+        next_step="count the reward function's failures, and leave such samples out",
+        steps=[batch.step for batch, _ in low if batch.step is not None],
     )  # fmt: skip
 
 

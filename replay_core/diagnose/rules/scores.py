@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -138,11 +140,15 @@ FEWEST, RIGHT, SOME = 16, 4, 0.1
 OWN, OTHER = 0.85, 0.97
 #: How many answers end in another prompt's truth where the truths are other prompts'; and of how many ground truths all
 #: right answers are paid, and of how many none, before it is the truths that tell them apart.
-OTHERS, TRUTHS = 0.5, 3
+OTHERS, OFTEN, TRUTHS = 0.5, 0.2, 3
 #: Of responses, how many have to end with a token of the policy's own.
 MOSTLY = 0.9
 _MARKS = regex(r"(?:<[^<>]{1,20}>|\s|[.,;:!?\"'`*$)\]}])+$")
-_APART = regex(r"(?:^|[\s(\[{\"'`*$:=])$")
+_APART = regex(r"(?:^|[\s(\[{\"'`*$:=>])$")
+#: An answer that is one number or one letter: of those, another is surely another answer. And the words of a text.
+_PLAIN, _WORD = regex(r"(\d+|[A-Za-z])$"), regex(r"\d+|[A-Za-z]+")
+#: Wrong answers that are paid in full, how many (and which share of all that are) before they are no slips of reading.
+LENIENT = 8
 
 
 def ends_in(text: str, truth: str) -> bool:
@@ -153,6 +159,27 @@ def ends_in(text: str, truth: str) -> bool:
         return False
     # In braces that do not box it, it is a part of a formula: a denominator, a power.
     return not before.endswith("{") or before.endswith("boxed{")
+
+
+def is_another(text: str, truth: str) -> bool:
+    """Whether a text ends in a number (or a letter) that is not the truth, which is one as well and stands nowhere in
+    the text.
+    """
+    end, truth = _MARKS.sub("", text), _MARKS.sub("", truth).strip()
+    last, wanted = _PLAIN.search(end), _PLAIN.match(truth)
+    if last is None or wanted is None or not _APART.search(end[: last.start()]):
+        return False
+    said, told = last[1], wanted[1]
+    if said.isdigit() != told.isdigit() or (int(said) == int(told) if told.isdigit() else said.lower() == told.lower()):
+        return False
+    return told not in _WORD.findall(end)
+
+
+def _for_right_answers(batch: StepBatch) -> dict[str, Array]:
+    """What each sample got for being right, where that stands apart from the reward."""
+    names = sorted({name for sheet, _ in batch.columns.sheets for name in sheet.names() if _RIGHT.search(name)})
+    each = {name: batch.columns.per_sample(name) for name in names}
+    return {name: values_B for name, values_B in each.items() if values_B is not None}
 
 
 def _others_speak_last(batch: StepBatch) -> bool:
@@ -166,13 +193,16 @@ def _others_speak_last(batch: StepBatch) -> bool:
 
 
 class _Answered(Struct, frozen=True):
-    """A step's texts [B], ground truths [B], rewards [B], and which answers are right [B]."""
+    """A step's texts [B], ground truths [B], rewards [B], which answers are right [B], and rewards for right answers
+    alone [B] by name.
+    """
 
     batch: StepBatch
     texts: list[str]
     truths: list[str]
     reward_B: Array
     right_B: Array
+    parts: dict[str, Array]
 
     @property
     def group(self) -> int:
@@ -182,28 +212,133 @@ class _Answered(Struct, frozen=True):
         return next((at for at, truth in enumerate(self.truths) if truth != self.truths[0]), 0)
 
 
-def _others_truths(looked: list[_Answered], right: int) -> Finding | None:
-    """Answers that end in the ground truths of another prompt's rows, as many rows away in all."""
-    total = sum(len(one.truths) for one in looked)
+def _mixed_truths(looked: list[_Answered]) -> Finding | None:
+    """Prompts that stand in a step equally often, whose rows have different truths, which are other prompts', too."""
+    bad: list[tuple[_Answered, int, int, int]] = []
+    for one in looked:
+        prompts = one.batch.columns.texts("prompt_text")
+        asked: list[Any] | None = prompts if one.batch.prompt_B is None else one.batch.prompt_B.tolist()
+        if asked is None:
+            continue
+        truths: dict[Any, set[str]] = {}
+        for prompt, truth in zip(asked, one.truths, strict=True):
+            truths.setdefault(prompt, set()).add(truth)
+        # What stands beside each other: a question that is asked of several pictures has its truth in several rows.
+        pairs = [(a == b, p) for (a, b), (p, q) in zip(pairwise(one.truths), pairwise(asked), strict=True) if p == q]
+        mixed = [prompt for prompt, each in truths.items() if len(each) > 1]
+        shared = Counter(truth for each in truths.values() for truth in each)
+        often = set(Counter(asked).values())
+        if (
+            len(mixed) < 2
+            or 2 * len(mixed) < len(truths)
+            or len(often) > 1
+            or 2 * sum(a for a, _ in pairs) > len(pairs)
+        ):
+            continue
+        if 2 * sum(shared[truth] > 1 for truth in shared) >= len(shared):
+            bad.append((one, len(mixed), len(truths), asked.index(mixed[0])))
+    if sum(len(one.texts) for one, *_ in bad) < FEWEST:
+        return None
+    one, mixed_, prompts_, at = bad[0]
+    size = len(one.truths) // prompts_
+    return error(
+        f"rows of one prompt have different ground truths, in {share(mixed_, prompts_)} prompts, and those are other "
+        "prompts' truths: answers are scored against another question's",
+        one.batch.laid.where(one.batch.columns.reward_name, sample=at),
+        shown("ground truths of the first such prompt's rows", listed(one.truths[at : at + size], 4), "one"),
+        shown("steps in which it is so", share(len(bad), len(looked))),
+        cause="the list of ground truths is tiled where the prompts are repeated one by one (repeat against "
+        "repeat_interleave), or was not put in order with the rows: a right answer is paid by chance",
+        next_step="print prompt, ground truth and data source of one group side by side",
+        steps=[one.batch.step for one, *_ in bad if one.batch.step is not None],
+    )
+
+
+def _others_truths(looked: list[_Answered]) -> Finding | None:
+    """Answers that end in the ground truths of another prompt's rows, as many rows away in all, from some step on."""
     size = looked[0].group
-    best, by = 0.0, 0
+    best, by, since = 0.0, 0, looked
     for away in (size, -size, 2 * size, -2 * size, 1, -1):
-        pairs = [(text, one.truths[at + away].strip()) for one in looked for at, text in enumerate(one.texts)
-                 if 0 <= at + away < len(one.truths)]  # fmt: skip
-        share_ = sum(ends_in(*pair) for pair in pairs) / len(pairs) if away and len(pairs) >= FEWEST else 0.0
-        best, by = (share_, away) if share_ > best else (best, by)
-    if best < OTHERS or right > 0.5 * best * total:
+        if not away:
+            continue
+        told = [
+            [ends_in(text, one.truths[at + away].strip()) for at, text in enumerate(one.texts)
+             if 0 <= at + away < len(one.truths)]
+            for one in looked
+        ]  # fmt: skip
+        worse = [
+            2 * one.right_B.mean() < np.mean(each) if each else False for one, each in zip(looked, told, strict=True)
+        ]
+        if True not in worse:
+            continue
+        begins = worse.index(True)
+        pairs = [pair for each in told[begins:] for pair in each]
+        if len(pairs) >= FEWEST and 2 * sum(worse[begins:]) > len(worse) - begins and np.mean(pairs) > best:
+            best, by, since = float(np.mean(pairs)), away, looked[begins:]
+    right, total = sum(int(one.right_B.sum()) for one in since), sum(len(one.texts) for one in since)
+    truths = [truth for one in since for truth in one.truths]
+    # Of a few truths that come again and again, the neighbour's may be the answer by chance.
+    many = len(set(truths)) * max(size, 1) >= 0.5 * len(truths)
+    if best < (OFTEN if many else OTHERS) or right > 0.5 * best * total:
         return None
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'after' if by > 0 else 'before'}"
     return error(
         f"ground truths belong to other prompts: answers end in the truth {rows}",
-        looked[0].batch.laid.where(looked[0].batch.columns.reward_name, sample=0),
+        since[0].batch.laid.where(since[0].batch.columns.reward_name, sample=0),
         shown("answers that end in their own ground truth", share(right, total)),
         shown(f"share that ends in the truth {rows}", best),
         cause="ground truths are not in the order of the prompts: one list was shuffled, filtered or sorted without "
         "the other, or an index is off by one: right answers are scored against another question's",
         next_step="print prompt, ground truth and data source of one row side by side",
-        steps=[one.batch.step for one in looked if one.batch.step is not None],
+        steps=[one.batch.step for one in since if one.batch.step is not None],
+    )
+
+
+def _dead_part(looked: list[_Answered], right: int) -> Finding | None:
+    """A reward for right answers that is 0 for all of them, beside a reward that is not."""
+    first = looked[0]
+    for name in first.parts:
+        each = [one.parts[name] for one in looked if name in one.parts]
+        if len(each) < len(looked) or np.concatenate(each).any():
+            continue
+        total = sum(map(len, each))
+        return error(
+            f"{name.rpartition('.')[2]} is 0 for all {total} samples, although {right} answers end in their ground "
+            "truth",
+            first.batch.laid.where(name, sample=int(first.right_B.argmax())),
+            shown("answers that end in their ground truth", share(right, total)),
+            shown(f"of {name} that are not 0", 0, f">= {right}"),
+            cause="this part of the reward is lost: its function does not find the answer (another format, a parse or "
+            "extraction that fails, an exception that is scored 0), or its score is dropped on the way; what is left "
+            "pays for form alone",
+            next_step="call this reward function by hand on one of these texts",
+            steps=[one.batch.step for one in looked if one.batch.step is not None],
+        )
+    return None
+
+
+def _paid_wrong(looked: list[_Answered], low: float) -> Finding | None:
+    """Answers that are surely others than the truth, and have what right ones have."""
+    rights = np.concatenate([one.reward_B[one.right_B] for one in looked])
+    high = float(np.median(rights))
+    if not high > low or np.mean(rights >= high) < MOSTLY:
+        return None
+    full = sum(int((one.reward_B >= high).sum()) for one in looked)
+    wrong = [(one, at) for one in looked for at in np.flatnonzero((one.reward_B >= high) & ~one.right_B)
+             if is_another(one.texts[at], one.truths[at])]  # fmt: skip
+    if len(wrong) < max(LENIENT, SOME * full):
+        return None
+    one, at = wrong[0]
+    return warning(
+        f"wrong answers are paid like right ones: {len(wrong)} of the {full} answers that have the reward {high:.4g} "
+        "end in another number or letter than their ground truth",
+        one.batch.laid.where(one.batch.columns.reward_name, sample=int(at)),
+        shown("end of the first such answer", one.texts[at][-40:], one.truths[at].strip()[:40]),
+        shown("right answers that have it", int((rights >= high).sum())),
+        cause="the verifier is too lenient (a part of the truth, its digits in any order or a pattern somewhere in the "
+        "text will do), or several answers are right: the policy learns what it accepts, not the answer",
+        next_step="call the reward function by hand on one of these texts",
+        steps=sorted({one.batch.step for one, _ in wrong if one.batch.step is not None}),
     )
 
 
@@ -244,16 +379,20 @@ def _by_truth(looked: list[_Answered], low: float) -> Finding | None:
 
 
 @rule("D100", "scores are not those of the answers", link="rewards", scope="case", lasts=True,
-      explains=("D01", "D03", "D95", "L08", "L17"),
+      explains=("D01", "D03", "D56", "D95", "L08", "L17"),
       source="recorded texts and ground truths; a verifier may want a format as well")  # fmt: skip
 def of_the_answers(case: Case) -> Finding | None:
     """Where texts, ground truths and scores are recorded: answers whose last word is the ground truth, over 16 samples
     and more. A warning where every score is 0 and a tenth of the answers (4 and more), and not all, end in theirs; an
     error where scores agree with the answers of the row before or after (or of a group before or after) in .97 of all,
     and with their own in less than .85. An error, too, where half of the answers and more end in the truth of another
-    prompt, as many rows away in all, and at most half as many in their own. And a warning where right answers are all
-    paid for some ground truths (3 and more) and never for others (3 and more, of two right answers each), while wrong
-    ones are not.
+    prompt, as many rows away in all, and at most half as many in their own, from some step on (a fifth will do, where
+    there are as many truths as groups); where rows of one prompt have different truths, which other prompts have, too;
+    and where a reward for right answers (accuracy, correctness) is 0 for all.
+
+    A warning where wrong answers (8, and a tenth of those paid in full; another number or letter than the truth) have
+    what right ones have. And where right answers are all paid for some ground truths (3 and more) and never for others
+    (3 and more, of two right answers each), while wrong ones are not.
     """
     looked: list[_Answered] = []
     for batch in case.batches():
@@ -265,9 +404,11 @@ def of_the_answers(case: Case) -> Finding | None:
             continue
         right_B = np.array([bool(truth.strip()) and ends_in(text, truth.strip())
                             for text, truth in zip(texts, truths, strict=True)])  # fmt: skip
-        looked.append(_Answered(batch, texts, truths, reward_B, right_B))
+        if texts == truths:
+            continue  # what is called the answer is the response
+        looked.append(_Answered(batch, texts, truths, reward_B, right_B, _for_right_answers(batch)))
     total, right = sum(len(one.texts) for one in looked), sum(int(one.right_B.sum()) for one in looked)
-    if total >= FEWEST and (found := _others_truths(looked, right)) is not None:
+    if total >= FEWEST and (found := _mixed_truths(looked) or _others_truths(looked)) is not None:
         return found
     if total < FEWEST or right < max(RIGHT, SOME * total):
         raise Skip(f"needs texts, ground truths and scores of {FEWEST} samples, some of which end in the truth")
@@ -288,6 +429,8 @@ def of_the_answers(case: Case) -> Finding | None:
             next_step="call the reward function by hand on one of these texts",
             steps=steps,
         )
+    if (dead := _dead_part(looked, right)) is not None:
+        return dead
     low = float(every.min())
 
     def agreement(by: int) -> float:
@@ -297,10 +440,8 @@ def of_the_answers(case: Case) -> Finding | None:
     own = agreement(0)
     group = looked[0].group
     by = max((1, -1, 2, -2, *((group, -group) if group > 1 else ())), key=agreement)
-    if own >= OWN:
-        return None
-    if agreement(by) < OTHER:
-        return _by_truth(looked, low)
+    if own >= OWN or agreement(by) < OTHER:
+        return _paid_wrong(looked, low) or (None if own >= OWN else _by_truth(looked, low))
     rows = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
     return error(
         f"scores belong to other samples: they are those of the answers {rows}, as texts and ground truths tell",

@@ -9,6 +9,7 @@ import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import filters_overlong
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, share, shown, warning
@@ -66,11 +67,11 @@ def truncated(batch: StepBatch) -> Array | None:
 def cut_off(case: Case) -> Finding | None:
     """Share of responses without an end token at the length limit, over all steps looked at.
 
-    97 % (and at least 4) is a warning, an error where the rewards have no spread either: then it is why. From
-    0.25 on it is a warning where all of them have the lowest reward and others earn more; else worth saying (info): the
-    share alone is normal for a policy that has not learnt to stop. An error, and the cause of groups without a spread,
-    where nine of ten responses (or seven, if all of these have the lowest reward) are cut and half of the steps (2 and
-    more) have not one reward above the lowest.
+    97 % (and at least 4) is a warning, an error where the rewards have no spread either: then it is why. From 0.25
+    on it is a warning where all of them have the lowest reward and others earn more, unless the run states that it
+    masks them; else worth saying (info): the share alone is normal for a policy that has not learnt to stop. An
+    error, and the cause of groups without a spread, where nine of ten responses (or seven, if all of these have the
+    lowest reward) are cut and half of the steps (2 and more) have not one reward above the lowest.
     """
     cut, total, spread, first, steps = 0, 0, 0.0, None, []
     least: list[tuple[float, float]] = []
@@ -99,11 +100,13 @@ def cut_off(case: Case) -> Finding | None:
     every, most = cut == total and total >= FEWEST, cut >= MOST * total and total >= FEWEST
     dead = sum(high <= lowest for _, high in least)
     pays = cut >= FEWEST and best_cut <= lowest and bool(mean_ended) and float(np.mean(mean_ended)) > lowest
+    masked = pays and filters_overlong(case.algorithm)
     starves = dead >= 2 and 2 * dead >= len(least) and cut >= (LAMED if pays else CUT_OFF) * total
     return finding(
-        "error" if (spread == 0 and (most or pays)) or starves else "warning" if most or pays else "info",
+        "error" if (spread == 0 and (most or pays)) or starves else "warning" if most or pays > masked else "info",
         f"{'all' if every else share(cut, total)} responses are cut off at the length limit"
         + (": none ever ends" if every else ", and each of them earns the lowest reward" if pays else "")
+        + (", and they are masked, as the run states" if masked else "")
         + (f", and in {share(dead, len(least))} steps none of them earns anything" if starves and spread else ""),
         first,
         shown("share of responses cut off", cut / total, "< 0.25", "end tokens and lengths of the responses"),

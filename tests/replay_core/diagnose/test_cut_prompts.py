@@ -1,10 +1,13 @@
-"""Prompts that lost their beginning: cut from the left to a limit, before an engine answers them."""
+"""Prompts that lost their beginning or their end: cut to a limit, before an engine answers them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replay_core.diagnose.finding import Finding
@@ -46,3 +49,70 @@ def test_whole_prompts_and_those_cut_from_the_right_begin_alike(tmp_path: Path) 
 
 def test_prompts_that_have_no_common_beginning_tell_nothing(tmp_path: Path) -> None:
     assert _told(tmp_path / "d", lambda one: one[-3:], begins=[]) is None
+
+
+END = [20, 21]
+
+
+@pytest.mark.parametrize("since", [0, 2])
+def test_prompts_cut_on_the_right_lack_the_end_of_the_template(since: int, tmp_path: Path) -> None:
+    found = _asked(tmp_path / "d", lambda step, one: one[:6] if step >= since else one)
+    assert found is not None
+    assert "cut on the right" in found.claim
+    assert found.steps == tuple(range(since, 4))
+    assert _asked(tmp_path / "whole", lambda _, one: one) is None
+
+
+def test_prompts_of_two_templates_are_not_cut(tmp_path: Path) -> None:
+    assert _asked(tmp_path / "two", lambda _, one: [*one[:-2], 22, 23] if len(one) > 6 else one) is None
+    # Without a template, each ends as it likes, and all are of one length.
+    assert _asked(tmp_path / "none", lambda _, one: one[1:-2][:2]) is None
+
+
+def _asked(folder: Path, cut: Callable[[int, list[int]], list[int]]) -> Finding | None:
+    """Four steps of eight prompts of one to six tokens between BOS and the template's end."""
+    lm, draw = Bigram(2), np.random.default_rng(3)
+    with Recorder(folder) as recorder:
+        for step in range(4):
+            asked = [[BOS, *draw.integers(3, 14, draw.integers(1, 7)).tolist(), *END] for _ in range(8)]
+            with recorder.step(step) as record:
+                record("trajectory", **_rolled(lm, [cut(step, one) for one in asked]))
+    return of(look(folder, "L28"), "L28")
+
+
+def _rolled(lm: Bigram, prompts: list[list[int]]) -> dict[str, Any]:
+    """Three responses [4] to each prompt, right-aligned with it."""
+    width = max(map(len, prompts))
+    rows = [[*[0] * (width - len(one)), *one, *(3 + (at + n) % 9 for n in range(4))]
+            for at, one in enumerate(prompts) for _ in range(3)]  # fmt: skip
+    ids_BS = np.array(rows)
+    kept_B = np.repeat([len(one) + 4 for one in prompts], 3)
+    mask_BS = (np.arange(width + 4) >= width + 4 - kept_B[:, None]).astype(np.int64)
+    response_BS = np.zeros_like(ids_BS)
+    response_BS[:, width:] = 1
+    return {"input_ids": ids_BS, "attention_mask": mask_BS, "response_mask": response_BS}
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>\n<|im_start|>assistant\n", "\nAnswer:", " = "])
+def test_texts_cut_on_the_right(end: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    for name, since in (("cut", 2), ("always", 0), ("whole", 9)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for step in range(5):
+            asked = ["".join(draw.choice(list("abcdefgh ijk"), draw.integers(5, 60))) + end for _ in range(8)]
+            limit = 36 + len(end)
+            kept = [one[:limit] if step >= since else one for one in asked]
+            rows = [{"input": one, "output": "so it is 7", "gts": "7", "score": 1.0, "step": step} for one in kept]
+            (folder / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found = of(look(folder, "L28"), "L28")
+        assert (found is not None) == (name != "whole")
+
+
+def test_questions_without_a_template_are_no_cut_ones(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    for step in range(5):
+        rows = [{"input": f"What is {draw.integers(9)} x {draw.integers(999)}{draw.choice(['?', '', '.'])}",
+                 "output": "7", "gts": "7", "score": 1.0, "step": step} for _ in range(8)]  # fmt: skip
+        (tmp_path / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert of(look(tmp_path, "L28"), "L28") is None

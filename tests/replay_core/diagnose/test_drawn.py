@@ -60,3 +60,24 @@ def test_what_is_stated_is_not_hidden(tmp_path: Path, stated: dict[str, Any]) ->
     diagnosis = look(_trained(tmp_path / "d", stated=stated, **stated), "L33")
     assert of(diagnosis, "L33") is None
     assert "stated" in why_skipped(diagnosis, "L33")
+
+
+def test_the_sure_samples_of_a_moved_mini_batch_are_no_fair_draw(tmp_path: Path) -> None:
+    """Answers of one token, p = .9 or .1: an update has moved the second mini-batch, its sure tokens hardly."""
+    rare_B = np.arange(1000) % 10 == 0
+    p_B = np.where(rare_B, 0.1, 0.9)
+    ids_BS = np.stack([np.full(1000, 5), np.full(1000, 6), np.where(rare_B, 8, 7)], axis=1)
+    response_BS = np.array([[0, 0, 1]]).repeat(1000, axis=0)
+    entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1))
+    with Recorder(tmp_path / "d") as recorder:
+        for step in range(4):
+            with recorder.step(step) as record:
+                for minibatch in range(2):
+                    old_BT = np.stack([np.zeros(1000), np.log(p_B)], axis=1).astype(np.float32)
+                    moved_B = np.where(rare_B, 0.2, -0.005) * minibatch
+                    record("forward_data", {
+                        "input_ids": ids_BS, "attention_mask": np.ones_like(ids_BS), "response_mask": response_BS,
+                        "old_log_probs": old_BT, "log_probs": old_BT + moved_B[:, None].astype(np.float32),
+                        "entropy": np.full((1000, 2), entropy, np.float32),
+                    }, micro=minibatch, epoch=0, minibatch=minibatch)  # fmt: skip
+    assert told(tmp_path / "d") is None

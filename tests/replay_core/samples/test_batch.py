@@ -189,3 +189,21 @@ def test_response_rows_of_no_stated_place_follow_the_records_own_masks(ids: Any,
     assert generated is not None
     assert generated.tolist() == [False, False, True, True, True, False, False, True]
     assert said.values_N[generated].tolist() == [-1, -2, -3, -4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "expected"),
+    [
+        ([[0, 0, 5, 6, 7, 0], [1, 2, 3, 4, 5, 6]], [3, 6], [[5, 6, 7], [1, 2, 3, 4, 5, 6]]),  # pads on either side
+        ([[0, 0, 0, 5, 6, 7], [0, 0, 1, 2, 3, 4]], [3, 4], [[5, 6, 7], [1, 2, 3, 4]]),  # on the left alone
+        ([[0, 5, 0, 7, 0, 0], [9, 9, 1, 2, 9, 9]], [3, 6], [[5, 0, 7], [9, 9, 1, 2, 9, 9]]),  # a sampled pad
+        # The first token may be the pad: what lies behind the lengths is padding, and nothing has moved.
+        ([[0, 5, 6, 0, 0, 0], [0, 2, 3, 4, 0, 0]], [3, 4], [[0, 5, 6], [0, 2, 3, 4]]),
+        # Whatever lies there, it is not pads around a sample of that length.
+        ([[0, 0, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6]], [3, 6], [[0, 0, 5], [1, 2, 3, 4, 5, 6]]),
+        ([[5, 6, 7, 8, 0, 0], [1, 2, 3, 4, 0, 0]], [3, 4], [[5, 6, 7], [1, 2, 3, 4]]),
+    ],
+)
+def test_samples_of_known_length_may_begin_behind_pads(rows: Any, lengths: Any, expected: Any) -> None:
+    fields = [ref("input_ids", rows, "full"), ref("sample_lengths", lengths)]
+    assert listed(token_ids(fields)) == expected
