@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from replay_core.compare.judging.judgement import judge
 from replay_core.compare.judging.tensors import TensorVerdict, say
 from replay_core.compare.judging.tolerance import Tolerances
+from replay_core.compare.tally import Tally
 
 if TYPE_CHECKING:
     from replay_core.compare.comparison import Comparison
@@ -21,7 +22,8 @@ def rejudge(comparison: Comparison, tolerances: Tolerances, *, exact: bool = Fal
     Exact for every limit of the table and of a rule. For an atol and rtol that were not counted while reading, what
     the figures leave open stays a DIFF that says so (`elementwise.beyond`). The place shown is the one found before.
     """
-    return replace(comparison, tensors=[rejudged(row, tolerances, exact=exact) for row in comparison.tensors])
+    rows = [rejudged(row, tolerances, exact=exact) for row in comparison.tensors]
+    return replace(comparison, tensors=rows, tally=Tally())
 
 
 def rejudged(row: TensorVerdict, tolerances: Tolerances, *, exact: bool = False) -> TensorVerdict:
