@@ -214,6 +214,10 @@ def _block_of_rows(between: Gap) -> MismatchCause | None:
         return None
     if each_B[others_B].max() > min(AGREES * each_B[off].mean(), DISAGREE):
         return None
+    # Replicas are dealt as many rows each: so many of one's are no whole fraction where prompts of any number are old.
+    part = min(int(inside_B.sum()), len(each_B) - int(inside_B.sum()))
+    if len(each_B) % part or off[0] % part:
+        return None
     return MismatchCause(
         f"all of it in rows {off[0]} to {off[-1]}, the other {int(others_B.sum())} agree: one replica of the engine",
         "one of several replicas of the engine (or what one rank sampled) has other weights than the trainer: an "
