@@ -31,7 +31,8 @@ def never_ends(batch: StepBatch) -> Finding | None:
     """All responses of a batch (16 and more) have one length, of 4 tokens and more, and no token ends more than .6 of
     them: a warning. Answers of one length that end by themselves end on one token, the end token. Silent where D20
     knows of each that it was cut off. An error where the stated end token stands inside of half the responses that hold
-    it (4 and more), and the tokens behind it were sampled and count.
+    it (4 and more), and the tokens behind it were sampled and count; where none is stated, what most responses end on
+    that the dump says are not cut off, and all are of one length.
     """
     if (beyond := _beyond_the_end(batch)) is not None:
         return beyond
@@ -60,6 +61,10 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
     """Responses that go on behind their end token, and count there."""
     stated = stated_number(batch.laid.stated, "eos_token_id")
     trained_N, tokens_N = batch.trained_N, given(batch.tokens_N)
+    lengths_B = _lengths_B(batch)
+    if stated is None and len(batch) >= FEWEST and lengths_B.min() == lengths_B.max() >= TOKENS:
+        # What ends turns stands inside of responses, too: a token that is only taken for the end has to end none.
+        stated = batch.eos_id
     if stated is None or trained_N is None or not len(tokens_N):
         return None
     sample_N = batch.flat.sample_N

@@ -22,10 +22,15 @@ def never_sampled(batch: StepBatch) -> Finding | None:
     of them may be demonstrations: worth knowing, and a warning where importance weights are recorded, where they share
     a group with sampled ones, or have a negative advantage, as no demonstration has. (Of top-p or a
     greedy engine, 0 is a token that was left alone; the trainer then finds it probable.)
+
+    An error, too, where it is exactly 0 at the end token of .9 of the responses that end on one (8 and more) and at 1 %
+    of the other tokens at most, while the trainer's mean there is below -.01.
     """
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
     both_N = batch.pair(rollout, trainer)
     alien_N = unsampled(rollout, trainer, both_N)
+    if (filled := _ends_filled(batch, both_N)) is not None:
+        return filled
     if not alien_N.any():
         return None
     if whose(batch, rollout, trainer) is not None:
@@ -61,6 +66,35 @@ def never_sampled(batch: StepBatch) -> Finding | None:
         shown("samples that hold them", share(holders, len(batch))),
         shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
         cause=cause,
+    )
+
+
+#: Responses with an end token, their share without a number of it, that of other tokens, and what is not certain.
+ENDS, ALL, OTHERS, CERTAIN = 8, 0.9, 0.01, -0.01
+
+
+def _ends_filled(batch: StepBatch, both_N: Array) -> Finding | None:
+    """End tokens, and only they, without a number of the engine."""
+    rollout, trainer, end = given(batch.columns.of("rollout_logprobs")), given(batch.trainer), batch.eos_id
+    if end is None or batch.tokens_N is None:
+        return None
+    last_B = batch.flat.last(both_N)
+    ends_N = both_N & (batch.tokens_N == end) & (batch.flat.position_N == np.repeat(last_B, batch.flat.lengths_B))
+    zero_N = both_N & (rollout.values_N == 0)
+    filled_N, rest_N = ends_N & zero_N, both_N & ~ends_N
+    if filled_N.sum() < max(ENDS, ALL * ends_N.sum()) or (zero_N & rest_N).sum() > OTHERS * rest_N.sum():
+        return None
+    mean = float(trainer.values_N[filled_N].mean())
+    if not mean < CERTAIN or not rest_N.any():
+        return None
+    return error(
+        f"rollout log-probabilities of the end token (EOS, {end}) are exactly 0, in "
+        f"{share(int(filled_N.sum()), int(ends_N.sum()))} responses that end on it",
+        batch.laid.where("rollout_logprobs", at=filled_N),
+        shown("mean trainer log-probability there", mean, None, trainer.source),
+        shown("other tokens with exactly 0", share(int((zero_N & rest_N).sum()), int(rest_N.sum()))),
+        cause="the engine returns none for the token that stops it, or the list is one short and was filled with 0: "
+        "ratios and importance weights are wrong at each end; or the end is appended and was never sampled",
     )
 
 

@@ -88,3 +88,20 @@ def test_a_forced_beginning_is_told_by_its_place(tmp_path: Path) -> None:
     if told is None:
         pytest.skip("the trainer finds the forced token probable")
     assert "the first of each response" in told.claim
+
+
+def test_the_engine_says_nothing_of_the_end_that_stops_it(tmp_path: Path) -> None:
+    rollout = Bigram(6).rollout(PROMPTS, each=6, limit=8)
+    last_B = rollout.response_BT.shape[1] - 1 - rollout.response_BT[:, ::-1].argmax(1)
+    rows = np.arange(len(last_B))
+    ends_B = rollout.ids_BS[rows, last_B + 1] == EOS
+    assert ends_B.sum() >= 8
+    told: dict[str, np.ndarray] = {}
+    for name, lost_B in (("all", ends_B), ("some", ends_B & (rows % 2 == 0))):
+        told[name] = rollout.sampled_BT.copy()
+        told[name][rows[lost_B], last_B[lost_B]] = 0.0
+    for name, sampled_BT in told.items():
+        holed = Rollout(rollout.ids_BS, rollout.attention_BS, rollout.response_BT, rollout.group_B, sampled_BT)
+        found = of(look(_recorded(tmp_path / name, holed, holed.response_BT), "D41"), "D41")
+        assert (found is not None and "of the end token (EOS" in found.claim) == (name == "all"), found
+    assert of(look(_recorded(tmp_path / "good", rollout, rollout.response_BT), "D41"), "D41") is None

@@ -47,6 +47,10 @@ def test_texts_tell_that_every_step_has_the_same_prompts(tmp_path: Path) -> None
     assert found is not None
     assert (found.severity, len(found.steps)) == ("warning", 6)
     assert of(_texts(tmp_path / "others", [_questions(step) for step in range(6)]), "D43") is None
+    draw = np.random.default_rng(1)
+    shuffled = of(_texts(tmp_path / "small", [list(draw.permutation(_questions(0))) for _ in range(6)]), "D43")
+    assert shuffled is not None
+    assert shuffled.severity == "info"
     # Two halves of a small data set take turns.
     assert of(_texts(tmp_path / "turns", [_questions(step % 2) for step in range(6)]), "D43") is None
 
