@@ -175,7 +175,7 @@ def is_another(text: str, truth: str) -> bool:
     return told not in _WORD.findall(end)
 
 
-def _for_right_answers(batch: StepBatch) -> dict[str, Array]:
+def for_right_answers(batch: StepBatch) -> dict[str, Array]:
     """What each sample got for being right, where that stands apart from the reward."""
     names = sorted({name for sheet, _ in batch.columns.sheets for name in sheet.names() if _RIGHT.search(name)})
     each = {name: batch.columns.per_sample(name) for name in names}
@@ -444,7 +444,7 @@ def of_the_answers(case: Case) -> Finding | None:
                             for text, truth in zip(texts, truths, strict=True)])  # fmt: skip
         if texts == truths:
             continue  # what is called the answer is the response
-        looked.append(_Answered(batch, texts, truths, reward_B, right_B, _for_right_answers(batch)))
+        looked.append(_Answered(batch, texts, truths, reward_B, right_B, for_right_answers(batch)))
     total, right = sum(len(one.texts) for one in looked), sum(int(one.right_B.sum()) for one in looked)
     if total >= FEWEST and (found := _mixed_truths(looked) or _others_truths(looked)) is not None:
         return found

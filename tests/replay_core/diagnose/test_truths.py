@@ -181,3 +181,21 @@ def test_answers_that_are_paid_for_their_prompt(tmp_path: Path) -> None:
     # A judge that pays everything has no eye for the prompt.
     every = told(_verl(tmp_path / "every", [_sorted_letters(step, lambda *_: True) for step in range(3)]))
     assert every is None or "prompt" not in every.claim
+
+
+@pytest.mark.parametrize("how", ["bonus", "penalty", "format", "right"])
+def test_a_reward_that_pays_for_length_beside_the_answer(how: str, tmp_path: Path) -> None:
+    steps = []
+    for step in range(3):
+        draw = np.random.default_rng(step)
+        rows = []
+        for at in range(24):
+            words = int(draw.integers(1, 12))
+            right = float(draw.random() < 0.5)
+            extra = {"bonus": 0.05 * words, "penalty": -0.05 * words, "format": float(words > 6), "right": 0.0}[how]
+            rows.append({"prompt": f"question {step} {at // 4}", "text": "word " * words, "truth": "none of them",
+                         "reward": right + extra, "more": {"acc": right}})  # fmt: skip
+        steps.append(rows)
+    found = of(_verl(tmp_path / "d", steps), "D95")
+    assert (found is not None) == (how == "bonus")
+    assert found is None or "the reward pays for length" in found.claim
