@@ -181,8 +181,8 @@ def same_prompts(case: Case) -> Finding | None:
     count = len(sets[min(at, len(sets) - 1)])
     after, shuffles = sets[at + again :], any(map(case.algorithm.is_on, _SHUFFLES))
     # A loader that stands still hands them over in one order; rows that a trainer reordered part the groups.
-    whole = every and all(len(each) == count for each in turns)
-    shuffled = whole and len({tuple(each) for each in turns}) > len(turns) / 2
+    by_group = every and all(len(each) == count for each in turns)
+    shuffled = by_group and len({tuple(each) for each in turns}) > len(turns) / 2
     # One prompt alone may be drawn twice.
     if again < (LONG if count == 1 and not every else SAME) - (by == 1):
         return None
