@@ -69,6 +69,9 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         if lines := [one for one in _from_lines(batch, unlike) if one.key not in ("baseline", "scale")]:
             yield from lines
             return
+        if absolute := [one for one in _from_values(batch, unlike) if one.key == "absolute"]:
+            yield from absolute
+            return
         raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
     if batch.trained_N is not None and not batch.trained_N.any():
         raise Skip("no token counts (D07): advantages are masked out with it")

@@ -299,9 +299,9 @@ def made_by_mistake(case: Case) -> Finding | None:
     function of a known variant, or of ranks (tanh, another clip), or the stated algorithm is none that is known. The
     raw rewards only where every step has them: an error where an estimator with a baseline is stated, else info.
 
-    Where the dump names no groups equal prompts are one: there only the sign, and lines, are judged. Skipped where a KL
-    in the rewards explains all of it, where groups are parts of larger ones, where rewards are sums of functions whose
-    weights are not recorded.
+    Where the dump names no groups equal prompts are one: there only the sign, absolute values, and lines are judged.
+    Skipped where a KL in the rewards explains all of it, where groups are parts of larger ones, where rewards are sums
+    of functions whose weights are not recorded.
     """
     ballot: dict[str, list[tuple[StepBatch, Guess, Unlike]]] = {}
     looked = right = 0

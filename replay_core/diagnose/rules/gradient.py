@@ -102,9 +102,11 @@ def zero_gradient(log: RunLog) -> Finding | None:
         # Where ratios leave the range, an update may have no token that is not clipped; not half of all updates.
         may_be = bool(clipped) and 2 * len(broken) < len(known)
         severity = severity_of(len(broken) - len(clipped) if may_be else len(broken), len(known))
+        # Some trainers' reward_std is of the whole batch: groups may be equal, one by one, in a step or two.
+        of_batch = severity == "info" and not may_be and first.frac_zero is None and not first.advantage
         return finding(
             "info" if may_be and len(clipped) == len(broken) else severity,
-            "the gradient is exactly 0 although rewards differ within groups"
+            "the gradient is exactly 0 although rewards differ" + ("" if of_batch else " within groups")
             + (", in an update where ratios are clipped" if may_be else ""),
             first.point.where("grad_norm"),
             *numbers(
@@ -114,6 +116,9 @@ def zero_gradient(log: RunLog) -> Finding | None:
             cause="every token (of GSPO: every sequence) with an advantage may lie outside the clip range in that "
             "update, as where the range is narrow or a batch is used for several epochs: it has no gradient then"
             if may_be
+            else "each group may have equal rewards in that step, where reward_std is of the whole batch: nothing is "
+            "wrong then. Else the loss does not reach the weights in it (a loss scale, an empty mask)"
+            if of_batch
             else "the loss does not reach the weights: detached log-probabilities, frozen or wrongly sharded "
             "parameters, a loss scale of 0, an empty mask",
             next_step="the log does not say where it is lost; the gradients do: rldbg record --gradients . -- YOUR "

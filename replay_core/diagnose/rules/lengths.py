@@ -10,6 +10,7 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, error, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.scores import for_right_answers
 from replay_core.diagnose.rules.tokens import truncated
 
 #: Responses of a batch, and tokens of each, before one length is no chance; the share that may end on one token.
@@ -31,7 +32,8 @@ def never_ends(batch: StepBatch) -> Finding | None:
     """All responses of a batch (16 and more) have one length, of 4 tokens and more, and no token ends more than .6 of
     them: a warning. Answers of one length that end by themselves end on one token, the end token. Silent where D20
     knows of each that it was cut off. An error where the stated end token stands inside of half the responses that hold
-    it (4 and more), and the tokens behind it were sampled and count.
+    it (4 and more), and the tokens behind it were sampled and count; where none is stated, what most responses end on
+    that the dump says are not cut off, and all are of one length.
     """
     if (beyond := _beyond_the_end(batch)) is not None:
         return beyond
@@ -60,6 +62,10 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
     """Responses that go on behind their end token, and count there."""
     stated = stated_number(batch.laid.stated, "eos_token_id")
     trained_N, tokens_N = batch.trained_N, given(batch.tokens_N)
+    lengths_B = _lengths_B(batch)
+    if stated is None and len(batch) >= FEWEST and lengths_B.min() == lengths_B.max() >= TOKENS:
+        # What ends turns stands inside of responses, too: a token that is only taken for the end has to end none.
+        stated = batch.eos_id
     if stated is None or trained_N is None or not len(tokens_N):
         return None
     sample_N = batch.flat.sample_N
@@ -91,8 +97,12 @@ def _beyond_the_end(batch: StepBatch) -> Finding | None:
 def of_length(case: Case) -> Finding | None:
     """Over all steps: responses of one length have one reward (to 1e-6 of the rewards' range), and it rises, or falls,
     from every length to the next. With 5 different lengths and 24 responses and more, and one length on several: a
-    warning.
+    warning. So is a reward whose rest beside what is recorded for right answers (acc, accuracy) rises with the length:
+    5 different rests and more, that go with it (correlation over .97) and come to a quarter of what is paid for right
+    answers. (One that falls is a penalty for long answers, as recipes have it.)
     """
+    if (bonus := _beside_the_answer(case)) is not None:
+        return bonus
     by_length: dict[int, list[float]] = {}
     steps: list[int] = []
     place = None
@@ -125,5 +135,54 @@ def of_length(case: Case) -> Finding | None:
         shown(f"reward of {lengths[-1]} tokens", each[-1][0]),
         cause="the score counts tokens (a length bonus or penalty) and nothing of the answer is in it: the policy "
         "learns the length",
+        steps=steps,
+    )
+
+
+#: How well what is paid beside the right answer goes with the length, and how much of it matters.
+ALONG, MATTERS = 0.97, 0.25
+
+
+def _beside_the_answer(case: Case) -> Finding | None:
+    """A bonus for length on top of what is paid for right answers."""
+    rests: list[Array] = []
+    lengths: list[Array] = []
+    rights: list[Array] = []
+    steps: list[int] = []
+    place = None
+    for batch in case.batches():
+        parts, texts = for_right_answers(batch), batch.columns.texts("response_text")
+        if batch.reward_B is None or len(parts) != 1 or not np.isfinite(batch.reward_B).all():
+            continue
+        if batch.response_N is not None:
+            length_B = _lengths_B(batch).astype(np.float64)
+        elif texts is not None:
+            length_B = np.array([float(len(text)) for text in texts])
+        else:
+            continue
+        (right_B,) = parts.values()
+        if not np.isfinite(right_B).all():
+            continue
+        rests.append(batch.reward_B - right_B)
+        lengths.append(length_B)
+        rights.append(right_B)
+        place = place or batch.laid.where(batch.columns.reward_name, sample=0)
+        steps += [] if batch.step is None else [batch.step]
+    rest, length, right = (np.concatenate(each) if each else np.zeros(0) for each in (rests, lengths, rights))
+    if len(rest) < SAMPLES or len(np.unique(length)) < LENGTHS or len(np.unique(np.round(rest, 3))) < LENGTHS:
+        return None
+    along = float(np.corrcoef(length, rest)[0, 1])
+    if not along > ALONG or not np.ptp(rest) > MATTERS * np.ptp(right) > 0:
+        return None
+    slope = float(np.polyfit(length, rest, 1)[0])
+    return warning(
+        f"the reward pays for length: beside what is paid for right answers it rises by {slope:.3g} with each token or "
+        "character",
+        place,
+        shown("correlation of the rest of the reward with the length", along, f"< {ALONG:g}", "rewards of all steps"),
+        shown("rest of the reward, shortest and longest", f"{rest.min():.3g}, {rest.max():.3g}"),
+        shown("responses", len(rest)),
+        cause="a bonus for long answers is added to the score: once the policy finds it, answers grow, right or not",
+        next_step="plot the reward, and what is paid for right answers, over the length",
         steps=steps,
     )

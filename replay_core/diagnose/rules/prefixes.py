@@ -281,7 +281,9 @@ def same_answers(case: Case) -> Finding | None:
     rewards do not follow what was answered. A judge that is a model wavers by less. Steps before the first such pair
     that differs are left out: the mistake may begin later. Worth knowing alone where, in most such steps, the rewards
     cannot be those of the step's samples in another order: a value that stands three times belongs to three samples
-    whose answers no others gave, or to an answer given three times. A judge wavers so, or fails at times, beside a
+    whose answers no others gave, or to an answer given three times. Where the step's
+    lowest reward stands in at most half of the equal answers, and all others of them have one, a verifier may have
+    failed on some rows. A judge wavers so, or fails at times, beside a
     policy that has converged onto one answer.
     """
     within, count, agreed = 0.0, 0, 0
@@ -289,6 +291,7 @@ def same_answers(case: Case) -> Finding | None:
     where: Where | None = None
     steps: list[int] = []
     orders: list[bool] = []
+    lost: list[bool] = []
     for batch in case.batches():
         rewards_B, answers = batch.reward_B, _answers(batch)
         if rewards_B is None or answers is None or not np.isfinite(rewards_B).all():
@@ -306,6 +309,8 @@ def same_answers(case: Case) -> Finding | None:
             within += float(((values - values.mean()) ** 2).sum()) * 2
             count += len(each) - 1
             if np.ptp(values) > 1e-6:
+                low = values <= rewards_B.min() + 1e-6
+                lost.append(2 * low.sum() <= len(values) and bool(low.any()) and float(np.ptp(values[~low])) <= 1e-6)
                 where = where or batch.laid.where("reward", sample=each[int(np.abs(values - values.mean()).argmax())])
         if told:
             squares.append(float(rewards_B.var()))
@@ -322,7 +327,9 @@ def same_answers(case: Case) -> Finding | None:
             "warning" if moved else "info",
             "equal answers to one prompt get different rewards: "
             + (
-                "rewards belong to other samples"
+                "some are not paid, or rewards belong to other samples"
+                if moved and all(lost)
+                else "rewards belong to other samples"
                 if moved
                 else "in no order would they give each answer one, so that the judge is no function of the answer"
             ),
@@ -330,7 +337,13 @@ def same_answers(case: Case) -> Finding | None:
             shown("variance among equal answers / variance of rewards", share, f"< {SHARED:g}", "rewards and tokens"),
             shown("pairs of equal answers", count),
             shown("pairs in the steps before, which agree", agreed),
-            cause="rewards come back in another order than the samples (order of completion, a pool of workers)"
+            cause=(
+                "the verifier fails on some rows (a time-out, an exception) and scores them as wrong: no more "
+                "than half of the equal answers have the lowest reward, and all others one; or "
+                if moved and all(lost)
+                else ""
+            )
+            + "rewards come back in another order than the samples (order of completion, a pool of workers)"
             + ("" if agreed >= PAIRS // 2 else ", or the judge is random")
             if moved
             else "the judge wavers or failed at times (a model, a time-out, noise that is added), or rewards are of "

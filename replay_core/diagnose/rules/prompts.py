@@ -6,7 +6,7 @@ import math
 import sys
 from collections import Counter
 from hashlib import blake2b
-from itertools import pairwise, takewhile
+from itertools import groupby, pairwise, takewhile
 from statistics import median
 
 import numpy as np
@@ -150,13 +150,15 @@ def _whole_groups(batch: StepBatch, group_B: Array, prompt_B: Array) -> Finding 
       source="a sampler that is never advanced, or seeded anew; a resume without the data loader's state")  # fmt: skip
 def same_prompts(case: Case) -> Finding | None:
     """The same set of prompts in every step, over 3 steps and more: worth knowing, since a run on one batch is a way to
-    test a trainer, and nothing in a dump tells it from a loader that stands still; over 5 and more a warning. So is a
+    test a trainer, and nothing in a dump tells it from a loader that stands still; over 5 and more a warning, unless
+    each step has them in an order of its own: a small data set that is shuffled. A warning is a
     set that 3 steps and more to the last have, after others. Sets that come again once in the same order, in 3 steps
     and more, before new ones or none, are worth knowing, and a warning where the run states that it shuffles: a small
     data set that it does not shuffle looks so, too. Steps that train on the rollouts of an earlier one are left out.
     """
     steps: list[int] = []
     sets: list[frozenset[bytes]] = []
+    turns: list[list[bytes]] = []
     rollouts: set[bytes] = set()
     where = None
     for batch in case.batches():
@@ -168,6 +170,7 @@ def same_prompts(case: Case) -> Finding | None:
             continue
         rollouts.add(whole)
         sets.append(frozenset(prompts))
+        turns.append([prompt for prompt, _ in groupby(prompts)])
         steps.append(batch.step)
         where = where or batch.laid.where("input_ids" if batch.tokens_N is not None else "prompt_text", sample=0)
     skip_if(len(steps) < SAME, f"needs the prompts of {SAME} steps")
@@ -177,14 +180,18 @@ def same_prompts(case: Case) -> Finding | None:
     every = at == by == 1
     count = len(sets[min(at, len(sets) - 1)])
     after, shuffles = sets[at + again :], any(map(case.algorithm.is_on, _SHUFFLES))
+    # A loader that stands still hands them over in one order; rows that a trainer reordered part the groups.
+    by_group = every and all(len(each) == count for each in turns)
+    shuffled = by_group and len({tuple(each) for each in turns}) > len(turns) / 2
     # One prompt alone may be drawn twice.
     if again < (LONG if count == 1 and not every else SAME) - (by == 1):
         return None
     if after if by == 1 else by < SAME or again > by or any(each in sets[:at] for each in after):
         return None
     return finding(
-        "warning" if (len(steps) >= LONG if every else by == 1 or shuffles) else "info",
+        "warning" if (len(steps) >= LONG and not shuffled if every else by == 1 or shuffles) else "info",
         f"every step has the same prompts ({count} of them, {len(steps)} steps)"
+        + (", in an order of its own" if shuffled else "")
         if every
         else f"steps {listed(steps[at - 1 :])} have the same prompts ({count} of them): they are drawn no more"
         if by == 1
@@ -193,7 +200,9 @@ def same_prompts(case: Case) -> Finding | None:
         where,
         shown("steps with prompts of an earlier one", share(again, len(steps))),
         shown("prompts", count),
-        cause="the data loader is made or seeded anew in every step, or never advanced; or the data are one batch"
+        cause="the data are one batch, shuffled again for each step: right where so few prompts are meant"
+        if shuffled
+        else "the data loader is made or seeded anew in every step, or never advanced; or the data are one batch"
         if every
         else "the data loader stands still: an iterator that is made anew in every step, or an index that is not "
         "advanced; the policy is trained on one batch again and again"

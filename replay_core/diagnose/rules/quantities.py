@@ -58,7 +58,8 @@ def another_quantity(batch: StepBatch) -> Finding | None:
       source="verl#3562, OpenRLHF#973; measured: lag 0 r 0.03, lag 1 r 1.000")  # fmt: skip
 def shifted(batch: StepBatch) -> Finding | None:
     """Correlation of trainer and rollout at lags -1, 0, 1. An error where the best is not lag 0, is above 0.9 and above
-    every other by 0.3: then one of the two is about the token before or after.
+    every other by 0.3: then one of the two is about the token before or after. It is the old ones where the policy's
+    own agree with the rollout's.
     """
     between = gap(batch)
     if not between.is_shifted:
@@ -69,8 +70,15 @@ def shifted(batch: StepBatch) -> Finding | None:
         shown(f"correlation at lag {at:+d}", value, "the largest" if at == 0 else None)
         for at, value in lag.correlations.items()
     ]
+    odd = odd_one(batch)
+    # The policy's own, where they are recorded beside the two, tell which of them is moved.
+    old = odd is not None and odd.suspect.name == "old_logprobs" and abs(odd.by) == 1
+    if old:
+        place = batch.laid.where("old_logprobs", sample=0)
     return error(
-        f"rollout log-probabilities are shifted by {lag.lag:+d} token against the trainer's",
+        f"old log-probabilities are shifted by {-lag.lag:+d} token against the rollout's and the policy's"
+        if old
+        else f"rollout log-probabilities are shifted by {lag.lag:+d} token against the trainer's",
         place,
         *lags,
         *figures_of(between),

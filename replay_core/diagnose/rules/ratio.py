@@ -105,7 +105,7 @@ WHOLE_RANK = 0.3
 
 @rule("D14", "the ratio is not 1 before the first update", link="ratio", scope="batch",
       needs=("policy_logprobs", "old_logprobs"),
-      explains=("D24", "L16"),
+      explains=("D23", "D24", "L16"),
       source="verl#6280 #2088, RLinf#1534 (4.6 % clipped at lr 0), slime#1964")  # fmt: skip
 def on_policy(batch: StepBatch) -> Finding | None:
     """max |pi / pi_old - 1| over the first optimizer step of a batch (by mini-batch and epoch where recorded, else the

@@ -29,8 +29,9 @@ FALLEN = 1 / 50
 def leaps(log: RunLog) -> Iterator[Finding]:
     """A learning rate over 5 times all before, which did not rise over the last 4 of them: a warning, and so is one
     over 10 times where 2 before it and more are one number; an error where the KL to the reference comes to 5 times all
-    before in the 3 steps that follow. Or one that comes, after 3 steps and more, to less than a third from one step to
-    the next and rises in each of the next 3: a warm-up that begins again, a warning (info where the KL to the reference
+    before in the 3 steps that follow, or the reward (over 0) falls below .6 of what it was within them, and stays
+    there. Or one that comes, after 3 steps and more, to less than a third from one step to the next and rises in each
+    of the next 3: a warm-up that begins again, a warning (info where the KL to the reference
     falls to a tenth and less with it, and reward, entropy or length go on: a new stage, with a new reference). Restarts
     of a cosine leap to what the rate was before, and fall bit by bit. Or one that falls to less than a fiftieth from
     one step to the next and stays there for 4 and more, where it was as large for 4 before: a warning. Or one of .01
@@ -140,8 +141,15 @@ def _sides(series: Series, step: int) -> tuple[float, float, float] | None:
 
 
 def _worse(told: Finding, log: RunLog, step: int | None) -> Finding:
-    """An error where the policy leaves its reference at once."""
-    kl = log.get("kl")
+    """An error where the policy leaves its reference at once, or loses its reward for good."""
+    kl, reward = log.get("kl"), log.get("reward")
+    if reward is not None and step is not None and (sides := _sides(reward, step)) is not None:
+        soon = [one.value for one in reward.points if step < (one.step or 0) <= step + 3 and math.isfinite(one.value)]
+        later = [one.value for one in reward.points if (one.step or 0) > step + 3 and math.isfinite(one.value)]
+        held = sides[1]
+        if held > 0 and soon and len(later) >= RISES and min(soon) < SOON * held and max(later) < SOON * held:
+            claim = f"{told.claim}, and {reward.name} falls from {held:.3g} to {min(soon):.3g} and never comes back: "
+            return replace(told, severity="error", claim=claim + "it breaks the policy")
     if kl is None or step is None:
         return told
     points = [point for point in kl.points if point.step is not None and math.isfinite(point.value)]

@@ -175,7 +175,7 @@ def is_another(text: str, truth: str) -> bool:
     return told not in _WORD.findall(end)
 
 
-def _for_right_answers(batch: StepBatch) -> dict[str, Array]:
+def for_right_answers(batch: StepBatch) -> dict[str, Array]:
     """What each sample got for being right, where that stands apart from the reward."""
     names = sorted({name for sheet, _ in batch.columns.sheets for name in sheet.names() if _RIGHT.search(name)})
     each = {name: batch.columns.per_sample(name) for name in names}
@@ -323,6 +323,8 @@ def _paid_wrong(looked: list[_Answered], low: float) -> Finding | None:
     high = float(np.median(rights))
     if not high > low or np.mean(rights >= high) < MOSTLY:
         return None
+    if (from_prompts := _paid_by_prompt(looked, high)) is not None:
+        return from_prompts
     full = sum(int((one.reward_B >= high).sum()) for one in looked)
     wrong = [(one, at) for one in looked for at in np.flatnonzero((one.reward_B >= high) & ~one.right_B)
              if is_another(one.texts[at], one.truths[at])]  # fmt: skip
@@ -339,6 +341,42 @@ def _paid_wrong(looked: list[_Answered], low: float) -> Finding | None:
         "text will do), or several answers are right: the policy learns what it accepts, not the answer",
         next_step="call the reward function by hand on one of these texts",
         steps=sorted({one.batch.step for one, _ in wrong if one.batch.step is not None}),
+    )
+
+
+def _paid_by_prompt(looked: list[_Answered], high: float) -> Finding | None:
+    """Answers without the truth that are paid in full where it stands in their prompt, and there alone."""
+    paid: dict[bool, list[bool]] = {True: [], False: []}
+    steps: list[int | None] = []
+    first: tuple[_Answered, int] | None = None
+    for one in looked:
+        prompts = one.batch.columns.texts("prompt_text")
+        if prompts is None:
+            continue
+        for at, (text, truth, prompt) in enumerate(zip(one.texts, one.truths, prompts, strict=True)):
+            told = truth.strip().casefold()
+            if not told or one.right_B[at] or told in text.casefold():
+                continue
+            stands, is_paid = told in prompt.casefold(), bool(one.reward_B[at] >= high)
+            paid[stands].append(is_paid)
+            if stands and is_paid:
+                first = first or (one, at)
+                steps.append(one.batch.step)
+    if first is None or min(map(len, paid.values())) < LENIENT:
+        return None
+    if np.mean(paid[True]) < MOSTLY or np.mean(paid[False]) > FEW:
+        return None
+    one, at = first
+    return error(
+        "answers are paid for what stands in their prompt: without the ground truth, "
+        f"{share(sum(paid[True]), len(paid[True]))} have the reward {high:.4g} where it stands in the prompt, and "
+        f"{sum(paid[False])} of {len(paid[False])} where it does not",
+        one.batch.laid.where(one.batch.columns.reward_name, sample=at),
+        shown("end of the first such answer", one.texts[at][-40:], one.truths[at].strip()[:40]),
+        cause="the verifier searches prompt and response for the answer, not the response alone: any answer to these "
+        "prompts is right",
+        next_step="call the reward function by hand on the response alone",
+        steps=sorted({step for step in steps if step is not None}),
     )
 
 
@@ -406,7 +444,7 @@ def of_the_answers(case: Case) -> Finding | None:
                             for text, truth in zip(texts, truths, strict=True)])  # fmt: skip
         if texts == truths:
             continue  # what is called the answer is the response
-        looked.append(_Answered(batch, texts, truths, reward_B, right_B, _for_right_answers(batch)))
+        looked.append(_Answered(batch, texts, truths, reward_B, right_B, for_right_answers(batch)))
     total, right = sum(len(one.texts) for one in looked), sum(int(one.right_B.sum()) for one in looked)
     if total >= FEWEST and (found := _mixed_truths(looked) or _others_truths(looked)) is not None:
         return found

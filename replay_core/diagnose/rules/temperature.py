@@ -16,6 +16,7 @@ from replay_core.diagnose.finding import Finding, Where, error, finding, shown
 from replay_core.diagnose.gap import OLDEST, Gap, gap
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.unsampled import replaced_N
 from replay_core.diagnose.softmax import stated_temperature
 
 
@@ -172,7 +173,7 @@ def renormalised(batch: StepBatch) -> Finding | None:
     and ratios to it hold the part that was cut off); else a warning.
     """
     between = gap(batch)
-    if not between.is_truncated:
+    if not between.is_truncated or replaced_N(batch, between) is not None:
         return None
     place = batch.laid.where("rollout_logprobs", at=worst_of(between))
     kept = float(np.exp(between.d.mean()))

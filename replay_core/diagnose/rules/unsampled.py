@@ -8,7 +8,7 @@ from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.compared import BOTH
 from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import gap, unsampled
+from replay_core.diagnose.gap import Gap, gap, unsampled
 from replay_core.diagnose.kinship import whose
 from replay_core.diagnose.rule import Skip, given, rule
 
@@ -22,12 +22,19 @@ def never_sampled(batch: StepBatch) -> Finding | None:
     of them may be demonstrations: worth knowing, and a warning where importance weights are recorded, where they share
     a group with sampled ones, or have a negative advantage, as no demonstration has. (Of top-p or a
     greedy engine, 0 is a token that was left alone; the trainer then finds it probable.)
+
+    An error, too, where it is exactly 0 at the end token of .9 of the responses that end on one (8 and more) and at 1 %
+    of the other tokens at most, while the trainer's mean there is below -.01. And where engine and trainer part (.05
+    nats) at the end token of responses that were cut off (4 and more), and nowhere else: it was written over the last
+    token that was sampled.
     """
     rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
     both_N = batch.pair(rollout, trainer)
     alien_N = unsampled(rollout, trainer, both_N)
+    if (filled := _ends_filled(batch, both_N)) is not None:
+        return filled
     if not alien_N.any():
-        return None
+        return _ends_replaced(batch)
     if whose(batch, rollout, trainer) is not None:
         raise Skip("rollout log-probabilities are another sample's (D79): what is 0 is where that one has ended")
     if gap(batch).is_shifted:
@@ -61,6 +68,75 @@ def never_sampled(batch: StepBatch) -> Finding | None:
         shown("samples that hold them", share(holders, len(batch))),
         shown("mean trainer log-probability there", float(trainer.values_N[alien_N].mean()), None, trainer.source),
         cause=cause,
+    )
+
+
+#: Responses with an end token, their share without a number of it, that of other tokens, and what is not certain.
+ENDS, ALL, OTHERS, CERTAIN = 8, 0.9, 0.01, -0.01
+
+
+def _ends_filled(batch: StepBatch, both_N: Array) -> Finding | None:
+    """End tokens, and only they, without a number of the engine."""
+    rollout, trainer, end = given(batch.columns.of("rollout_logprobs")), given(batch.trainer), batch.eos_id
+    if end is None or batch.tokens_N is None:
+        return None
+    last_B = batch.flat.last(both_N)
+    ends_N = both_N & (batch.tokens_N == end) & (batch.flat.position_N == np.repeat(last_B, batch.flat.lengths_B))
+    zero_N = both_N & (rollout.values_N == 0)
+    filled_N, rest_N = ends_N & zero_N, both_N & ~ends_N
+    if filled_N.sum() < max(ENDS, ALL * ends_N.sum()) or (zero_N & rest_N).sum() > OTHERS * rest_N.sum():
+        return None
+    mean = float(trainer.values_N[filled_N].mean())
+    if not mean < CERTAIN or not rest_N.any():
+        return None
+    return error(
+        f"rollout log-probabilities of the end token (EOS, {end}) are exactly 0, in "
+        f"{share(int(filled_N.sum()), int(ends_N.sum()))} responses that end on it",
+        batch.laid.where("rollout_logprobs", at=filled_N),
+        shown("mean trainer log-probability there", mean, None, trainer.source),
+        shown("other tokens with exactly 0", share(int((zero_N & rest_N).sum()), int(rest_N.sum()))),
+        cause="the engine returns none for the token that stops it, or the list is one short and was filled with 0: "
+        "ratios and importance weights are wrong at each end; or the end is appended and was never sampled",
+    )
+
+
+#: How far apart the two are at an end that was written over another token, and how many of those tell.
+PART, CUT = 0.05, 4
+
+
+def replaced_N(batch: StepBatch, between: Gap) -> Array | None:
+    """End tokens of responses that were cut off, where engine and trainer part there alone [N]; else None."""
+    end, cut_B, tokens_N = batch.eos_id, batch.truncated_flag_B, batch.tokens_N
+    if end is None or cut_B is None or tokens_N is None:
+        return None
+    far_N = np.zeros(between.both_N.size, dtype=bool)
+    far_N[between.both_N] = np.abs(between.d) > PART
+    last_N = batch.flat.position_N == np.repeat(batch.flat.last(between.both_N), batch.flat.lengths_B)
+    ends_N = between.both_N & last_N & (tokens_N == end)
+    of_cut_N = ends_N & np.repeat(cut_B, batch.flat.lengths_B)
+    # An engine that favours the end token does so where it wrote it, too.
+    if of_cut_N.sum() < CUT or (ends_N & ~of_cut_N).sum() < CUT or (far_N & ~of_cut_N).any():
+        return None
+    return of_cut_N if 2 * (far_N & of_cut_N).sum() > of_cut_N.sum() else None
+
+
+def _ends_replaced(batch: StepBatch) -> Finding | None:
+    """Responses that were cut off and end on an end token whose number is another token's."""
+    between = gap(batch)
+    ends_N = replaced_N(batch, between)
+    if ends_N is None:
+        return None
+    rollout, trainer = given(batch.columns.of("rollout_logprobs")), given(batch.trainer)
+    count = int(ends_N.sum())
+    return error(
+        f"an end token (EOS, {batch.eos_id}) that no engine sampled ends {share(count, len(batch))} responses, all of "
+        "them cut off at the limit",
+        batch.laid.where(mask_name(batch), at=ends_N),
+        shown("mean trainer log-probability there", float(trainer.values_N[ends_N].mean()), None, trainer.source),
+        shown("mean rollout log-probability there", float(rollout.values_N[ends_N].mean()), None, rollout.source),
+        shown("other tokens further apart than 0.05 nats", 0),
+        cause="an end token is written over the last token of what was cut off: the engine's number there is that of "
+        "the token it sampled. The policy is taught to stop where it did not",
     )
 
 

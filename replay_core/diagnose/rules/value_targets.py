@@ -27,6 +27,8 @@ LEAST = 0.05
 LEAST_GAMMA, LEAST_LAMBDA = 0.9, 0.5
 #: How near a factor of GAE's delta is to a whole number that it is called.
 NEAR = 0.02
+#: A factor that is none.
+NOTHING = 1e-3
 #: Of the responses, how many end with a value of one and the same size.
 MOSTLY = 0.9
 #: Rows before returns of another are no chance.
@@ -438,6 +440,11 @@ def _mistakes(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tupl
     y, x = (a_BT - rewards_BT + values_BT)[:, :-1][inner_BT], a_BT[:, 1:][inner_BT]
     if x.size >= FEWEST and (size := float(x @ x)) > 0 and np.abs(y - x * (float(x @ y) / size)).max() <= rows.close:
         factor = float(x @ y) / size
+        if abs(factor) < NOTHING:
+            yield (
+                "returns are each token's own reward: nothing of what comes after it is added up",
+                f"gamma lambda {factor:.4g}",
+            )
         yield "GAE is made without the next value: V(t+1) is missing from every delta", f"gamma lambda {factor:.4g}"
     yield from _other_recursion(rows, rewards_BT)
     yield from _other_delta(rows, rewards_BT)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.budget import stored_bytes
-from replay_core.diagnose.algorithm import learning_rate
+from replay_core.diagnose.algorithm import learning_rate, stated_by
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
@@ -158,6 +158,10 @@ def ranks_apart(case: Case) -> Finding | None:
     on every rank, and in the later half on some ranks alone, while the others are ten times as far off as these, and
     the ranks' gradient norms of one update differ (1 %) in every step. Of an engine's replica that is left behind the
     rows part as well, and the norms of reduced gradients are one.
+
+    And a warning where the norms that the optimizer clips by (`Recorder.optimizer`) differ so in every update of 4 and
+    more, of ranks that have other samples: averaged gradients are one to the last digit. Worth knowing where sharding
+    or model parallelism is stated, under which a rank may note the norm of its own part.
     """
     by_step: dict[int, dict[int, list[Record]]] = {}
     for record in case.records():
@@ -166,7 +170,7 @@ def ranks_apart(case: Case) -> Finding | None:
             by_step.setdefault(key.step, {}).setdefault(key.rank, []).append(record)
     steps = sorted(step for step, ranks in by_step.items() if len(ranks) > 1)
     if len(steps) < 2:
-        return _by_scores(case)
+        return _by_norms(case) or _by_scores(case)
     looked = (steps[0], steps[-1])
     paths = {one.path for step in looked for some in by_step[step].values() for one in some}
     if sum(map(stored_bytes, paths)) > 4 * MOST:
@@ -201,19 +205,70 @@ def ranks_apart(case: Case) -> Finding | None:
 TIMES, NORMS, RUN = 10.0, 0.01, 4
 
 
-def _by_scores(case: Case) -> Finding | None:
-    """Ranks whose rows part from the engine that the others still agree with, and whose gradients are their own."""
+def _norms_by_rank(case: Case, stage: str) -> dict[int | None, list[dict[int, float]]]:
+    """The gradient norm that each rank noted last in an update, where two ranks and more did, by step."""
     norms: dict[tuple[int | None, int | None, int | None], dict[int, list[float]]] = {}
     for record in case.records():
         key = record.key
-        if key.stage != "gradient" or key.rank is None:
+        if key.stage != stage or key.rank is None or key.role == "critic":
             continue
         found = [float(pages.array(ref).reshape(-1)[0]) for ref in record.tensors()
                  if ref.is_readable and ref.numel == 1 and ref.name.endswith("grad_norm")]  # fmt: skip
         norms.setdefault((key.step, key.epoch, key.minibatch), {}).setdefault(key.rank, []).extend(found)
-    shared = [each for each in norms.values() if len(each) > 1 and all(each.values())]
-    own = [each for each in shared if np.ptp([one[-1] for one in each.values()]) > NORMS * max(
-        one[-1] for one in each.values())]  # fmt: skip
+    by_step: dict[int | None, list[dict[int, float]]] = {}
+    for (step, *_), each in norms.items():
+        if len(each) > 1 and all(each.values()):
+            by_step.setdefault(step, []).append({rank: one[-1] for rank, one in each.items()})
+    return by_step
+
+
+def _differ(norms: dict[int, float]) -> bool:
+    return bool(np.ptp([*norms.values()]) > NORMS * max(norms.values()))
+
+
+#: What splits a model over ranks, in the names and values of settings.
+_SHARDED = regex(r"fsdp|zero|megatron|tensor_(?:model_)?parallel|pipeline_(?:model_)?parallel|\b[tp]p_size\b|\btp\b",
+                 re.IGNORECASE)  # fmt: skip
+
+
+def _by_norms(case: Case) -> Finding | None:
+    """Ranks that clip by norms of their own: what is averaged over ranks has one."""
+    by_step = _norms_by_rank(case, "optimizer")
+    every = [one for each in by_step.values() for one in each]
+    if len(every) < RUN or not all(np.isfinite([*one.values()]).all() and _differ(one) for one in every):
+        return None
+    # Ranks that share their samples hold parts of one model.
+    samples: dict[int | None, set[bytes]] = {}
+    for batch in case.batches():
+        for (rank, _), rows in batch.laid.rows_by_micro().items():
+            if batch.tokens_N is not None and rank is not None:
+                told = np.concatenate([batch.tokens_N[batch.flat.sample_N == row] for row in rows])
+                samples.setdefault(rank, set()).add(told.tobytes())
+    if len(samples) < 2 or set.intersection(*samples.values()):
+        return None
+    sharded = _SHARDED.search(str(stated_by(case.run))) is not None
+    first, (step, norms) = every[0], next((step, each[0]) for step, each in by_step.items())
+    part = "the norm is of a rank's shard (FSDP, ZeRO, tensor parallel) and is not summed over the ranks, so that each "
+    part += "clips by another factor"
+    lost = "gradients are not averaged (all-reduce) over the data-parallel ranks: each trains a model of its own"
+    return finding(
+        "info" if sharded else "warning",
+        f"each rank has a gradient norm of its own, in all {len(every)} updates: gradients that are averaged over "
+        "ranks have one",
+        Where(step=step, rank=max(norms), stage="optimizer", tensor="grad_norm"),
+        *(shown(f"gradient norm of rank {rank}", value, None, f"first update, step {step}")
+          for rank, value in sorted(first.items())),
+        cause=f"{part}; or {lost}" if sharded else f"{lost} (no_sync left on, no wrapper, a model called past it); or "
+        f"{part}",
+        next_step="compare a weight's sum over the ranks after a few updates: rldbg record --params .",
+        steps=sorted(step for step in by_step if step is not None),
+    )  # fmt: skip
+
+
+def _by_scores(case: Case) -> Finding | None:
+    """Ranks whose rows part from the engine that the others still agree with, and whose gradients are their own."""
+    shared = [one for each in _norms_by_rank(case, "gradient").values() for one in each]
+    own = [each for each in shared if _differ(each)]
     if len(shared) < RUN or len(own) < len(shared):
         raise Skip("needs the weights of two ranks in two steps: rldbg record --params .")
     by_step: list[tuple[StepBatch, dict[int, float]]] = []

@@ -88,3 +88,45 @@ def test_a_forced_beginning_is_told_by_its_place(tmp_path: Path) -> None:
     if told is None:
         pytest.skip("the trainer finds the forced token probable")
     assert "the first of each response" in told.claim
+
+
+def test_the_engine_says_nothing_of_the_end_that_stops_it(tmp_path: Path) -> None:
+    rollout = Bigram(6).rollout(PROMPTS, each=6, limit=8)
+    last_B = rollout.response_BT.shape[1] - 1 - rollout.response_BT[:, ::-1].argmax(1)
+    rows = np.arange(len(last_B))
+    ends_B = rollout.ids_BS[rows, last_B + 1] == EOS
+    assert ends_B.sum() >= 8
+    told: dict[str, np.ndarray] = {}
+    for name, lost_B in (("all", ends_B), ("some", ends_B & (rows % 2 == 0))):
+        told[name] = rollout.sampled_BT.copy()
+        told[name][rows[lost_B], last_B[lost_B]] = 0.0
+    for name, sampled_BT in told.items():
+        holed = Rollout(rollout.ids_BS, rollout.attention_BS, rollout.response_BT, rollout.group_B, sampled_BT)
+        found = of(look(_recorded(tmp_path / name, holed, holed.response_BT), "D41"), "D41")
+        assert (found is not None and "of the end token (EOS" in found.claim) == (name == "all"), found
+    assert of(look(_recorded(tmp_path / "good", rollout, rollout.response_BT), "D41"), "D41") is None
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_an_end_that_is_written_over_the_last_token(written: bool, tmp_path: Path) -> None:
+    rollout = Bigram(6).rollout(PROMPTS, each=12, limit=4)
+    rows = np.arange(len(rollout.ids_BS))
+    last_B = rollout.response_BT.shape[1] - 1 - rollout.response_BT[:, ::-1].argmax(1)
+    cut_B = rollout.ids_BS[rows, last_B + 1] != EOS
+    assert cut_B.sum() >= 4
+    assert (~cut_B).sum() >= 4
+    ids_BS = rollout.ids_BS.copy()
+    if written:
+        ids_BS[rows[cut_B], last_B[cut_B] + 1] = EOS
+    retold = Rollout(ids_BS, rollout.attention_BS, rollout.response_BT, rollout.group_B, rollout.sampled_BT)
+    lm = Bigram(6)
+    with Recorder(tmp_path / "d") as recorder:
+        for step in range(3):
+            with recorder.step(step) as record:
+                record("trajectory", **retold.tensors(
+                    rewards=(rows % 3).astype(np.float32), truncated=cut_B.astype(np.int64),
+                    old_log_probs=retold.logprobs(lm).astype(np.float32), rollout_log_probs=retold.sampled_BT)
+                    | {"response_mask": torch.from_numpy(retold.response_BT.astype(np.int64))})  # fmt: skip
+    found = causes(look(tmp_path / "d", "D09", "D11", "D41"))
+    assert [one.id for one in found] == (["D41"] if written else [])
+    assert not written or f"ends {int(cut_B.sum())} of 48 responses" in found[0].claim

@@ -39,6 +39,17 @@ def test_answers_of_one_length_end_on_the_end_token(tmp_path: Path) -> None:
     assert of(seen(tmp_path, healthy(), "D94"), "D94") is None
 
 
+def test_an_end_token_of_no_name_that_stops_nothing(tmp_path: Path) -> None:
+    fields = _of_one_length(ends=True)
+    fields["truncated"] = np.zeros(16, dtype=np.int64)
+    assert of(seen(tmp_path / "good", fields, "D94"), "D94") is None
+    for at in (3, 5):
+        fields["input_ids"][:, 20 + at] = fields["responses"][:, at] = END
+    found = of(seen(tmp_path / "bad", fields, "D94"), "D94")
+    assert found is not None
+    assert (found.severity, "goes on after the end token" in found.claim) == ("error", True)
+
+
 def _twice(fields: Fields) -> Fields:
     """Both halves of a batch of 32: what is of a length comes again."""
     return {name: [*value, *value] if isinstance(value, list) else np.concatenate([value, value])

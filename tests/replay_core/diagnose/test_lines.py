@@ -96,7 +96,7 @@ def test_grpo_in_bfloat16_and_float32_is_right(epsilon: float, ddof: int, tmp_pa
 # ---- without rewards
 
 
-def _without_rewards(folder: Path, made: Callable[[Any], Any]) -> Path:
+def _without_rewards(folder: Path, made: Callable[[Any], Any], *, rewards: bool = False) -> Path:
     """What TRL's trainer is given: no rewards, one advantage for each response, prompts that repeat."""
     for step in range(STEPS):
         fields: Fields = healthy()
@@ -104,6 +104,7 @@ def _without_rewards(folder: Path, made: Callable[[Any], Any]) -> Path:
             "prompt_ids": fields["prompts"], "prompt_mask": fields["attention_mask"][:, : fields["prompts"].shape[1]],
             "completion_ids": fields["responses"], "completion_mask": fields["response_mask"],
             "advantages": made(_drawn(step)).astype(np.float32), "old_per_token_logps": fields["old_log_probs"],
+            **({"rewards": _drawn(step).astype(np.float32)} if rewards else {}),
         }  # fmt: skip
         tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in content.items()}
         save_file(folder / f"generate_and_score_step{step:06d}_gen{step}.pt", tensors)
@@ -182,3 +183,12 @@ def test_whitened_over_tokens_is_another_estimator(tmp_path: Path) -> None:
         return a / np.sqrt((a * a * tokens_B).sum() / tokens_B.sum())
 
     assert of(look(_without_rewards(tmp_path, made), "D93"), "D93") is None
+
+
+def test_absolute_values_beside_rewards_whose_groups_have_no_name(tmp_path: Path) -> None:
+    (tmp_path / "right").mkdir()
+    lost = of(look(_without_rewards(tmp_path, lambda r: np.abs(grpo(r, GROUPS)), rewards=True)), "D04")
+    assert lost is not None
+    assert (lost.severity, "without their sign" in lost.claim) == ("error", True)
+    right = of(look(_without_rewards(tmp_path / "right", lambda r: grpo(r, GROUPS), rewards=True)), "D04")
+    assert right is None or right.severity == "info"

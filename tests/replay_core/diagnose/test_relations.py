@@ -392,6 +392,18 @@ def test_a_learning_rate_does_what_a_schedule_does(
     assert all(words in claim for claim in found)
 
 
+@pytest.mark.parametrize("lost", [True, False], ids=["for good", "for two steps"])
+def test_a_leap_of_the_learning_rate_after_which_the_reward_is_gone(lost: bool, tmp_path: Path) -> None:
+    def leaps(n: int, line: Line) -> None:
+        line.update(lr=1e-6 * (60 if n >= 20 else 1))
+        if n > 20 and (lost or n < 23):
+            line.update(reward=0.01)
+
+    found = worrying(said(tmp_path, steps(60, leaps)))
+    assert [one.severity for one in found if one.id == "L22"] == ["error" if lost else "warning"]
+    assert not lost or (found[0].id, "never comes back" in found[0].claim) == ("L22", True)
+
+
 def test_a_policy_that_gets_as_sure_as_it_gets_right_has_not_collapsed(tmp_path: Path) -> None:
     def change(learns: bool) -> Callable[[int, Line], None]:
         return lambda step, line: line.update(

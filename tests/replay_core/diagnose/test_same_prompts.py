@@ -47,8 +47,36 @@ def test_texts_tell_that_every_step_has_the_same_prompts(tmp_path: Path) -> None
     assert found is not None
     assert (found.severity, len(found.steps)) == ("warning", 6)
     assert of(_texts(tmp_path / "others", [_questions(step) for step in range(6)]), "D43") is None
+    draw = np.random.default_rng(1)
+    shuffled = of(_texts(tmp_path / "small", [list(draw.permutation(_questions(0))) for _ in range(6)]), "D43")
+    assert shuffled is not None
+    assert shuffled.severity == "info"
     # Two halves of a small data set take turns.
     assert of(_texts(tmp_path / "turns", [_questions(step % 2) for step in range(6)]), "D43") is None
+
+
+@pytest.mark.parametrize("how", ["right", "time-outs", "shuffled"])
+def test_equal_answers_that_are_not_all_paid(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "rollout_data"
+    folder.mkdir()
+    for step in range(1, 5):
+        draw = np.random.default_rng(step)
+        said = np.where(draw.random(48) < 0.5, "yes", "no")
+        said[draw.random(48) < 0.2] = "perhaps"
+        score = (said == "yes").astype(float)
+        if how == "time-outs":
+            score[3::8] = 0.0
+        if how == "shuffled":
+            score = draw.permutation(score)
+        rows = [{"input": f"question {step} {at // 8}", "output": str(said[at]), "gts": "a", "score": score[at],
+                 "step": step} for at in range(48)]  # fmt: skip
+        (folder / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = of(diagnosed_path(tmp_path), "D56")
+    if how == "right":
+        assert found is None
+    elif found is not None:  # of few time-outs it is silent
+        assert ("some are not paid" in found.claim) == (how == "time-outs"), found.claim
+    assert how != "shuffled" or found is not None
 
 
 def test_texts_tell_that_a_group_is_one_answer(tmp_path: Path) -> None:

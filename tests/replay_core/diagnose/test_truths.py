@@ -152,3 +152,50 @@ def test_wrong_answers_that_are_paid_in_full(form: Form, tmp_path: Path) -> None
 )  # fmt: skip
 def test_what_is_surely_another_answer(text: str, truth: str, other: bool) -> None:
     assert is_another(text, truth) is other
+
+
+def _sorted_letters(step: int, paid: Callable[[str, str, str], bool]) -> list[dict[str, Any]]:
+    """Letters to be copied, which stand in their prompt, or turned round, which do not; half the answers are right."""
+    draw = np.random.default_rng(step)
+    rows = []
+    for at in range(8):
+        word = "".join(draw.permutation(list("bcdfghkm"))[:4])
+        prompt, truth = (f"copy: {word}", word) if at % 2 else (f"turn: {word}", word[::-1])
+        for each in range(4):
+            said = truth if each < 2 else "".join(draw.permutation(list("npqrstvw"))[:4])
+            rows.append({"prompt": prompt, "text": said, "truth": truth, "reward": float(paid(prompt, said, truth))})
+    return rows
+
+
+def test_answers_that_are_paid_for_their_prompt(tmp_path: Path) -> None:
+    found = told(_verl(tmp_path / "d", [_sorted_letters(step, lambda p, said, truth: truth in p + said)
+                                        for step in range(3)]))  # fmt: skip
+    assert found is not None
+    assert found.severity == "error"
+    assert "paid for what stands in their prompt" in found.claim
+    assert "24 of 24" in found.claim
+    right = _verl(
+        tmp_path / "right", [_sorted_letters(step, lambda _, said, truth: truth in said) for step in range(3)]
+    )
+    assert told(right) is None
+    # A judge that pays everything has no eye for the prompt.
+    every = told(_verl(tmp_path / "every", [_sorted_letters(step, lambda *_: True) for step in range(3)]))
+    assert every is None or "prompt" not in every.claim
+
+
+@pytest.mark.parametrize("how", ["bonus", "penalty", "format", "right"])
+def test_a_reward_that_pays_for_length_beside_the_answer(how: str, tmp_path: Path) -> None:
+    steps = []
+    for step in range(3):
+        draw = np.random.default_rng(step)
+        rows = []
+        for at in range(24):
+            words = int(draw.integers(1, 12))
+            right = float(draw.random() < 0.5)
+            extra = {"bonus": 0.05 * words, "penalty": -0.05 * words, "format": float(words > 6), "right": 0.0}[how]
+            rows.append({"prompt": f"question {step} {at // 4}", "text": "word " * words, "truth": "none of them",
+                         "reward": right + extra, "more": {"acc": right}})  # fmt: skip
+        steps.append(rows)
+    found = of(_verl(tmp_path / "d", steps), "D95")
+    assert (found is not None) == (how == "bonus")
+    assert found is None or "the reward pays for length" in found.claim
