@@ -11,6 +11,7 @@ import torch
 
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look, of
+from tests.replay_core.diagnose.logs import diagnosed_path
 
 Fields = dict[str, torch.Tensor]
 Change = Callable[[int, Fields], None]
@@ -47,6 +48,7 @@ def batch(step: int) -> Fields:
 def record(
     directory: Path, change: Change = lambda _step, _fields: None, *, flags: dict[str, Any] | None = None,
     loss: Callable[[Fields, Fields], torch.Tensor] | None = None, steps: int = 3, minibatch: bool = False,
+    metrics: dict[str, float] | None = None,
 ) -> Path:  # fmt: skip
     """A native dump of such steps; `loss` makes a micro-batch's policy loss of its rows and of the whole update's."""
     recorder = Recorder(directory, flags=GRPO if flags is None else flags)
@@ -60,6 +62,8 @@ def record(
                 write("forward_data", rows, micro=micro, epoch=0, minibatch=mini)
                 if loss is not None:
                     write("loss", pg_loss=loss(rows, fields), micro=micro, epoch=0, minibatch=mini)
+            if metrics is not None:
+                write("training_metrics", **metrics)
     return directory
 
 
@@ -232,6 +236,24 @@ def test_a_reference_that_is_the_policy_again_in_mid_run(
     found = of(look(record(tmp_path, change, flags=GRPO | flags, steps=9), "D46"), "D46")
     assert (None if found is None else found.severity) == severity
     assert found is None or found.steps == again
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "reference", "severity"),
+    [(0.0, False, None), (None, False, None), (0.05, False, "warning"), (None, True, "warning")],
+    ids=["a coefficient of 0", "no reference", "a coefficient", "a reference"],
+)
+def test_a_kl_that_is_logged_as_0_says_nothing_where_there_is_none(
+    coefficient: float | None, reference: bool, severity: str | None, tmp_path: Path
+) -> None:
+    def change(step: int, fields: Fields) -> None:
+        if reference:
+            fields["ref_log_probs"] = fields["log_probs"] + 0.01 * (step + 1)
+
+    flags = GRPO if coefficient is None else GRPO | {"kl_coef": coefficient}
+    metrics = {"kl": 0.0, "grad_norm": 1.0, "learning_rate": 1e-5}
+    found = of(diagnosed_path(record(tmp_path, change, flags=flags, steps=12, metrics=metrics)), "D46")
+    assert (None if found is None else found.severity) == severity
 
 
 # ---- packs
