@@ -27,6 +27,8 @@ OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
 _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprange_high")
 #: Words for the weight of a KL to the reference; the first is that of one in the loss alone.
 KL_WEIGHTS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+#: Words for how many updates samples may be behind, or are.
+_LAGS = ("async_lag", "max_staleness", "staleness", "max_head_offpolicyness", "max_async_level", "off_policy_steps")
 #: Words for how a loss is put together of its tokens.
 _AGGREGATIONS = ("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_agg")
 #: Switches of a KL that is subtracted from the rewards.
@@ -184,15 +186,13 @@ class Algorithm:
     @property
     def is_off_policy(self) -> bool:
         """Whether samples are of older weights on purpose: an asynchronous run, or importance weights of the engine."""
-        lag = self.number(
-            "async_lag",
-            "max_staleness",
-            "staleness",
-            "max_head_offpolicyness",
-            "max_async_level",
-            "off_policy_steps",
-        )
+        lag = self.number(*_LAGS)
         return bool(lag) or self.is_weighed is True or (self.is_weighed is None and self.weight_cap is not None)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the run states that its samples are of the weights that train on them, and nothing that weighs."""
+        return self.number(*_LAGS) == 0 and not self.is_off_policy
 
     @property
     def is_weighed(self) -> bool | None:
