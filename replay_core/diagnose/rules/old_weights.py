@@ -15,7 +15,7 @@ from replay_core.diagnose.collected import AGREES, ENOUGH, Misplaced, parting, s
 from replay_core.diagnose.compared import TOLD_APART, gap_of, old_is_odd, worst_of
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, Gap, ahead_of, gap
+from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, Gap, ahead_of, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
 from replay_core.diagnose.rule import Skip, rule, skip_if
@@ -125,7 +125,7 @@ def stale(case: Case) -> Finding | None:
     Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long, or its
     mismatch past D09's limit of an error.
     Where no versions are recorded: none of it (.01 nats) in every k-th step, the first and two more among them, and
-    past .03 and ten times that in all others. A warning; worth knowing where it is stated.
+    past .03 and ten times that in all others. A warning, an error past .1; worth knowing where it is stated.
 
     Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
     the trainer's own forward that differs (D09).
@@ -272,7 +272,7 @@ def _synced_now_and_then(case: Case, every: list[_StepGap]) -> Finding | None:
     worst = max(every, key=lambda one: one.mean)
     meant = case.algorithm.is_off_policy or (case.algorithm.number(*_SYNCED_EVERY) or 0) > 1
     return finding(
-        "info" if meant else "warning",
+        "info" if meant else "error" if worst.mean > BADLY else "warning",
         f"the engine gets new weights every {turns} steps only: it agrees with the trainer in steps "
         f"{', '.join(map(str, steps[:: turns][:4]))}, and parts by up to {worst.mean:.3g} nats per token in those between",
         worst.place,
