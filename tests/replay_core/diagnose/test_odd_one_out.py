@@ -256,6 +256,27 @@ def test_a_kl_that_is_logged_as_0_says_nothing_where_there_is_none(
     assert (None if found is None else found.severity) == severity
 
 
+@pytest.mark.parametrize("name", ["old_log_probs", "rollout_log_probs"])
+@pytest.mark.parametrize("again", ["numbers", "samples", "nothing"])
+def test_log_probabilities_of_the_step_before(name: str, again: str, tmp_path: Path) -> None:
+    def change(step: int, fields: Fields) -> None:
+        fields["rollout_log_probs"] = fields["log_probs"] + 1e-4 * torch.randn(
+            8, WIDTH - 1, generator=torch.Generator().manual_seed(step)
+        )
+        if again == "numbers" and step >= 2:
+            fields[name] = batch(1)["log_probs"]
+        if again == "samples" and step >= 2:
+            fields |= {of: value for of, value in batch(1).items()} | {name: batch(1)["log_probs"]}
+
+    found = of(look(record(tmp_path, change, steps=5)), "D92")
+    if again == "numbers":
+        assert found is not None
+        word, since = name.partition("_")[0], 2 if name == "old_log_probs" else 3
+        assert found.claim.startswith(f"{word} log-probabilities are those of the step before, from step {since} on")
+    else:
+        assert found is None
+
+
 # ---- packs
 
 
