@@ -277,6 +277,31 @@ def test_log_probabilities_of_the_step_before(name: str, again: str, tmp_path: P
         assert found is None
 
 
+@pytest.mark.parametrize("how", ["shuffled", "as made", "both shuffled", "scaled", "of the mini-batch"])
+def test_advantages_of_other_samples_in_the_loss(how: str, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, flags=GRPO)
+    order = [5, 2, 7, 0, 3, 6, 1, 4]
+    for step in range(2):
+        made = batch(step)
+        used = {name: value[order] if how in ("shuffled", "both shuffled") else value for name, value in made.items()}
+        if how == "shuffled":
+            used["advantages"] = made["advantages"].max(1, keepdim=True)[0] + made["advantages"].min(1, keepdim=True)[0]
+            used["advantages"] = used["advantages"] * used["response_mask"][:, 1:]
+        elif how == "scaled":
+            used["advantages"] = 2 * used["advantages"]
+        elif how == "of the mini-batch":
+            halves = used["advantages"].view(2, 4, WIDTH - 1)
+            used["advantages"] = (halves / halves.abs().amax((1, 2), keepdim=True)).view(8, WIDTH - 1)
+        with recorder.step(step) as write:
+            write("trajectory", made)
+            for micro in range(2):
+                write("forward_data", {name: value[4 * micro : 4 * micro + 4] for name, value in used.items()
+                                       if name != "rewards"}, micro=micro)  # fmt: skip
+    found = of(look(tmp_path, "D78"), "D78")
+    assert (found is not None) == (how == "shuffled")
+    assert found is None or "advantages in the loss are other samples'" in found.claim
+
+
 # ---- packs
 
 
