@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch, mask_name
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import BOTH
 from replay_core.diagnose.finding import Finding, error, finding, share, shown
 from replay_core.diagnose.flat import Array
@@ -14,7 +15,7 @@ from replay_core.diagnose.rule import Skip, given, rule
 
 
 @rule("D41", "tokens count that no engine sampled", link="masks", scope="batch", needs=(*BOTH, "mask"),
-      explains=("L10", "D09", "D12", "D14", "D24"), lasts=True,
+      explains=("L10", "D09", "D12", "D14", "D24", "D42"), lasts=True,
       source="rllm#272, verl multi-turn masks: tool output and prompts are given, not sampled")  # fmt: skip
 def never_sampled(batch: StepBatch) -> Finding | None:
     """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
@@ -35,7 +36,7 @@ def never_sampled(batch: StepBatch) -> Finding | None:
     at = int(np.flatnonzero(alien_N)[0])
     name = mask_name(batch)
     holders = int((batch.flat.count(alien_N) > 0).sum())
-    where, cause = _given(batch, alien_N, both_N)
+    where, cause = _one_early(batch, alien_N, rollout) or _given(batch, alien_N, both_N)
     whole_B = batch.flat.count(alien_N) == batch.flat.count(both_N)
     if whole_B[batch.flat.count(alien_N) > 0].all():
         # Answers that are given whole are demonstrations: where nothing weighs them by the engine, nothing is wrong.
@@ -80,6 +81,25 @@ def _pushed_down(batch: StepBatch, alien_N: Array) -> int:
         return int((np.nan_to_num(batch.flat.mean(np.where(known_N, column.values_N, 0.0), known_N)) < 0).sum())
     advantage_B = batch.advantage_B
     return 0 if advantage_B is None else int((advantage_B[batch.flat.count(alien_N) > 0] < 0).sum())
+
+
+def _one_early(batch: StepBatch, alien_N: Array, rollout: Column) -> tuple[str, str] | None:
+    """Whether the tokens are the first that count in their rows, whose last sampled ones do not."""
+    trained_N = given(batch.trained_N)
+    holders = np.flatnonzero(batch.flat.count(alien_N))
+    starts, first_B, last_B = batch.flat.starts_B, batch.flat.first(trained_N), batch.flat.last(trained_N)
+    behind = (starts + last_B + 1)[holders]
+    inside = last_B[holders] + 1 < batch.flat.lengths_B[holders]
+    if not inside.all() or not alien_N[(starts + first_B)[holders]].all() or alien_N.sum() != len(holders):
+        return None
+    if not (rollout.said_N[behind] & (np.nan_to_num(rollout.values_N[behind]) != 0)).all():
+        return None
+    return (
+        f": in {share(len(holders), len(batch))} rows the mask stands one token too early, with the last token of the "
+        "prompt in it and the last sampled one (EOS) out of it",
+        "the mask of these rows is made of another prompt length, or shifted as labels are where it is not to be: the "
+        "end is never trained, and a token that was given is",
+    )
 
 
 def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str]:
