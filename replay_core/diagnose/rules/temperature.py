@@ -76,7 +76,9 @@ def tempered(case: Case) -> Iterator[Finding]:
             told.append((batch, between, sure))
         if between.is_tempered:
             surprise.take(between)
-    if starts_without and not _was_changed(means, [given(between.gain) for _, between, _ in told if between.is_tempered]):
+    if starts_without and not _was_changed(
+        means, [given(between.gain) for _, between, _ in told if between.is_tempered]
+    ):
         return
     since = f", since step {told[0][0].step}" if starts_without else ""
     for batch, between, sure in told:
