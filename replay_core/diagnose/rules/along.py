@@ -201,8 +201,8 @@ def _told(rows: list[Array], turns: list[Array]) -> tuple[Severity, str, str, in
                 "warning",
                 f"advantages stand one token {late} against the mask: the {'first' if late == 'late' else 'last'} "
                 "token of each response has none, all others have one number",
-                "the loss takes mask[:, :-1] where log-probabilities are of the next tokens (mask[:, 1:]), or the other "
-                "way round; or advantages were spread over another mask than the one that is recorded",
+                "the loss takes mask[:, :-1] where log-probabilities are of the next tokens (mask[:, 1:]), or the "
+                "other way round; or advantages were spread over another mask than the one that is recorded",
                 len(ended),
             )
     several = [(row, turn) for row, turn in zip(rows, turns, strict=True) if row[0] != 0 and turn[-1] > 0]

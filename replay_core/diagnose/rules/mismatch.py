@@ -114,7 +114,8 @@ def disagree(case: Case) -> Iterator[Finding]:
     elif not any(of_a_forward for *_, of_a_forward in found) and _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
         # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
         every = [
-            _because(_milder(one), _UNSYNCED, _UNSYNCED_CAUSE) if one.severity != "info" and case.algorithm.is_synchronous
+            _because(_milder(one), _UNSYNCED, _UNSYNCED_CAUSE)
+            if one.severity != "info" and case.algorithm.is_synchronous
             else _because(replace(one, severity="info"), _LATE, _LATE_CAUSE) for one in every
         ]  # fmt: skip
     elif grows:

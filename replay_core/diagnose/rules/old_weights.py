@@ -274,7 +274,7 @@ def _synced_now_and_then(case: Case, every: list[_StepGap]) -> Finding | None:
     return finding(
         "info" if meant else "error" if worst.mean > BADLY else "warning",
         f"the engine gets new weights every {turns} steps only: it agrees with the trainer in steps "
-        f"{', '.join(map(str, steps[::turns][:4]))}, and parts by up to {worst.mean:.3g} nats per token in those between",
+        f"{', '.join(map(str, steps[::turns][:4]))}, and parts by up to {worst.mean:.3g} nats per token between",
         worst.place,
         shown("mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12]), "as at first"),
         shown("largest in steps that agree", max(one.mean for one in every[::turns])),

@@ -127,7 +127,7 @@ def of_the_step_before(case: Case) -> Iterator[Finding]:
         word, link = _WORDS[name]
         step, where, rows_told = steps[0]
         yield error(
-            f"{word} log-probabilities are those of the step before, from step {step} on: they stand beside other tokens",
+            f"{word} log-probabilities are those of the step before, from step {step} on: beside other tokens",
             where,
             shown("rows that are equal to the last bit, over other tokens", rows_told, "0"),
             shown("steps that show it", len(steps)),

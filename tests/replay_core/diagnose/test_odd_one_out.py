@@ -266,7 +266,7 @@ def test_log_probabilities_of_the_step_before(name: str, again: str, tmp_path: P
         if again == "numbers" and step >= 2:
             fields[name] = batch(1)["log_probs"]
         if again == "samples" and step >= 2:
-            fields |= {of: value for of, value in batch(1).items()} | {name: batch(1)["log_probs"]}
+            fields |= batch(1) | {name: batch(1)["log_probs"]}
 
     found = of(look(record(tmp_path, change, steps=5)), "D92")
     if again == "numbers":
