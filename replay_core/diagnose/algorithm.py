@@ -190,11 +190,6 @@ class Algorithm:
         return bool(lag) or self.is_weighed is True or (self.is_weighed is None and self.weight_cap is not None)
 
     @property
-    def is_synchronous(self) -> bool:
-        """Whether the run states that its samples are of the weights that train on them, and nothing that weighs."""
-        return self.number(*_LAGS) == 0 and not self.is_off_policy
-
-    @property
     def is_weighed(self) -> bool | None:
         """Whether the run states that importance weights of the engine enter the loss; None where it does not say. A
         cap beside its switch (`rollout_is_threshold`, `tis_clip`, TRL's) has a default, and is no switch.
@@ -258,6 +253,11 @@ class Algorithm:
         epochs = self.number("ppo_epochs", "num_iterations", "num_ppo_epochs")
         whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
         return epochs == 1 and whole is not None and whole == part and not self.is_off_policy
+
+
+def is_synchronous(algorithm: Algorithm) -> bool:
+    """Whether the run states that its samples are of the weights that train on them, and nothing that weighs."""
+    return algorithm.number(*_LAGS) == 0 and not algorithm.is_off_policy
 
 
 def divides_by_length(algorithm: Algorithm) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import is_synchronous
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest, synced_every
@@ -115,7 +116,7 @@ def disagree(case: Case) -> Iterator[Finding]:
         # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
         every = [
             _because(_milder(one), _UNSYNCED, _UNSYNCED_CAUSE)
-            if one.severity != "info" and case.algorithm.is_synchronous
+            if one.severity != "info" and is_synchronous(case.algorithm)
             else _because(replace(one, severity="info"), _LATE, _LATE_CAUSE) for one in every
         ]  # fmt: skip
     elif grows:
