@@ -63,7 +63,7 @@ def record(
                 if loss is not None:
                     write("loss", pg_loss=loss(rows, fields), micro=micro, epoch=0, minibatch=mini)
             if metrics is not None:
-                write("training_metrics", **metrics)
+                write("training_metrics", metrics)
     return directory
 
 
