@@ -27,6 +27,8 @@ OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
 _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprange_high")
 #: Words for the weight of a KL to the reference; the first is that of one in the loss alone.
 KL_WEIGHTS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
+#: Words for how many updates samples may be behind, or are.
+_LAGS = ("async_lag", "max_staleness", "staleness", "max_head_offpolicyness", "max_async_level", "off_policy_steps")
 #: Words for how a loss is put together of its tokens.
 _AGGREGATIONS = ("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_agg")
 #: Switches of a KL that is subtracted from the rewards.
@@ -184,14 +186,7 @@ class Algorithm:
     @property
     def is_off_policy(self) -> bool:
         """Whether samples are of older weights on purpose: an asynchronous run, or importance weights of the engine."""
-        lag = self.number(
-            "async_lag",
-            "max_staleness",
-            "staleness",
-            "max_head_offpolicyness",
-            "max_async_level",
-            "off_policy_steps",
-        )
+        lag = self.number(*_LAGS)
         return bool(lag) or self.is_weighed is True or (self.is_weighed is None and self.weight_cap is not None)
 
     @property
@@ -258,6 +253,11 @@ class Algorithm:
         epochs = self.number("ppo_epochs", "num_iterations", "num_ppo_epochs")
         whole, part = self.number("train_batch_size"), self.number("ppo_mini_batch_size")
         return epochs == 1 and whole is not None and whole == part and not self.is_off_policy
+
+
+def is_synchronous(algorithm: Algorithm) -> bool:
+    """Whether the run states that its samples are of the weights that train on them, and nothing that weighs."""
+    return algorithm.number(*_LAGS) == 0 and not algorithm.is_off_policy
 
 
 def divides_by_length(algorithm: Algorithm) -> bool:

@@ -333,6 +333,23 @@ def comes_to_rest(later: Sequence[float]) -> bool:
     return float(np.median(later[-third:])) <= STILL * float(np.median(later[third:-third]))
 
 
+#: Of steps between two that agree, how many times as far apart they are as the agreeing ones at least.
+TIMES_SYNCED = 10.0
+
+
+def synced_every(means: Sequence[float]) -> int | None:
+    """Every how many steps engine and trainer agree (AGREES), the first among them, while they part in all others
+    (DISAGREE, and 10 times that); None where they do not so twice and more after the first step.
+    """
+    at = [number for number, mean in enumerate(means) if mean <= AGREES]
+    every = at[1] - at[0] if len(at) >= 3 else 0
+    if every < 2 or at != list(range(0, len(means), every)):
+        return None
+    fresh = max(means[number] for number in at)
+    parted = min(mean for number, mean in enumerate(means) if number % every)
+    return every if parted > max(DISAGREE, TIMES_SYNCED * fresh) else None
+
+
 def _of_prompts(by_sample_B: Array, limit: float, prompts_B: Array | None) -> tuple[int, int] | None:
     if prompts_B is None:
         return None

@@ -28,11 +28,17 @@ def along_the_response(batch: StepBatch) -> Finding | None:
     that have one there and three counted tokens and more (4 of them and more): an error where all but the first token's
     are 0, or all but the last's; a warning where they are 0 behind the first turn (a gap in the mask) and one number
     before it, or fall from token to token by one factor that is the same in every response.
-    An error, too, where each place has one number in all responses, and rewards differ: another axis.
+    An error, too, where each place has one number in all responses, and rewards differ: another axis. A warning where
+    the first token, or the last one, of every response that has an advantage has 0, and all others one number: shifted.
+
+    Before these, two records of a step's advantages, matched by their tokens: an error where a quarter of the samples,
+    4 and more, have another number in one than in the other, and it is another sample's (19 of 20, of 3 and more).
     """
     if batch.columns.of("values") is not None or batch.laid.algorithm.estimator == "gae":
         raise Skip("a critic's advantages differ from token to token (D44)")
     column, counted_N = given(batch.columns.of("advantages")), given(batch.trained_N)
+    if (moved := _of_other_rows(batch, counted_N)) is not None:
+        return moved
     counted_N = counted_N & column.said_N
     if batch.advantage_B is not None or not np.isfinite(column.values_N[counted_N]).all():
         return None
@@ -58,6 +64,53 @@ def along_the_response(batch: StepBatch) -> Finding | None:
         shown("advantages of one of them", " ".join(f"{value:.4g}" for value in _largest(rows)[:8])),
         cause=cause,
     )
+
+
+#: Of the samples, those whose advantages in the loss are another's; the share that is; and the numbers that tell.
+MOVED, OTHERS, NUMBERS = 0.25, 0.95, 3
+
+
+def _of_other_rows(batch: StepBatch, counted_N: Array) -> Finding | None:
+    """Advantages of the micro-batches that are those of other samples in the step's own record."""
+    columns = list(batch.columns.every("advantages"))
+    used = next((one for one in columns if one.source.partition(" of ")[2].count("micro")), None)
+    made = next((one for one in columns if one is not used), None)
+    if used is None or made is None or batch.tokens_N is None:
+        return None
+    known_N = counted_N & used.said_N & made.said_N
+    ours_B, theirs_B = (_largest_of(batch, one.values_N, known_N) for one in (used, made))
+    # Equal answers are matched to each other in whatever order they come.
+    by_tokens: dict[bytes, set[float]] = {}
+    keys = [batch.tokens_N[span].tobytes() for span in batch.flat.spans]
+    for key, value in zip(keys, theirs_B, strict=True):
+        by_tokens.setdefault(key, set()).add(round(float(value), 5))
+    sure_B = np.array([len(by_tokens[key]) == 1 for key in keys]) & (batch.flat.count(known_N) > 0)
+    size = float(np.abs(theirs_B).max(initial=0.0))
+    moved_B = sure_B & (np.abs(ours_B - theirs_B) > CLOSE * size) & (ours_B != 0)
+    if moved_B.sum() < max(FEWEST, MOVED * sure_B.sum()) or np.allclose(ours_B[moved_B], -theirs_B[moved_B]):
+        return None
+    values = np.unique(theirs_B)
+    near = np.abs(ours_B[moved_B][:, None] - values).min(axis=1) <= 1e-5 * max(size, 1.0)
+    if near.mean() < OTHERS or np.unique(np.round(ours_B[moved_B], 4)).size < NUMBERS:
+        return None
+    first = int(moved_B.argmax())
+    return finding(
+        "error",
+        f"advantages in the loss are other samples': {int(moved_B.sum())} of {int(sure_B.sum())} rows have not those "
+        "that the step made for the same tokens, but another row's",
+        batch.laid.where("advantages", sample=first),
+        shown("rows with another's advantage", int(moved_B.sum()), "0", used.source),
+        shown(f"advantage of sample {first} in the loss", float(ours_B[first]), f"{theirs_B[first]:.4g}", made.source),
+        cause="tokens were put in another order (shuffled into mini-batches, sorted by length) and the advantages were "
+        "not, or by another permutation: each response is trained by what another one earned",
+    )
+
+
+def _largest_of(batch: StepBatch, values_N: Array, known_N: Array) -> Array:
+    """Of each sample [B] its largest advantage by size, 0 where it has none."""
+    low_B, high_B = (np.nan_to_num(each) for each in batch.flat.extremes(values_N, known_N))
+    found: Array = np.where(np.abs(low_B) > np.abs(high_B), low_B, high_B)
+    return found
 
 
 def _by_place(batch: StepBatch, a_N: Array, counted_N: Array) -> tuple[Severity, str, str, int] | None:
@@ -140,6 +193,18 @@ def _told(rows: list[Array], turns: list[Array]) -> tuple[Severity, str, str, in
             "before it",
             len(ended),
         )
+    for late, at, rest in (("late", 0, slice(1, None)), ("early", -1, slice(None, -1))):
+        if len(ended) >= FEWEST and all(
+            row[at] == 0 and row[rest].all() and np.ptp(row[rest]) <= CLOSE * abs(row[rest][0]) for row in ended
+        ):
+            return (
+                "warning",
+                f"advantages stand one token {late} against the mask: the {'first' if late == 'late' else 'last'} "
+                "token of each response has none, all others have one number",
+                "the loss takes mask[:, :-1] where log-probabilities are of the next tokens (mask[:, 1:]), or the "
+                "other way round; or advantages were spread over another mask than the one that is recorded",
+                len(ended),
+            )
     several = [(row, turn) for row, turn in zip(rows, turns, strict=True) if row[0] != 0 and turn[-1] > 0]
     if len(several) >= FEWEST and all(
         not row[turn > 0].any() and np.ptp(row[turn == 0]) <= CLOSE * abs(row[0]) for row, turn in several

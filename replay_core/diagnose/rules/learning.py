@@ -437,7 +437,8 @@ def no_divergence(log: RunLog) -> Finding | None:
     """KL exactly 0 in every one of 10 steps and more, while gradient norm and learning rate are not: a warning. Of
     preference pairs, so is every implicit reward (beta times the log ratio to the reference). A "penalty" may be
     multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where
-    no gradient norm is logged, 20 steps in which the loss changes.
+    no gradient norm is logged, 20 steps in which the loss changes. A KL that is off is silent: its coefficient is 0,
+    or the run recorded samples without a reference and tells of no coefficient.
     """
     series = given(log.get("kl") or log.get("pair_reward"))
     unsure = series.signal == "kl" and "penalty" in series.name.lower() and not _is_weighed(log)
@@ -450,7 +451,7 @@ def no_divergence(log: RunLog) -> Finding | None:
     )  # fmt: skip
     if any(any(one.finite) for one in each) or not moved:
         return None
-    if rates is not None and not any(rates.finite):
+    if (rates is not None and not any(rates.finite)) or (series.signal == "kl" and _is_off(log)):
         return None
     return finding(
         "info" if unsure else "warning",
@@ -462,6 +463,18 @@ def no_divergence(log: RunLog) -> Finding | None:
         + _STILL,
         next_step=_RECORD,
     )
+
+
+def _is_off(log: RunLog) -> bool:
+    """Whether the run has no KL to a reference: what it logs as one is a 0 that was never computed."""
+    if _is_weighed(log):
+        return False
+    has_samples = False
+    for batch in log.samples():
+        if batch.has("ref_logprobs"):
+            return False
+        has_samples = True
+    return has_samples or log.has("kl_coefficient") or kl_weight(log.algorithm) is not None
 
 
 def _is_weighed(log: RunLog) -> bool:

@@ -12,9 +12,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.algorithm import is_synchronous
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest
+from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest, synced_every
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, old_is_odd, worst_of
 from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
@@ -57,7 +58,8 @@ def disagree(case: Case) -> Iterator[Finding]:
     each: a repetition penalty.
 
     Info, too, over the steps of a run whose first has none of it, and where it does not grow any more: it is what
-    weights some updates old make, as every asynchronous run has it (half a nat at the most). More of it, where the
+    weights some updates old make, as every asynchronous run has it (half a nat at the most); a warning of a run that
+    states samples no updates old. More of it, where the
     first step has none, is a warning: whether they are as old on purpose is D12's. So is what lies on the first k
     tokens of responses alone, each of these places (2 and more) 3 times as far apart as each behind them. So is half a
     nat and less of a dump that begins after the second step, unless the differences show that one forward is wrong.
@@ -112,7 +114,11 @@ def disagree(case: Case) -> Iterator[Finding]:
         every = [_because(_milder(one), *_of_swap(*swapped)) for one in every]
     elif not any(of_a_forward for *_, of_a_forward in found) and _is_one_update(means, *_OF_AN_UPDATE["logprob_diff"]):
         # What is wrong with prompts, padding or a forward is so in the first step, too: no place tells a cause here.
-        every = [_because(replace(one, severity="info"), _LATE, _LATE_CAUSE) for one in every]
+        every = [
+            _because(_milder(one), _UNSYNCED, _UNSYNCED_CAUSE)
+            if one.severity != "info" and is_synchronous(case.algorithm)
+            else _because(replace(one, severity="info"), _LATE, _LATE_CAUSE) for one in every
+        ]  # fmt: skip
     elif grows:
         every = [_because(one, *_of_growth(growth)) if one in uncaused else one for one in every]
     elif begins_so and min(means) > DISAGREE and max(means) < 2 * min(means):
@@ -225,6 +231,16 @@ _LATE_CAUSE = (
     "weights reach the engine a step late. Importance weights (truncated, TIS) set it right"
 )
 
+#: The same of a run that states that its samples are no updates old.
+_UNSYNCED = (
+    " after the first step, which has none, although the run states that samples are of the newest weights: the "
+    "engine's are older, or a part of them is"
+)
+_UNSYNCED_CAUSE = (
+    "the engine is not given every update, or not all of the weights (names that do not match, a part of the layers, "
+    "an adapter): a synchronous run without importance weights has as little of it in each step as in the first"
+)
+
 
 def _is_one_update(values: list[float], rounding: float, most: float) -> bool:
     """Whether a mismatch by step is that of weights some updates old: the first step has none, and what comes later
@@ -233,7 +249,7 @@ def _is_one_update(values: list[float], rounding: float, most: float) -> bool:
     if len(values) < 4 or values[0] > min(rounding, 0.1 * values[1]):
         return False
     later = values[1:]
-    if np.median(later) > most:
+    if np.median(later) > most or synced_every(values) is not None:
         return False
     if comes_to_rest(later):
         return True

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.collected import AGREES, ENOUGH, Misplaced, parting
+from replay_core.diagnose.collected import AGREES, ENOUGH, Misplaced, parting, synced_every
 from replay_core.diagnose.compared import TOLD_APART, gap_of, old_is_odd, worst_of
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import DISAGREE, LIMITS, OLDEST, Gap, ahead_of, gap
+from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, Gap, ahead_of, gap
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
 from replay_core.diagnose.rule import Skip, rule, skip_if
@@ -124,6 +124,9 @@ def stale(case: Case) -> Finding | None:
     engine says it is up to date; without any a warning in fewer than 12 steps, since an asynchronous run begins so.
     Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long, or its
     mismatch past D09's limit of an error.
+    Where no versions are recorded: none of it (.01 nats) in every k-th step, the first and two more among them, and
+    past .03 and ten times that in all others. A warning, an error past .1; worth knowing where it is stated.
+
     Silent where the first step of a run has as much of it: before any update old weights are the new ones, and it is
     the trainer's own forward that differs (D09).
     """
@@ -140,6 +143,8 @@ def stale(case: Case) -> Finding | None:
             grown = replace(grown, severity="info")
         return _of_an_adapter(grown) if _trains_an_adapter(case) else grown
     known = [one.version for one in every if one.version is not None]
+    if not known and (turns := _synced_now_and_then(case, every)) is not None:
+        return turns
     if len(set(known)) > 1:
         return _against_versions(case, every)
     parted = [one for one in every if one.mean > DISAGREE]
@@ -248,6 +253,36 @@ def _applied_twice(every: list[_StepGap]) -> Finding | None:
         "loaded once more, its scale (alpha / r) is another, or a delta is added to weights that hold it already",
         next_step=worst.command,
         steps=[one.step for one in beyond],
+    )
+
+
+#: Words for how often weights are sent to the engine.
+_SYNCED_EVERY = (
+    "weight_sync_interval", "sync_every", "sync_interval", "weight_sync_steps", "trigger_parameter_sync_step",
+    "update_weights_interval", "sync_weights_every",
+)  # fmt: skip
+
+
+def _synced_now_and_then(case: Case, every: list[_StepGap]) -> Finding | None:
+    """Engine and trainer that agree in every k-th step, and part more in each until the next."""
+    steps = [one.step for one in every if one.step is not None]
+    turns = synced_every([one.mean for one in every])
+    if turns is None or steps != list(range(steps[0], steps[0] + len(every))):
+        return None
+    worst = max(every, key=lambda one: one.mean)
+    meant = case.algorithm.is_off_policy or (case.algorithm.number(*_SYNCED_EVERY) or 0) > 1
+    return finding(
+        "info" if meant else "error" if worst.mean > BADLY else "warning",
+        f"the engine gets new weights every {turns} steps only: it agrees with the trainer in steps "
+        f"{', '.join(map(str, steps[::turns][:4]))}, and parts by up to {worst.mean:.3g} nats per token between",
+        worst.place,
+        shown("mean |trainer - rollout| by step", ", ".join(f"{one.mean:.3g}" for one in every[:12]), "as at first"),
+        shown("largest in steps that agree", max(one.mean for one in every[::turns])),
+        shown("mean |trainer - rollout| at most", worst.mean, f"< {DISAGREE} nats"),
+        cause="weights are sent to the engine once in so many steps, or that often alone with success: samples in "
+        "between are of old weights, and neither versions nor importance weights are recorded that correct for them",
+        next_step=worst.command,
+        steps=[one.step for number, one in enumerate(every) if number % turns],
     )
 
 

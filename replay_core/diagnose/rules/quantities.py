@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.compared import BOTH, figures_of
-from replay_core.diagnose.finding import Finding, error, shown
+from replay_core.diagnose.finding import Finding, Where, error, shown
+from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap
 from replay_core.diagnose.kinship import odd_one
 from replay_core.diagnose.rule import Skip, rule
@@ -84,3 +90,69 @@ def shifted(batch: StepBatch) -> Finding | None:
         *figures_of(between),
         cause="one side is about the token at its index, the other about the next: a roll or a slice is off by one",
     )
+
+
+#: Rows that tell before they are all of them, and the share of them that has to be another step's.
+ROWS, SHARE = 4, 0.9
+
+
+@rule("D92", "log-probabilities are those of an earlier step", link="logprobs", scope="case", lasts=True,
+      explains=("D08", "D09", "D10", "D11", "D12", "D14", "D15", "D24", "D59", "D60", "D79", "L08", "L10"),
+      source="a buffer that is not written again: the batch of the step before is handed on")  # fmt: skip
+def of_the_step_before(case: Case) -> Iterator[Finding]:
+    """Old and rollout log-probabilities, row by row beside those of the step before: equal to the last bit over all
+    places that both responses have (2 and more), none of them 0, although other tokens stand there; an error where 9 of
+    10 of the rows with other tokens are so, 4 and more. Samples that come again have the same tokens.
+    """
+    found: dict[str, list[tuple[int, Where, int]]] = {}
+    before: dict[str, list[_Rows]] = {}
+    at = None
+    now: dict[str, list[_Rows]] = {}
+    seen = 0
+    for batch in case.batches():
+        inside_N, tokens_N = batch.response_N, batch.tokens_N
+        if batch.step is None or inside_N is None or tokens_N is None:
+            continue
+        if batch.step != at:
+            before, now, at = now, {}, batch.step
+        for name in ("old_logprobs", "rollout_logprobs"):
+            column = batch.columns.of(name)
+            if column is None:
+                continue
+            seen += 1
+            here_N = inside_N & column.said_N
+            rows = [(tokens_N[span][here_N[span]], column.values_N[span][here_N[span]]) for span in batch.flat.spans]
+            for earlier in before.get(name, []):
+                told = [same for mine, theirs in zip(rows, earlier, strict=False)
+                        if (same := _is_handed_on(mine, theirs)) is not None]  # fmt: skip
+                if sum(told) >= max(ROWS, SHARE * len(told)):
+                    found.setdefault(name, []).append((batch.step, batch.laid.where(name, sample=0), sum(told)))
+                    break
+            now.setdefault(name, []).append(rows)
+    if not seen:
+        raise Skip("needs tokens and old or rollout log-probabilities of two steps")
+    for name, steps in found.items():
+        word, link = _WORDS[name]
+        step, where, rows_told = steps[0]
+        yield error(
+            f"{word} log-probabilities are those of the step before, from step {step} on: beside other tokens",
+            where,
+            shown("rows that are equal to the last bit, over other tokens", rows_told, "0"),
+            shown("steps that show it", len(steps)),
+            link=link,
+            cause="they are not computed anew: a buffer of the step before, a cache by row, or a batch that was handed "
+            "on is read instead; the ratio and its clipping are then of other samples",
+            steps=[step for step, _, _ in steps],
+        )
+
+
+#: Tokens and log-probabilities of the response of every sample.
+_Rows = list[tuple[Array, Array]]
+
+
+def _is_handed_on(mine: tuple[Array, Array], theirs: tuple[Array, Array]) -> bool | None:
+    """Whether a row has the numbers of another row, of other tokens; None where it cannot be told."""
+    size = min(len(mine[0]), len(theirs[0]))
+    if size < 2 or np.array_equal(mine[0][:size], theirs[0][:size]):
+        return None
+    return bool(mine[1][:size].all() and np.array_equal(mine[1][:size], theirs[1][:size]))

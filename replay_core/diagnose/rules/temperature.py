@@ -45,22 +45,26 @@ def tempered(case: Case) -> Iterator[Finding]:
     A warning where the dump begins after the second step, no tokens of one place tell and the two are half a nat and
     less apart: older samples look so, too.
 
-    A temperature is a setting: silent where the first step of the run has none of it (.01 nats and less). A policy that
-    gets sharper with its updates looks as if its older samples were drawn at a higher one.
+    A temperature is a setting: where the first step of the run has none of it (.01 nats and less), it is told of one
+    that was changed between two steps alone: none in 2 steps and more, and one temperature, to 3 %, in all later ones,
+    of 3 and more. A policy that gets sharper with its updates looks as if its older samples were drawn at a higher one,
+    and at another in each step.
     """
     found: list[Finding] = []
     means: list[float] = []
     whys: list[str] = []
     told: list[tuple[StepBatch, Gap, bool]] = []
     surprise = Surprise()
+    starts_without = False
     for batch in case.batches():
         try:
             between = compared(batch)
         except Skip as skip:
             whys.append(str(skip))
             continue
-        if not means and batch.step in (0, 1) and between.mean <= AGREES and len(case.steps()) > 1:
-            return
+        starts_without |= not means and batch.step in (0, 1) and between.mean <= AGREES and len(case.steps()) > 1
+        if starts_without and len(told) != len([mean for mean in means if mean > AGREES]):
+            return  # it came, and was no temperature, or no longer
         means.append(between.mean)
         # Of a dump that begins later samples may be older: only tokens drawn in one place tell them from a temperature.
         sure = (
@@ -73,13 +77,36 @@ def tempered(case: Case) -> Iterator[Finding]:
             told.append((batch, between, sure))
         if between.is_tempered:
             surprise.take(between)
+    if starts_without and not _was_changed(
+        means, [given(between.gain) for _, between, _ in told if between.is_tempered]
+    ):
+        return
+    since = f", since step {told[0][0].step}" if starts_without else ""
     for batch, between, sure in told:
         one = _tempered(batch, between, surprise)
         steps = () if batch.step is None else (batch.step,)
-        found.append(replace(one, steps=steps, severity=one.severity if sure else "warning"))
+        claim = one.claim + since
+        found.append(replace(one, claim=claim, steps=steps, severity=one.severity if sure else "warning"))
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     yield from (weighed(one, len(means), varies=False) for one in merged(found))
+
+
+#: Steps without a difference, and with one, of a temperature that was changed in the middle of a run; how far the
+#: temperatures of its steps are apart at most, as a share.
+BEFORE, AFTER, ONE = 2, 3, 0.03
+
+
+def _was_changed(means: list[float], gains: list[float]) -> bool:
+    """Whether mean |d| by step is none up to a step, and of one temperature in all later ones; `gains`: theirs."""
+    before = len(means) - len(gains)
+    return (
+        before >= BEFORE
+        and len(gains) >= AFTER
+        and max(means[:before]) <= AGREES
+        and min(means[before:]) > AGREES
+        and max(gains) <= (1 + ONE) * min(gains)
+    )
 
 
 def _tempered(batch: StepBatch, between: Gap, surprise: Surprise) -> Finding:

@@ -1,20 +1,24 @@
-"""Tokens in the loss that no engine sampled."""
+"""Tokens in the loss that no engine sampled, and sampled ones that are not in it."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from replay_core import pages
 from replay_core.diagnose.batch import StepBatch, mask_name
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import BOTH
-from replay_core.diagnose.finding import Finding, error, finding, share, shown
+from replay_core.diagnose.finding import Finding, error, finding, listed, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import Gap, gap, unsampled
 from replay_core.diagnose.kinship import whose
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.records import Record
 
 
 @rule("D41", "tokens count that no engine sampled", link="masks", scope="batch", needs=(*BOTH, "mask"),
-      explains=("L10", "D09", "D12", "D14", "D24"), lasts=True,
+      explains=("L10", "D09", "D12", "D14", "D24", "D42"), lasts=True,
       source="rllm#272, verl multi-turn masks: tool output and prompts are given, not sampled")  # fmt: skip
 def never_sampled(batch: StepBatch) -> Finding | None:
     """Tokens in the loss whose rollout log-probability is exactly 0 while the trainer's mean over them is below -1: the
@@ -42,7 +46,7 @@ def never_sampled(batch: StepBatch) -> Finding | None:
     at = int(np.flatnonzero(alien_N)[0])
     name = mask_name(batch)
     holders = int((batch.flat.count(alien_N) > 0).sum())
-    where, cause = _given(batch, alien_N, both_N)
+    where, cause = _one_early(batch, alien_N, rollout) or _given(batch, alien_N, both_N)
     whole_B = batch.flat.count(alien_N) == batch.flat.count(both_N)
     if whole_B[batch.flat.count(alien_N) > 0].all():
         # Answers that are given whole are demonstrations: where nothing weighs them by the engine, nothing is wrong.
@@ -158,6 +162,25 @@ def _pushed_down(batch: StepBatch, alien_N: Array) -> int:
     return 0 if advantage_B is None else int((advantage_B[batch.flat.count(alien_N) > 0] < 0).sum())
 
 
+def _one_early(batch: StepBatch, alien_N: Array, rollout: Column) -> tuple[str, str] | None:
+    """Whether the tokens are the first that count in their rows, whose last sampled ones do not."""
+    trained_N = given(batch.trained_N)
+    holders = np.flatnonzero(batch.flat.count(alien_N))
+    starts, first_B, last_B = batch.flat.starts_B, batch.flat.first(trained_N), batch.flat.last(trained_N)
+    behind = (starts + last_B + 1)[holders]
+    inside = last_B[holders] + 1 < batch.flat.lengths_B[holders]
+    if not inside.all() or not alien_N[(starts + first_B)[holders]].all() or alien_N.sum() != len(holders):
+        return None
+    if not (rollout.said_N[behind] & (np.nan_to_num(rollout.values_N[behind]) != 0)).all():
+        return None
+    return (
+        f": in {share(len(holders), len(batch))} rows the mask stands one token too early, with the last token of the "
+        "prompt in it and the last sampled one (EOS) out of it",
+        "the mask of these rows is made of another prompt length, or shifted as labels are where it is not to be: the "
+        "end is never trained, and a token that was given is",
+    )
+
+
 def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str]:
     """Where the tokens lie that were not sampled, as the rest of a claim, and who wrote them there."""
     holders = np.flatnonzero(batch.flat.count(alien_N))
@@ -204,6 +227,74 @@ def _given(batch: StepBatch, alien_N: Array, counted_N: Array) -> tuple[str, str
             "was given these tokens",
         )
     return "", "tool output or a part of the prompt is left in the loss mask: the engine was given these tokens"
+
+
+#: Rows that begin late before it is no odd one, and the share of the rows past which it is a rule of the recipe.
+LATE_ROWS, LATE_SHARE = 4, 0.5
+#: Of all rows, those that begin at either token: others have nothing in the loss.
+ALL_ROWS = 0.8
+
+
+@rule("D41", "the first sampled token is left out in some rows", link="masks", scope="case",
+      source="a mask made of another prompt length, or shifted in a part of the rows")  # fmt: skip
+def begins_late(case: Case) -> Finding | None:
+    """Rows whose mask begins at the second token that the engine sampled: its log-probability of the one before is not
+    0. A warning where in each of a step's batches (half of the steps and more) 4 rows and more do, and at most half of
+    them, while the others begin at the first. A forced beginning is in every row, and no engine gives it a number.
+    """
+    seen, found = 0, []
+    for batch in case.batches():
+        if not batch.has("rollout_logprobs") or batch.trained_N is None:
+            continue
+        seen += 1
+        # What was sampled stands in the micro-batches once more.
+        whole = [record for record in batch.columns.records if record.key.micro is None] or batch.columns.records
+        grids = [both for record in whole if (both := _beginnings(record)) is not None]
+        late_B, first_B = (np.concatenate(each) for each in zip(*grids, strict=True)) if grids else _begins(batch)
+        if late_B.sum() >= LATE_ROWS and late_B.mean() <= LATE_SHARE and (late_B | first_B).mean() >= ALL_ROWS:
+            found.append(
+                (batch.step, np.flatnonzero(late_B), len(late_B), batch.laid.where(mask_name(batch), sample=0))
+            )
+    if not seen:
+        raise Skip("needs a mask and the engine's log-probabilities")
+    if 2 * len(found) < seen or not found:
+        return None
+    _, at, rows, place = found[0]
+    every = np.unique(np.concatenate([np.diff(at) for _, at, _, _ in found]))
+    return warning(
+        f"the first sampled token is not in the loss in {share(len(at), rows)} rows, and in the others it is"
+        + (f": one of every {int(every[0])}" if every.size == 1 and every[0] > 1 else ""),
+        place,
+        shown("rows whose mask begins at the second sampled token", len(at), "0"),
+        shown("first of them", listed(at[:6])),
+        shown("steps that show it", share(len(found), seen)),
+        cause="the mask of these rows is made of another prompt length or shifted by one: how an answer begins is not "
+        "trained there",
+        steps=[step for step, *_ in found],
+    )
+
+
+def _beginnings(record: Record) -> tuple[Array, Array] | None:
+    """Of a grid, rows whose mask begins at the second sampled token, and at the first [B]; None of others."""
+    mask = next((ref for ref in record.tensors() if ref.canonical in ("response_mask", "loss_mask")), None)
+    sampled = next((ref for ref in record.tensors() if ref.canonical == "rollout_logprobs"), None)
+    if mask is None or sampled is None or mask.shape != sampled.shape or len(mask.shape) != 2:
+        return None
+    if not (mask.is_readable and sampled.is_readable and mask.numel):
+        return None
+    mask_BT, sampled_BT = pages.array(mask) != 0, np.nan_to_num(pages.array(sampled).astype(np.float64)) != 0
+    known_B = mask_BT.any(axis=1) & sampled_BT.any(axis=1)
+    by_B = mask_BT.argmax(axis=1) - sampled_BT.argmax(axis=1)
+    return known_B & (by_B == 1), known_B & (by_B == 0)
+
+
+def _begins(batch: StepBatch) -> tuple[Array, Array]:
+    """The same of rows of prompt and response [B]."""
+    rollout, trained_N = given(batch.columns.of("rollout_logprobs")), given(batch.trained_N)
+    known_N = rollout.said_N & (np.nan_to_num(rollout.values_N) != 0)
+    sampled_B, first_B = batch.flat.first(known_N), batch.flat.first(trained_N)
+    known_B = (batch.flat.count(known_N) > 0) & (batch.flat.count(trained_N) > 0)
+    return known_B & (first_B == sampled_B + 1), known_B & (first_B == sampled_B)
 
 
 @rule("D77", "the mask is turned around", link="masks", scope="batch",

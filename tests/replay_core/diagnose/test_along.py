@@ -32,9 +32,10 @@ def spread(along: Callable[[Any], Any], gap: bool = False) -> Fields:
     [
         (lambda at: at == 0, False, "error", "only the first token"),
         (lambda at: at < 3, True, "warning", "0 behind the first turn"),
+        (lambda at: at > 0, False, "warning", "one token late against the mask"),
         (lambda at: 0.8**at, False, "warning", "fade along the response: each is 0.8 times"),
     ],
-    ids=["first token", "first turn", "fading"],
+    ids=["first token", "first turn", "all but the first token", "fading"],
 )
 def test_an_advantage_that_does_not_reach_the_whole_response_is_named(
     along: Callable[[Any], Any], gap: bool, severity: str, words: str, tmp_path: Path

@@ -22,6 +22,7 @@ def found(folder: Path, fault: str = "", **settings: Any) -> list[Finding]:
 FAULTS: list[Any] = [
     ("gathered-late", {"nemo": True}, "D09", "the trainer gathers each token from the logits one place too late"),
     ("raw-logprobs", {"temperature": 1.4}, "D10", "the engine reports raw log-probabilities"),
+    ("raw-logprobs", {"temperature": 1.4, "since": 3, "steps": 7}, "D10", "raw log-probabilities, since step 3"),
     ("divided-twice", {"temperature": 0.6}, "D10", "tokens were sampled at the rollout's"),
     ("retokenised", {"since": 2}, "D09", "their tokens are not the sampled ones"),
     ("engine-stops", {"since": 3, "steps": 8, "lr": 3e-3, "seed": 1}, "D12", "does not follow the trainer's"),

@@ -61,6 +61,33 @@ def test_samples_of_one_token_prompts_share_no_prompt(tmp_path: Path) -> None:
     assert causes(look(_recorded(tmp_path / "good", rollout, rollout.response_BT), "D58", "D82", "D41")) == []
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["one token early", "one token more"])
+def test_a_mask_that_stands_one_token_early_in_some_rows(early: bool, tmp_path: Path) -> None:
+    rollout = Bigram(5).rollout([[*prompt[:2], prompt[0]] for prompt in PROMPTS], each=5)
+    mask_BT = rollout.response_BT.copy()
+    for row in range(3, len(mask_BT), 4):
+        at = np.flatnonzero(mask_BT[row])
+        mask_BT[row, at[0] - 1] = 1
+        if early:
+            mask_BT[row, at[-1]] = 0
+    found = of(look(_recorded(tmp_path / "bad", rollout, mask_BT), "D41"), "D41")
+    assert found is not None
+    assert ("the mask stands one token too early" in found.claim) == early
+    assert not early or f"{len(mask_BT) // 4} of {len(mask_BT)} rows" in found.claim
+
+
+@pytest.mark.parametrize(("every", "warned"), [(4, True), (1, False), (50, False)])
+def test_the_first_sampled_token_is_left_out_in_some_rows(every: int, warned: bool, tmp_path: Path) -> None:
+    rollout = Bigram(5).rollout(PROMPTS, each=5)
+    mask_BT = rollout.response_BT.copy()
+    for row in range(0, len(mask_BT), every):
+        mask_BT[row, np.flatnonzero(mask_BT[row])[0]] = 0
+    found = of(look(_recorded(tmp_path / "bad", rollout, mask_BT), "D41"), "D41")
+    assert (found is not None) == warned
+    assert found is None or "not in the loss in 5 of 20 rows" in found.claim
+    assert found is None or (found.severity == "warning" and found.claim.endswith("one of every 4"))
+
+
 @pytest.mark.parametrize(("limit", "token"), [(4, EOS), (6, 13)])
 def test_an_end_is_appended_to_what_was_cut(tmp_path: Path, limit: int, token: int) -> None:
     rollout = Bigram(6).rollout(PROMPTS, each=6, limit=limit)

@@ -11,6 +11,7 @@ import torch
 
 from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import causes, look, of
+from tests.replay_core.diagnose.logs import diagnosed_path
 
 Fields = dict[str, torch.Tensor]
 Change = Callable[[int, Fields], None]
@@ -47,6 +48,7 @@ def batch(step: int) -> Fields:
 def record(
     directory: Path, change: Change = lambda _step, _fields: None, *, flags: dict[str, Any] | None = None,
     loss: Callable[[Fields, Fields], torch.Tensor] | None = None, steps: int = 3, minibatch: bool = False,
+    metrics: dict[str, float] | None = None,
 ) -> Path:  # fmt: skip
     """A native dump of such steps; `loss` makes a micro-batch's policy loss of its rows and of the whole update's."""
     recorder = Recorder(directory, flags=GRPO if flags is None else flags)
@@ -60,6 +62,8 @@ def record(
                 write("forward_data", rows, micro=micro, epoch=0, minibatch=mini)
                 if loss is not None:
                     write("loss", pg_loss=loss(rows, fields), micro=micro, epoch=0, minibatch=mini)
+            if metrics is not None:
+                write("training_metrics", metrics)
     return directory
 
 
@@ -232,6 +236,70 @@ def test_a_reference_that_is_the_policy_again_in_mid_run(
     found = of(look(record(tmp_path, change, flags=GRPO | flags, steps=9), "D46"), "D46")
     assert (None if found is None else found.severity) == severity
     assert found is None or found.steps == again
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "reference", "severity"),
+    [(0.0, False, None), (None, False, None), (0.05, False, "warning"), (None, True, "warning")],
+    ids=["a coefficient of 0", "no reference", "a coefficient", "a reference"],
+)
+def test_a_kl_that_is_logged_as_0_says_nothing_where_there_is_none(
+    coefficient: float | None, reference: bool, severity: str | None, tmp_path: Path
+) -> None:
+    def change(step: int, fields: Fields) -> None:
+        if reference:
+            fields["ref_log_probs"] = fields["log_probs"] + 0.01 * (step + 1)
+
+    flags = GRPO if coefficient is None else GRPO | {"kl_coef": coefficient}
+    metrics = {"kl": 0.0, "grad_norm": 1.0, "learning_rate": 1e-5}
+    found = of(diagnosed_path(record(tmp_path, change, flags=flags, steps=12, metrics=metrics)), "D46")
+    assert (None if found is None else found.severity) == severity
+
+
+@pytest.mark.parametrize("name", ["old_log_probs", "rollout_log_probs"])
+@pytest.mark.parametrize("again", ["numbers", "samples", "nothing"])
+def test_log_probabilities_of_the_step_before(name: str, again: str, tmp_path: Path) -> None:
+    def change(step: int, fields: Fields) -> None:
+        fields["rollout_log_probs"] = fields["log_probs"] + 1e-4 * torch.randn(
+            8, WIDTH - 1, generator=torch.Generator().manual_seed(step)
+        )
+        if again == "numbers" and step >= 2:
+            fields[name] = batch(1)["log_probs"]
+        if again == "samples" and step >= 2:
+            fields |= batch(1) | {name: batch(1)["log_probs"]}
+
+    found = of(look(record(tmp_path, change, steps=5)), "D92")
+    if again == "numbers":
+        assert found is not None
+        word, since = name.partition("_")[0], 2 if name == "old_log_probs" else 3
+        assert found.claim.startswith(f"{word} log-probabilities are those of the step before, from step {since} on")
+    else:
+        assert found is None
+
+
+@pytest.mark.parametrize("how", ["shuffled", "as made", "both shuffled", "scaled", "of the mini-batch"])
+def test_advantages_of_other_samples_in_the_loss(how: str, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, flags=GRPO)
+    order = [5, 2, 7, 0, 3, 6, 1, 4]
+    for step in range(2):
+        made = batch(step)
+        used = {name: value[order] if how in ("shuffled", "both shuffled") else value for name, value in made.items()}
+        if how == "shuffled":
+            used["advantages"] = made["advantages"].max(1, keepdim=True)[0] + made["advantages"].min(1, keepdim=True)[0]
+            used["advantages"] = used["advantages"] * used["response_mask"][:, 1:]
+        elif how == "scaled":
+            used["advantages"] = 2 * used["advantages"]
+        elif how == "of the mini-batch":
+            halves = used["advantages"].view(2, 4, WIDTH - 1)
+            used["advantages"] = (halves / halves.abs().amax((1, 2), keepdim=True)).view(8, WIDTH - 1)
+        with recorder.step(step) as write:
+            write("trajectory", made)
+            for micro in range(2):
+                write("forward_data", {name: value[4 * micro : 4 * micro + 4] for name, value in used.items()
+                                       if name != "rewards"}, micro=micro)  # fmt: skip
+    found = of(look(tmp_path, "D78"), "D78")
+    assert (found is not None) == (how == "shuffled")
+    assert found is None or "advantages in the loss are other samples'" in found.claim
 
 
 # ---- packs

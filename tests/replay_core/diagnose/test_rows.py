@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,7 +192,15 @@ def test_a_gap_of_old_weights_that_no_update_comes_to_is_an_error(tmp_path: Path
 def test_samples_an_update_old_are_told_from_an_engine_that_is_off_from_the_first_step(
     gaps: list[float], severity: str, tmp_path: Path
 ) -> None:
-    recorder = Recorder(tmp_path / "run")
+    found = of(look(parted(tmp_path / "run", gaps), "D09"), "D09")
+    assert found is not None
+    assert found.severity == severity, found.claim
+    assert ("an update old" in found.claim) == (severity == "info")
+
+
+def parted(folder: Path, gaps: list[float], **flags: Any) -> Path:
+    """A run whose engine and trainer are so far apart by step."""
+    recorder = Recorder(folder, flags=flags)
     draw = np.random.default_rng(2)
     for step, gap in enumerate(gaps):
         batch = {name: value for name, value in healthy().items() if name not in ("uid", "ref_log_prob")}
@@ -201,10 +210,43 @@ def test_samples_an_update_old_are_told_from_an_engine_that_is_off_from_the_firs
         with recorder.step(step) as write:
             write("trajectory", **batch)
     recorder.close()
-    found = of(look(tmp_path / "run", "D09"), "D09")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "severity"),
+    [({"off_policy_steps": 0}, "warning"), ({"off_policy_steps": 1}, "info"), ({}, "info"),
+     ({"off_policy_steps": 0, "use_tis": True}, "info")],
+    ids=str,
+)  # fmt: skip
+def test_samples_an_update_old_are_a_warning_of_a_run_that_states_none(
+    flags: dict[str, Any], severity: str, tmp_path: Path
+) -> None:
+    found = of(look(parted(tmp_path / "run", [0.0, 0.2, 0.2, 0.2, 0.2], **flags), "D09"), "D09")
     assert found is not None
     assert found.severity == severity, found.claim
-    assert ("an update old" in found.claim) == (severity == "info")
+    assert ("the run states that samples are of the newest weights" in found.claim) == (severity == "warning")
+
+
+@pytest.mark.parametrize(
+    ("gaps", "flags", "severity"),
+    [
+        ([0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.1], {}, "error"),
+        ([0.0, 0.06, 0.07, 0.0, 0.06, 0.07, 0.0], {}, "warning"),
+        ([0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.1], {"weight_sync_interval": 3}, "info"),
+        ([0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.1, 0.0], {}, None),
+        ([0.0, 0.2, 0.2, 0.0, 0.2, 0.2], {}, None),
+        ([0.0] * 8, {}, None),
+    ],
+)
+def test_an_engine_that_gets_its_weights_every_third_step(
+    gaps: list[float], flags: dict[str, Any], severity: str | None, tmp_path: Path
+) -> None:
+    found = look(parted(tmp_path / "run", gaps, **flags), "D09", "D12").findings
+    told = [one for one in found if "every 3 steps only" in one.claim]
+    assert [one.severity for one in told] == ([] if severity is None else [severity]), [one.claim for one in found]
+    assert severity is None or told[0].claim.find("steps 0, 3, 6") > 0
+    assert severity is None or not any("comes to rest" in one.claim for one in found)
 
 
 def test_values_of_the_best_token_are_told_from_those_of_the_sampled_one(tmp_path: Path) -> None:
