@@ -25,6 +25,8 @@ APART = 3.0
 FALLEN = 4.0
 #: And where the reward rises with it: a policy that learns one answer to a prompt gets sure of it.
 FALLEN_LEARNING = 12.0
+#: A reward near 1; steps that tell where a run began.
+RIGHT, MIN_FIRST = 0.8, 5
 #: Rank correlation of entropy and reward: it falls as far as the answers get right, however far that is.
 IN_PACE = 0.9
 
@@ -33,7 +35,8 @@ IN_PACE = 0.9
       explains=("D01", "D20", "L08", "L09", "L10"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
-    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning (or .7 nats and half as
+    """Level of the mean token entropy (nats): under 0.05 a warning (info down to a fifth of that over 16 steps and more
+    where the reward does not fall and is .8 and more of 1, or rises, or the entropy began under .1); over twice its beginning (or .7 nats and half as
     much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and falling, too; an error
     where the reward falls while it comes to three times its beginning, or where it rises by .3 nats and more, no reward
     does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a
@@ -52,12 +55,17 @@ def entropy(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"{series.name} is negative: a loss term, not an entropy")
     now = trends.level(values)
     if now < ENTROPY_MIN:
-        yield warning(
+        sure = _is_sure(values, now, log.get("reward"))
+        yield finding(
             # A task of one answer may end there: it contradicts nothing that is stated.
+            "info" if sure else "warning",
             f"the policy's entropy is {now:.3g} nats per token: it hardly samples any more",
             series.between(under=ENTROPY_MIN),
             series.shown(now, f"> {ENTROPY_MIN:g}"),
-            cause="entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a low temperature",
+            cause="the policy is sure of its answers, and the reward holds; should the reward stop below what is "
+            "wanted, it no longer explores"
+            if sure
+            else "entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a low temperature",
             next_step="raise the upper clip bound, add an entropy or KL term, check the sampling temperature",
         )
     begun, now = trends.level(values[:3]), trends.level(values, 3)
@@ -77,6 +85,18 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
         )
     yield from _grown(log, series, begun, now)
+
+
+def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:
+    """Whether a low entropy is that of a policy that is right, learns, or was tuned to be sure before the run began."""
+    rewards = [] if reward is None else reward.finite
+    if min(len(values), len(rewards)) < 2 * trends.MIN_STEPS or now < ENTROPY_MIN / 5:
+        return False
+    if trends.level(rewards) <= 0 or trends.drift(rewards) < -trends.DRIFT_Z:
+        return False
+    # What is right earns 1; on another scale a level alone says nothing.
+    right = max(rewards) <= 1 and trends.level(rewards) >= RIGHT
+    return right or trends.rises(rewards) or trends.level(values[:MIN_FIRST], MIN_FIRST) < 2 * ENTROPY_MIN
 
 
 def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Finding]:
