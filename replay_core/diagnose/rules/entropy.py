@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import entropy_bonus
-from replay_core.diagnose.finding import Finding, finding, shown, warning
+from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -36,11 +36,12 @@ IN_PACE = 0.9
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning (info down to a fifth of that over 16 steps and more
-    where the reward does not fall and is .8 and more of 1, or rises, or the entropy began under .1); over twice its beginning (or .7 nats and half as
-    much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and falling, too; an error
-    where the reward falls while it comes to three times its beginning, or where it rises by .3 nats and more, no reward
-    does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a
-    bonus that outweighs the reward. Info where the reward rises meanwhile (and does not fall in its last quarter) and
+    where the reward does not fall and is .8 and more of 1, or rises, or the entropy began under .1); over twice its
+    beginning (or .7 nats and half as much more; .7 nats alone where the reward falls) and rising, or under a quarter of
+    it and falling, too; an error where the reward falls while it comes to three times its beginning, or where it rises
+    by .3 nats and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all
+    but a twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile (and
+    does not fall in its last quarter) and
     the entropy grows without a stated bonus over .05; or where it rises while a twelfth of the entropy is left, or step
     by step as that falls (rank correlation below -.9).
 
@@ -92,11 +93,12 @@ def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:
     rewards = [] if reward is None else reward.finite
     if min(len(values), len(rewards)) < 2 * trends.MIN_STEPS or now < ENTROPY_MIN / 5:
         return False
+    # What is right earns 1; on another scale a level alone says nothing.
+    if max(rewards) <= 1 and trends.level(rewards) >= max(RIGHT, 0.9 * max(rewards)):
+        return True
     if trends.level(rewards) <= 0 or trends.drift(rewards) < -trends.DRIFT_Z:
         return False
-    # What is right earns 1; on another scale a level alone says nothing.
-    right = max(rewards) <= 1 and trends.level(rewards) >= RIGHT
-    return right or trends.rises(rewards) or trends.level(values[:MIN_FIRST], MIN_FIRST) < 2 * ENTROPY_MIN
+    return trends.rises(rewards) or trends.level(values[:MIN_FIRST], MIN_FIRST) < 2 * ENTROPY_MIN
 
 
 def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Finding]:

@@ -140,11 +140,19 @@ def zero_gradient(log: RunLog) -> Finding | None:
     return None
 
 
+#: A share of groups without a spread from which an update of one or two of them may well be of such alone.
+OFTEN = 0.25
+
+
 def _are_of_one_update(known: list[StepTold], broken: list[StepTold]) -> bool:
     """Whether groups without a spread explain the norms of 0: an update has none at most as often as a group has no
     spread, which is a sum of coin tosses (within 3 of its standard deviations).
     """
-    if len(known) < 8 or any(step.frac_zero is None for step in known) or any(not step.frac_zero for step in broken):
+    if (
+        len(known) < 8
+        or any(step.frac_zero is None for step in known)
+        or any((step.frac_zero or 0) < OFTEN for step in broken)
+    ):
         return False
     shares = [min(1.0, max(0.0, step.frac_zero or 0.0)) for step in known]
     noise = 3 * math.sqrt(sum(each * (1 - each) for each in shares))

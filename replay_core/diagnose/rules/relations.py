@@ -186,7 +186,8 @@ def one_sided(log: RunLog) -> Finding | None:
     may be better than all). So is a mean off 0 by .1 and more, to one side in all of 8 steps and more, beside a std
     that is 1 (to 1e-3) in each: what is divided by the std of the very tokens was not centred on them. An advantage
     past 30 times the rewards' range (or mean, where no range is logged; or 1, where that is smaller) is an error: a std
-    of 0 was divided by (not where a critic is logged or GAE stated: rare tokens far off its values have such ones). Means of 0 are no bound: all advantages are 0 there.
+    of 0 was divided by (not where a critic is logged or GAE stated: rare tokens far off its values have such ones).
+    Means of 0 are no bound: all advantages are 0 there.
     """
     if (off := _whitened_off_centre(log)) is not None:
         return _bounded(
