@@ -82,6 +82,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
+        r"|Unhandled exception: N\S+ what\(\): "
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
         r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w",
     ),
@@ -167,7 +168,7 @@ HINT = regex(
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
-    r"|Can't pickle|Unhandled error"
+    r"|Can't pickle|Unhandled e(?:rror|xception)"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
