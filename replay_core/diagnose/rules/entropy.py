@@ -35,15 +35,15 @@ IN_PACE = 0.9
       explains=("D01", "D20", "L08", "L09", "L10"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
-    """Level of the mean token entropy (nats): under 0.05 a warning (info down to a fifth of that over 16 steps and more
-    where the reward does not fall and is .8 and more of 1, or rises, or the entropy began under .1); over twice its
-    beginning (or .7 nats and half as much more; .7 nats alone where the reward falls) and rising, or under a quarter of
-    it and falling, too; an error where the reward falls while it comes to three times its beginning, or where it rises
-    by .3 nats and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all
-    but a twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile (and
-    does not fall in its last quarter) and
-    the entropy grows without a stated bonus over .05; or where it rises while a twelfth of the entropy is left, or step
-    by step as that falls (rank correlation below -.9).
+    """Level of the mean token entropy (nats): under 0.05 a warning (info down to a fifth of that, and a twelfth of
+    its beginning, over 16 steps and more where the reward does not fall and is .8 and more of 1, or rises, or the
+    entropy began under .1); over twice its beginning (or .7 nats and half as much more; .7 nats alone where the
+    reward falls) and rising, or under a quarter of it and falling, too; an error where the reward falls while it
+    comes to three times its beginning, or where it rises by .3 nats and more, no reward does, and the loss is minus
+    the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a bonus that outweighs the
+    reward. Info where the reward rises meanwhile (and does not fall in its last quarter) and the entropy grows
+    without a stated bonus over .05; or where it rises while a twelfth of the entropy is left, or step by step as
+    that falls (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -91,7 +91,10 @@ def entropy(log: RunLog) -> Iterator[Finding]:
 def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:
     """Whether a low entropy is that of a policy that is right, learns, or was tuned to be sure before the run began."""
     rewards = [] if reward is None else reward.finite
-    if min(len(values), len(rewards)) < 2 * trends.MIN_STEPS or now < ENTROPY_MIN / 5:
+    # A twelfth and less of what it began with is a collapse, whatever the answers earn on the way.
+    if min(len(values), len(rewards)) < 2 * trends.MIN_STEPS or (
+        now < max(ENTROPY_MIN / 5, trends.level(values[:3]) / FALLEN_LEARNING)
+    ):
         return False
     # What is right earns 1; on another scale a level alone says nothing.
     if max(rewards) <= 1 and trends.level(rewards) >= max(RIGHT, 0.9 * max(rewards)):

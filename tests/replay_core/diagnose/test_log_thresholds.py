@@ -90,6 +90,9 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("entropy low where answers are right", verl,
      [{"actor/entropy": 0.04 - n / 1e4, "critic/score/mean": 0.94 - n % 3 / 50, "actor/grad_norm": 0.2 + n / 1e3}
       for n in range(20)], None),
+    ("entropy lost where answers are right", verl,
+     [{"actor/entropy": 1.3 if n < 6 else 0.04 - n / 1e4, "critic/score/mean": 0.94 - n % 3 / 50,
+       "actor/grad_norm": 0.2 + n / 1e3} for n in range(30)], ("D25", "warning")),
     ("entropy low where answers are wrong", verl,
      [{"actor/entropy": 0.14 - n / 160, "critic/score/mean": 0.3 - n % 3 / 50, "actor/grad_norm": 0.2 + n / 1e3}
       for n in range(20)], ("D25", "warning")),
