@@ -129,7 +129,9 @@ def falls_back(log: RunLog) -> Finding | None:
         with_it: dict[str, Series] = {}
         for one, place in found:
             other = one.points[place].step
-            if step is not None and other is not None and abs(other - step) <= 1:
+            # The reward and its only function are one figure under two names.
+            told_twice = any(one.values == each.values for each in with_it.values())
+            if step is not None and other is not None and abs(other - step) <= 1 and not told_twice:
                 with_it.setdefault(one.signal, one)
         if len(with_it) < (2 if far is not None else 3) or (far is not None and "kl" not in with_it):
             continue
