@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -191,6 +192,12 @@ _BY_CLOCK = ("waiting", "engine")
 _HARMLESS = "Exception ignored in"
 
 
+@lru_cache(maxsize=256)
+def _kind(text: str) -> str | None:
+    """The kind of event that a line is of; None of most. A library says one thing thousands of times over."""
+    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), None)
+
+
 class Event(Struct, frozen=True):
     """One thing the log tells: its kind, its words, and the frames of the traceback that led to it."""
 
@@ -255,7 +262,7 @@ class Watch:
             return None
         if is_exception and self._inside.pop(line.stream):
             return None
-        kind = next((kind for kind, pattern in _PATTERNS if re.search(pattern, line.text)), None)
+        kind = _kind(line.text)
         if kind is None and is_exception:
             kind = "traceback"
         if kind is None:

@@ -131,6 +131,8 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
             if large
             else " while the reward rises"
             if learns
+            else _while_it_falls(reward)
+            if lost
             else ""
         ),
         series.between(over=onset),
@@ -148,6 +150,13 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
         else "entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
         next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning rate",
     )
+
+
+def _while_it_falls(reward: Series | None) -> str:
+    """How far the reward has fallen with it."""
+    values = [] if reward is None else reward.finite
+    begun, now = trends.level(values[:3]), trends.level(values, 3)
+    return f" while the reward falls from {begun:.3g} to {now:.3g}" if now < begun else ""
 
 
 def _holds(reward: Series) -> bool:
