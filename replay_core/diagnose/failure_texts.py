@@ -72,7 +72,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the plog of the device (~/ascend/log) names the code; npu-smi info; the first error of any other rank"),
     (r"ncclInvalidUsage", "NCCL was used wrongly: two ranks on one GPU, or tensors of another device or shape",
      "NCCL_DEBUG=WARN names it"),
-    (r"DistStoreError|client socket has (?:failed|timed out)|Rendezvous(?:Timeout|Connection|Closed)\w*Error"
+    (r"DistStoreError|retrieving ncclUniqueId.{0,200}[Tt]ime(?:d ?)?[Oo]ut"
+     r"|client socket has (?:failed|timed out)|Rendezvous(?:Timeout|Connection|Closed)\w*Error"
      r"|wait timeout after \d+ ?ms|TCPStore.*(?:[Tt]imed? ?out|[Tt]imeout)",
      "the ranks did not all meet: a process did not start or died before, or the address, port or number of ranks is "
      "not the same on every node",
@@ -348,6 +349,15 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "compare its size with another shard's; download or save it again; resume from the last whole one"),
     (r"Weights only load failed|weights_only", "torch.load refuses to run code of a pickle (weights_only=True is the "
      "default since torch 2.6)", "torch.serialization.add_safe_globals for what it names, if you trust the file"),
+    (r"[Rr]an out of memory in memory space hbm",
+     "the device (TPU) has too little memory (HBM) for the program that is compiled: the line says how much it takes",
+     "smaller micro-batches or shorter sequences, more shards, rematerialisation (gradient checkpointing)"),
+    (r"train_batch_size \(\d+\) must be >= .{0,40}mini_batch_size",
+     "the batch of a step is smaller than the mini-batch of one update: settings that do not fit",
+     "set ppo_mini_batch_size to train_batch_size or to a divisor of it"),
+    (r"Object of type (?:bool_?|u?int\d+|float\d+|ndarray|Tensor|bfloat16) is not JSON serializable",
+     "json cannot write a number of NumPy or torch: what was to be saved is lost, the training is not at fault",
+     "bool(x), float(x) or x.tolist() before json.dump, or json.dump(..., default=str)"),
     (r"Too many open files|Errno 24\b|EMFILE|received 0 items of ancdata",
      "the limit of open file handles is reached: shared tensors by file descriptor, sockets or files not closed",
      "ulimit -n 65536; torch.multiprocessing.set_sharing_strategy('file_system')"),

@@ -54,11 +54,20 @@ def untold(series: Mapping[tuple[str, str], list[float]]) -> tuple[int, list[tup
 
 def is_zero_rounded(path: str | None, line: int | None, shown: int) -> bool:
     """Whether that line of a text holds a 0 of so many decimals: `0.0` is a number as it is, `0.000` a rounded one."""
+    return re.search(rf"(?<![\d.])0\.0{{{shown}}}(?![\d])", _line(path, line)) is not None
+
+
+def is_of_decimals(name: str, path: str | None, line: int | None) -> bool:
+    """Whether that line tells this number as a 0 of two decimals and more, as `lr:0.000`: it may be 1e-6."""
+    return re.search(rf"{re.escape(name)}\W{{1,4}}0\.00+(?![\de])", _line(path, line)) is not None
+
+
+def _line(path: str | None, line: int | None) -> str:
+    """A line of a text; empty where it cannot be read."""
     if path is None or line is None:
-        return False
+        return ""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            text = next(islice(file, line - 1, None), "")
+            return next(islice(file, line - 1, None), "")
     except OSError:
-        return False
-    return re.search(rf"(?<![\d.])0\.0{{{shown}}}(?![\d])", text) is not None
+        return ""

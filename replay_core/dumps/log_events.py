@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -82,6 +83,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
+        r"|Unhandled exception: N\S+ what\(\): "
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
         r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w",
     ),
@@ -167,7 +169,7 @@ HINT = regex(
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
-    r"|Can't pickle|Unhandled error"
+    r"|Can't pickle|Unhandled e(?:rror|xception)"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
@@ -188,6 +190,12 @@ UNTOLD = "a traceback whose exception is not in the log"
 _BY_CLOCK = ("waiting", "engine")
 #: What Python says of an exception that ends nothing.
 _HARMLESS = "Exception ignored in"
+
+
+@lru_cache(maxsize=256)
+def _kind(text: str) -> str | None:
+    """The kind of event that a line is of; None of most. A library says one thing thousands of times over."""
+    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), None)
 
 
 class Event(Struct, frozen=True):
@@ -254,7 +262,7 @@ class Watch:
             return None
         if is_exception and self._inside.pop(line.stream):
             return None
-        kind = next((kind for kind, pattern in _PATTERNS if re.search(pattern, line.text)), None)
+        kind = _kind(line.text)
         if kind is None and is_exception:
             kind = "traceback"
         if kind is None:

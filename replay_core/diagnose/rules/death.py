@@ -26,6 +26,8 @@ _ENGINE = regex(r"EngineDeadError|EngineCore|vllm/v1/engine/|sglang/srt/managers
 _NAMES_IT = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|torch\.Size\(\[0\]\)")
 #: What Ray says of a worker that is gone without a word: a list of what it may have been. And whose it was.
 _GUESSES = regex(r"Worker exit (?:type|detail): ")
+#: The one guess that it makes alone.
+_POD = regex(r"may have exceeded K8s pod memory limit")
 _WHOSE = regex(r"^\s*class_name: (?:\S+\.)?(\w+)")
 #: An exception of another process, as the one that asked it tells it.
 _RELAYED = regex(r"^Unhandled error|Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
@@ -336,6 +338,8 @@ _JUDGE = regex(
     r"|, in \w*(?:compute_score|reward|verify|judge|grade_|score_)\w*$"
 )
 _NAMED = regex(r"(?i)\b\w*(?:reward|compute_score|verify|judge|grade)\w*\(\) (?:missing|got an unexpected|takes)")
+#: Where verl chooses a reward by the data's source.
+_CHOOSES = regex(r"reward_score/__init__\.py\"|, in _(?:default_compute|select_rm)_score")
 _LACKS = regex(r"^KeyError\b|missing \d+ required (?:positional|keyword)")
 _GIVEN = regex(r"unexpected keyword argument|takes \d+ positional")
 _RAISED = regex(r"^(?:[\w.]*\.)?(?:Index|Type|Attribute|Value|ZeroDivision|Recursion|JSONDecode|Parse|Syntax)Error")
@@ -355,6 +359,12 @@ def _judge(one: Told) -> tuple[str, str] | None:
     called = _NAMED.search(first) is not None
     if not called and (not own or not _JUDGE.search(own[-1]) or _LIBRARY.search(own[-1]) or _ELSEWHERE.search(first)):
         return None
+    if first.strip() == "NotImplementedError" and own and _CHOOSES.search(own[-1]):
+        return (
+            "no reward function for the sample's data_source: it is empty or none that the built-in rewards know",
+            "set data_source in the data set to a known name, or custom_reward_function.path and .name to a function "
+            "of your own",
+        )
     if _LACKS.search(first):
         return (
             "the reward function needs what the sample does not have: a column of the data set (or a key of its "
@@ -396,6 +406,12 @@ def _blamed(one: Told) -> tuple[str, str]:
             "CUDA_LAUNCH_BLOCKING=1 names the true line; compute-sanitizer the access",
         )
     if one.kind == "killed":
+        if _POD.search(one.text):
+            return (
+                "the worker may have exceeded the memory limit of its Kubernetes pod, as Ray says: out of host memory",
+                "kubectl describe pod (OOMKilled); raise resources.limits.memory, or keep less on the host (offload, "
+                "data workers, Ray's object store)",
+            )
         if _GUESSES.search(one.text):
             return (
                 "a worker process of Ray ended without a word: Ray does not know why, and lists what it may have been "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import entropy_bonus
-from replay_core.diagnose.finding import Finding, finding, shown, warning
+from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -25,6 +25,8 @@ APART = 3.0
 FALLEN = 4.0
 #: And where the reward rises with it: a policy that learns one answer to a prompt gets sure of it.
 FALLEN_LEARNING = 12.0
+#: A reward near 1; steps that tell where a run began.
+RIGHT, MIN_FIRST = 0.8, 5
 #: Rank correlation of entropy and reward: it falls as far as the answers get right, however far that is.
 IN_PACE = 0.9
 
@@ -33,13 +35,15 @@ IN_PACE = 0.9
       explains=("D01", "D20", "L08", "L09", "L10"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
-    """Level of the mean token entropy (nats): under 0.05 a warning; over twice its beginning (or .7 nats and half as
-    much more; .7 nats alone where the reward falls) and rising, or under a quarter of it and falling, too; an error
-    where the reward falls while it comes to three times its beginning, or where it rises by .3 nats and more, no reward
-    does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a
-    bonus that outweighs the reward. Info where the reward rises meanwhile (and does not fall in its last quarter) and
-    the entropy grows without a stated bonus over .05; or where it rises while a twelfth of the entropy is left, or step
-    by step as that falls (rank correlation below -.9).
+    """Level of the mean token entropy (nats): under 0.05 a warning (info down to a fifth of that, and a twelfth of
+    its beginning, over 16 steps and more where the reward does not fall and is .8 and more of 1, or rises, or the
+    entropy began under .1); over twice its beginning (or .7 nats and half as much more; .7 nats alone where the
+    reward falls) and rising, or under a quarter of it and falling, too; an error where the reward falls while it
+    comes to three times its beginning, or where it rises by .3 nats and more, no reward does, and the loss is minus
+    the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a bonus that outweighs the
+    reward. Info where the reward rises meanwhile (and does not fall in its last quarter) and the entropy grows
+    without a stated bonus over .05; or where it rises while a twelfth of the entropy is left, or step by step as
+    that falls (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -52,12 +56,17 @@ def entropy(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"{series.name} is negative: a loss term, not an entropy")
     now = trends.level(values)
     if now < ENTROPY_MIN:
-        yield warning(
+        sure = _is_sure(values, now, log.get("reward"))
+        yield finding(
             # A task of one answer may end there: it contradicts nothing that is stated.
+            "info" if sure else "warning",
             f"the policy's entropy is {now:.3g} nats per token: it hardly samples any more",
             series.between(under=ENTROPY_MIN),
             series.shown(now, f"> {ENTROPY_MIN:g}"),
-            cause="entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a low temperature",
+            cause="the policy is sure of its answers, and the reward holds; should the reward stop below what is "
+            "wanted, it no longer explores"
+            if sure
+            else "entropy collapse: no KL or entropy term, a clip range that favours likely tokens, a low temperature",
             next_step="raise the upper clip bound, add an entropy or KL term, check the sampling temperature",
         )
     begun, now = trends.level(values[:3]), trends.level(values, 3)
@@ -77,6 +86,22 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
         )
     yield from _grown(log, series, begun, now)
+
+
+def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:
+    """Whether a low entropy is that of a policy that is right, learns, or was tuned to be sure before the run began."""
+    rewards = [] if reward is None else reward.finite
+    # A twelfth and less of what it began with is a collapse, whatever the answers earn on the way.
+    if min(len(values), len(rewards)) < 2 * trends.MIN_STEPS or (
+        now < max(ENTROPY_MIN / 5, trends.level(values[:3]) / FALLEN_LEARNING)
+    ):
+        return False
+    # What is right earns 1; on another scale a level alone says nothing.
+    if max(rewards) <= 1 and trends.level(rewards) >= max(RIGHT, 0.9 * max(rewards)):
+        return True
+    if trends.level(rewards) <= 0 or trends.drift(rewards) < -trends.DRIFT_Z:
+        return False
+    return trends.rises(rewards) or trends.level(values[:MIN_FIRST], MIN_FIRST) < 2 * ENTROPY_MIN
 
 
 def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Finding]:
@@ -106,6 +131,8 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
             if large
             else " while the reward rises"
             if learns
+            else _while_it_falls(reward)
+            if lost
             else ""
         ),
         series.between(over=onset),
@@ -123,6 +150,13 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
         else "entropy bonus too strong, off-policy noise, or a policy that falls apart (log V is a uniform one)",
         next_step="look at reward and response length at the same steps; lower the entropy bonus or the learning rate",
     )
+
+
+def _while_it_falls(reward: Series | None) -> str:
+    """How far the reward has fallen with it."""
+    values = [] if reward is None else reward.finite
+    begun, now = trends.level(values[:3]), trends.level(values, 3)
+    return f" while the reward falls from {begun:.3g} to {now:.3g}" if now < begun else ""
 
 
 def _holds(reward: Series) -> bool:

@@ -15,7 +15,7 @@ from replay_core.budget import stored_bytes
 from replay_core.diagnose import trends
 from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -91,6 +91,10 @@ def zero_gradient(log: RunLog) -> Finding | None:
     completions are all cut and
     masked (D07) has no trained token, and is not this. A log cannot tell a detached loss from frozen weights, a
     loss scale from a mask: the gradients can.
+
+    Worth knowing alone where other steps do have a gradient, each of these has groups without a spread, and no more
+    norms are 0 than such groups explain: spreads are means over the updates since the last line, the norm is the last
+    update's, and one of a single group has no gradient where that group has no spread.
     """
     known = [step for step in steps_told(log) if step.grad is not None and step.is_dead is not None]
     if not known:
@@ -102,6 +106,19 @@ def zero_gradient(log: RunLog) -> Finding | None:
         # Where ratios leave the range, an update may have no token that is not clipped; not half of all updates.
         may_be = bool(clipped) and 2 * len(broken) < len(known)
         severity = severity_of(len(broken) - len(clipped) if may_be else len(broken), len(known))
+        if _are_of_one_update(known, broken):
+            return info(
+                "the gradient of single updates is 0: the line's other updates have groups whose rewards differ",
+                first.point.where("grad_norm"),
+                *numbers(
+                    grad_norm=0.0, loss=first.loss, frac_zero_std=first.frac_zero, reward_std=first.group_std,
+                    steps=len(broken),
+                ),
+                cause="a line's spreads are means over its updates, its grad_norm is the last one's: an update whose "
+                "groups have no spread has no gradient, and the groups without one explain as many",
+                next_step="larger batches, or prompts of middling difficulty, leave fewer updates without a gradient",
+                steps=steps_of(broken),
+            )  # fmt: skip
         # Some trainers' reward_std is of the whole batch: groups may be equal, one by one, in a step or two.
         of_batch = severity == "info" and not may_be and first.frac_zero is None and not first.advantage
         return finding(
@@ -126,6 +143,26 @@ def zero_gradient(log: RunLog) -> Finding | None:
             steps=steps_of(broken),
         )  # fmt: skip
     return None
+
+
+#: A share of groups without a spread from which an update of one or two of them may well be of such alone.
+OFTEN = 0.25
+
+
+def _are_of_one_update(known: list[StepTold], broken: list[StepTold]) -> bool:
+    """Whether groups without a spread explain the norms of 0: an update has none at most as often as a group has no
+    spread, which is a sum of coin tosses (within 3 of its standard deviations).
+    """
+    if (
+        len(known) < 8
+        or any(step.frac_zero is None for step in known)
+        or any((step.frac_zero or 0) < OFTEN for step in broken)
+    ):
+        return False
+    shares = [min(1.0, max(0.0, step.frac_zero or 0.0)) for step in known]
+    noise = 3 * math.sqrt(sum(each * (1 - each) for each in shares))
+    nothing = sum(step.grad == 0 for step in known)
+    return any(step.grad for step in known) and nothing <= sum(shares) + noise
 
 
 #: The clip fraction of a step from which one of its updates may have no token left.

@@ -188,9 +188,12 @@ _TABLE: tuple[_Notice, ...] = (
         "TOKENIZERS_PARALLELISM=false before the first import; num_proc=1 tells whether it is the fork",
     ),
     _Notice(
-        regex(r"but the current dt?ype"), "warning", "logprobs",
-        "flash attention is asked for on a model in float32", "the model is loaded without torch_dtype",
-        "torch_dtype=torch.bfloat16",
+        # Said of master weights in float32, too, whose forward is under autocast: the start of a sound run.
+        regex(r"but the current dt?ype"), "info", "logprobs",
+        "flash attention is asked for on a model in float32",
+        "the model is loaded without torch_dtype, or as float32 master weights whose forward is under autocast, which "
+        "is fine",
+        "torch_dtype=torch.bfloat16, where no autocast is in use",
     ),
     _Notice(
         regex(r"zero_advantage=\d"), "info", "groups",

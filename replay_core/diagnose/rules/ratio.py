@@ -19,8 +19,9 @@ from replay_core.diagnose.finding import Finding, Where, error, finding, shown, 
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.passes import before_any_update_N
+from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
-from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.signals import Point, RunLog, Series
 from replay_core.measure.lag import Lag, detect_lag
 from replay_core.objectives import policy_loss
 
@@ -303,6 +304,8 @@ def ratio_without_updates(log: RunLog) -> Finding | None:
     # A rate that comes to 0 is that of the next update, where it is logged after the schedule's step.
     after = {point.step for before, point in pairwise(points) if before.value != 0}
     still = {point.step: point for point in points if point.value == 0 and point.step not in after}
+    if rate is not None and still and is_of_decimals(rate.name, *_place(next(iter(still.values())))):
+        raise Skip(f"{rate.name} is printed with few decimals: its 0.000 may be 1e-6")
     if still and log.algorithm.takes_engine_as_old:
         raise Skip("the engine's log-probabilities are taken for the old ones: the ratio is off 1 without an update")
     if not still:
@@ -320,6 +323,10 @@ def ratio_without_updates(log: RunLog) -> Finding | None:
                 next_step="rldbg record -- YOUR COMMAND, then rldbg replay rldbg-dump --rows-per-forward 1",
             )
     return None
+
+
+def _place(point: Point) -> tuple[str | None, int | None]:
+    return point.path, point.line
 
 
 def _moved_in_one_update(log: RunLog) -> Finding | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median_low
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +19,10 @@ from replay_core.diagnose.flat import Array, ranges_G
 from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbers, severity_of, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
-from replay_core.diagnose.signals import Point, RunLog
+from replay_core.diagnose.signals import Point, RunLog, Series
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
 
 #: So many responses beside the first of their group are not all rewarded alike by chance.
 FEW_RESPONSES = 10
@@ -242,7 +246,8 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
 
     Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages, the
-    trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info; a median
+    trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info; where a
+    quarter of the last quarter's steps still teach, a warning at most, and info where the reward rises; a median
     of 0.9 and more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch
     but in no group are D03's. A small reward std is fine: advantages are normalised.
     """
@@ -264,7 +269,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         )
         yield finding(
             # A step of a group or two that are all wrong is nothing odd.
-            "info" if some and len(alike) < FEW else severity_of(len(alike), len(known)),
+            "info" if some and len(alike) < FEW else _as_bad(alike, known, means),
             copied + said,
             alike[0].point.where("reward_std"),
             *_figures(alike),
@@ -299,6 +304,17 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             next_step="filter prompts by solve rate, raise the temperature, or sample more completions per prompt",
             steps=steps_of(known),
         )
+
+
+def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> Severity:
+    """Steps of a prompt or two have no spread again and again; that the others still teach is seen to the end."""
+    severity = severity_of(len(alike), len(known))
+    # A run of which all have none from some step on has stopped learning there.
+    last = known[-max(1, len(known) // 4) :]
+    still = len(known) >= 2 * trends.MIN_STEPS and 4 * sum(not step.is_dead for step in last) >= len(last)
+    if not still or severity == "info":
+        return severity
+    return "info" if reward is not None and trends.rises(reward.finite) else "warning"
 
 
 def _all_equal(alike: list[StepTold], log: RunLog) -> str:

@@ -73,7 +73,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         for point in steady[series.name]
         if point.value > STALL * middles[series.name] and point.value - middles[series.name] > _SHARE * typical
     ]
-    yield from _shares(log, phases, typical)
+    yield from _shares(phases, typical, max(len(series.finite) for series in phases))
     if stalls:
         # The whole step is slow because a phase is: the phase says more.
         named = [stall for stall in stalls if stall[1].signal == "phase_seconds"] or stalls
@@ -151,13 +151,15 @@ _LIMITS: tuple[tuple[str, float, str, str], ...] = (
 )  # fmt: skip
 
 
-def _shares(log: RunLog, phases: list[Series], typical: float) -> Iterator[Finding]:
-    """A phase that takes a larger share of the steps than it should: a warning."""
+def _shares(phases: list[Series], typical: float, steps: int) -> Iterator[Finding]:
+    """A phase that takes a larger share of the steps than it should: a warning. One of every tenth step is logged in
+    those alone, and its time shared among all.
+    """
     for words, limit, what, why in _LIMITS:
         for series in phases:
             if series.signal != "phase_seconds" or not regex(words).search(series.name.lower()):
                 continue
-            now = median(series.finite[trends.WARM_UP :])
+            now = median(series.finite[trends.WARM_UP :]) * len(series.finite) / steps
             if typical > 0 and limit * typical < now <= 1.05 * typical:
                 yield warning(
                     f"{what} takes {now / typical:.0%} of a step: {series.name} is {now:.3g} of {typical:.3g} s",

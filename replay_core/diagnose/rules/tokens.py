@@ -17,7 +17,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
-from replay_core.diagnose.rules.learning import harder_prompts, learns_between
+from replay_core.diagnose.rules.learning import harder_prompts, learns_between, runs_into_the_limit
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -129,7 +129,8 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     (an agent's limit of turns); a warning where hardly any ends (0.97, in 8 steps and more; 0.85, in 16;
     0.98 in each of 2 and more, their mean length within .01 of the limit). With a
     reward of 0 for all of them it is the cause of D01.
-    Skipped where the longest response is one token: each ends at the limit, as it is meant to.
+    A warning at most where hardly any was cut at first and the reward was lost as they came to be (L08): the policy
+    falls apart. Skipped where the longest response is one token: each ends at the limit, as it is meant to.
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
@@ -151,17 +152,20 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     always = (now >= MOST and count >= trends.MIN_STEPS) or (now >= MOSTLY and count >= HABIT)
     # Of fewer steps: hardly any response has ended in any of them, and the mean is next to the limit.
     always = always or (count >= 2 and min(series.finite) >= ALL_BUT and _at_the_limit(log))
+    apart = runs_into_the_limit(log) is not None
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
     return finding(
-        ("warning" if always else "info") if teaches else "error" if now >= 1 or nothing else "warning",
+        ("warning" if always else "info") if teaches else "error" if (now >= 1 or nothing) and not apart else "warning",
         f"{now:.0%} of the responses are cut at the token limit" + _from_the_start(series, longest),
         next(p for p in series.points if p.value >= MANY).where(series.name),
         series.shown(now, f"< {MANY}"),
         *nothing,
-        cause="the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
+        cause="the policy no longer ends its answers: hardly any was cut at first, and the reward was lost with it"
+        if apart
+        else "the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
         + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
-        next_step="raise the token limit, and see whether the responses would end; rldbg record -- YOUR COMMAND, then "
-        "rldbg diagnose rldbg-dump --rule D19",
+        next_step=("" if apart else "raise the token limit, and see whether the responses would end; ")
+        + "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D19",
         steps=steps_of(p for p in series.points if p.value >= MANY),
     )
 

@@ -629,6 +629,39 @@ SAID: dict[str, tuple[str, str]] = {
         "(WorkerDict pid=812) Exception: rollout.n (1) must be > 1 for GRPO\n",
         r"GRPO|group|setting|config",
     ),
+    "pod-memory": (
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: TaskRunner\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits unexpectedly. Worker exits with an exit code None. The worker may have exceeded K8s pod memory limits.\n",
+        r"memory limit of its Kubernetes pod",
+    ),
+    "guesses": (
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage.\n",
+        r"does not know why",
+    ),
+    "threads-behind": (
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file.\nThe actor never ran - it was cancelled before it started running.\n\n(WorkerDict pid=27497) [2025-03-04 19:28:30,014 E 27497 27497] logging.cc:113: Unhandled exception: N5boost10wrapexceptINS_6system12system_errorEEE. what(): thread: Resource temporarily unavailable [system:11]\n",
+        r"limit of processes or threads",
+    ),
+    "unique-id": (
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout\n",
+        r"did not all meet",
+    ),
+    "unique-id-gone": (
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer\n",
+        r"other end is gone",
+    ),
+    "no-data-source": (
+        'Traceback (most recent call last):\n  File "/v/verl/workers/reward_manager/naive.py", line 64, in __call__\n    score = self.compute_score(\n  File "/v/verl/utils/reward_score/__init__.py", line 37, in _default_compute_score\n    raise NotImplementedError\nNotImplementedError\n',
+        r"data_source",
+    ),
+    "hbm": (
+        "RuntimeError: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 100.38G of 31.75G hbm. Exceeded hbm capacity by 68.63G.\n",
+        r"too little memory",
+    ),
+    "mini-over-batch": (
+        "ValueError: train_batch_size (32) must be >= actor.ppo_mini_batch_size (64)\n",
+        r"smaller than the mini-batch",
+    ),
+    "numpy-json": ("TypeError: Object of type bool_ is not JSON serializable\n", r"json cannot write"),
     "steps0": (
         "ValueError: Total training steps is 0: train dataloader has 31 samples and batch size 64\n",
         r"empty|no sample|batch|0",

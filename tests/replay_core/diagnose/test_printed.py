@@ -7,11 +7,12 @@ import math
 import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replay_core.diagnose.printed import decimals, untold
-from tests.replay_core.diagnose.logs import diagnosed_path
+from tests.replay_core.diagnose.logs import diagnosed, diagnosed_path, worrying
 
 
 def _healthy(step: int, noise: random.Random) -> dict[str, float]:
@@ -87,3 +88,9 @@ def test_what_is_large_is_judged_however_it_is_printed() -> None:
     rewards = [round(0.013 * number + 0.1, 3) for number in range(30)]
     found = untold({("kl", "kl"): [0.0, 0.4], ("policy_kl", "ppo_kl"): [0.0, 0.002], ("reward", "r"): rewards})
     assert found == (3, [("policy_kl", "ppo_kl")])
+
+
+@pytest.mark.parametrize(("printed", "told"), [("0.000", False), ("0.0", True)])
+def test_a_rate_of_few_decimals_is_not_called_0(tmp_path: Path, printed: str, told: bool) -> None:
+    line = f"step:5 - actor/kl_loss:0.071 - actor/ppo_kl:0.002 - actor/pg_loss:0.013 - actor/lr:{printed}\n"
+    assert ("D14" in [one.id for one in worrying(diagnosed(tmp_path, line))]) is told

@@ -99,3 +99,12 @@ def test_what_is_told_too_often_is_counted(tmp_path: Path) -> None:
 def test_half_a_log_is_read_to_its_end(tmp_path: Path) -> None:
     run = log(tmp_path, "step:1 - actor/pg_loss:0.5\nstep:2 - actor/pg_lo")
     assert run.steps() == [1]
+
+
+def test_a_line_that_is_said_thousands_of_times_does_not_use_up_what_a_log_may_cost(tmp_path: Path) -> None:
+    said = (
+        "Mismatch between tokenized prompt and the start of tokenized prompt+chosen. This may be due to unexpected "
+        "tokenizer behavior, whitespace issues, or special token handling. Verify that the tokenizer is consistent.\n"
+    )
+    (tmp_path / "train.log").write_text(said * 9000 + "{'loss': 0.69, 'grad_norm': 0.4}\n")
+    assert open_run(tmp_path / "train.log").steps
