@@ -107,4 +107,4 @@ def test_a_line_that_is_said_thousands_of_times_does_not_use_up_what_a_log_may_c
         "tokenizer behavior, whitespace issues, or special token handling. Verify that the tokenizer is consistent.\n"
     )
     (tmp_path / "train.log").write_text(said * 9000 + "{'loss': 0.69, 'grad_norm': 0.4}\n")
-    assert open_run(tmp_path / "train.log").steps
+    assert open_run(tmp_path / "train.log").steps()
