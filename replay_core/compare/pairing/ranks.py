@@ -244,7 +244,7 @@ class RankGroup:
         """How groups of ranks, each with tokens of its own, share those of the one process."""
         shapes = {one.shape for one in present}
         # Rows one behind the other, of lengths of their own; a pack of as many tokens as another rank's is no slice.
-        are_flat = any(len(shape) != 2 for shape in shapes) or self._hold_packs(present)
+        are_flat = any(len(shape) != 2 for shape in shapes) or self._hold_packs(present) or self._hold_rows(present)
         if not are_flat and len(whole.shape) == 2 and len(shapes) == 1 and present[0].shape[0] == whole.shape[0]:
             length = present[0].shape[1]
             if length * len(present) == whole.shape[1]:
@@ -269,6 +269,22 @@ class RankGroup:
         ]  # fmt: skip
         tokens = {int(np.prod(one.shape)) for one in present}
         return len(bounds) >= len(self._ranks) and {int(pages.array(ref)[-1]) for ref in bounds} <= tokens
+
+    def _hold_rows(self, present: Sequence[TensorRef]) -> bool:
+        """Whether the one process has a pack, and each rank rows that end by themselves (by a mask of their own, or as
+        long as one sample): samples of their own, though as many tokens as a slice of the pack would have.
+        """
+        bounds = next(
+            (ref for name in ("cu_seqlens", "cu_seqlens_q") if (ref := self._whole.find(name)) is not None), None
+        )
+        if bounds is None or not bounds.is_readable or len(bounds.shape) != 1:
+            return False
+        shapes = {one.shape for one in present}
+        masks = [side.find("attention_mask") for side in self._ranks.values()]
+        if all(mask is not None and mask.shape in shapes for mask in masks):
+            return True
+        lengths = np.diff(pages.array(bounds).astype(np.int64))
+        return shapes == {(1, length) for length in lengths.tolist()} and len(lengths) == len(present)
 
     def _note_same_samples(self, number: int | None) -> None:
         if any(len(members) > 1 for members in self._groups):
@@ -430,6 +446,8 @@ class RankGroup:
         for (name, stage), by_rank in by_name.items():
             record = next(iter(by_rank.values()))[0]
             facing = whole.tensors.get((name, stage)) or next(iter(whole.named(name)), None)
+            if facing is None and name == "attention_mask" and self._whole_ids is not None:
+                facing = record, self._whole_ids  # the mask lies as the ids do that it is of
             by_ranks = {rank: ref for rank, (_, ref) in by_rank.items()}
             try:
                 held = self._as_stated(by_ranks, facing and facing[1]) or self._held(

@@ -69,6 +69,15 @@ def test_packs_of_as_many_tokens_as_another_are_neither_rows_nor_slices(
     agreed(compare_paths(one, other))
 
 
+@pytest.mark.parametrize("layout", ["packed", "ragged"])
+@pytest.mark.parametrize("of_ranks", [one for one in LAYOUTS if one != "packed"])
+def test_rows_of_ranks_that_are_as_long_as_each_other_are_no_slices(layout: str, of_ranks: str, tmp_path: Path):
+    batch = samples([(1, 2), (1, 2)])
+    one = write(tmp_path / "a", batch, groups=[[0, 1]], layout=layout, ranks=1, extra=0, named=False)
+    other = write(tmp_path / "b", batch, groups=[[0], [1]], layout=of_ranks, ranks=2, extra=0, named=False)
+    agreed(compare_paths(one, other))
+
+
 @pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), lengths=LENGTHS)
