@@ -271,20 +271,22 @@ class RankGroup:
         return len(bounds) >= len(self._ranks) and {int(pages.array(ref)[-1]) for ref in bounds} <= tokens
 
     def _hold_rows(self, present: Sequence[TensorRef]) -> bool:
-        """Whether the one process has a pack, and each rank rows that end by themselves (by a mask of their own, or as
-        long as one sample): samples of their own, though as many tokens as a slice of the pack would have.
+        """Whether the one process has a pack, and the groups' rows are as long as its sequences (by their masks, else
+        whole): samples of their own, though as many tokens as a slice of the pack would have.
         """
         bounds = next(
             (ref for name in ("cu_seqlens", "cu_seqlens_q") if (ref := self._whole.find(name)) is not None), None
         )
         if bounds is None or not bounds.is_readable or len(bounds.shape) != 1:
             return False
-        shapes = {one.shape for one in present}
-        masks = [side.find("attention_mask") for side in self._ranks.values()]
-        if all(mask is not None and mask.shape in shapes for mask in masks):
-            return True
-        lengths = np.diff(pages.array(bounds).astype(np.int64))
-        return shapes == {(1, length) for length in lengths.tolist()} and len(lengths) == len(present)
+        sides, lengths = list(self._ranks.values()), []
+        for members, ids in zip(self._groups, present, strict=True):
+            mask = sides[members[0]].find("attention_mask")
+            if mask is not None and mask.shape == ids.shape and mask.is_readable:
+                lengths += pages.array(mask).astype(np.int64).sum(axis=-1).reshape(-1).tolist()
+            else:
+                lengths += [ids.shape[-1]] * (ids.shape[0] if len(ids.shape) > 1 else 1)
+        return sorted(lengths) == sorted(np.diff(pages.array(bounds).astype(np.int64)).tolist())
 
     def _note_same_samples(self, number: int | None) -> None:
         if any(len(members) > 1 for members in self._groups):
@@ -446,7 +448,7 @@ class RankGroup:
         for (name, stage), by_rank in by_name.items():
             record = next(iter(by_rank.values()))[0]
             facing = whole.tensors.get((name, stage)) or next(iter(whole.named(name)), None)
-            if facing is None and name == "attention_mask" and self._whole_ids is not None:
+            if facing is None and name == "attention_mask" and self.shares == "samples" and self._whole_ids is not None:
                 facing = record, self._whole_ids  # the mask lies as the ids do that it is of
             by_ranks = {rank: ref for rank, (_, ref) in by_rank.items()}
             try:

@@ -299,8 +299,7 @@ def gradient_norm_leaps(log: RunLog) -> Finding | None:
     """The level of grad_norm (median of the last quarter) is over 5 times that of the first half, and rises.
 
     From one step on over 100 times the median before (2 steps and more), 5 times all before, and 50, in each of 3 steps
-    and more: a warning, and
-    gradients of another scale.
+    and more: a warning, and gradients of another scale.
 
     At least 8 steps. Single outliers that came down again (6 robust sigmas and 5 medians) are normal and are told
     as info: clipping took care of them. A leap after which every norm (3 and more) is over 5 times all before is a

@@ -36,7 +36,7 @@ class _Notice(Struct, frozen=True):
         if self.share is None or not self.pattern.search(text):
             return self.pattern.search(text) is not None
         found = self.share.search(text)
-        return found is not None and 2 * int(found["of"]) >= int(found["all"]) > 0 < int(found["of"])
+        return found is not None and 0 < int(found["all"]) <= 2 * int(found["part"])
 
 
 _TABLE: tuple[_Notice, ...] = (
@@ -200,7 +200,7 @@ _TABLE: tuple[_Notice, ...] = (
         "half of the rollouts or more have an advantage of 0: they teach nothing",
         "prompts too easy or too hard for this policy: all completions of a group are right, or all are wrong",
         "filter prompts by solve rate, or take harder ones where the reward is near its best",
-        share=regex(r"/(?P<all>\d+) rollouts.*zero_advantage=(?P<of>\d+)"),
+        share=regex(r"/(?P<all>\d+) rollouts.*zero_advantage=(?P<part>\d+)"),
     ),
     _Notice(
         regex(r"Can't pickle "), "error", "rewards",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from replay_core.compare import Comparison
 from replay_core.compare.judging.verdict import Verdict
+from replay_core.recorder import Recorder
 from tests.builders import compare_fields, compare_paths, row_of
 from tests.replay_core.compare.layouts import LAYOUTS, fields, samples, worse, write, write_micros
 
@@ -76,6 +77,22 @@ def test_rows_of_ranks_that_are_as_long_as_each_other_are_no_slices(layout: str,
     one = write(tmp_path / "a", batch, groups=[[0, 1]], layout=layout, ranks=1, extra=0, named=False)
     other = write(tmp_path / "b", batch, groups=[[0], [1]], layout=of_ranks, ranks=2, extra=0, named=False)
     agreed(compare_paths(one, other))
+
+
+def test_slices_of_a_pack_that_have_masks_of_their_own_are_no_samples(tmp_path: Path):
+    values = torch.randn(1, 6, generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(6)[None] + 5
+    with Recorder(tmp_path / "a").step(0, rank=0) as record:
+        record("forward_data", input_ids=ids, cu_seqlens=torch.tensor([0, 2, 4, 6]), log_probs=values, micro=0)
+    recorder = Recorder(tmp_path / "b")
+    for rank in range(2):
+        own = slice(3 * rank, 3 * rank + 3)
+        with recorder.step(0, rank=rank) as record:
+            mask = torch.ones(1, 3, dtype=torch.int64)
+            record("forward_data", input_ids=ids[:, own], attention_mask=mask, log_probs=values[:, own], micro=0)
+    compared = compare_paths(tmp_path / "a", tmp_path / "b")
+    assert compared.first is None
+    assert {row.name for row in compared.tensors if row.verdict is Verdict.SAME} == {"input_ids", "policy_logprobs"}
 
 
 @pytest.mark.long
