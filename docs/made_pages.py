@@ -35,7 +35,8 @@ def made() -> dict[str, str]:
 
 def commands() -> str:
     """Every command's own help."""
-    from tui_debugger.cli import COMMANDS, HIDDEN, cli
+    from tui_debugger.command_table import COMMANDS, HIDDEN
+    from tui_debugger.commands.group import cli
 
     parts = ["# Commands\n", _help(cli, "rldbg")]
     for name in sorted(set(COMMANDS) - set(HIDDEN)):

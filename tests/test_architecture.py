@@ -44,6 +44,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("commands",),
+    ("opening",),  # a dump brought onto it
     ("app",),  # the screen
     ("screens",),
     ("panes",),
@@ -58,7 +59,8 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("tensor_list",),
     ("tensor_rows", "parity_view", "tolerance", "health", "live", "trend_rows", "cells", "steps_compared"),
     ("terminal", "slow_link", "settings", "collecting"),
-    ("busy",),  # a job that runs, for the screen and for the command line
+    ("failing", "progress_line"),  # what a command says beside its answer
+    ("busy", "command_table"),  # a job that runs, for the screen and for the command line; which commands there are
     ("format", "paths", "actions", "token_colours", "sample_orders"),
 )
 

@@ -1,4 +1,4 @@
-"""The command `rldbg`: the first word is a command if it is one, else a path to open on the screen.
+"""The command `rldbg`. A run's directory alone goes straight to the screen; everything else is the command line's.
 
 Standard output carries the answer and nothing else; progress, hints and errors go to standard error.
 Exit codes are those of `replay_core.errors.ExitCode`.
@@ -11,124 +11,20 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
-import replay_core
 from replay_core.budget import limit_process
 from replay_core.collecting import seldom
 from replay_core.errors import ExitCode, RldbgError, failing_disk, missing_library
+from replay_core.mirrored import names_a_mirror
+from tui_debugger.command_table import COMMANDS
+from tui_debugger.failing import fail
+from tui_debugger.progress_line import clear_lines
 
-try:
-    import click
-
-    from tui_debugger.commands import fail
-except ModuleNotFoundError as error:  # installed for a recorder alone, with --no-deps
-    lacking = missing_library(error, "the command line")
-    if lacking is None:
-        raise
-    sys.stderr.write(f"error: {lacking}\n")
-    raise SystemExit(int(lacking.exit_code)) from None
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-#: Command -> the module that holds it. Imported when asked for: `ls` never pays for the screen.
-COMMANDS = {
-    "ui": "tui_debugger.commands.ui",
-    "demo": "tui_debugger.commands.demo",
-    "record": "tui_debugger.commands.record",
-    "ls": "tui_debugger.commands.ls",
-    "show": "tui_debugger.commands.show",
-    "samples": "tui_debugger.commands.samples",
-    "compare": "tui_debugger.commands.compare",
-    "replay": "tui_debugger.commands.replay",
-    "capsule": "tui_debugger.commands.capsule",
-    "referee": "tui_debugger.commands.referee",
-    "mismatch": "tui_debugger.commands.mismatch",
-    "diagnose": "tui_debugger.commands.diagnose",
-    "parity": "tui_debugger.commands.parity",
-    "weights": "tui_debugger.commands.weights",
-    "gather": "tui_debugger.commands.gather",
-    "upload": "tui_debugger.commands.upload",
-    "info": "tui_debugger.commands.info",
-    "cache": "tui_debugger.commands.cache",
-    "help": "tui_debugger.commands.help",
-    "completion": "tui_debugger.commands.completion",
-    "skill": "tui_debugger.commands.skill",
-}
-
-HIDDEN = ("ui",)
 #: What reads, answers and ends.
 _ONCE = ("ls", "show", "compare", "diagnose", "weights", "referee", "gather")
 #: What runs a trainer or a model, in this process or in one that inherits its limits.
 _UNLIMITED = ("record", "replay", "capsule", "demo", "parity", "mismatch")
-
-
-class _Commands(click.Group):
-    """Commands loaded on demand; anything else is `ui`, the screen."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if name not in HIDDEN]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = COMMANDS.get(cmd_name)
-        command: click.Command | None = import_module(module).command if module else None
-        return command
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # `rldbg --ascii RUN`: an option that is not the group's own is the screen's.
-        own = {name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)}
-        if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
-            args = ["ui", *args]
-        ctx.meta["rldbg.arguments"] = tuple(args)
-        return super().parse_args(ctx, args)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        # The first word may be a path; beside one that is, bash would drop the commands.
-        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS:
-            _refuse_misspelt(ctx, args[0])
-            args = ["ui", *args]
-        return super().resolve_command(ctx, args)
-
-
-def _refuse_misspelt(ctx: click.Context, word: str) -> None:
-    """Raise where a word that is no path nearly is a command's name."""
-    import difflib  # only a word that is no command needs it
-
-    near = difflib.get_close_matches(word, COMMANDS, 1, 0.7)
-    if near and os.sep not in word and not os.path.lexists(word):
-        raise click.UsageError(f"there is no command {word!r} and no such path; did you mean {near[0]}?", ctx)
-
-
-@click.group(
-    cls=_Commands,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.version_option(replay_core.__version__, prog_name="rldbg")
-@click.pass_context
-def cli(ctx: click.Context) -> None:
-    """Record, replay and compare what an RL trainer computed; see the first diverging tensor.
-
-    \b
-    rldbg RUN            open a dump on the screen
-    rldbg RUN_A RUN_B    open two dumps on their first diverging tensor
-    rldbg diagnose RUN   name what is wrong in the training maths, from a dump or a log
-    rldbg demo           train a tiny policy, break its packing, see where it shows
-
-    Topics: rldbg help exit-codes|verdicts|selection|flags|files; completion of a shell: rldbg completion --help.
-    Options of the screen: --follow --one-run --compare --theme NAME --ascii --no-mouse (rldbg ui --help).
-    """
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(import_module(COMMANDS["ui"]).command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -156,18 +52,14 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in _UNLIMITED:
         limit_process()
     try:
-        result: Any = cli.main(args=arguments, prog_name="rldbg", standalone_mode=False)
-        return int(result or 0)
-    except click.exceptions.Exit as leaving:
-        return leaving.exit_code
-    except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rldbg"
-        fail(error.format_message(), f"{where} --help")
-        return ExitCode.BAD_REQUEST
+        try:
+            return _answer(arguments)
+        finally:
+            clear_lines()  # an error is said on a line of its own
     except RldbgError as error:
         fail(str(error))
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         fail("interrupted")
         return ExitCode.INTERRUPTED
     except MemoryError:
@@ -185,6 +77,28 @@ def run(arguments: list[str]) -> int:
 
         fail(f"internal error: {type(error).__name__}: {error}", f"the report is in {write_crash(error)}")
         return ExitCode.INTERNAL
+
+
+def _answer(arguments: list[str]) -> int:
+    if _is_run_alone(arguments):
+        from tui_debugger.opening import open_screen
+
+        return open_screen(Path(arguments[0]))
+    from tui_debugger.commands.group import answer  # and click: 7 ms, which nobody who opens a run waits for
+
+    return answer(arguments)
+
+
+def _is_run_alone(arguments: list[str]) -> bool:
+    """Whether the words are one directory, to be drawn as it is: neither units of a long job nor a URL's mirror."""
+    if len(arguments) != 1 or "_RLDBG_COMPLETE" in os.environ:
+        return False
+    (word,) = arguments
+    if word in COMMANDS or word.startswith("-") or names_a_mirror(word) or not os.path.isdir(word):
+        return False
+    from tui_debugger.opening import has_terminal
+
+    return has_terminal() and not os.path.lexists(os.path.join(word, "plan.json"))
 
 
 if __name__ == "__main__":

@@ -500,7 +500,7 @@ class Batch:
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
                 side = _said(alignment, stated, axes, self.layout)
                 if side == "next" and not stated and self._is_as_wide(ref) and meaning.region == "response":
-                    side = "full" if self._is_at_own_index(ref) else "next"
+                    side = "full" if self._is_at_own_index(ref) or self._fills_the_mask(ref) else "next"
                 said = self._says(side)
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
@@ -519,6 +519,19 @@ class Batch:
         own = self._own_index.get(ref.name)
         told = self._own_index.values()
         return own if own is not None else True in told and False not in told
+
+    def _fills_the_mask(self, ref: TensorRef) -> bool:
+        """Whether a tensor that is 0 elsewhere has a number in exactly the cells that the mask of the same shape marks:
+        then it stands where the mask does, wherever log-probabilities may (`advantages = A[:, None] * mask`).
+        """
+        mask = self.held.find("response_mask")
+        if mask is None or mask.rows != ref.rows or mask.shape != ref.shape:
+            return False
+        if naming.meaning(ref.canonical or ref.name).kind == "logprob":
+            return False  # a sure token's is 0
+        filled_BT, marked_BT = pages.array(ref) != 0, pages.array(mask) != 0
+        heard = filled_BT.any(axis=-1, keepdims=True) & ~marked_BT.all()
+        return bool(heard.any()) and bool(((filled_BT == marked_BT) | ~heard).all())
 
     @cached_property
     def _own_index(self) -> dict[str, bool | None]:

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from tests.test_architecture import CORE_FLOORS
-from tui_debugger.cli import cli
+from tui_debugger.commands.group import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests/data/README.md"]

@@ -16,7 +16,8 @@ from replay_core.documents.reopening import SCHEMA_PATH
 from replay_core.errors import ExitCode
 from tests.builders import write_pair
 from tests.fixtures import FIXTURES
-from tui_debugger.cli import COMMANDS, run
+from tui_debugger.cli import run
+from tui_debugger.command_table import COMMANDS
 from tui_debugger.commands.skill import SKILL
 
 TEXT = SKILL.read_text(encoding="utf-8")

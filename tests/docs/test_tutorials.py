@@ -60,7 +60,7 @@ def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
 def test_the_pages_made_of_the_code_hold_every_command_type_key_and_member():
     from replay_core.rollouts import RolloutReplay
     from tui_debugger.actions import ACTIONS
-    from tui_debugger.cli import COMMANDS, HIDDEN
+    from tui_debugger.command_table import COMMANDS, HIDDEN
 
     pages = made_pages().made()
     for name in set(COMMANDS) - set(HIDDEN):

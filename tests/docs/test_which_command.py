@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tui_debugger.cli import COMMANDS
+from tui_debugger.command_table import COMMANDS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "which-command.md").read_text(encoding="utf-8")

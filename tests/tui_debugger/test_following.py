@@ -16,8 +16,8 @@ from replay_core.jobs import Job
 from tests.builders import write_dump
 from tests.tui_debugger.driving import screen, until
 from tui_debugger.app import RldbgApp
-from tui_debugger.commands.ui import _begun
 from tui_debugger.live import LiveRun
+from tui_debugger.opening import begun
 
 #: Writes a step whenever a line comes on its standard input; `bad` is a step of equal rewards.
 WRITER = """
@@ -71,7 +71,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 
 @contextlib.asynccontextmanager
 async def followed(run: Path) -> Any:
-    app = RldbgApp(run, follow=True, listed=_begun(run))
+    app = RldbgApp(run, follow=True, listed=begun(run))
     async with app.run_test(size=(160, 48)) as pilot:
         yield app, pilot
 

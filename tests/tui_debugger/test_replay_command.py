@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from replay_core.dumps import open_run
 from replay_core.jobs import Partial
-from tui_debugger.commands import ProgressLine
 from tui_debugger.commands.replay import CellLines, command
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.replay import matrix_table, replay_report
 
 

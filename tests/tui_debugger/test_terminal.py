@@ -94,8 +94,8 @@ def test_a_click_in_the_old_mouse_protocol_is_survived(on_pty: type[OnPty]) -> N
 
 _STARTED_SLOWLY = """
 import sys
-from tui_debugger import commands
-commands._FIRST_S = 0.001  # a start that takes no longer says nothing
+from tui_debugger import progress_line
+progress_line._FIRST_S = 0.001  # a start that takes no longer says nothing
 from tui_debugger.cli import main
 sys.argv[0] = "rldbg"
 main()

@@ -1,4 +1,4 @@
-"""One file per command, and what all of them share: options, output, progress, the voice of errors."""
+"""One file per command, and what all of them share: options and output."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import contextlib
 import errno
 import os
 import shlex
-import shutil
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,9 +17,7 @@ import click
 from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.export.written import pieces
-from replay_core.jobs import Event, LogLine, Progress
 from replay_core.mirrored import as_addressed, keep_under, names_a_mirror, stands_for
-from tui_debugger.busy import Busy
 from tui_debugger.format import safe
 from tui_debugger.paths import REMOTE_BYTES, cache_dir
 
@@ -35,14 +30,6 @@ if TYPE_CHECKING:
 #: Objects left out of a remote dump that are named, each on its line.
 _MOST_LEFT = 5
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def fail(message: str, hint: str | None = None) -> None:
-    """An error, on standard error: what is wrong, then what helps."""
-    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(safe(as_addressed(message), lines=True), err=True)
-    if hint:
-        click.echo(f"\nhint: {safe(as_addressed(hint), lines=True)}", err=True)
 
 
 def _mirrored(url: str) -> Path:
@@ -284,80 +271,3 @@ def say(text: str | Iterable[str]) -> None:
         if error.errno != errno.ENOSPC:
             raise
         raise RequestError("standard output cannot be written", found=error.strerror) from None
-
-
-#: A terminal is told after so long what is done: who waits longer thinks that nothing is.
-_FIRST_S = 0.3
-#: A log, a pipe or a notebook is told after so long, and then each time as long again.
-_UNWATCHED_S = 10.0
-
-
-class ProgressLine:
-    """One line on standard error that says what a job does, how far it is and since when, from `_FIRST_S` on. Where no
-    terminal is, a line of its own after ten seconds, and whenever as much time again has gone.
-
-    `first`: what is done before the job says anything itself; where that is empty, the line does not go on by itself.
-    """
-
-    def __init__(self, first: str = "reading names of files", *, verbose: bool = False) -> None:
-        self._watched = sys.stderr.isatty()
-        self._next_s = _FIRST_S if self._watched else _UNWATCHED_S
-        self._verbose = verbose
-        self._began = time.monotonic()
-        self._width = 0
-        self._busy = Busy("", began=self._began, far=Progress(0, None, first))
-        self._ended, self._drawing = threading.Event(), threading.Lock()
-        if first:
-            threading.Thread(target=self._go_on, name="rldbg-progress", daemon=True).start()
-        if (context := click.get_current_context(silent=True)) is not None:
-            context.call_on_close(self.clear)  # an error is said on a line of its own
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, LogLine) and self._verbose:
-            self._erase()
-            click.echo(safe(event.text, lines=True), err=True)
-        if isinstance(event, Progress):
-            now = time.monotonic()
-            self._busy.take(event, now)
-            if now - self._began >= self._next_s:
-                self._draw()
-
-    def note(self, text: str) -> None:
-        """A line of its own, at once."""
-        self._erase()
-        click.echo(safe(text), err=True)
-
-    def _go_on(self) -> None:
-        while not self._ended.wait(_FIRST_S):
-            self._draw()
-
-    def _draw(self) -> None:
-        with self._drawing:
-            self._busy.now = time.monotonic()
-            spent = self._busy.spent_s
-            if spent < self._next_s or self._ended.is_set():
-                return
-            self._next_s = spent + 0.1 if self._watched else 2 * spent
-            said, tail = self._busy.how_far, f"  {spent:.0f} s{self._busy.cost}"
-            if self._watched:
-                text = said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
-                sys.stderr.write("\r" + text.ljust(self._width))
-                self._width = len(text)
-            else:
-                sys.stderr.write(f"{said}{tail}\n")
-            sys.stderr.flush()
-
-    def _erase(self) -> None:
-        with self._drawing:
-            if self._width:
-                sys.stderr.write("\r" + " " * self._width + "\r")
-                sys.stderr.flush()
-                self._width = 0
-
-    def clear(self) -> None:
-        """Take the line away: what comes now is the answer."""
-        self._ended.set()
-        self._erase()
-
-
-__all__ = ["ExitCode", "ProgressLine", "document_output", "fail", "finish", "say", "selectors", "step_selector"]

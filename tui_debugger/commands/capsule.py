@@ -12,8 +12,9 @@ from replay_core.errors import RequestError
 from replay_core.executors.child import ChildRunner
 from replay_core.export.documents import check_place
 from tui_debugger import paths
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish
+from tui_debugger.commands import DumpPath, document_output, finish
 from tui_debugger.commands.sections import Sectioned
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.replay import replay_report
 
 _SECTIONS = {

@@ -15,9 +15,10 @@ from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Event, Partial
 from replay_core.records import STAGES, Selection
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, say, selectors
+from tui_debugger.commands import DumpPath, document_output, finish, say, selectors
 from tui_debugger.commands.sharding import in_units, refuse, sharded, typed
 from tui_debugger.paths import digests_dir
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.comparison import comparison_report, explanation
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ import click
 from replay_core import workbench
 from replay_core.errors import RldbgError, error_from_mapping
 from replay_core.records import Selection
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, step_selector
+from tui_debugger.commands import DumpPath, document_output, finish, step_selector
 from tui_debugger.commands.scalars import scalars_option, to_dashboard
 from tui_debugger.commands.sharding import in_units, sharded, typed
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.diagnosis import diagnosis_report
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from replay_core.errors import NotADumpError
 from replay_core.export.scalars import WORST_FINDING, worst_finding
 from replay_core.jobs import Progress
 from replay_core.records import Selection
-from tui_debugger.commands import ProgressLine
+from tui_debugger.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import DiagnosisDocument

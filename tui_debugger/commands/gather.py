@@ -10,8 +10,9 @@ import click
 
 from replay_core import workbench
 from replay_core.jobs import Progress
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish
+from tui_debugger.commands import DumpPath, document_output, finish
 from tui_debugger.commands.scalars import scalars_option, to_dashboard
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.gathering import gathering_report, is_over
 
 if TYPE_CHECKING:

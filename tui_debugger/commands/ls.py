@@ -8,7 +8,8 @@ import click
 
 from replay_core import workbench
 from replay_core.records import Selection
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, step_selector
+from tui_debugger.commands import DumpPath, document_output, finish, step_selector
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.run import run_report
 
 

@@ -12,7 +12,8 @@ from replay_core import workbench
 from replay_core.errors import RequestError
 from replay_core.executors.child import ChildRunner
 from tui_debugger import paths
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, is_handed_out
+from tui_debugger.commands import DumpPath, document_output, finish, is_handed_out
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.parity import parity_report
 
 

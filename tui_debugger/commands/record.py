@@ -16,7 +16,7 @@ import replay_core
 from replay_core.errors import ExitCode, RequestError
 from replay_core.recorder.settings import Settings
 from replay_core.records import Selection
-from tui_debugger.commands import fail
+from tui_debugger.failing import fail
 
 
 @click.command("record", context_settings={"ignore_unknown_options": False})

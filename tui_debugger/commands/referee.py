@@ -8,8 +8,9 @@ import click
 
 from replay_core import workbench
 from replay_core.records import Selection
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
+from tui_debugger.commands import DumpPath, document_output, finish, selectors
 from tui_debugger.commands.sharding import in_units, sharded, typed
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.ruling import ruling_report
 
 

@@ -18,9 +18,10 @@ from replay_core.replay.flags import DEFAULTS, FLAGS, MATRIX, Flags, settings_as
 from replay_core.replay.plan import CAPTURE_LEVELS
 from tui_debugger import format as words
 from tui_debugger import paths
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish, selectors
+from tui_debugger.commands import DumpPath, document_output, finish, selectors
 from tui_debugger.commands.sections import Sectioned
 from tui_debugger.commands.sharding import in_units, ray_option, shard_option, typed
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.replay import replay_report
 
 

@@ -13,7 +13,8 @@ from replay_core import workbench
 from replay_core.errors import RequestError
 from replay_core.executors.child import ChildRunner
 from replay_core.units.shard import Shard
-from tui_debugger.commands import Decorated, ProgressLine, finish
+from tui_debugger.commands import Decorated, finish
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.gathering import gathering_report
 
 if TYPE_CHECKING:

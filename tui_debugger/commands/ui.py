@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from replay_core.errors import NotADumpError, RequestError
+from replay_core.errors import RequestError
 from tui_debugger import snapshot
-from tui_debugger.commands import DumpPath, ProgressLine, finish
-from tui_debugger.peek import steps_in
-
-if TYPE_CHECKING:
-    from replay_core.documents.run import RunDocument
-
-#: Steps that are listed before the screen opens: what takes no longer than a blink.
-LISTED_AT_ONCE = 100
+from tui_debugger.commands import DumpPath, finish
+from tui_debugger.opening import has_terminal, listing, open_screen, require_terminal
 
 
 @click.command("ui", hidden=True)
@@ -58,29 +50,12 @@ def command(
     if (
         a is not None
         and snapshot.is_document(a)
-        and (not _has_terminal() or snapshot.kind_of(a) not in (None, *snapshot.KINDS))
+        and (not has_terminal() or snapshot.kind_of(a) not in (None, *snapshot.KINDS))
     ):
         return _printed(a)
     if a is not None and b is None and a.is_file() and _is_capsule(a):
         return _open_capsule(a, ascii_only, no_mouse, theme)
-    # One line from here until the screen is drawn: on a busy box both the listing and the import take a while.
-    starting = ProgressLine("opening")
-    peeked = steps_in(a) if a is not None and a.is_dir() else []
-    listed = None
-    if follow:
-        listed = _begun(a, starting)
-    elif a is not None and not snapshot.is_document(a):
-        # A long run is listed by the reader, while its steps already stand on the screen.
-        listed = None if len(peeked) > LISTED_AT_ONCE and _has_terminal() else _listed(a, line=starting)
-    if b is not None:
-        _listed(b, line=starting)
-    require_terminal(a, b)
-    # Next to nothing of what a start allocates is garbage: the first paint does not wait for the collector to see it.
-    gc.disable()
-    from tui_debugger.app import run_ui  # textual: 170 ms that no other command pays
-
-    starting.clear()
-    return run_ui(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, peeked=peeked, follow=follow)
+    return open_screen(a, b, ascii=ascii_only, mouse=not no_mouse, theme=theme, follow=follow)
 
 
 def _printed(path: Path) -> int:
@@ -108,7 +83,7 @@ def _gathered(path: Path, ascii_only: bool, no_mouse: bool, theme: str | None) -
     from tui_debugger.reports.gathering import gathering_report
 
     doc = workbench.gather(path)
-    if not _has_terminal():
+    if not has_terminal():
         return finish(doc, gathering_report, as_json=False, output=None)
     from tui_debugger.app import run_ui, run_units  # as above
 
@@ -148,7 +123,7 @@ def _open_capsule(file: Path, ascii_only: bool, no_mouse: bool, theme: str | Non
     doc = opened(file)
     code = finish(doc, replay_report, as_json=False, output=None)
     alone, cell = doc["cells"][doc["baseline"]]["dump"], doc["cells"][-1]["dump"]
-    if not _has_terminal() or alone is None or cell is None:
+    if not has_terminal() or alone is None or cell is None:
         return code
     from tui_debugger.app import run_ui  # as above
 
@@ -160,7 +135,7 @@ def _belong_together(a: Path, b: Path) -> bool:
 
     if snapshot.is_document(a) or snapshot.is_document(b):
         return False
-    return are_one_run(_listed(a), _listed(b))
+    return are_one_run(listing(a), listing(b))
 
 
 def _open_together(
@@ -171,60 +146,9 @@ def _open_together(
         raise RequestError(
             "--follow takes one path", expected="the run's own directory", found=f"{1 + len(others)} paths"
         )
-    listed = _listed(a, *others)
+    listed = listing(a, *others)
     require_terminal(a, None)
     gc.disable()
     from tui_debugger.app import run_ui  # as below
 
     return run_ui(a, ascii=ascii_only, mouse=not no_mouse, theme=theme, listed=listed, more=others)
-
-
-def _begun(path: Path | None, line: ProgressLine | None = None) -> RunDocument | None:
-    """A run that is to be followed; None where it is not there yet, or is a folder with nothing to read in it.
-
-    Raises:
-        RequestError: there is no run to follow, or it is a saved document.
-    """
-    if path is None or snapshot.is_document(path):
-        raise RequestError("nothing to follow", expected="the path of a run that is being written", found=str(path))
-    if not path.exists():
-        return None  # its trainer has not begun
-    try:
-        return _listed(path, line=line)
-    except NotADumpError:
-        if path.is_dir() and not any(path.iterdir()):
-            return None
-        raise
-
-
-def _listed(path: Path, *more: Path, line: ProgressLine | None = None) -> RunDocument:
-    """What is in a dump. `line` says how far it is, and goes on; without it one of its own does."""
-    from replay_core import workbench  # every dialect comes with it: 40 ms, which a long run pays after its first paint
-
-    progress = line or ProgressLine()
-    try:
-        return workbench.open_dump(path, *more, on_event=progress)
-    finally:
-        if line is None:
-            progress.clear()
-
-
-def _has_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def require_terminal(a: Path | None, b: Path | None) -> None:
-    """Refuse to draw where nobody sees it.
-
-    Raises:
-        RequestError: standard input or output is no terminal; names the headless command.
-    """
-    if _has_terminal():
-        return
-    if a is not None and b is not None:
-        hint = f"rldbg compare {a} {b}"
-    else:
-        hint = f"rldbg ls {a}" if a is not None else "rldbg --help"
-    raise RequestError(
-        "the screen needs a terminal", found="standard input or output that is a file, a pipe or closed", hint=hint
-    )

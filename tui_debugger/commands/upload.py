@@ -9,8 +9,10 @@ import click
 
 from replay_core.errors import ExitCode
 from replay_core.jobs import Progress
-from tui_debugger.commands import DumpPath, ProgressLine, fail, say
+from tui_debugger.commands import DumpPath, say
+from tui_debugger.failing import fail
 from tui_debugger.format import safe
+from tui_debugger.progress_line import ProgressLine
 
 _MOST_LEFT = 8
 

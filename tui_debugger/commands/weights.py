@@ -9,7 +9,8 @@ import click
 
 from replay_core import workbench
 from replay_core.documents.weights import Arrival
-from tui_debugger.commands import DumpPath, ProgressLine, document_output, finish
+from tui_debugger.commands import DumpPath, document_output, finish
+from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.weights import weights_report
 
 _WORDS = [word for word in get_args(Arrival) if word != "arrived"]

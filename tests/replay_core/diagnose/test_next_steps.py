@@ -18,7 +18,7 @@ from replay_core.dumps import open_run
 from replay_core.errors import ModelError
 from tests.replay_core.diagnose.batches import healthy, save
 from tests.replay_core.diagnose.logs import diagnosed_path
-from tui_debugger.cli import cli
+from tui_debugger.commands.group import cli
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 #: What only the reader has: a log holds no dump, a dump of a trainer no checkpoint.

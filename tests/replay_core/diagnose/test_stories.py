@@ -11,7 +11,7 @@ import pytest
 
 from replay_core.diagnose.finding import Finding
 from tests.replay_core.diagnose.logs import diagnosed
-from tui_debugger.cli import cli
+from tui_debugger.commands.group import cli
 
 TRL_3857 = (
     "{'loss': 0.0, 'grad_norm': 0.0, 'learning_rate': 1.7050844078611056e-06, 'num_tokens': 1751675.0, "

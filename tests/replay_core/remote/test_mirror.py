@@ -244,8 +244,8 @@ def test_the_command_line_takes_a_url(store: Objects, tmp_path: Path, monkeypatc
 def test_people_are_told_the_address_and_documents_keep_the_path_that_opens_again(
     store: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tui_debugger.cli import cli
-    from tui_debugger.commands import fail
+    from tui_debugger.commands.group import cli
+    from tui_debugger.failing import fail
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(mirrored, "_ADDRESSES", {})

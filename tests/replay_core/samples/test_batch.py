@@ -56,6 +56,17 @@ def test_logprobs_as_wide_as_the_tokens_stand_where_their_zeros_say() -> None:
     assert [row[-2:].tolist() for row in said] == [[0.5, 0.5], [1.5, 1.5]]
 
 
+def test_advantages_that_fill_the_mask_stand_where_it_does_wherever_logprobs_may() -> None:
+    ids = ref("input_ids", [[5, 6, 7, 8], [9, 10, 11, 12]])
+    fields = [ids, ref("attention_mask", [[1] * 4] * 2), ref("response_mask", [[0, 0, 1, 1], [0, 0, 1, 1]])]
+    of_the_next = ref("policy_logprobs", [[-9.0, -1.0, -2.0, 0], [-8.0, -3.0, -4.0, 0]])
+    inside, before = [[0, 0, 0.5, 0.5], [0, 0, -0.5, -0.5]], [[0, 0.5, 0.5, 0], [0, -0.5, -0.5, 0]]
+    for values in (inside, before):
+        tensor = ref("advantages", values)
+        said = per_token(tensor, [*fields, of_the_next, tensor])
+        assert [row[-2:].tolist() for row in said] == [[0.5, 0.5], [-0.5, -0.5]]
+
+
 def test_logprobs_of_every_token_stand_at_their_own_index_where_only_each_first_has_none() -> None:
     fields = [ref("input_ids", [[5, 6, 7, 8], [9, 10, 11, 0]]), ref("attention_mask", [[1, 1, 1, 1], [1, 1, 1, 0]])]
     own = [[0, -1.5, -1.0, -2.0], [0, -3.0, -4.0, 0]]

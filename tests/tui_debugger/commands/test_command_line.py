@@ -18,7 +18,8 @@ from replay_core.executors.in_process import unexpected
 from replay_core.jobs import Job
 from replay_core.replay.flags import FLAGS
 from tests.builders import save_file, write_dump
-from tui_debugger.cli import COMMANDS, HIDDEN, run
+from tui_debugger.cli import run
+from tui_debugger.command_table import COMMANDS, HIDDEN
 from tui_debugger.commands.help import _CODES, _VERDICTS, TOPICS
 from tui_debugger.reports.run import ROWS
 

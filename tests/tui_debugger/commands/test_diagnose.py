@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from replay_core.errors import RequestError, SelectionError
 from tests.fixtures import FIXTURES
-from tui_debugger.cli import COMMANDS
+from tui_debugger.command_table import COMMANDS
 from tui_debugger.commands.diagnose import command
 from tui_debugger.reports.diagnosis import diagnosis_report, headline
 

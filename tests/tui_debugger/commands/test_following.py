@@ -16,8 +16,8 @@ import torch
 from replay_core.export.scalars import WORST_FINDING
 from replay_core.recorder import Recorder
 from tui_debugger.cli import run
-from tui_debugger.commands import ProgressLine
 from tui_debugger.commands.following import FollowedDiagnosis
+from tui_debugger.progress_line import ProgressLine
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from replay_core import workbench
-from tui_debugger.cli import COMMANDS, run
+from tui_debugger.cli import run
+from tui_debugger.command_table import COMMANDS
 from tui_debugger.commands import typed_command
 
 DATA = Path(__file__).parents[2] / "data"

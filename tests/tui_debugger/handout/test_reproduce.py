@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.tui_debugger.handout.documents import genuine
-from tui_debugger.cli import COMMANDS, run
+from tui_debugger.cli import run
+from tui_debugger.command_table import COMMANDS
 from tui_debugger.handout.reproduce import command_of
 
 DATA = Path(__file__).parents[2] / "data"

@@ -12,8 +12,8 @@ import pytest
 from replay_core.errors import NotADumpError
 from replay_core.jobs import Progress
 from replay_core.workbench import open_dump
-from tui_debugger import commands
-from tui_debugger.commands import ProgressLine
+from tui_debugger import progress_line
+from tui_debugger.progress_line import ProgressLine
 
 
 class _Terminal(io.StringIO):
@@ -49,7 +49,7 @@ def test_a_log_or_a_pipe_is_told_of_long_work_alone_and_in_whole_lines(monkeypat
     line(Progress(3, 12, "step_000003.pt"))
     line.clear()
     assert pipe.getvalue() == ""
-    monkeypatch.setattr(commands, "_UNWATCHED_S", 0.01)
+    monkeypatch.setattr(progress_line, "_UNWATCHED_S", 0.01)
     line = ProgressLine()
     _wait_for(pipe, "\n")
     line.clear()
