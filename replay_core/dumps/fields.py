@@ -34,6 +34,7 @@ _INT64 = 2**63
 _LONG = 1 << 10
 _NUMBERS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 _ALONE = frozenset((*_NUMBERS, str))
+_LEVEL, _TEXT = _ALONE | {TensorRef}, frozenset({str})
 
 
 def flatten(tree: Any) -> list[TensorRef]:
@@ -44,12 +45,10 @@ def flatten(tree: Any) -> list[TensorRef]:
     Raises:
         DumpError: more fields than any record has (a file whose parts contain each other), or than one of its size.
     """
-    if (
-        type(tree) is dict
-        and TensorRef not in map(type, tree.values())
-        and (numbers := _plain_numbers(tree)) is not None
-    ):
-        return numbers
+    if type(tree) is dict and _LEVEL.issuperset(map(type, tree.values())) and _TEXT.issuperset(map(type, tree)):
+        level = _level(tree)
+        if level is not None:
+            return level
     seen: dict[str, int] = {}
     fields: list[TensorRef] = []
     for order, ref in enumerate(_walk(tree, "", 0)):
@@ -68,14 +67,23 @@ def flatten(tree: Any) -> list[TensorRef]:
     return fields
 
 
-def _plain_numbers(tree: dict[Any, Any]) -> list[TensorRef] | None:
-    """The fields of a mapping of words to numbers, which is all of a log; None of any other."""
+def _level(tree: dict[str, Any]) -> list[TensorRef] | None:
+    """The fields of a mapping of words to tensors, numbers and texts: most of what is recorded, and all of a log. None
+    where one has no name, or a tensor has two.
+    """
+    if "" in tree or "__class__" in tree:
+        return None
     fields: list[TensorRef] = []
     for name, value in tree.items():
-        dtype = _NUMBERS.get(type(value))
-        if dtype is None or type(name) is not str or not name or (dtype == "int64" and not -_INT64 <= value < _INT64):
-            return None
-        fields.append(TensorRef(name, dtype, (), Inline(value), None, None, None, None, len(fields)))
+        if type(value) is TensorRef:
+            if value.name:
+                return None
+            ref = value
+            ref.name = name
+        else:
+            ref = _scalar(value, name)
+        ref.order = len(fields)
+        fields.append(ref)
     check_fields(len(fields))
     return fields if len(fields) <= MAX_FIELDS else None
 

@@ -166,48 +166,42 @@ def _padded(files: list[tuple[RecordKey, Path]]) -> list[Problem]:
 def read(key: RecordKey, path: Path) -> list[TensorRef]:
     """Fields of one file. log_probs, entropy and response_mask hold at index t what is said of token t + 1."""
     fields = flatten(content_of(path).tree)
-    parameter = next(
-        (ref.source.value for ref in fields if ref.name == "param_name" and isinstance(ref.source, Inline)), None
-    )
+    parameter = _parameter(fields) if key.stage in ("gradient", "param") else None
     for ref in fields:
-        ref.canonical = _canonical(ref.name, key.stage, parameter if type(parameter) is str else None)
-        ref.alignment = _alignment(ref, key.stage)
+        ref.canonical, ref.alignment = _meant(ref.name, key.stage, parameter, ref.rows is not None, len(ref.shape))
     if key.stage == "is_loss_debug":
         _lay_end_to_end(fields)
     return Fields(fields, _empty_advantages(fields, key, path))
 
 
+def _parameter(fields: list[TensorRef]) -> str | None:
+    named = next((ref.source for ref in fields if ref.name == "param_name"), None)
+    return named.value if isinstance(named, Inline) and type(named.value) is str else None
+
+
 @lru_cache(4096)  # the fields of one record are those of the next
-def _canonical(field: str, stage: str, parameter: str | None) -> str:
-    if field == "gradient" and parameter:
-        return naming.canonical(f"grad.{parameter}")
-    if field == "param" and parameter:
-        return naming.canonical(f"param.{parameter}")
-    if stage in ("gradient", "param") and field in ("norm", "mean", "std"):
-        # Statistics NexRL stores beside the tensor: follow from it, judged like metrics.
-        return f"metrics.{stage}.{field}"
-    match = _SAMPLE.match(field)
-    if match is not None:
-        inner = field[match.end() :]
-        return SAMPLE_NAMES.get(inner) or naming.canonical(inner, NAMES)
-    return naming.canonical(field, NAMES)
-
-
-def _alignment(ref: TensorRef, stage: str) -> str | None:
-    match = _SAMPLE.match(ref.name)
-    if match is not None:
-        inner = ref.name[match.end() :]
-        if ref.rows is None and len(ref.shape) == 1:
-            return "sample"
-        if ref.rows is not None or len(ref.shape) == 2:
+def _meant(field: str, stage: str, parameter: str | None, is_ragged: bool, axes: int) -> tuple[str, str | None]:
+    """A field's canonical name and alignment."""
+    sample = _SAMPLE.match(field)
+    if sample is not None:
+        inner = field[sample.end() :]
+        name = SAMPLE_NAMES.get(inner) or naming.canonical(inner, NAMES)
+        if is_ragged or axes == 2:
             # A datum is cut to N - 1: its input t is about target t, the token after it.
-            return "full" if stage != "datums" or inner == "input_tokens" else "next"
-        return None
-    if ref.rows is not None:
-        return "packed"
-    if len(ref.shape) != 2:
-        return None
-    return "next" if ref.name in _NEXT else "full" if ref.name in _FULL else None
+            return name, "full" if stage != "datums" or inner == "input_tokens" else "next"
+        return name, "sample" if axes == 1 else None
+    if field == "gradient" and parameter:
+        name = naming.canonical(f"grad.{parameter}")
+    elif field == "param" and parameter:
+        name = naming.canonical(f"param.{parameter}")
+    elif stage in ("gradient", "param") and field in ("norm", "mean", "std"):
+        # Statistics NexRL stores beside the tensor: follow from it, judged like metrics.
+        name = f"metrics.{stage}.{field}"
+    else:
+        name = naming.canonical(field, NAMES)
+    if is_ragged:
+        return name, "packed"
+    return name, None if axes != 2 else "next" if field in _NEXT else "full" if field in _FULL else None
 
 
 def _lay_end_to_end(fields: list[TensorRef]) -> None:

@@ -79,9 +79,29 @@ def _tree(loading: Loading) -> Any:
     prefix = name[: -len(b"data.pkl")]
     order = records.get(prefix + b"byteorder")
     big_endian = order is not None and _content(loading, order).strip() == b"big"
+    _, _, crc, nbytes, _ = records[name]
+    start = _data_offset(loading, records[name])
     places: dict[bytes, tuple[int, int]] = {}
-    heads = _Heads(records)
-    data_prefix, itemsizes, new = prefix + b"data/", ITEMSIZE.get, tuple.__new__
+    heads, data_prefix = _Heads(records), prefix + b"data/"
+
+    def look_up(keys: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
+        """The places of many records found at once; of an unusual one `place` says what is wrong when asked for it."""
+        asked = [(key, record) for key in keys if (record := records.get(data_prefix + key)) is not None]
+        places.update(_usual_places(region, asked, heads))
+        return places
+
+    met = holds = None
+    if nbytes <= MOST_BYTES:
+        pickled = region.read(start, nbytes)
+        met, holds = met_as(pickled, big_endian, loading.inert), zlib.crc32(pickled) == crc
+        del pickled
+    known = recipe(met) if met and region.memory is None else None
+    tree = known.tree(region.path, look_up) if known else None
+    if tree is not None:
+        if not holds:
+            loading.problems.append(_DAMAGED)
+        return tree
+    itemsizes, new = ITEMSIZE.get, tuple.__new__
 
     def place(key: bytes) -> tuple[int, int]:
         known = places.get(key)
@@ -92,12 +112,6 @@ def _tree(loading: Loading) -> Any:
                 raise loading.malformed(what, expected="the storage that a tensor views")
             known = places[key] = _data_offset(loading, record), record[3]
         return known
-
-    def look_up(keys: Iterable[bytes]) -> dict[bytes, tuple[int, int]]:
-        """The places of many records found at once; of an unusual one `place` says what is wrong when asked for it."""
-        asked = [(key, record) for key in keys if (record := records.get(data_prefix + key)) is not None]
-        places.update(_usual_places(region, asked, heads))
-        return places
 
     def storage(cls: StorageClass, key: str, numel: int) -> Storage:
         span = new(Span, (region, *place(key.encode("utf-8", "replace"))))
@@ -119,19 +133,6 @@ def _tree(loading: Loading) -> Any:
     loading.persistent, loading.zip_storage = persistent, storage
     loading.zip_place, loading.zip_look_up = place, look_up
     loading.big_endian = big_endian
-    _, _, crc, nbytes, _ = records[name]
-    start = _data_offset(loading, records[name])
-    met = holds = None
-    if nbytes <= MOST_BYTES:
-        pickled = region.read(start, nbytes)
-        met, holds = met_as(pickled, big_endian, loading.inert), zlib.crc32(pickled) == crc
-        del pickled
-    known = recipe(met) if met and region.memory is None else None
-    tree = known.tree(region.path, look_up) if known else None
-    if tree is not None:
-        if not holds:
-            loading.problems.append(_DAMAGED)
-        return tree
     machine = Machine(loading, region.part(start, nbytes))
     value = machine.run(start)
     loading.refuse_strangers()
