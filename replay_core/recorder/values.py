@@ -439,8 +439,12 @@ def _spoken(value: Any) -> str:
 
 def raw(tensor: Any) -> Any:
     """A contiguous host tensor's bytes, not copied. numpy has no bfloat16; a view as uint8 refuses odd strides."""
-    nbytes = tensor.numel() * tensor.element_size()
-    return (ctypes.c_ubyte * nbytes).from_address(tensor.data_ptr()) if nbytes else b""
+    return bytes_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def bytes_at(address: int, nbytes: int) -> Any:
+    """Bytes that somebody else holds, not copied."""
+    return (ctypes.c_ubyte * nbytes).from_address(address) if nbytes else b""
 
 
 def statistics(tensor: Any) -> dict[str, Any]:
