@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -68,6 +69,20 @@ def _of_logits(
     return torch.cat(logprobs).cpu(), torch.cat(entropies).cpu()
 
 
+@cache
+def _output() -> Any:
+    """A backbone's output that has whatever is asked for: a mixture of experts asks for router logits, a decoder of
+    BERT's for cross attentions. None of it is there.
+    """
+
+    class Output(transformers.modeling_outputs.BaseModelOutputWithPast):  # type: ignore[misc]
+        def __getattr__(self, name: str) -> None:
+            if name.startswith("__"):
+                raise AttributeError(name)
+
+    return Output
+
+
 class _Stub(torch.nn.Module):  # type: ignore[misc]
     """Stands where the backbone stands and returns hidden states that are already computed."""
 
@@ -75,8 +90,7 @@ class _Stub(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         assert self.hidden is not None
-        # The fullest form of a backbone's output: a mixture of experts asks it for router logits.
-        return transformers.modeling_outputs.MoeModelOutputWithPast(last_hidden_state=self.hidden)
+        return _output()(last_hidden_state=self.hidden)
 
 
 class Head:

@@ -34,6 +34,17 @@ def test_the_head_is_the_models_own_code_on_given_hidden_states(arch):
     assert torch.equal(probe(model)[1], logits), "the backbone is back in its place"
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta", "megatron-bert", "roformer"])
+def test_a_decoder_of_berts_asks_its_backbone_for_cross_attentions_and_is_told_that_there_are_none(kind):
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
+    config = AutoConfig.for_model(kind, **sizes, num_attention_heads=2, is_decoder=True, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    hidden, logits = probe(model)
+    head = Head(model, hidden, logits)
+    assert not head.is_one_product
+    assert torch.equal(head(hidden[0]), logits[0])
+
+
 def test_a_softcap_after_the_head_is_honoured():
     model = random_model("gemma2-tiny")
     model.config.final_logit_softcapping = 0.05
