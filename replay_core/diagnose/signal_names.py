@@ -35,7 +35,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "pg_loss": (
         "pg_loss *", "actor/pg_loss verl", "train/pg_loss slime", "policy_loss OpenRLHF", "policy/policy_loss SkyRL",
-        "ppo_actor/update/actor_loss AReaL", "actor/policy_loss NexRL with-entropy-bonus",
+        "ppo_actor/update/actor_loss AReaL", "pg OpenRLHF", "actor/policy_loss NexRL with-entropy-bonus",
         "loss/policy_avg open-instruct", "reduced_pg_loss tunix",
     ),
     "kl": (
@@ -112,7 +112,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "reward *", "critic/score/mean verl", "critic/full-score/mean *", "critic/rewards/mean verl",
         "rollout/raw_reward slime",
         "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean grpo_notes", "mean_reward grpo_notes",
-        "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF",
+        "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF", "rm OpenRLHF",
         "reward/avg_raw_reward SkyRL", "objective/verifiable_reward open-instruct", "ppo_actor/task_reward AReaL",
         "rewards/reward/mean tunix", "rewards/score/mean tunix", "Reward prime-rl", "reward/all/mean prime-rl",
         "reward/mean prime-rl", "total_reward NeMo-RL", "Avg Reward NeMo-RL", "Avg Total Reward NeMo-RL", "R *",
@@ -139,7 +139,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "critic/advantages/mean verl", "ppo_actor/advantages AReaL", "val/advantages_mean open-instruct",
         "rewards/advantage/mean tunix", "loss/avg_raw_advantages SkyRL",
     ),
-    "value_mean": ("critic/values/mean verl", "critic/values_mean SkyRL", "advantages/old_values/mean tunix"),
+    "value_mean": ("critic/values/mean verl", "vals OpenRLHF", "critic/values_mean SkyRL", "advantages/old_values/mean tunix"),
     "value_max": ("critic/values/max verl",),
     "value_min": ("critic/values/min verl",),
     "return_mean": ("critic/returns/mean verl", "advantages/returns/mean tunix"),
@@ -154,7 +154,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "response_length": (
         "completions/mean_length TRL", "response_length/mean verl", "rollout/response_len/mean slime",
-        "response_length OpenRLHF", "completion_length TRL", "response_length_mean *",
+        "response_length OpenRLHF", "glen OpenRLHF", "completion_length TRL", "response_length_mean *",
         "generate/avg_num_tokens SkyRL", "val/sequence_lengths open-instruct", "Seq. Length prime-rl",
         "mean_gen_tokens_per_sample NeMo-RL", "Mean Generation Length NeMo-RL",
         "response_lengths torchtune", "tokens/response_length/mean ROLL",
@@ -177,7 +177,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "kl_coefficient": ("actor/kl_coef verl", "objective/kl_coef TRL", "actor/reward_kl_penalty_coeff verl",
                        "critic/kl_coeff verl"),
     "learning_rate": (
-        "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "policy/policy_lr SkyRL",
+        "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "act_lr OpenRLHF", "policy/policy_lr SkyRL",
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
     ),
     "weight_lag": (
@@ -186,6 +186,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async/staleness_mean SkyRL", "avg_trajectory_age NeMo-RL", "version_diff AReaL",
         "off_policy_level/mean prime-rl", "off_policy_level/all/mean prime-rl",
     ),
+    "nan_iterations": ("number of nan iterations Megatron",),
+    "eos_tokens": ("val/num_eos_tokens TRL",),
     "num_masked": ("num_masked grpo_notes",),
     "masks_in_input": ("masks_in_X grpo_notes",),
     "micro_loss": ("total grpo_notes",),
@@ -211,9 +213,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "explained_variance": ("critic/vf_explained_var verl", "explained_variance *"),
     "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL", "critic/values_clipfrac SkyRL"),
     "critic_grad_norm": ("critic/grad_norm verl", "critic_grad_norm OpenRLHF"),
-    "critic_learning_rate": ("critic/lr verl", "critic_lr OpenRLHF"),
+    "critic_learning_rate": ("critic/lr verl", "critic_lr OpenRLHF", "cri_lr OpenRLHF"),
     "value_loss": (
-        "critic/vf_loss verl", "critic_loss OpenRLHF", "critic/critic_loss SkyRL", "critic grpo_notes",
+        "critic/vf_loss verl", "critic_loss OpenRLHF", "cri OpenRLHF", "critic/critic_loss SkyRL", "critic grpo_notes",
         "loss/value_avg TRL", "critic/loss ROLL",
     ),
 }  # fmt: skip
@@ -434,6 +436,8 @@ _COMPLEMENTS = {
 #: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.
 _AVERAGED = regex(r"/(?:avg|mean)$")
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
+#: `Val loss`, as a console has it.
+_OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
 #: Metrics of an evaluation that tell how right the answers are.
 _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
@@ -510,6 +514,7 @@ def named(raw: str, trl: bool = False) -> Name | None:
 
     `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
     """
+    raw = _OF_EVALUATION.sub("val/", raw)
     raw = raw.removeprefix("metrics.").split("@")[0]  # ROLL says how ranks are put together: actor/pg_loss@sum
     if trl:
         raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it

@@ -62,6 +62,8 @@ _OPTIMIZER = regex(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
 _ATTENTION = regex(r"attention|sdpa|flash_attn", re.IGNORECASE)
 _SOFTMAX = regex(r"\bsoftmax\b")
 _ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
+#: vLLM's allocator of an engine that sleeps and wakes.
+_WAKES = regex(r"cumem_allocator|cumem\.py|\bwake_up\b|create_and_map|python_create_and_map")
 #: How Ray tells of an allocator's error in another process: without its line.
 _CALLED = regex(r"ray::(?:\w+\.)?(\w+\(\))")
 _WRAPPED = regex(r"RayTaskError\(OutOfMemoryError\)")
@@ -134,6 +136,16 @@ def out_of_memory(log: RunLog) -> Finding | None:
         if (found := _phase(one, [*told, *log.events("traceback")])) is not None:
             size += f" in {found[0]}"
             next_step = f"{found[1]}; {next_step}"
+    if _WAKES.search(one.text) or any(_WAKES.search(each.text) for each in log.events("traceback")):
+        size += " as the engine wakes up"
+        cause = (
+            "vLLM's sleeping engine takes its weights and KV cache back, and the trainer beside it has not given up "
+            "enough: parameters, gradients, optimizer state or cached pieces stay on the GPU"
+        )
+        next_step = (
+            "offload the trainer before the rollout (param_offload, optimizer_offload, --adam_offload, "
+            "torch.cuda.empty_cache()); lower gpu_memory_utilization; leave the engine's sleep mode off if both fit"
+        )
     grown = _grown(log)
     if grown is not None and not _is_longer(log, grown[2] / grown[1]):
         series, begun, now = grown
@@ -144,6 +156,8 @@ def out_of_memory(log: RunLog) -> Finding | None:
         f"out of {'host' if on_host else 'GPU'} memory{size}",
         one.point.where(),
         *evidence,
+        # Behind the last metric it is how the run ended, which comes before what else is wrong with it.
+        link="dump" if (one.point.line or 0) > log.last_lines().get(one.point.path, 0) else "",
         cause=cause,
         next_step=next_step,
         steps=steps_of(each.point for each in told),

@@ -1,0 +1,274 @@
+"""What a handful of lines shows by itself: figures of a short log that are 0, pinned or beyond all scale.
+
+Rules over steps need 5 to 16 of them. Of fewer, what people paste into an issue, a level is said where it is odd on its
+face: a table, one line per figure and state. Most is worth knowing (info), not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from replay_core.diagnose.finding import Finding, finding, info, shown
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.regexes import regex
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
+
+#: Lines of a log that is short: other rules judge longer ones.
+SHORT = 15
+#: Names that mean a sum over the response (TRL's PPO): their levels are no token's.
+_SUMMED = regex(r"^objective/")
+
+Test = Callable[[list[float]], bool]
+
+
+def _over(limit: float) -> Test:
+    return lambda values: median(values) > limit
+
+
+def _comes_over(limit: float) -> Test:
+    return lambda values: max(values) > limit
+
+
+def _under(limit: float) -> Test:
+    return lambda values: median(values) < limit
+
+
+def _all_zero(values: list[float]) -> bool:
+    return not any(values)
+
+
+def _pinned(values: list[float]) -> bool:
+    """One length in every line that a limit has: a multiple of 8, as none is by chance three times over."""
+    return len(set(values)) == 1 and values[0] >= 16 and values[0] % 8 == 0
+
+
+class _Glance(Struct, frozen=True):
+    """A state of a figure that is odd in few lines. `fewest`: lines before it is; `always`: in long logs, too."""
+
+    signal: str
+    holds: Test
+    fewest: int
+    severity: Severity
+    link: str
+    claim: str
+    expected: str
+    cause: str
+    next_step: str
+    always: bool = False
+
+
+_RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
+_TABLE: tuple[_Glance, ...] = (
+    _Glance(
+        "nan_iterations", _comes_over(0.0), 1, "error", "gradient",
+        "iterations had a NaN: {name} comes to {most:g}, and their updates are left out", "0",
+        "a loss or gradient that is not finite: an overflow, a 0/0, a mask without a token",
+        "the first iteration that counts one; " + _RECORD, always=True,
+    ),
+    _Glance(
+        "kl", _over(50.0), 1, "warning", "ref",
+        "the KL to the reference is {now:.4g}, which no policy that was trained a few steps has", "< 1 per token",
+        "policy and reference are not asked for the same: another model or adapter is loaded as the reference, logits "
+        "of one of them are masked or scaled (a constrained or tempered generation), tokens are shifted; or the KL is "
+        "a sum over the tokens", "at the first step, before any update, the KL is 0: compare the two models' "
+        "log-probabilities of one text; " + _RECORD,
+    ),
+    _Glance(
+        "kl", _over(5.0), 1, "info", "ref",
+        "the KL to the reference is {now:.3g}: far for a mean per token", "< 1 per token",
+        "the policy has left its reference (learning rate too high, no KL term), or the KL is a sum over the response",
+        "look at the step where it rises; lower the learning rate",
+    ),
+    _Glance(
+        "ratio_mean", _comes_over(10.0), 1, "error", "ratio",
+        "the ratio of new to old policy comes to {most:.3g}: its mean is 1", "about 1",
+        "old and new log-probabilities are not of the same tokens, model, temperature or dropout; or one update moves "
+        "the policy that far (learning rate)", "compare old and new log-probabilities before the first update, where "
+        "the ratio is 1; " + _RECORD,
+    ),
+    _Glance(
+        "ratio_max", _comes_over(1e3), 1, "warning", "ratio",
+        "single tokens' ratio of new to old policy comes to {most:.3g}", "< 10",
+        "old and new log-probabilities of those tokens are not of the same weights or tokens", _RECORD,
+    ),
+    _Glance(
+        "entropy", _all_zero, 1, "info", "trend",
+        "the entropy is exactly 0 in every line: it is not computed, or the policy samples one answer alone", "> 0",
+        "the entropy's switch is off (0 is then no figure), temperature 0, or a policy that has collapsed",
+        "look whether two responses to one prompt differ",
+    ),
+    _Glance(
+        "entropy", _over(8.0), 1, "warning", "logprobs",
+        "the entropy is {now:.3g} nats per token: next to that of noise", "0.1 to 2",
+        "weights that are broken or not loaded, a temperature far too high, or a policy that has fallen apart (ln of "
+        "the vocabulary, 10 to 12, is a uniform one)", "read a response; compare the engine's weights with the "
+        "checkpoint's: rldbg weights",
+    ),
+    _Glance(
+        "response_length", _pinned, 3, "warning", "tokens",
+        "every line has one mean length, {now:g} tokens: all responses run to the limit", "another in every line",
+        "the limit is too small for the answers, or no end token is sampled or heeded: an answer that is cut off is "
+        "judged wrong, and none is learnt to end", "raise the limit of tokens, and read the end of a response",
+    ),
+    _Glance(
+        "response_length", _under(3.0), 1, "info", "tokens",
+        "responses are {now:.3g} tokens long: next to nothing is written", "what the task asks for",
+        "the end token comes first (the prompt's template ends the turn, or a reward for short answers), or the limit "
+        "is that small", "read a prompt and its response as the model gets them",
+    ),
+    _Glance(
+        "learning_rate", _all_zero, 2, "info", "optimizer",
+        "the learning rate is 0 in all {n} lines: no weight has moved yet", "> 0",
+        "a warm-up that begins at 0 (its first step alone), a scheduler that has run out, or a rate of 0",
+        "print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
+    ),
+    _Glance(
+        "explained_variance", _under(-1.0), 1, "info", "advantages",
+        "the critic is worse than a constant: {name} is {now:.3g}", "> 0",
+        "values on another scale than the returns (a head that was not trained or loaded, rewards that are not "
+        "normalised)", "compare the means of values and returns; let the critic warm up",
+    ),
+    _Glance(
+        "eos_tokens", _all_zero, 1, "info", "tokens",
+        "no response ends: {name} is 0", "> 0",
+        "the limit of tokens is too small, or the end token is not the one the model writes (stop_token, "
+        "stop_token_id)", "read the end of a response; a penalty for a missing end (missing_eos_penalty) teaches it",
+    ),
+    _Glance(
+        "pair_logits", lambda values: median(map(abs, values)) > 1e5, 1, "info", "logprobs",
+        "{name} is {now:.3g}: a sum over tokens and vocabulary, no mean", "between -100 and 100",
+        "the trainer logs summed logits: no fault of the training, and no figure to read", "watch logps and rewards",
+    ),
+    _Glance(
+        "kl", _all_zero, 3, "info", "ref",
+        "the KL to the reference is exactly 0 in all {n} lines", "> 0 after the first update",
+        "no weight has changed, the reference is the policy itself (one object, an adapter that is not switched off), "
+        "or no KL is computed (its weight is 0)", "compare a weight before and after a step",
+    ),
+    _Glance(
+        "reward", _all_zero, 1, "warning", "rewards",
+        "the reward is exactly 0 in every line: no response earns anything, and no advantage differs from 0",
+        "> 0 for some response",
+        "the judge finds nothing to pay (a form of answer nobody writes, another column, an exception that is scored "
+        "0), responses are cut off before their answer, or the task is far too hard",
+        "score one right answer by hand; read ten responses",
+    ),
+    _Glance(
+        "reward", lambda values: median(map(abs, values)) > 1e4, 1, "info", "rewards",
+        "rewards are of the order of {now:.2g}", "about 1",
+        "a reward that is not scaled, a length or a loss that stands for it: a critic and a KL weight are made for 1",
+        "look at the rewards of one batch; scale them",
+    ),
+)  # fmt: skip
+#: Signals that tell whether rewards differ: then D01 and L17 judge.
+_SPREADS = ("reward_std", "frac_zero_std", "reward_max", "pair_reward")
+_SPREAD = regex(r"(?:^|[/_])std$")
+_RIGHT = regex(r"^(?:eval[_/])?(?:acc|accuracy|rewards(?:_train)?/accuracies)$")
+#: Steps of training after which a model that tells pairs apart does so in more than this share.
+TRAINED, CHANCE = 1000, 0.6
+
+
+@rule("L40", "a figure is odd at a glance", link="trend", scope="signals", explains=("L01",),
+      needs=("|".join(dict.fromkeys((*(each.signal for each in _TABLE), "reward_function", "held_out"))),),
+      source="the figures' definitions; few lines, as they are pasted into issues")  # fmt: skip
+def glance(log: RunLog) -> Iterator[Finding]:
+    """Of a log of at most 15 lines: a KL over 5 (info; over 50 a warning), a ratio over 10 (single ones over 1,000), an
+    entropy of exactly 0 (info) or over 8 nats, one mean length in 3 lines and more that is a limit, responses under 3
+    tokens, a learning rate of 0 in every one of 2 and more, an explained variance under -1, no end token, summed
+    logits, rewards over 10,000, a KL of 0 in 3 lines (all info). A reward of 0 in every line: a warning. A reward function (or an evaluation's) that is 0 in every one of 2 lines
+    and more is worth knowing, as is one of another number but 1 in 3; that in 4 and more is a warning. A share
+    of right pairs under .6 after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of
+    any length: an error.
+    """
+    lines = max((len(series.points) for series in log.signals()), default=0)
+    said: set[str] = set()
+    for each in _TABLE:
+        if lines > SHORT and not each.always:
+            continue
+        for series in log.all(each.signal)[:1]:
+            values = series.finite
+            if len(values) < each.fewest or each.signal in said or _SUMMED.match(series.name) or not each.holds(values):
+                continue
+            if each.signal == "reward" and any(map(log.has, _SPREADS)):
+                continue  # D01 says it of the spread
+            said.add(each.signal)
+            yield finding(
+                each.severity,
+                each.claim.format(name=series.name, now=median(values), most=max(values), n=len(values)),
+                series,
+                series.shown(max(values) if max(values) > 0 else median(values), each.expected),
+                link=each.link,
+                cause=each.cause,
+                next_step=each.next_step,
+            )
+    if lines <= SHORT:
+        yield from _of_one_number(log)
+    yield from _by_chance(log)
+    if not said and lines > SHORT:
+        raise Skip(f"the log has more than {SHORT} lines: other rules judge them")
+
+
+def _of_one_number(log: RunLog) -> Iterator[Finding]:
+    """Reward functions that say one number in every line."""
+    held = {series.name.removeprefix("eval_"): series.finite for series in log.all("held_out")}
+    nothing: list[Series] = []
+    for series in (*log.all("reward_function"), *log.all("held_out")):
+        own = series.finite
+        values = own + (held.get(series.name, []) if series.signal == "reward_function" else [])
+        if _SPREAD.search(series.name) or _RIGHT.search(series.name) or len(set(values)) != 1:
+            continue
+        if values[0] == 0 and (len(values) > 1 or series.signal == "held_out"):
+            nothing.append(series)
+        elif len(values) > 2 and not math.isclose(values[0], 1) and series.signal == "reward_function":
+            yield finding(
+                "warning" if len(values) >= 4 else "info",
+                f"a reward function gives one number: {series.name} is exactly {values[0]:.4g} in all {len(values)} "
+                "lines",
+                series,
+                series.shown(values[0], "another mean in every line"),
+                link="rewards",
+                cause="it falls back to a default for every answer: the reference answer cannot be parsed, an "
+                "exception in it is caught, or it reads another column; a constant adds nothing to any advantage",
+                next_step="call it by hand on one right and one wrong answer, and print what it parses of each",
+            )
+    if nothing:
+        names = [series.name for series in nothing]
+        yield info(
+            f"{'a reward is' if len(names) == 1 else 'rewards are'} never given: {', '.join(names[:5])} "
+            f"{'is' if len(names) == 1 else 'are'} 0 in every line",
+            nothing[0],
+            nothing[0].shown(0.0, "> 0 for some response"),
+            link="rewards",
+            cause="the model does not write what is looked for (a tag or form that the prompt does not ask for, too "
+            "small a model, a limit that cuts it off), or the function never matches (a regular expression that does "
+            "not cross lines, another column, an exception that is scored 0): what is never paid is not learnt",
+            next_step="read ten responses; call the function by hand on one that should be paid",
+        )
+
+
+def _by_chance(log: RunLog) -> Iterator[Finding]:
+    """A share of right pairs that is hardly more than chance, after many steps."""
+    for series in log.all("reward_function"):
+        last = series.points[-1].step
+        values = series.finite[-10:]
+        if not _RIGHT.search(series.name) or len(values) < 3 or last is None or last < TRAINED or log.has("reward"):
+            continue
+        if 0.4 < median(values) < CHANCE:
+            yield info(
+                f"{series.name} is {median(values):.3g} at step {last}: hardly more than chance tells pairs apart",
+                series.ended,
+                series.shown(median(values), f"> {CHANCE:g}"),
+                link="trend",
+                cause="chosen and rejected are told apart by nothing the model sees (both cut to the prompt they "
+                "share, labels that are noise or swapped for a part), a learning rate too low or too high, or a head "
+                "that gets no gradient",
+                next_step="decode one pair as the model gets it; fit 100 pairs until they are right",
+            )
