@@ -226,7 +226,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
     (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
-    (regex(r"^rewards/[^/]+/mean$"), "reward_function", "TRL"),
+    (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
+    (regex(r"/response_length_clip_ratio$"), "truncated", "slime"),
     (
         regex(r"(?i)^(?:[\w.]+/)*(?:curriculum\w*|curriculum/[\w/]+|(?:mean_|avg_)?difficulty\w*|task_level)$"),
         "difficulty",

@@ -27,6 +27,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "oom",
         r"(?:CUDA|HIP|NPU|XPU|MPS)(?: (?:driver )?[Ee]rror)?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|Triton Error \[CUDA\]: out of memory|MPS backend out of memory"
         r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory"
         r"|RayTaskError\(OutOfMemoryError\)",
     ),
@@ -83,7 +84,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
-        r"|Unhandled exception: N\S+ what\(\): "
+        r"|Unhandled exception: N\S+ what\(\): |got completion (?:from peer )?with (?:error|status)|\bIBV_WC_[A-Z]"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
         r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w",
     ),
@@ -113,7 +114,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
         r"|(?i:(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} optimi[sz]er"
         r"|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? from scratch))"
-        r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
+        r"|HTTP/[12]\.\d\"? 5\d\d\b|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
         r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
         r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
@@ -125,6 +126,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
     ),
+    # The rewards of a group, as home-made trainers print them.
+    ("rewards", r"(?i)\brewards?\b[^\[\n=:]{0,20}[:=]\s{0,4}(?:(?:torch\.)?tensor\(|array\()?\[\s{0,4}-?\d[^\]\[a-z]{0,2000}\]"),
+    # Phases that slime times: what has begun and not ended is where it stands.
+    ("phase", r"\bTimer \w+ (?:start|end)\b"),
+    # What a logger marks as an error, and goes on after.
+    ("error", r"(?:^|[\s\[|-])(?:ERROR|CRITICAL)[\s\]|:-]"),
     # An inference engine's own account of itself, every ten seconds.
     ("engine", r"Avg (?:prompt|generation) throughput: |Decode batch.{0,200}#running-req"),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
@@ -169,7 +176,7 @@ HINT = regex(
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
-    r"|Can't pickle|Unhandled e(?:rror|xception)"
+    r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|Unhandled e(?:rror|xception)"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
@@ -180,6 +187,7 @@ _BEFORE = (
     r"|[-–|]{1,2})"
 )
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
+_MARKED = regex(r"\b(?:ERROR|CRITICAL)\b")
 _FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
 _BEGINS = "Traceback (most recent call last)"
 #: The exception behind a frame, where a paste has lost its newlines.
@@ -235,8 +243,14 @@ class Watch:
         if prefix is None:
             return self._event(line)
         found = self._event(replace(line, text=line.text[prefix.end() :]))
+        if found is None and _MARKED.search(prefix[0]) and not self._is_told(line.stream):
+            found = Event("error", line.text[prefix.end() :].strip()[:_LONGEST], line.number, line.rank)
         # How long it waits is told by the clock.
         return replace(found, text=line.text.strip()[:_LONGEST]) if found and found.kind in _BY_CLOCK else found
+
+    def _is_told(self, stream: str) -> bool:
+        """Whether a line is one of a traceback, whose exception is told."""
+        return stream in self._inside or stream in self._code_follows or bool(self._frames.get(stream))
 
     def _event(self, line: TrainerLine) -> Event | None:
         is_frame, is_indented = _FRAME.match(line.text), line.text[:1].isspace()

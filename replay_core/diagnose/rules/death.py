@@ -451,16 +451,18 @@ _FOR = regex(r"(?<!out of )\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@rule("L26", "the run waits and goes no further", link="time", scope="signals", needs=("event:waiting|event:stalled",),
+@rule("L26", "the run waits and goes no further", link="time", scope="signals", needs=("event:waiting|event:stalled|event:phase",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
     clock or by what they say, or 20 and more without one: a warning. Of a wait that tells its limit half of it is
     enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
-    of data preparation (Map, Filter) that stands at 0 after 10 minutes and more.
+    of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
+    did not end, in a log without an end of the run, is worth knowing.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
+    yield from _begun(log)
     after = [one for one in log.events("waiting") if (one.point.line or 0) > last.get(one.point.path, 0)]
     by_words: dict[str, list[Told]] = {}
     for one in after:
@@ -495,6 +497,34 @@ def waits(log: RunLog) -> Iterator[Finding]:
         next_step=known.next_step
         if known is not None
         else "look at the other process: py-spy dump --pid PID on both sides shows where each stands",
+    )
+
+
+_TIMED = regex(r"\bTimer (\w+) (start|end)\b")
+
+
+def _begun(log: RunLog) -> Iterator[Finding]:
+    """The phase that has begun last and not ended, where the log holds one and no end of the run."""
+    if log.events(*DEATHS):
+        return
+    open_: dict[str, Told] = {}
+    for told in log.events("phase"):
+        if found := _TIMED.search(told.text):
+            if found[2] == "start":
+                open_[found[1]] = told
+            else:
+                open_.pop(found[1], None)
+    if not open_:
+        return
+    phase, told = list(open_.items())[-1]
+    yield info(
+        f"the log ends inside {phase}: it began at line {told.point.line} and has no end",
+        told.point.where(),
+        shown("line", told.text[:160], None, f"line {told.point.line}"),
+        cause=f"the log was cut there; or {phase} hangs: a rank that waits for a collective (a pipeline or context "
+        "parallel size that does not fit, another number of micro-batches from rank to rank), a kernel that is compiled, "
+        "a network that does not answer",
+        next_step="look whether the GPUs work (nvidia-smi); py-spy dump --pid PID of every rank shows where each stands",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from statistics import median_low
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbe
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog, Series
+from replay_core.regexes import regex
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -240,7 +242,7 @@ def differ_between_groups(log: RunLog) -> Finding | None:
 
 
 @rule("D01", "no reward differs within a group", link="groups", scope="signals",
-      needs=(f"{_NO_DIFFERENCE[0]}|event:warning",),
+      needs=(f"{_NO_DIFFERENCE[0]}|event:warning|event:rewards",),
       source="trl#3857; miles advisory (0.5); docs/evidence.md#grpo-notes")  # fmt: skip
 def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
@@ -252,6 +254,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     but in no group are D03's. A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
+    yield from _printed(log)
     known, dead = _dead_steps(log)
     alike = [step for step in dead if (step.batch_std or 0) <= NO_STD]
     if alike:
@@ -388,6 +391,39 @@ def _said_by_trainer(log: RunLog) -> Iterator[Finding]:
             shown("pg_loss", 0.0, None, f"line {losses[flat[0].place].line}"),
         ]
         yield _one_group(flat, len(losses), evidence, "the judge gave every completion the same score")
+
+
+_REWARD = regex(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+#: Lists of rewards that tell before a share of them is one.
+LISTS = 4
+
+
+def _printed(log: RunLog) -> Iterator[Finding]:
+    """Rewards that a trainer prints as a list, a group's or a batch's: how many of the lists are one number."""
+    if any(map(log.has, ("reward_std", "frac_zero_std", "advantage_max"))):
+        return
+    lists = [(told, [float(each) for each in _REWARD.findall(told.text[told.text.index("[") :].partition("]")[0])])
+             for told in log.events("rewards")]  # fmt: skip
+    groups = [(told, values) for told, values in lists if len(values) > 1]
+    flat = [(told, values[0]) for told, values in groups if len(set(values)) == 1]
+    if len(groups) < LISTS or 4 * len(flat) < len(groups):
+        return
+    values = Counter(value for _, value in flat)
+    often, count = values.most_common(1)[0]
+    yield finding(
+        severity_of(len(flat), len(groups)),
+        f"all rewards of a group are equal in {share(len(flat), len(groups))} groups that the log prints, "
+        f"{often:g} in {count} of them: their advantages are 0, and they teach nothing",
+        flat[0][0].point.where("rewards"),
+        shown("line", flat[0][0].text[:160], None, f"line {flat[0][0].point.line}"),
+        shown("groups of one reward", share(len(flat), len(groups)), "few"),
+        cause="every answer of the group failed or was right alike: "
+        + ("what is scored so is a failure (nothing to judge: an answer that does not parse, render or run)" if often <= 0
+           else "the prompt is too easy, or the judge is constant"),
+        next_step="read the answers of one such group; sample more than two per prompt, and take prompts that are "
+        "sometimes solved",
+        steps=steps_of(told.point for told, _ in flat),
+    )  # fmt: skip
 
 
 def _one_group(points: list[Point], micros: int, evidence: list[Evidence], why: str) -> Finding:
