@@ -29,7 +29,7 @@ def joined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
     mapping or list, or goes on otherwise than with names, stays as it is.
     """
     held: dict[str, list[TrainerLine]] = {}
-    for line in lines:
+    for line in _rejoined(lines):
         text = line.text.strip()
         if line.stream in held:
             parts = held[line.stream]
@@ -54,6 +54,32 @@ def joined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
             yield line
     for parts in held.values():
         yield from parts
+
+
+#: verl's line of a step, and what a terminal or a crawler leaves of it on the next line: names and numbers alone.
+_STEP = regex(r"\bstep:\d{1,12}(?: - |$| -$)")
+_GOES_ON = regex(r"^(?:- )?[^\s:]{1,200}(?::\S*)?(?: - [^\s:]{1,200}(?::\S*)?){0,400}(?: -)?$")
+
+
+def _rejoined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
+    """Every line; a step's line of verl that was broken as one."""
+    held: TrainerLine | None = None
+    for line in lines:
+        if held is not None:
+            text = line.text.strip()
+            told = ":" in text or held.text.endswith(":")
+            if line.stream == held.stream and told and "step:" not in text and _GOES_ON.match(text):
+                apart = " " if held.text.endswith(" -") or text.startswith("- ") else ""
+                held = replace(held, text=held.text + apart + text)
+                continue
+            yield held
+            held = None
+        if "step:" in line.text and " - " in line.text and _STEP.search(line.text):
+            held = line
+        else:
+            yield line
+    if held is not None:
+        yield held
 
 
 def _is_broken(before: str, text: str) -> bool:

@@ -44,7 +44,7 @@ _FAR = 1 << 26
 _LIKELY = regex(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
-    rb"|(?i:loss|rewards?|kl|entropy|grad_norm|score)[\w/.]{0,30}[\"'`]?\s{0,8}[:=|\t, ]\s{0,8}[-+]?(?:\d|\.\d|nan|inf)"
+    rb"|(?i:loss|rewards?|kl|entropy|grad_norm|score)[\w/.]{0,30}[\"'`]?\s{0,8}[:=|\t, ]\s{0,60}[-+]?(?:\d|\.\d|nan|inf)"
     rb"|(?i:\b(?:step|epoch|iter)\w{0,6}\s{0,8}[,|\t ]\s{0,8}(?:training loss|loss|reward)\b)|(?i:\bloss\b\s{0,8}[,|])"
     rb"|(?m:^)it\s{1,4}\d{1,12} \|"
     rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}[\[(]?\d"
@@ -156,6 +156,9 @@ def _log(path: Path) -> _Log:
             grammar.setdefault((line.stream, line.rank), []).append((line.number, line.text))
             if match := _ITER_STEP.search(line.text):
                 last = int(match.group(1))
+        elif last is not None and (alone := _AVERAGE.match(line.text)):
+            # DeepSpeed-Chat says the reward of a step on a line of its own, below it.
+            said.append((line, last, {"average_reward_score": float(alone[1])}))
         elif (told := console_line(line.text))[1]:
             last = told[0]
             said.append((line, *told))
@@ -202,6 +205,7 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
             yield line
 
 
+_AVERAGE = regex(r"^\W{0,4}average reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*$")
 _ITER_STEP = regex(r"\biter (\d{1,12}): loss ")
 
 

@@ -19,6 +19,9 @@ _MARK = regex(r"^\s{0,40}(?:wandb:|>|[-*•·]\s|[|│┃])\s{0,40}")
 _WRAPPED = regex(r"\b(?:(?:np|numpy|torch)\.)?(?:float\d\d|tensor|array)\(\s?([^\s(),\[\]]{1,40})[^)]{0,60}\)")
 _QUOTES = regex(r"[\"'`{}\[\]]")
 _CELLS = regex(r"\s{0,40}[|│┃\t]\s{0,40}")
+_BLANKS = regex(r" {3,}")
+#: Rooms that only trainers have their metrics in.
+_ROOM = regex(r"^(?:train/)?(?:loss|losses|policy|objective|actor|critic|rewards|completions|rollout)/\w")
 _WORD = regex(r"[A-Za-z]{2,}")
 _STEPS = frozenset(("step", "global_step", "train/global_step", "iteration", "iter", "training_step", "_step"))
 #: Words beside the pairs of a line: a logger's name and level. A sentence has more.
@@ -51,7 +54,7 @@ class Unnumbered(Struct):
         if step is not None and 0 <= step < 1e12 and step == int(step):
             self._step = int(step)
         self._names.update(values)
-        self._tells = self._tells or any(map(is_watched, values))
+        self._tells = self._tells or any(is_watched(name) or _ROOM.match(name) for name in values)
         self._block.append((number, values))
 
     def close(self) -> None:
@@ -73,11 +76,11 @@ def _pairs(line: str) -> dict[str, float]:
     if len(line) > _LONGEST or not _MAY.search(line):
         return {}
     text = _WRAPPED.sub(r"\1", _MARK.sub("", line))
-    text = _QUOTES.sub(" ", text)
+    text = _BLANKS.sub("  ", _QUOTES.sub(" ", text))
     cells = [cell for cell in _CELLS.split(text.strip().strip("|│┃")) if cell]
     if len(cells) == 2 and (both := dict(pairs_in(f"{cells[0]}: {cells[1]}"))):
         return both
-    values = dict(pairs_in(text))
+    values = dict(pairs_in(text.strip(" |│┃")))
     finite = {name: value for name, value in values.items() if not name.lower().startswith(("http", "pid", "rank"))}
     beside = len(_WORD.findall(text)) - sum(len(_WORD.findall(name)) for name in finite)
     return finite if beside <= _BESIDE or len(finite) > 3 else {}

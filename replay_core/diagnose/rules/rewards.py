@@ -242,7 +242,7 @@ def differ_between_groups(log: RunLog) -> Finding | None:
 
 
 @rule("D01", "no reward differs within a group", link="groups", scope="signals",
-      needs=(f"{_NO_DIFFERENCE[0]}|event:warning|event:rewards",),
+      needs=(f"{_NO_DIFFERENCE[0]}|reward_max|event:warning|event:rewards",),
       source="trl#3857; miles advisory (0.5); docs/evidence.md#grpo-notes")  # fmt: skip
 def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
