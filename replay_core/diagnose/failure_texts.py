@@ -534,7 +534,10 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 _KNOWN: tuple[Failure, ...] = (
-    *(Failure(regex(pattern), cause, step) for pattern, cause, step in (*FIRST, *_DEATHS, *MODELS, *SETTINGS, *BATCHES)),
+    *(
+        Failure(regex(pattern), cause, step)
+        for pattern, cause, step in (*FIRST, *_DEATHS, *MODELS, *SETTINGS, *BATCHES)
+    ),
     *(Failure(regex(pattern), cause, _OTHER_FIRST, follows=True) for pattern, cause in _CONSEQUENCES),
     *(Failure(regex(pattern), cause, step, general=True) for pattern, cause, step in (*CODE, *_GENERAL)),
 )

@@ -56,7 +56,7 @@ class StepTold(Struct, frozen=True):
 
 
 #: The series that has the most to say of a loss of 0 tells the steps.
-_ANCHORS = ("loss", "pg_loss", "grad_norm", "frac_zero_std", "reward_std", "advantage_max")
+_ANCHORS = ("loss", "pg_loss", "grad_norm", "frac_zero_std", "reward_std", "advantage_max", "reward_max")
 
 
 def steps_told(log: RunLog) -> list[StepTold]:

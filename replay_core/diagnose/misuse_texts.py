@@ -11,15 +11,17 @@ FIRST: tuple[tuple[str, str, str], ...] = (
     (r"Torch not compiled with CUDA", "the installed torch is a build for the CPU alone: nothing runs on the GPU, and "
      "code that asks for one fails", "pip install a torch of the CUDA version that nvidia-smi shows; print "
      "torch.version.cuda, which is None now"),
-    (r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|10(?:\.\d+){3}|172(?:\.\d+){3}|192\.168(?:\.\d+){2}).{0,80}Max retries exceeded",
+    (r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|10(?:\.\d+){3}|172(?:\.\d+){3}|192\.168(?:\.\d+){2}).{0,80}Max retries "
+     r"exceeded",
      "no server answers at that address of one's own network: an inference server (or judge) was not started, still "
      "loads its model, died, or listens at another host or port",
      "start it (trl vllm-serve --model ..., on GPUs of its own), wait until its /health answers; look into its log; "
      "leave the address out of the proxy (no_proxy)"),
-    (r"(?:GRPO|DPO|PPO|KTO|ORPO|CPO|RLOO|SFT|Reward|OnlineDPO|BCO|GKD)(?:Trainer|Config)\b.{0,80}(?:unexpected keyword|has no "
-     r"attribute|missing \d+ required)|cannot import name ['\"](?:PPO|DPO|GRPO|KTO|RLOO|ORPO|SFT)\w*['\"]",
-     "the script is written for another version of TRL: tokenizer is called processing_class since 0.12, what was an "
-     "argument of a trainer (beta, max_length, max_prompt_length) is one of its Config, and PPOTrainer has no step()",
+    (r"(?:GRPO|DPO|PPO|KTO|ORPO|CPO|RLOO|SFT|Reward|OnlineDPO|BCO|GKD)(?:Trainer|Config)\b.{0,80}(?:unexpected "
+     r"keyword|has no attribute|missing \d+ required)|cannot import name ['\"](?:PPO|DPO|GRPO|KTO|RLOO|ORPO|SFT)\w*['\"]",
+     "versions do not fit, the script is written for another one of TRL: tokenizer is called processing_class since "
+     "0.12, what was an argument of a trainer (beta, max_length, max_prompt_length) is one of its Config, and "
+     "PPOTrainer has no step()",
      "pip show trl; install the version that the script (or unsloth, ms-swift, LLaMA-Factory) pins, or move the "
      "arguments into the Config"),
     (r"Tokenizer\w*' object has no attribute '(?:image_processor|tokenizer|feature_extractor)'",
@@ -32,8 +34,8 @@ FIRST: tuple[tuple[str, str, str], ...] = (
     (r"NCCL [Ee]rror.{0,120}invalid usage", "NCCL was used wrongly: two ranks on one GPU, or tensors of another device "
      "or shape", "NCCL_DEBUG=WARN names it; torch.cuda.set_device(LOCAL_RANK) before the first collective"),
     (r"NCCL [Ee]rror.{0,120}unhandled cuda error|ncclUnhandledCudaError",
-     "a CUDA call inside NCCL failed: no GPU memory is left for its buffers, a kernel failed before, or the GPUs cannot "
-     "reach each other (drivers, IOMMU, a container's limits)",
+     "a CUDA call inside NCCL failed: no GPU memory is left for its buffers, a kernel failed before, or the GPUs "
+     "cannot reach each other (drivers, IOMMU, a container's limits)",
      "NCCL_DEBUG=INFO names the call; leave memory free; NCCL_P2P_DISABLE=1 tells whether it is the link"),
     (r"NCCL [Ee]rror.{0,120}unhandled system error",
      "NCCL's network or system call failed (interface, InfiniBand): the wrong interface, InfiniBand that is not "
@@ -140,8 +142,8 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
      "a part of ZeRO-3 and the trainer's loop do not fit: accumulation by no_sync, generation or a second forward "
      "inside a step, a module whose use differs from rank to rank",
      "let DeepSpeed accumulate (gradient_accumulation_steps in its configuration); ZeRO-2 tells whether it is this"),
-    (r"[Dd]ata parallel group is not initialized|parallel group is (?:already|not) initialized|Default process group has "
-     r"not been initialized|Current vLLM config is not set",
+    (r"[Dd]ata parallel group is not initialized|parallel group is (?:already|not) initialized|Default process "
+     r"group has not been initialized|Current vLLM config is not set",
      "the order of the start is wrong: process groups (or the engine's configuration) are used before they are made, "
      "or made twice in one process, as by a trainer and an engine that both bring Megatron's",
      "start by torchrun or the framework's launcher; make the groups once; versions that the framework pins"),
@@ -184,8 +186,8 @@ BATCHES: tuple[tuple[str, str, str], ...] = (
      "a token id beyond the vocabulary: added or special tokens that the embedding has no row for, a pad id of "
      "vocab_size, or another model's tokenizer", "compare the largest id with the embedding's rows; "
      "resize_token_embeddings"),
-    (r"doesn't match the broadcast shape|cu_seqlens|must have the same (?:size|shape)|Expected hidden|multi-?turn.{0,40}"
-     r"mismatch|[Ss]ize mismatch, expected torch|numel: integer multiplication overflow|Tensors must be contiguous",
+    (r"doesn't match the broadcast shape|cu_seqlens|must have the same (?:size|shape)|Expected hidden"
+     r"|multi-?turn.{0,40}mismatch|[Ss]ize mismatch, expected torch|numel: integer multiplication overflow|Tensors must be contiguous",
      "shapes do not fit: masks, positions or lengths of one form (padded, packed) beside tokens of another, or a batch "
      "that was sliced along the wrong axis", "print the shapes at the frame; rldbg record keeps both tensors"),
     (r"OverflowError: (?:out of range integral|can't convert negative)",
@@ -216,11 +218,11 @@ CODE: tuple[tuple[str, str, str], ...] = (
      "a function returns another number of values than are taken from it: versions that do not fit, or a function of "
      "one's own", "compare its signature with the version's documentation"),
     (r"UnboundLocalError|NameError",
-     "the code uses a name that was never set on this path: a missing import, a branch that was not taken; the training "
-     "is not at fault", "read the frame; of a framework's own code look for the same line in its issues"),
+     "the code uses a name that was never set on this path: a missing import, a branch that was not taken; the "
+     "training is not at fault", "read the frame; of a framework's own code look for the same line in its issues"),
     (r"could not convert string to float|invalid literal for int|UnicodeDecodeError|codec can't decode",
      "a value of the data or configuration is no number (or no UTF-8 text): 'auto', 'N/A', an answer with words, a "
      "compressed file", "print it; parse it, or leave such samples out"),
-    (r"mutable default .{0,80} is not allowed", "a package is not made for this version of Python (3.11 refuses mutable "
-     "defaults of dataclasses)", "the Python that the framework names, or an update of the package"),
+    (r"mutable default .{0,80} is not allowed",
+     "a package is not made for this version of Python (3.11 refuses mutable defaults of dataclasses)", "the Python that the framework names, or an update of the package"),
 )  # fmt: skip

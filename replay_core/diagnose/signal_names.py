@@ -93,9 +93,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "rollout_corr/rollout_is_veto_fraction verl", "rollout_corr/rollout_rs_masked_fraction verl",
         "rollout_corr/rollout_is_ratio_fraction_high verl", "is_masked/mean prime-rl", "is_masked/all/mean prime-rl",
     ),
-    "solve_none": ("solve_none prime-rl", "env/all/by_group/frac_all_bad tinker", "batch/solve_none prime-rl", "solve_none/all/mean prime-rl",
+    "solve_none": ("solve_none prime-rl", "env/all/by_group/frac_all_bad tinker", "batch/solve_none prime-rl",
+                   "solve_none/all/mean prime-rl",
                    "baseline_reward/pct_0 NeMo-RL"),
-    "solve_all": ("solve_all prime-rl", "env/all/by_group/frac_all_good tinker", "batch/solve_all prime-rl", "solve_all/all/mean prime-rl",
+    "solve_all": ("solve_all prime-rl", "env/all/by_group/frac_all_good tinker", "batch/solve_all prime-rl",
+                  "solve_all/all/mean prime-rl",
                   "baseline_reward/pct_1 NeMo-RL"),
     "repetition": ("rollout/repetition_frac slime",),
     "preemptions": ("vllm:num_preemptions_total *", "vllm/num_preemptions *"),
@@ -113,7 +115,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "reward *", "critic/score/mean verl", "critic/full-score/mean *", "critic/rewards/mean verl",
         "rollout/raw_reward slime",
         "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean grpo_notes", "mean_reward grpo_notes",
-        "objective/scores open-instruct", "ppo/mean_scores TRL", "env/all/reward/total tinker", "rollout/reward OpenRLHF", "rm OpenRLHF",
+        "objective/scores open-instruct", "ppo/mean_scores TRL", "env/all/reward/total tinker",
+        "rollout/reward OpenRLHF", "rm OpenRLHF",
         "reward/avg_raw_reward SkyRL", "objective/verifiable_reward open-instruct", "ppo_actor/task_reward AReaL",
         "rewards/reward/mean tunix", "rewards/score/mean tunix", "Reward prime-rl", "reward/all/mean prime-rl",
         "reward/mean prime-rl", "total_reward NeMo-RL", "Avg Reward NeMo-RL", "Avg Total Reward NeMo-RL", "R *",
@@ -140,7 +143,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "critic/advantages/mean verl", "ppo_actor/advantages AReaL", "val/advantages_mean open-instruct",
         "rewards/advantage/mean tunix", "loss/avg_raw_advantages SkyRL",
     ),
-    "value_mean": ("critic/values/mean verl", "ppo/val/mean TRL", "vals OpenRLHF", "critic/values_mean SkyRL", "advantages/old_values/mean tunix"),
+    "value_mean": ("critic/values/mean verl", "ppo/val/mean TRL", "vals OpenRLHF", "critic/values_mean SkyRL",
+                   "advantages/old_values/mean tunix"),
     "value_max": ("critic/values/max verl",),
     "value_min": ("critic/values/min verl",),
     "return_mean": ("critic/returns/mean verl", "advantages/returns/mean tunix"),
@@ -175,10 +179,11 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "is_truncated/all/mean prime-rl", "is_truncated/mean prime-rl",
     ),
     "prompts_at_limit": ("prompt_length/clip_ratio verl",),
-    "kl_coefficient": ("actor/kl_coef verl", "objective/kl_coef TRL", "actor/reward_kl_penalty_coeff verl", "kl_ctl_value *",
-                       "critic/kl_coeff verl"),
+    "kl_coefficient": ("actor/kl_coef verl", "objective/kl_coef TRL", "actor/reward_kl_penalty_coeff verl",
+                       "kl_ctl_value *", "critic/kl_coeff verl"),
     "learning_rate": (
-        "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "act_lr OpenRLHF", "policy/policy_lr SkyRL",
+        "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "act_lr OpenRLHF",
+        "policy/policy_lr SkyRL",
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
     ),
     "weight_lag": (
@@ -212,7 +217,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
     "explained_variance": ("critic/vf_explained_var verl", "explained_variance *", "ppo/val/var_explained TRL"),
-    "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL", "ppo/val/clipfrac TRL", "values/clipfrac *", "critic/values_clipfrac SkyRL"),
+    "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL", "ppo/val/clipfrac TRL",
+                            "values/clipfrac *", "critic/values_clipfrac SkyRL"),
     "critic_grad_norm": ("critic/grad_norm verl", "critic_grad_norm OpenRLHF"),
     "critic_learning_rate": ("critic/lr verl", "critic_lr OpenRLHF", "cri_lr OpenRLHF"),
     "value_loss": (
@@ -304,7 +310,8 @@ _PLAIN: dict[str, str] = {
     "completions_length len_response resp_length generated_length len length mean_len seq_length",
     "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
-    "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit hit_cap hit_max_tokens_ratio hit_max_tokens",
+    "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit hit_cap "
+    "hit_max_tokens_ratio hit_max_tokens",
     "learning_rate": "lr learning_rate lr_actor actor_lr step_size",
     "explained_variance": "explained_variance explained_var vf_explained vf_explained_var value_explained_variance "
     "value_explained_var expl_var ev",
@@ -432,7 +439,8 @@ _COMPLEMENTS = {
          "frac_finished", "ended_rate", "eos_frac", "completion_rate"),
         "truncated",
     ),
-    **dict.fromkeys(("baseline_reward/pct_mixed", "env/all/by_group/frac_mixed", "frac_mixed", "mixed_frac", "frac_nonzero_std"), "frac_zero_std"),
+    **dict.fromkeys(("baseline_reward/pct_mixed", "env/all/by_group/frac_mixed", "frac_mixed", "mixed_frac",
+                    "frac_nonzero_std"), "frac_zero_std"),
 }  # fmt: skip
 
 #: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.

@@ -114,7 +114,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
         r"|(?i:(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} optimi[sz]er"
         r"|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? from scratch))"
-        r"|HTTP/[12]\.\d\"? 5\d\d\b|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
+        r"|HTTP/[12]\.\d\"? 5\d\d\b|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input "
+        r"tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
         r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
         r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
@@ -127,7 +128,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"unreachable|refused))(?<!\b0 failed)",
     ),
     # The rewards of a group, as home-made trainers print them.
-    ("rewards", r"(?i)\brewards?\b[^\[\n=:]{0,20}[:=]\s{0,4}(?:(?:torch\.)?tensor\(|array\()?\[\s{0,4}-?\d[^\]\[a-z]{0,2000}\]"),
+    (
+        "rewards",
+        r"(?i)\brewards?\b[^\[\n=:]{0,20}[:=]\s{0,4}(?:(?:torch\.)?tensor\(|array\()?\[\s{0,4}-?\d[^\]\[a-z]{0,2000}\]",
+    ),
     # Phases that slime times: what has begun and not ended is where it stands.
     ("phase", r"\bTimer \w+ (?:start|end)\b"),
     # What a logger marks as an error, and goes on after.

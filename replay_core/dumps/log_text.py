@@ -44,7 +44,8 @@ _FAR = 1 << 26
 _LIKELY = regex(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
-    rb"|(?i:loss|rewards?|kl|entropy|grad_norm|score)[\w/.]{0,30}[\"'`]?\s{0,8}[:=|\t, ]\s{0,60}[-+]?(?:\d|\.\d|nan|inf)"
+    rb"|(?i:loss|rewards?|kl|entropy|grad_norm|score)[\w/.]{0,30}[\"'`]?\s{0,8}[:=|\t, ]\s{0,60}[-+]?(?:\d|\.\d|nan"
+    rb"|inf)"
     rb"|(?i:\b(?:step|epoch|iter)\w{0,6}\s{0,8}[,|\t ]\s{0,8}(?:training loss|loss|reward)\b)|(?i:\bloss\b\s{0,8}[,|])"
     rb"|(?m:^)it\s{1,4}\d{1,12} \|"
     rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}[\[(]?\d"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from replay_core.diagnose.finding import Finding, finding, info, shown
+from replay_core.diagnose.finding import Finding, finding, info
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
@@ -183,10 +183,10 @@ def glance(log: RunLog) -> Iterator[Finding]:
     """Of a log of at most 15 lines: a KL over 5 (info; over 50 a warning), a ratio over 10 (single ones over 1,000), an
     entropy of exactly 0 (info) or over 8 nats, one mean length in 3 lines and more that is a limit, responses under 3
     tokens, a learning rate of 0 in every one of 2 and more, an explained variance under -1, no end token, summed
-    logits, rewards over 10,000, a KL of 0 in 3 lines (all info). A reward of 0 in every line: a warning. A reward function (or an evaluation's) that is 0 in every one of 2 lines
-    and more is worth knowing, as is one of another number but 1 in 3; that in 4 and more is a warning. A share
-    of right pairs under .6 after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of
-    any length: an error.
+    logits, rewards over 10,000, a KL of 0 in 3 lines (all info). A reward of 0 in every line: a warning. A reward
+    function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing, as is one of another
+    number but 1 in 3 while another function wavers; that in 4 and more is a warning. A share of right pairs under .6
+    after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of any length: an error.
     """
     lines = max((len(series.points) for series in log.signals()), default=0)
     said: set[str] = set()
@@ -199,6 +199,10 @@ def glance(log: RunLog) -> Iterator[Finding]:
                 continue
             if each.signal == "reward" and any(map(log.has, _SPREADS)):
                 continue  # D01 says it of the spread
+            if each.holds is _pinned and (log.has("truncated") or not _wavers(log)):
+                continue  # D20 says it of the share that is cut; a log that repeats itself is L18's
+            if each.signal == "learning_rate" and len(values) > 2:
+                continue  # L07 says it
             said.add(each.signal)
             yield finding(
                 each.severity,
@@ -216,10 +220,17 @@ def glance(log: RunLog) -> Iterator[Finding]:
         raise Skip(f"the log has more than {SHORT} lines: other rules judge them")
 
 
+def _wavers(log: RunLog) -> bool:
+    """Whether the reward or the loss is another from line to line, as those of batches are."""
+    return any(series is not None and len(set(series.values)) > 1 for series in map(log.get, ("reward", "loss")))
+
+
 def _of_one_number(log: RunLog) -> Iterator[Finding]:
     """Reward functions that say one number in every line."""
     held = {series.name.removeprefix("eval_"): series.finite for series in log.all("held_out")}
     nothing: list[Series] = []
+    # Where all of them stand still the log repeats itself, or the reward is one number: L17's and L18's.
+    others_waver = any(len(set(one.values)) > 1 for one in log.all("reward_function"))
     for series in (*log.all("reward_function"), *log.all("held_out")):
         own = series.finite
         values = own + (held.get(series.name, []) if series.signal == "reward_function" else [])
@@ -227,7 +238,7 @@ def _of_one_number(log: RunLog) -> Iterator[Finding]:
             continue
         if values[0] == 0 and (len(values) > 1 or series.signal == "held_out"):
             nothing.append(series)
-        elif len(values) > 2 and not math.isclose(values[0], 1) and series.signal == "reward_function":
+        elif len(values) > 2 and others_waver and not math.isclose(values[0], 1) and series.signal == "reward_function":
             yield finding(
                 "warning" if len(values) >= 4 else "info",
                 f"a reward function gives one number: {series.name} is exactly {values[0]:.4g} in all {len(values)} "

@@ -451,7 +451,8 @@ _FOR = regex(r"(?<!out of )\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@rule("L26", "the run waits and goes no further", link="time", scope="signals", needs=("event:waiting|event:stalled|event:phase",),
+@rule("L26", "the run waits and goes no further", link="time", scope="signals",
+      needs=("event:waiting|event:stalled|event:phase",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
@@ -522,9 +523,11 @@ def _begun(log: RunLog) -> Iterator[Finding]:
         told.point.where(),
         shown("line", told.text[:160], None, f"line {told.point.line}"),
         cause=f"the log was cut there; or {phase} hangs: a rank that waits for a collective (a pipeline or context "
-        "parallel size that does not fit, another number of micro-batches from rank to rank), a kernel that is compiled, "
+        "parallel size that does not fit, another number of micro-batches from rank to rank), a kernel that is "
+        "compiled, "
         "a network that does not answer",
-        next_step="look whether the GPUs work (nvidia-smi); py-spy dump --pid PID of every rank shows where each stands",
+        next_step="look whether the GPUs work (nvidia-smi); py-spy dump --pid PID of every rank shows where each "
+        "stands",
     )
 
 

@@ -697,8 +697,11 @@ def reward_falls(log: RunLog) -> Finding | None:
             series.shown(now, f">= {begun:.3g}"),
             cause="updates push the policy away from what it could do: a learning rate too high, weights on advantages "
             "(a sign, a scale) or a clipping that is made wrongly, no KL"
-            + (", until it no longer ends its answers; a higher token limit does not bring the reward back"
-               if runs_into_the_limit(log) is not None else ""),
+            + (
+                ", until it no longer ends its answers; a higher token limit does not bring the reward back"
+                if runs_into_the_limit(log) is not None
+                else ""
+            ),
             next_step="take a checkpoint from before the fall; lower the learning rate or add a KL term; " + _RECORD,
             steps=[p.step for p in series.points if p.step is not None and p.value < begun / 2],
         )

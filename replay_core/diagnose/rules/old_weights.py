@@ -505,7 +505,9 @@ def drifting(log: RunLog) -> Finding | None:
     # What a policy writes that has fallen apart lies where two precisions differ most.
     apart = falls_apart(log)
     late = apart is not None and (mark.step or 0) >= (apart[0] or 0)
-    far = not late and any(limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name))
+    far = not late and any(
+        limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name)
+    )
     return finding(
         "error" if far and not still else "warning",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"

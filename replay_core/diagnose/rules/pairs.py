@@ -95,7 +95,8 @@ def _few(log: RunLog, likely: Series | None, unlikely: Series | None) -> Finding
             "line",
             margin,
             margin.shown(margin.last.value, "> 0"),
-            cause="few steps, which may be noise; or chosen and rejected are swapped, or the sign of the loss is turned",
+            cause="few steps, which may be noise; or chosen and rejected are swapped, or the sign of the loss is "
+            "turned",
             next_step=_LOOK,
         )
     fallen = [] if first is None or second is None else first.finite
@@ -121,8 +122,9 @@ def pairs(log: RunLog) -> Finding | None:
     the rejected ones are learnt. Chosen responses whose reward falls below -2 while each nat of margin costs them 1.25
     and more: a warning, both become unlikely. Log-probabilities of exactly 0 in every line: an error, no token is
     counted. A loss of ln 2 and a margin of 0 in every one of 3 lines (2 with a gradient norm of 0): a warning.
-    Of 3 to 11 lines a margin below 0 in all, or a chosen reward that falls in each, below -2: worth knowing. A loss below .005 at a margin of 8 and more, in the median of the last 3
-    steps: a warning, there is nothing left to learn, and the policy has gone far for it.
+    Of 3 to 11 lines a margin below 0 in all, or a chosen reward that falls in each, below -2: worth knowing. A loss
+    below .005 at a margin of 8 and more, in the median of the last 3 steps: a warning, there is nothing left to
+    learn, and the policy has gone far for it.
     """
     likely, unlikely = _of(log, "pair_logps", "chosen"), _of(log, "pair_logps", "rejected")
     if likely is not None and unlikely is not None and len(likely.finite) >= ALIKE and likely.values == unlikely.values:

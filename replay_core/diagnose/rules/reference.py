@@ -401,9 +401,9 @@ FAR, LEAPT = 1.0, 20.0
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
 def kl_explodes(log: RunLog) -> Finding | None:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
-    more: a warning, info while the reward rises with it (by .15 of its first and more), over 3 an error (a warning). From below .2 to over 1 in one
-    step, and staying there: an error, in 4 steps and more; and so in two, where the reward stays below .85 of its first
-    as well. It rises in every run that learns; a run without a KL term
+    more: a warning, info while the reward rises with it (by .15 of its first and more), over 3 an error (a warning).
+    From below .2 to over 1 in one step, and staying there: an error, in 4 steps and more; and so in two, where the
+    reward stays below .85 of its first as well. It rises in every run that learns; a run without a KL term
     may reach 0.5.
     """
     series = given(log.get("kl"))

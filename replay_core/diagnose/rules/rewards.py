@@ -418,8 +418,11 @@ def _printed(log: RunLog) -> Iterator[Finding]:
         shown("line", flat[0][0].text[:160], None, f"line {flat[0][0].point.line}"),
         shown("groups of one reward", share(len(flat), len(groups)), "few"),
         cause="every answer of the group failed or was right alike: "
-        + ("what is scored so is a failure (nothing to judge: an answer that does not parse, render or run)" if often <= 0
-           else "the prompt is too easy, or the judge is constant"),
+        + (
+            "what is scored so is a failure (nothing to judge: an answer that does not parse, render or run)"
+            if often <= 0
+            else "the prompt is too easy, or the judge is constant"
+        ),
         next_step="read the answers of one such group; sample more than two per prompt, and take prompts that are "
         "sometimes solved",
         steps=steps_of(told.point for told, _ in flat),

@@ -17,8 +17,8 @@ from replay_core.diagnose.finding import Evidence, Finding, error, finding, shar
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
-from replay_core.diagnose.rules.learning import harder_prompts, learns_between
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
+from replay_core.diagnose.rules.learning import harder_prompts, learns_between
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog, Series
 
