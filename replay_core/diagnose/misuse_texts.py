@@ -18,7 +18,8 @@ FIRST: tuple[tuple[str, str, str], ...] = (
      "start it (trl vllm-serve --model ..., on GPUs of its own), wait until its /health answers; look into its log; "
      "leave the address out of the proxy (no_proxy)"),
     (r"(?:GRPO|DPO|PPO|KTO|ORPO|CPO|RLOO|SFT|Reward|OnlineDPO|BCO|GKD)(?:Trainer|Config)\b.{0,80}(?:unexpected "
-     r"keyword|has no attribute|missing \d+ required)|cannot import name ['\"](?:PPO|DPO|GRPO|KTO|RLOO|ORPO|SFT)\w*['\"]",
+     r"keyword|has no attribute|missing \d+ required)|cannot import name ['\"](?:PPO|DPO|GRPO|KTO|RLOO|ORPO"
+     r"|SFT)\w*['\"]",
      "versions do not fit, the script is written for another one of TRL: tokenizer is called processing_class since "
      "0.12, what was an argument of a trainer (beta, max_length, max_prompt_length) is one of its Config, and "
      "PPOTrainer has no step()",
@@ -187,7 +188,8 @@ BATCHES: tuple[tuple[str, str, str], ...] = (
      "vocab_size, or another model's tokenizer", "compare the largest id with the embedding's rows; "
      "resize_token_embeddings"),
     (r"doesn't match the broadcast shape|cu_seqlens|must have the same (?:size|shape)|Expected hidden"
-     r"|multi-?turn.{0,40}mismatch|[Ss]ize mismatch, expected torch|numel: integer multiplication overflow|Tensors must be contiguous",
+     r"|multi-?turn.{0,40}mismatch|[Ss]ize mismatch, expected torch|numel: integer multiplication overflow|Tensors "
+     r"must be contiguous",
      "shapes do not fit: masks, positions or lengths of one form (padded, packed) beside tokens of another, or a batch "
      "that was sliced along the wrong axis", "print the shapes at the frame; rldbg record keeps both tensors"),
     (r"OverflowError: (?:out of range integral|can't convert negative)",
@@ -224,5 +226,6 @@ CODE: tuple[tuple[str, str, str], ...] = (
      "a value of the data or configuration is no number (or no UTF-8 text): 'auto', 'N/A', an answer with words, a "
      "compressed file", "print it; parse it, or leave such samples out"),
     (r"mutable default .{0,80} is not allowed",
-     "a package is not made for this version of Python (3.11 refuses mutable defaults of dataclasses)", "the Python that the framework names, or an update of the package"),
+     "a package is not made for this version of Python (3.11 refuses mutable defaults of dataclasses)",
+     "the Python that the framework names, or an update of the package"),
 )  # fmt: skip
