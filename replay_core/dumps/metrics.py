@@ -50,8 +50,8 @@ _STEP_IN_NAME = regex(r"step[_=-]?(\d+)")
 #: ms-swift writes the step beside the last one: "9/547".
 SWIFT_STEP = "global_step/max_steps"
 #: What frameworks call the step of a row of metrics.
-STEP_FIELDS = ("step", "global_step", "_step", "train_step", "global_steps", "rollout_id", "iter", "it", "iteration",
-               SWIFT_STEP)  # fmt: skip
+STEP_FIELDS = ("step", "global_step", "current_steps", "_step", "train_step", "global_steps", "rollout_id", "iter",
+"it", "iteration", SWIFT_STEP)  # fmt: skip
 
 NUMBERED = "rows that name no step are numbered in the order they stand in"
 

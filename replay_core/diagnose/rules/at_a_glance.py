@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from replay_core.diagnose.finding import Finding, finding, info
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Finding, finding, info, warning
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
@@ -187,6 +189,12 @@ def glance(log: RunLog) -> Iterator[Finding]:
     function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing, as is one of another
     number but 1 in 3 while another function wavers; that in 4 and more is a warning. A share of right pairs under .6
     after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of any length: an error.
+
+    Of 3 lines and more a figure that goes one way in each: a KL to 5 times its beginning (and over .5), an entropy to 3
+    times (over 1.5) or a fifth (under .15), a gradient norm, loss or critic's loss to 10 times (over 10), a length to
+    2.5 times or a third, a reward to a third, engine and trainer to 4 times, a step's seconds to 2.5 times: worth
+    knowing. A KL below -.5 of an estimator that may be: a warning. A reward that is within a tenth of its beginning
+    after 200 steps, does not rise by more than chance and is no best of .8 and more of 1: worth knowing.
     """
     lines = max((len(series.points) for series in log.signals()), default=0)
     said: set[str] = set()
@@ -215,7 +223,10 @@ def glance(log: RunLog) -> Iterator[Finding]:
             )
     if lines <= SHORT:
         yield from _of_one_number(log)
+        yield from _run_away(log)
+        yield from _negative(log)
     yield from _by_chance(log)
+    yield from _flat(log)
     if not said and lines > SHORT:
         raise Skip(f"the log has more than {SHORT} lines: other rules judge them")
 
@@ -257,12 +268,125 @@ def _of_one_number(log: RunLog) -> Iterator[Finding]:
             f"{'is' if len(names) == 1 else 'are'} 0 in every line",
             nothing[0],
             nothing[0].shown(0.0, "> 0 for some response"),
-            link="rewards",
+            link="groups",
             cause="the model does not write what is looked for (a tag or form that the prompt does not ask for, too "
             "small a model, a limit that cuts it off), or the function never matches (a regular expression that does "
             "not cross lines, another column, an exception that is scored 0): what is never paid is not learnt",
             next_step="read ten responses; call the function by hand on one that should be paid",
         )
+
+
+class _Run(Struct, frozen=True):
+    """A figure that goes one way from line to line: how many times its beginning, and past what level, is odd."""
+
+    signal: str
+    times: float
+    past: float
+    link: str
+    words: str
+    cause: str
+
+
+_RUNS: tuple[_Run, ...] = (
+    _Run("reward", 1 / 3, math.inf, "rewards", "the reward falls",
+         "the policy moves away from what is rewarded: a turned sign, a learning rate too high, a KL that outweighs "
+         "it; or the prompts get harder"),
+    _Run("kl", 5.0, 0.5, "ref", "the KL to the reference grows",
+         "the policy leaves its reference: a learning rate too high, no or too small a KL term, gradients that are not "
+         "clipped"),
+    _Run("entropy", 3.0, 1.5, "trend", "the entropy grows",
+         "the policy falls apart: a learning rate or an entropy bonus too high, samples of old weights, a ratio or its "
+         "clipping that is made wrongly"),
+    _Run("entropy", 1 / 5, 0.15, "trend", "the entropy shrinks",
+         "the policy gets sure of its answers, right or wrong: no entropy or KL term, a clip range that favours likely "
+         "tokens"),
+    _Run("grad_norm", 10.0, 10.0, "gradient", "the gradient norm grows",
+         "an update that diverges: a learning rate too high, ratios far off 1, a loss that is a sum"),
+    _Run("loss", 10.0, 10.0, "loss", "the loss grows",
+         "an update that diverges: a learning rate too high, a KL or a critic that outweighs the rest"),
+    _Run("value_loss", 10.0, 10.0, "advantages", "the critic's loss grows",
+         "a critic that diverges: its learning rate, or returns that are not normalised"),
+    _Run("response_length", 2.5, 64.0, "tokens", "responses get longer",
+         "longer responses are paid for, or the policy no longer ends them"),
+    _Run("response_length", 1 / 3, 64.0, "tokens", "responses get shorter",
+         "short responses are paid for (or long ones punished), or the policy ends at once"),
+    _Run("logprob_diff", 4.0, 0.05, "rollout_logprobs", "engine and trainer part",
+         "the engine does not follow the trainer's weights, or computes with another precision as the policy moves"),
+    _Run("step_seconds", 2.5, 0.0, "time", "steps get slower",
+         "responses get longer, something accumulates, or the machine is shared"),
+)  # fmt: skip
+#: Lines that go one way before it is a run.
+RUN = 3
+
+
+def _run_away(log: RunLog) -> Iterator[Finding]:
+    """Figures that go one way in every line and come to many times their beginning (or a part of it)."""
+    for run in _RUNS:
+        series = log.get(run.signal)
+        values = [] if series is None else series.finite
+        if series is None or len(values) < RUN or len(values) < len(series.points) or min(values) <= 0:
+            continue
+        begun, now = values[0], values[-1]
+        grows = run.times > 1
+        one_way = all(b > a if grows else b < a for a, b in pairwise(values))
+        odd = now >= run.times * begun and now > run.past if grows else now <= run.times * begun and now < run.past
+        if one_way and odd:
+            yield info(
+                f"{run.words} from line to line: {series.name} goes from {begun:.3g} to {now:.3g} in {len(values)} "
+                f"lines",
+                series,
+                series.shown(now, f"about {begun:.3g}"),
+                cause=f"few lines, so that it may be the beginning of a run; or {run.cause}",
+                next_step="look at the lines that follow; lower the learning rate if it goes on",
+            )
+
+
+def _negative(log: RunLog) -> Iterator[Finding]:
+    """A KL to the reference below 0 by an estimator that may be (D29 has those that cannot)."""
+    series = log.get("kl")
+    if series is None or not series.finite or series.formula == "k3" or log.events("negative_kl"):
+        return
+    now = median(series.finite)
+    if now < -0.5:
+        yield warning(
+            f"the KL to the reference is negative: {series.name} is {now:.3g}",
+            series,
+            series.shown(now, ">= 0 over many samples"),
+            link="ref",
+            cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
+            "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; rewards then pay for "
+            "leaving the reference",
+            next_step="sample with temperature 1, top_k 0, top_p 1; " + _RECORD,
+        )
+
+
+#: Steps (or lines) over which a reward that is to rise does; and what of itself is no rise.
+LASTS, STILL = 200, 0.1
+
+
+def _flat(log: RunLog) -> Iterator[Finding]:
+    """A reward that is where it was after 200 steps and more, and not near a best of 1."""
+    series = log.get("reward")
+    values = [] if series is None else series.finite
+    first, last = (None, None) if series is None else (series.points[0].step, series.points[-1].step)
+    if series is None or len(values) < 4 or first is None or last is None or last - first < LASTS:
+        return
+    part = max(2, len(values) // 3)
+    begun, now = median(values[:part]), median(values[-part:])
+    large = max(map(abs, values))
+    solved = min(values) >= 0 and max(values) <= 1 and now >= 0.8
+    if solved or abs(now - begun) > STILL * max(abs(begun), abs(now)) or trends.rises(values) or len(set(values)) == 1:
+        return
+    if large > 3 * max(abs(begun), abs(now)):
+        return
+    yield info(
+        f"the reward does not rise: {series.name} is {begun:.3g} at first and {now:.3g} after {last - first} steps",
+        series.ended,
+        series.shown(now, f"> {begun:.3g}"),
+        cause="nothing that is paid for is learnt: a learning rate too small (or run out), a KL that holds the policy, "
+        "a reward that does not tell answers apart, prompts too easy or too hard; or what can be earned is earned",
+        next_step="look at the spread of rewards within groups, at KL and grad_norm; score ten responses by hand",
+    )
 
 
 def _by_chance(log: RunLog) -> Iterator[Finding]:

@@ -72,6 +72,10 @@ def _dpo(
     return _DPO.format(loss, grad, chosen, rejected, 0.6, chosen - rejected, logps, 1.1 * logps, logits)
 
 
+def _rows(name: str, *values: float) -> str:
+    return "".join(f"{{'loss': 0.0{n}, 'reward': 0.{n}, '{name}': {value}}}\n" for n, value in enumerate(values, 3))
+
+
 #: Few lines -> id, severity, words of the first finding.
 SHOWN: dict[str, tuple[str, str, str, str]] = {
     "pairs of which no token counts": (_dpo(0.6931, 0.0, 0.0, 0.0, 0.0), "D72", "error", "no token of the responses"),
@@ -102,6 +106,15 @@ SHOWN: dict[str, tuple[str, str, str, str]] = {
     "Megatron's own count": (" iteration        1/     100 | lm loss: 1.1E+00 | grad norm: 3.2 | number of skipped iterations:   1 | number of nan iterations:   1 |\n", "L40", "error", "had a NaN"),
     "rewards of one number in a batch": ("{'critic/score/mean': 0.0, 'critic/score/max': 0.0, 'critic/score/min': 0.0, 'actor/pg_loss': 0.0}\n", "D01", "error", "every reward is 0"),
     "rewards that are printed as lists": ("  Rewards: [-1.0, -1.0] (0/2 rendered)\n  Rewards: [0.1, 0.3]\n" * 3 + "GRPO step 10/500 | loss: 0.0000 | KL: 0.0001\n", "D01", "error", "3 of 6 groups that the log prints, -1 in 3"),
+    "a KL that grows": (_rows("kl", 0.01, 0.2, 0.9), "L40", "info", "goes from 0.01 to 0.9"),
+    "an entropy that grows": (_rows("entropy", 0.5, 1.2, 3.4), "L40", "info", "the entropy grows"),
+    "an entropy that shrinks": (_rows("entropy", 0.6, 0.3, 0.1), "L40", "info", "the entropy shrinks"),
+    "gradients that grow": (_rows("grad_norm", 0.5, 4.0, 80.0), "L40", "info", "the gradient norm grows"),
+    "a reward that falls": ("".join(f"{{'loss': 0.1, 'reward': {r}, 'kl': 0.0{n}}}\n" for n, r in enumerate((0.9, 0.5, 0.2), 1)), "L40", "info", "the reward falls"),
+    "responses that shrink": (_rows("completion_length", 300.5, 120.5, 20.5), "L40", "info", "responses get shorter"),
+    "steps that get slower": (_rows("step_time", 10.0, 20.0, 40.0), "L40", "info", "steps get slower"),
+    "a KL below 0": ("{'objective/kl': -12.5, 'objective/scores': 0.1, 'loss/policy_avg': 0.2, 'val/ratio': 1.0, 'lr': 1e-6}\n", "L40", "warning", "is negative"),
+    "a reward that stands": ("".join(f'{{"current_steps": {n}, "loss": -0.19, "reward": {r}, "learning_rate": 1e-5}}\n' for n, r in ((10, 0.13), (20, 0.139), (30, 0.124), (1250, 0.135), (1260, 0.125))), "L40", "info", "does not rise.*1250 steps"),
     "DeepSpeed-Chat": ("epoch: 0|step: 5|ppo_ep: 1|act_loss: -0.0|cri_loss: 0.2|unsuper_loss: 0.0\naverage reward score: 0.0\n", "L40", "warning", "no response earns"),
     "a slime log of several turns": ("data.py:212 - multi_turn 9: {'multi_turn/raw_response_length/response_length_clip_ratio': 0.96}\n", "D20", "warning", "96% of the responses"),
     "a phase that does not end": (trl([{}]) + "timer.py:24 - Timer train_wait start\ntimer.py:24 - Timer train_wait end\ntimer.py:24 - Timer actor_train start\n", "L26", "info", "ends inside actor_train"),
@@ -131,6 +144,8 @@ WELL: dict[str, str] = {
     "rewards that differ": "Rewards: [0.1, 0.9]\n" * 8 + trl([{}]),
     "an error twice": "2025-06-23 18:39:55 - x - ERROR - could not fetch a page\n" * 2 + trl([{}]),
     "a phase that ends": "Timer train start\nTimer train end\n" + trl([{}]),
+    "figures that waver": _rows("kl", 0.01, 0.9, 0.02) + _rows("entropy", 0.5, 3.0, 0.6),
+    "a reward that is as good as it gets": "".join(f"{{'step': {n}, 'loss': 0.1, 'reward': 0.9{n % 7}}}\n" for n in range(0, 1000, 50)),
     "a step that earned nothing": trl([{"reward": 0.0}, {"reward": 0.4}]),
 }  # fmt: skip
 
