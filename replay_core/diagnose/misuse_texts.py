@@ -83,6 +83,16 @@ MODELS: tuple[tuple[str, str, str], ...] = (
      "the model is made without data (device 'meta': low_cpu_mem_usage, device_map, an init context of FSDP or ZeRO-3) "
      "and used before its weights are there",
      "no device_map or low_cpu_mem_usage beside ZeRO-3 or FSDP; tied or added modules need to_empty() and a load"),
+    (r"purely quantized models|cannot perform fine-tuning on|loaded in \d-bit precision on a different device",
+     "a quantised model is trained as it is: its weights are integers, and take no gradient; or it lies on another "
+     "device than the process that trains it",
+     "attach an adapter (LoRA) and train that; device_map={'': LOCAL_RANK}"),
+    (r"PeftModel instance together with|both a PeftModel and|already a PeftModel",
+     "a model with an adapter is handed to a trainer that is to add its own",
+     "merge_and_unload() the first, or pass no peft_config"),
+    (r"logits are (?:not returned|empty)|UNSLOTH_RETURN_LOGITS",
+     "unsloth's patched forward returns no logits (it computes the loss without them), and they are asked for",
+     "UNSLOTH_RETURN_LOGITS=1 in the environment before the import, or the metric that needs them off"),
     (r"[Uu]nknown quantization method|quantization.{0,40}not supported|FP8 (?:block )?quantization requires"
      r"|cutlass cannot implement|cutlass.{0,40}(?:error|fail)",
      "the quantisation is none that the installed engine, or this GPU, can compute",
@@ -136,6 +146,13 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
      "the reward functions do not fit: one number for each completion is needed, and a weight for each function",
      "call each by hand on one batch, and compare the length of what it returns; reward_weights as long as "
      "reward_funcs"),
+    (r"command not found|Error response from daemon|No matching distribution found",
+     "the run has not begun: a program, container or package that it needs is not there (another environment, no "
+     "NVIDIA container toolkit, a version that does not exist for this Python)",
+     "which PROGRAM in the shell that starts it; docker run --gpus all; pip index versions PACKAGE"),
+    (r"batch (?:size )?is (?:0|empty)|no (?:valid )?(?:samples|groups) (?:left|remain)",
+     "no sample of the batch is left: a filter (groups without a spread, responses that were cut off) threw all away",
+     "print how many each filter leaves; a larger generation batch, or prompts that are sometimes solved"),
     (r"did not return a loss",
      "the model is given no labels, or the trainer's loss is not used (a plain Trainer, columns that were removed)",
      "keep the columns (remove_unused_columns=False), give labels, or the trainer's own compute_loss"),

@@ -66,6 +66,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^\W*SIG(?:TERM|KILL|SEGV|ABRT|BUS|INT|HUP|XCPU)\b|\bSIG[A-Z]{2,5} received\b"
         r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
         r"(?: \(core dumped\))?(?:\s{2,}.*)?$"
+        r"|^(?:double free or corruption|free\(\): |munmap_chunk\(\)|corrupted size vs|malloc\(\): |corrupted "
+        r"double-linked)"
+        r"|^\s*(?:Floating point exception|Illegal instruction)(?: \(core dumped\))?\s*$|[Tt]erminated by signal \d+"
+        r"|exits with return code = -?[1-9]|(?:[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-\d+|13[4-9]"
+        r"|143)\b"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
         r"|Worker exit type: SYSTEM_ERROR"
         r"|DeadlineExceeded: |The node was low on resource|\bpod\b.{0,80}\b[Ee]victed"
@@ -85,6 +90,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
         r"|Unhandled exception: N\S+ what\(\): |got completion (?:from peer )?with (?:error|status)|\bIBV_WC_[A-Z]"
+        r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
         r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w",
     ),
@@ -114,7 +120,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
         r"|(?i:(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} optimi[sz]er"
         r"|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? from scratch))"
-        r"|HTTP/[12]\.\d\"? 5\d\d\b|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input "
+        r"|HTTP/[12]\.\d\"? 5\d\d\b|!{40}|Timeout during (?:comparison|parsing)|newly initialized|`do_sample` is "
+        r"set to `False`|NaN or Inf found in input "
         r"tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
         r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
@@ -180,7 +187,10 @@ HINT = regex(
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
-    r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|Unhandled e(?:rror|xception)"
+    r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "
+    r"|munmap_chunk|corrupted |malloc\(\)"
+    r"|Floating point exc|Illegal instr|return code =|[Ee]xit(?:ed with)? code|exit code|terminated by sig"
+    r"|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

@@ -36,15 +36,25 @@ _GONE = regex(r"remote process exited|[Cc]onnection (?:closed|reset)|ncclRemoteE
 #: NCCL's own failures that no other rank has caused.
 _ALONE = regex(r"nccl(?:System|Internal|InvalidUsage|UnhandledCuda)\w*|invalid usage|unhandled (?:system|cuda) error")
 #: How a process ends after a C++ exception or an assertion, which is told before it or by another line.
-_ABORT = regex(r"terminate called|SIGABRT|exitcode: -6\b|signal: 6\b|Signal 6\b|Received 6 |\bAborted\b")
+_ABORT = regex(
+    r"terminate called|code:? 134\b|code(?: =|:)? -6\b|SIGABRT|exitcode: -6\b|signal: 6\b|Signal 6\b|Received 6 "
+    r"|\bAborted\b"
+)
 #: What a launcher or scheduler does to the others, and says of the one that failed.
 _ENDED = regex(
-    r"SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending|[Ee]xit(?:ed with)? (?:exit )?code"
+    r"return code = [1-9]|code:? 143\b|SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending"
+    r"|[Ee]xit(?:ed with)? (?:exit )?code"
 )
 #: What waits is no death: an engine's worker that does not answer, a stack that stands in a collective.
 _HUNG = regex(r"shared memory broadcast block|watchdog_timeout|^\s*\w+ \(\S+:\d+\)$")
 _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
-_SIGKILL = regex(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
+_SIGKILL = regex(
+    r"SIGKILL|code(?: =|:)? (?:137|-9)\b|[Tt]erminated by signal 9\b|exitcode: -9|signal: 9\b|Killed|Received 9 "
+)
+_CORRUPT = regex(
+    r"free or corruption|free\(\)|munmap_chunk|corrupted |malloc\(\)|Floating point|Illegal instr|signal 11\b|SIGSEGV"
+    r"|Segmentation|code(?: =|:)? (?:139|-11)\b"
+)
 _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
 
 
@@ -298,6 +308,8 @@ def _last_frame(one: Told) -> tuple[str, str]:
 
 
 _SHAPES = "shapes do not fit"
+#: No sequence is as long, and vocabularies are.
+_VOCABULARY = 30000
 _OF_NONE = regex(r"'NoneType' object has no attribute '(\w+)'")
 _BARE = regex(r"^(?:\w+\.)*AssertionError\W*$")
 _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
@@ -319,6 +331,13 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
     elif short == _SHAPES:
         sizes = _TWO_SIZES.search(one.text)
         small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)
+        if small >= _VOCABULARY and large < 1.1 * small:
+            return (
+                f"two vocabularies of {large} and {small}",
+                "the model's vocabulary and the tokenizer's (or another model's, such as the reference or the teacher) "
+                f"are of two sizes: padded embeddings or added tokens; {cause}",
+                "cut the logits to the smaller of both, or resize_token_embeddings of both to one size",
+            )
         short += (f" in `{code[:100]}`" if code else "") + (f" ({large} against {small})" if small > 1 else "")
         if small > 1 and large % small == 0:
             cause = (
@@ -422,6 +441,13 @@ def _blamed(one: Told) -> tuple[str, str]:
             return (
                 "killed by SIGKILL from outside, most often by the kernel: out of host memory",
                 "dmesg | grep -i oom; watch host memory",
+            )
+        if _CORRUPT.search(one.text):
+            return (
+                "native code crashed: memory of its heap was overwritten or freed twice, or it uses instructions that "
+                "this processor lacks; a compiled package of another torch, CUDA or libc, most often",
+                "python -X faulthandler names the call; reinstall the package it names against this torch; without "
+                "tcmalloc or jemalloc preloaded",
             )
         if _SIGTERM.search(one.text):
             return (

@@ -62,6 +62,8 @@ _OPTIMIZER = regex(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
 _ATTENTION = regex(r"attention|sdpa|flash_attn", re.IGNORECASE)
 _SOFTMAX = regex(r"\bsoftmax\b")
 _ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
+#: What an engine does as it starts.
+_WARMS_UP = regex(r"(?i)warming up|capture cuda graph|cuda graph|dummy requests|profile_run")
 #: vLLM's allocator of an engine that sleeps and wakes.
 _WAKES = regex(r"cumem_allocator|cumem\.py|\bwake_up\b|create_and_map|python_create_and_map")
 #: How Ray tells of an allocator's error in another process: without its line.
@@ -181,7 +183,14 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
     others = sum(float(n) * _UNITS[u] for n, u in _OTHERS.findall(text)) / 2**30
     numbers = {"asked for": tried, "free": free, "capacity": total, "reserved, unallocated": spare}
     cause, next_step = _blamed(text, tried, spare)
-    if others and total and others > 0.3 * total:
+    if others and total and others > 0.6 * total:
+        numbers["other processes on the GPU"] = others
+        cause = (
+            "another process holds most of the GPU: an inference engine or trainer beside this one that has not given "
+            f"its memory back, or an orphan of the last run; {cause}"
+        )
+        next_step = f"nvidia-smi names the process: end an orphan, or lower gpu_memory_utilization; {next_step}"
+    elif others and total and others > 0.3 * total:
         numbers["other processes on the GPU"] = others
         cause += "; other processes hold much of the GPU (an inference engine beside the trainer)"
     evidence = [
@@ -196,6 +205,13 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
 def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, str]:
     """Cause and next step, from what was spare and the frames that lead to it."""
     frames = "\n".join(text.splitlines()[1:])
+    if _WARMS_UP.search(text):
+        return (
+            "the inference engine has too little memory left as it starts: CUDA graphs, the sampler's dummy requests "
+            "or the KV cache do not fit beside the weights",
+            "lower max_num_seqs (--max-running-requests), gpu_memory_utilization (--mem-fraction-static) or the "
+            "graphs' batch sizes; enforce_eager=True",
+        )
     if tried is not None and spare is not None and spare > tried:
         return (
             "fragmentation: more than was asked for lies reserved, in pieces that are too small",

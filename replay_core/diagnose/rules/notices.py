@@ -72,6 +72,14 @@ _TABLE: tuple[_Notice, ...] = (
         fewest=3,
     ),
     _Notice(
+        regex(r"!{40}"), "error", "logprobs",
+        "responses are a run of one character, '!': token 0, which is what sampling from NaN logits gives",
+        "the policy's weights (or the engine's copy) are not finite since an update with a NaN gradient or a broken "
+        "synchronisation, or its forward overflows (fp16, a fused kernel)",
+        "the first step whose grad_norm, KL or loss is not finite; skip such updates; rldbg weights compares the "
+        "engine's weights with the checkpoint's", fewest=2,
+    ),
+    _Notice(
         regex(r"KV cache usage: (?:9[7-9]|100)\.\d%|token usage: (?:0\.9[7-9]|1\.0)"), "warning", "time",
         "the engine's KV cache is full: requests wait for room in it",
         "more or longer sequences than the KV cache holds at once",
@@ -225,7 +233,8 @@ _TABLE: tuple[_Notice, ...] = (
         "look at the agent's own log; raise its time limit, or limit its turns and tokens", fewest=2,
     ),
     _Notice(
-        regex(r"(?i)(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b"), "warning", "rewards",
+        regex(r"(?i)(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b"
+              r"|Timeout during (?:comparison|parsing)"), "warning", "rewards",
         "the reward function fails or times out on responses",
         "a verifier, judge or sandbox that raises, is not reached or is too slow; where that is scored 0, right "
         "answers are punished",

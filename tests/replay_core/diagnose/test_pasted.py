@@ -245,6 +245,32 @@ def test_an_exception_says_what_it_means(line: str, words: str, tmp_path: Path) 
     assert words in f"{first.claim} {first.cause} {first.next_step}", first
 
 
+#: How a run ended, without an exception, and what is said of it.
+ENDS: dict[str, tuple[str, str]] = {
+    "an exit code": (trl([{}]) + "Process finished with exit code 137 (interrupted by signal 9: SIGKILL)\n", "out of host memory"),
+    "DeepSpeed's launcher": (trl([{}]) + "[2025-01-01 10:00:00,123] [ERROR] [launch.py:325:sigkill_handler] ['python', 'train.py'] exits with return code = -9\n", "out of host memory"),
+    "a heap": (trl([{}]) + "double free or corruption (!prev)\n", "native code crashed"),
+    "another processor": ("Illegal instruction (core dumped)\n", "native code crashed"),
+    "no program": ("bash: torchrun: command not found\n", "has not begun"),
+    "two vocabularies": ("RuntimeError: The size of tensor a (151936) must match the size of tensor b (151665) at non-singleton dimension 2\n", "two vocabularies"),
+    "an adapter too many": ("ValueError: You passed a PeftModel instance together with a `peft_config` to GRPOTrainer.\n", "adapter"),
+    "a quantised model": ("ValueError: You cannot perform fine-tuning on purely quantized models.\n", "attach an adapter"),
+    "no logits": ("NotImplementedError: Unsloth: Logits are empty from 2024.11 onwards. set `UNSLOTH_RETURN_LOGITS` to 1\n", "no logits"),
+    "an empty batch": ("AssertionError: batch size is 0 after filtering\n", "no sample of the batch is left"),
+    "an engine that starts": ("RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.\n", "as it starts"),
+    "another process": ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 79.25 GiB of which 600.00 MiB is free. Process 123 has 78.00 GiB memory in use.\n", "another process holds most"),
+    "'!' without an end": (("step 200: " + "!" * 80 + "\n") * 2 + trl([{}]), "NaN logits"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_says_what_it_means(name: str, tmp_path: Path) -> None:
+    text, words = ENDS[name]
+    first = diagnosed(tmp_path, text).findings[0]
+    assert first.severity == "error"
+    assert words in f"{first.claim} {first.cause} {first.next_step}", first
+
+
 def test_a_line_of_a_traceback_that_a_logger_marks_is_no_error_of_its_own(tmp_path: Path) -> None:
     lines = "".join(
         f"(EngineCore_0 pid=8812) ERROR 09-12 10:00:00 [core.py:708]{said}\n"
