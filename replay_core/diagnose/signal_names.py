@@ -192,6 +192,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async/staleness_mean SkyRL", "avg_trajectory_age NeMo-RL", "version_diff AReaL",
         "off_policy_level/mean prime-rl", "off_policy_level/all/mean prime-rl",
     ),
+    "pair_kl": ("pair_kl TRL",),
     "nan_iterations": ("number of nan iterations Megatron",),
     "eos_tokens": ("val/num_eos_tokens TRL",),
     "num_masked": ("num_masked grpo_notes",),

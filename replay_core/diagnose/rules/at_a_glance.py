@@ -145,7 +145,14 @@ _TABLE: tuple[_Glance, ...] = (
         "stop_token_id)", "read the end of a response; a penalty for a missing end (missing_eos_penalty) teaches it",
     ),
     _Glance(
-        "pair_logits", lambda values: median(map(abs, values)) > 1e5, 1, "info", "logprobs",
+        "pair_kl", lambda values: values[-1] == 0 < max(values), 2, "info", "ref",
+        "KTO's kl falls to 0, from {most:.3g}", "> 0",
+        "its estimate, over mismatched prompts and answers, is negative there and cut off at 0: the policy makes such "
+        "answers less likely than its reference does; with few pairs in a batch it is noise",
+        "a larger batch per device; watch whether the rewards of both kinds fall", always=True,
+    ),
+    _Glance(
+        "pair_logits", lambda values: median(map(abs, values)) > 1e5, 1, "info", "trend",
         "{name} is {now:.3g}: a sum over tokens and vocabulary, no mean", "between -100 and 100",
         "the trainer logs summed logits: no fault of the training, and no figure to read", "watch logps and rewards",
     ),

@@ -247,11 +247,12 @@ def differ_between_groups(log: RunLog) -> Finding | None:
 def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
 
-    Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages, the
-    trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info; where a
-    quarter of the last quarter's steps still teach, a warning at most, and info where the reward rises; a median
-    of 0.9 and more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch
-    but in no group are D03's. A small reward std is fine: advantages are normalised.
+    Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages,
+    the trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info;
+    where a quarter of the last quarter's steps still teach, a warning at most, and info where the reward rises or
+    each step is of one group (all of them or none without a spread) and a tenth of them teach; a median of 0.9 and
+    more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in
+    no group are D03's. A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
     yield from _printed(log)
@@ -317,7 +318,10 @@ def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None)
     still = len(known) >= 2 * trends.MIN_STEPS and 4 * sum(not step.is_dead for step in last) >= len(last)
     if not still or severity == "info":
         return severity
-    return "info" if reward is not None and trends.rises(reward.finite) else "warning"
+    # Steps of one group each: their share is the share of groups, of which healthy runs have half and more.
+    single = all(step.frac_zero in (0, 1) for step in known) and len(alike) < MOSTLY * len(known)
+    rises = reward is not None and trends.rises(reward.finite)
+    return "info" if rises or (single and any(step.frac_zero == 0 for step in last)) else "warning"
 
 
 def _all_equal(alike: list[StepTold], log: RunLog) -> str:

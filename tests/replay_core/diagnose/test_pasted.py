@@ -83,6 +83,7 @@ SHOWN: dict[str, tuple[str, str, str, str]] = {
     "the same without a gradient": (_dpo(0.6931, 0.0, 0.0, 0.0) * 2, "D72", "warning", "stays at ln 2"),
     "rejected ones that are preferred": (_dpo(0.8, 1.2, -0.5, 0.1) + _dpo(0.9, 1.2, -0.6, 0.1) + _dpo(0.9, 1.1, -0.7, 0.2), "D72", "info", "rejected responses are preferred"),
     "chosen ones that fall": ("".join(_dpo(0.3, 1.0, -5.0 * n, -20.0 * n) for n in (1, 2, 3)), "D72", "info", "get less likely"),
+    "KTO's kl": ("".join(f"{{'loss': 0.4, 'rewards/chosen': 1.1, 'logps/chosen': -30.1, 'kl': {kl}, 'logits/chosen': -1.5e8}}\n" for kl in (0.1, 0.06, 0.0)), "L40", "info", "kl falls to 0"),
     "summed logits": (_dpo(logits=-1.5e8), "L40", "info", "a sum over tokens"),
     "a KL of thousands": (trl([{"kl": 10832.0}], first=40), "L40", "warning", "KL to the reference is 1.083e\\+04"),
     "a far KL": (trl([{"kl": 12.0}], first=40), "L40", "info", "far for a mean"),
@@ -153,6 +154,15 @@ WELL: dict[str, str] = {
 @pytest.mark.parametrize("name", WELL)
 def test_what_is_well_is_not_warned_of(name: str, tmp_path: Path) -> None:
     assert worrying(diagnosed(tmp_path, WELL[name])) == []
+
+
+def test_steps_of_one_group_are_judged_as_groups_are(tmp_path: Path) -> None:
+    none = {"reward_std": 0.0, "frac_reward_zero_std": 1.0, "rewards/accuracy/std": 0.0, "loss": 0.0, "grad_norm": 0.0}
+    some = {"frac_reward_zero_std": 0.0}
+    of_one = diagnosed(tmp_path, trl([{**(none if n % 3 else some), "reward": 0.1 * (n % 7)} for n in range(32)]))
+    assert only(of_one, "D01").severity == "info"
+    dead = diagnosed(tmp_path, trl([{**(some if n < 3 else none), "reward": 0.1 * (n % 7)} for n in range(32)]))
+    assert only(dead, "D01").severity == "error"
 
 
 def test_a_long_log_is_judged_by_other_rules(tmp_path: Path) -> None:
