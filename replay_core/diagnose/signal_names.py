@@ -516,7 +516,7 @@ def is_trl(names: Iterable[str]) -> bool:
 
 def is_of_pairs(names: Iterable[str]) -> bool:
     """Whether the names that are logged together are of preference pairs (DPO, KTO): their `kl` is a sequence's."""
-    return any("logps/chosen" in name or "logps/rejected" in name for name in names)
+    return any("logps/chosen" in name.lower() or "logps/rejected" in name.lower() for name in names)
 
 
 @lru_cache(maxsize=4096)  # a log says the same names at every step
@@ -526,6 +526,8 @@ def named(raw: str, trl: bool = False) -> Name | None:
     `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
     """
     raw = _OF_EVALUATION.sub("val/", raw)
+    if raw.startswith(("Rewards/", "Logps/", "Logits/")):
+        raw = raw[0].lower() + raw[1:]  # a notebook's table capitalises its columns
     raw = raw.removeprefix("metrics.").split("@")[0]  # ROLL says how ranks are put together: actor/pg_loss@sum
     if trl:
         raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it

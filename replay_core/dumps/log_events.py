@@ -220,6 +220,15 @@ def _kind(text: str) -> str | None:
     return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), None)
 
 
+#: Lines this short come again and again in a console.
+_SHORT = 160
+
+
+@lru_cache(maxsize=4096)
+def _hints(text: str) -> bool:
+    return HINT.search(text) is not None
+
+
 class Event(Struct, frozen=True):
     """One thing the log tells: its kind, its words, and the frames of the traceback that led to it."""
 
@@ -278,7 +287,7 @@ class Watch:
             return None
         self._code_follows.discard(line.stream)
         is_exception = line.stream in self._inside and not is_indented
-        if not is_exception and not HINT.search(line.text):
+        if not is_exception and not (_hints if len(line.text) < _SHORT else HINT.search)(line.text):
             return None
         if _BEGINS in line.text:
             self._inside[line.stream] = line.stream in self._harmless

@@ -180,7 +180,7 @@ _TABLE: tuple[_Glance, ...] = (
 #: Signals that tell whether rewards differ: then D01 and L17 judge.
 _SPREADS = ("reward_std", "frac_zero_std", "reward_max", "pair_reward")
 _SPREAD = regex(r"(?:^|[/_])std$")
-_RIGHT = regex(r"^(?:eval[_/])?(?:acc|accuracy|rewards(?:_train)?/accuracies)$")
+_RIGHT = regex(r"^(?:eval[_/])?(?:acc|accuracy|[Rr]ewards(?:_train)?/accuracies)$")
 #: Steps of training after which a model that tells pairs apart does so in more than this share.
 TRAINED, CHANCE = 1000, 0.6
 

@@ -79,6 +79,7 @@ def _rows(name: str, *values: float) -> str:
 #: Few lines -> id, severity, words of the first finding.
 SHOWN: dict[str, tuple[str, str, str, str]] = {
     "pairs of which no token counts": (_dpo(0.6931, 0.0, 0.0, 0.0, 0.0), "D72", "error", "no token of the responses"),
+    "and in a notebook's table": ("Step\tTraining Loss\tRewards/chosen\tRewards/accuracies\tRewards/margins\tLogps/rejected\tLogps/chosen\n10\t0.6931\t0.0\t0.0\t0.0\t0.0\t0.0\n", "D72", "error", "no token of the responses"),
     "pairs that teach nothing": (_dpo(0.6931, 1.2, 0.0, 0.0) * 3, "D72", "warning", "stays at ln 2"),
     "the same without a gradient": (_dpo(0.6931, 0.0, 0.0, 0.0) * 2, "D72", "warning", "stays at ln 2"),
     "rejected ones that are preferred": (_dpo(0.8, 1.2, -0.5, 0.1) + _dpo(0.9, 1.2, -0.6, 0.1) + _dpo(0.9, 1.1, -0.7, 0.2), "D72", "info", "rejected responses are preferred"),
