@@ -299,8 +299,8 @@ def _goes_on(log: RunLog) -> bool:
 
 
 _NUMBERS = regex(r"0x[0-9a-f]+|[\d.:,-]+|'[^']{0,80}'")
-#: Lines of one error before it is a habit, and before it is more than worth knowing.
-AGAIN, HABIT = 3, 5
+#: Lines of one error before it is worth knowing; and before it is a habit, over several steps and within one.
+AGAIN, HABIT, MANY = 3, 5, 20
 
 
 def _logged_errors(log: RunLog) -> Iterator[Finding]:
@@ -315,7 +315,8 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     known = failure_of(words)
     known = None if known is not None and (known.general or known.follows) else known
     yield finding(
-        "warning" if len(lines) >= HABIT else "info",
+        # Eight workers that say one thing at the start are no habit.
+        "warning" if len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY) else "info",
         f"one error is logged {len(lines)} times, and the run goes on: "
         + (f"{in_short(known.cause)}: " if known is not None else "")
         + words,
@@ -342,7 +343,7 @@ def noticed(log: RunLog) -> Iterator[Finding]:
     inputs without a gradient, greedy generation, weights newly initialized, skipped batches, spilled objects, reward
     functions that fail. Each as bad as the table says, at its own link, with how many lines say so. An engine with one
     request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail. One error
-    that a logger tells 3 times and more is worth knowing, 5 times and more a warning.
+    that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a warning.
     """
     yield from _long_tail(log)
     yield from _logged_errors(log)

@@ -72,6 +72,9 @@ def _dpo(
     return _DPO.format(loss, grad, chosen, rejected, 0.6, chosen - rejected, logps, 1.1 * logps, logits)
 
 
+_FAILS = "2025-06-23 18:39:55,364 - models.sd - ERROR - Image generation failed: Torch not compiled with CUDA enabled\n"
+
+
 def _rows(name: str, *values: float) -> str:
     return "".join(f"{{'loss': 0.0{n}, 'reward': 0.{n}, '{name}': {value}}}\n" for n, value in enumerate(values, 3))
 
@@ -120,7 +123,7 @@ SHOWN: dict[str, tuple[str, str, str, str]] = {
     "DeepSpeed-Chat": ("epoch: 0|step: 5|ppo_ep: 1|act_loss: -0.0|cri_loss: 0.2|unsuper_loss: 0.0\naverage reward score: 0.0\n", "L40", "warning", "no response earns"),
     "a slime log of several turns": ("data.py:212 - multi_turn 9: {'multi_turn/raw_response_length/response_length_clip_ratio': 0.96}\n", "D20", "warning", "96% of the responses"),
     "a phase that does not end": (trl([{}]) + "timer.py:24 - Timer train_wait start\ntimer.py:24 - Timer train_wait end\ntimer.py:24 - Timer actor_train start\n", "L26", "info", "ends inside actor_train"),
-    "an error again and again": (trl([{}] * 2) + "2025-06-23 18:39:55,364 - models.sd - ERROR - Image generation failed: Torch not compiled with CUDA enabled\n" * 5, "L29", "warning", "logged 5 times.*build for the CPU"),
+    "an error again and again": ("".join(trl([{"reward": 0.1 * n}], first=n) + _FAILS for n in range(1, 6)), "L29", "warning", "logged 5 times.*build for the CPU"),
     "an engine's 500": ('(SGLangEngine pid=72) INFO:     10.0.0.7:45400 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n' * 3, "L29", "warning", "HTTP 5xx"),
     "InfiniBand": (trl([{}]) + "(LLMRayActor pid=9) mlx5: host_unknown: got completion with error:\n", "L06", "error", "InfiniBand"),
     "an engine that wakes up": ("(LLMRayActor pid=9) CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62\n", "D36", "error", "as the engine wakes up"),
@@ -145,6 +148,7 @@ WELL: dict[str, str] = {
     "a list of rewards or two": "Rewards: [1.0, 1.0]\nRewards: [0.0, 1.0]\n" + trl([{}]),
     "rewards that differ": "Rewards: [0.1, 0.9]\n" * 8 + trl([{}]),
     "an error twice": "2025-06-23 18:39:55 - x - ERROR - could not fetch a page\n" * 2 + trl([{}]),
+    "eight workers that say one thing": _FAILS * 8 + trl([{}]),
     "a phase that ends": "Timer train start\nTimer train end\n" + trl([{}]),
     "figures that waver": _rows("kl", 0.01, 0.9, 0.02) + _rows("entropy", 0.5, 3.0, 0.6),
     "a reward that is as good as it gets": "".join(f"{{'step': {n}, 'loss': 0.1, 'reward': 0.9{n % 7}}}\n" for n in range(0, 1000, 50)),
