@@ -112,6 +112,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"Grouping|Extracting|Applying|Adding)[^|]{0,80}\b0%\|[^|]{0,200}\|\s*0/\d+ \[(?:\d+:\d\d|[1-5]\d):\d\d<\?"
         r"|^\s*Generating \w+ split: 0 examples \[(?:\d+:\d\d|[1-5]\d):\d\d, \?",
     ),
+    # A bar of steps before its first one: where nothing follows, the run hangs there, or its log was cut.
+    ("begins", r"\b0%\|[^|]{0,200}\|\s*0/\d+ \[0?0:00<\?, \?(?:it|s)"),
     # What goes on, and is worth knowing of.
     (
         "notice",

@@ -478,14 +478,15 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @rule("L26", "the run waits and goes no further", link="time", scope="signals",
-      needs=("event:waiting|event:stalled|event:phase",),
+      needs=("event:waiting|event:stalled|event:phase|event:begins",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
     clock or by what they say, or 20 and more without one: a warning. Of a wait that tells its limit half of it is
     enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
     of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
-    did not end, in a log without an end of the run, is worth knowing.
+    did not end, in a log without an end of the run, is worth knowing; so is a bar of steps that stands at 0 in a log
+    without a metric.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
@@ -534,6 +535,17 @@ def _begun(log: RunLog) -> Iterator[Finding]:
     """The phase that has begun last and not ended, where the log holds one and no end of the run."""
     if log.events(*DEATHS):
         return
+    bars, last = log.events("begins"), log.last_lines()
+    if bars and not any(last.values()) and not log.events("waiting", "stalled"):
+        yield info(
+            "the log ends before the first step: the bar of its steps stands at 0",
+            bars[-1].point.where(),
+            shown("line", bars[-1].text.splitlines()[0][-160:], None, f"line {bars[-1].point.line}"),
+            cause="the log was cut there; or the first step hangs: a rank that waits for a collective, an inference "
+            "server or judge that does not answer, a kernel that is compiled, a generation without an end",
+            next_step="look whether the GPUs work (nvidia-smi); py-spy dump --pid PID of every rank shows where each "
+            "stands; a batch of 1 and few tokens tells whether it is slow or stuck",
+        )
     open_: dict[str, Told] = {}
     for told in log.events("phase"):
         if found := _TIMED.search(told.text):

@@ -123,6 +123,7 @@ SHOWN: dict[str, tuple[str, str, str, str]] = {
     "DeepSpeed-Chat": ("epoch: 0|step: 5|ppo_ep: 1|act_loss: -0.0|cri_loss: 0.2|unsuper_loss: 0.0\naverage reward score: 0.0\n", "L40", "warning", "no response earns"),
     "a slime log of several turns": ("data.py:212 - multi_turn 9: {'multi_turn/raw_response_length/response_length_clip_ratio': 0.96}\n", "D20", "warning", "96% of the responses"),
     "a phase that does not end": (trl([{}]) + "timer.py:24 - Timer train_wait start\ntimer.py:24 - Timer train_wait end\ntimer.py:24 - Timer actor_train start\n", "L26", "info", "ends inside actor_train"),
+    "a first step that hangs": ("Starting training...\n  0%|          | 0/500 [00:00<?, ?it/s]\n", "L26", "info", "stands at 0"),
     "an error again and again": ("".join(trl([{"reward": 0.1 * n}], first=n) + _FAILS for n in range(1, 6)), "L29", "warning", "logged 5 times.*build for the CPU"),
     "an engine's 500": ('(SGLangEngine pid=72) INFO:     10.0.0.7:45400 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n' * 3, "L29", "warning", "HTTP 5xx"),
     "InfiniBand": (trl([{}]) + "(LLMRayActor pid=9) mlx5: host_unknown: got completion with error:\n", "L06", "error", "InfiniBand"),
