@@ -53,7 +53,10 @@ _LIKELY = regex(
 )
 _MEAN = {"rewards": "rewards_mean"}
 #: Files that are named themselves and are something else, however they read.
-_OTHERS = (".json", ".jsonl", ".py", ".yaml", ".yml", ".md", ".csv")
+_OTHERS = (".json", ".jsonl", ".py", ".yaml", ".yml", ".csv")
+#: How a file of lines begins that is none of what its name says: Python's mappings, rows of JSON with commas between
+#: them, a table whose commas have blanks.
+_MISNAMED = regex(rb"\s*\{\s*'|\s*\{[^\n]{0,4000}\},[ \t]*\r?\n|[A-Za-z][\w /]*(?:, [A-Za-z][\w /]*)+\r?\n")
 
 COUNTED = "steps that the log does not number are counted"
 
@@ -90,13 +93,23 @@ class _Log(Struct):
 
 def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
-        if path.suffix not in _OTHERS and _is_log(path, _FAR if path.suffix in SUFFIXES else _HEAD, alone=True):
+        if (path.suffix not in _OTHERS or _is_misnamed(path)) and _is_log(
+            path, _FAR if path.suffix in SUFFIXES else _HEAD, alone=True
+        ):
             yield path
         return
     for folder in listing(path).folders:
         for file in names_with(folder, *SUFFIXES):
             if _is_log(folder.file(file), _HEAD):
                 yield folder.file(file)
+
+
+def _is_misnamed(file: Path) -> bool:
+    try:
+        with regular(file) as opened:
+            return _MISNAMED.match(opened.read(8192)) is not None
+    except DumpError:
+        return False
 
 
 def _is_log(file: Path, look: int, alone: bool = False) -> bool:

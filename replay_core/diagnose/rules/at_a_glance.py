@@ -283,7 +283,7 @@ def _of_one_number(log: RunLog) -> Iterator[Finding]:
         )
 
 
-class _Run(Struct, frozen=True):
+class _RunsAway(Struct, frozen=True):
     """A figure that goes one way from line to line: how many times its beginning, and past what level, is odd."""
 
     signal: str
@@ -294,32 +294,32 @@ class _Run(Struct, frozen=True):
     cause: str
 
 
-_RUNS: tuple[_Run, ...] = (
-    _Run("reward", 1 / 3, math.inf, "rewards", "the reward falls",
+_RUNS: tuple[_RunsAway, ...] = (
+    _RunsAway("reward", 1 / 3, math.inf, "rewards", "the reward falls",
          "the policy moves away from what is rewarded: a turned sign, a learning rate too high, a KL that outweighs "
          "it; or the prompts get harder"),
-    _Run("kl", 5.0, 0.5, "ref", "the KL to the reference grows",
+    _RunsAway("kl", 5.0, 0.5, "ref", "the KL to the reference grows",
          "the policy leaves its reference: a learning rate too high, no or too small a KL term, gradients that are not "
          "clipped"),
-    _Run("entropy", 3.0, 1.5, "trend", "the entropy grows",
+    _RunsAway("entropy", 3.0, 1.5, "trend", "the entropy grows",
          "the policy falls apart: a learning rate or an entropy bonus too high, samples of old weights, a ratio or its "
          "clipping that is made wrongly"),
-    _Run("entropy", 1 / 5, 0.15, "trend", "the entropy shrinks",
+    _RunsAway("entropy", 1 / 5, 0.15, "trend", "the entropy shrinks",
          "the policy gets sure of its answers, right or wrong: no entropy or KL term, a clip range that favours likely "
          "tokens"),
-    _Run("grad_norm", 10.0, 10.0, "gradient", "the gradient norm grows",
+    _RunsAway("grad_norm", 10.0, 10.0, "gradient", "the gradient norm grows",
          "an update that diverges: a learning rate too high, ratios far off 1, a loss that is a sum"),
-    _Run("loss", 10.0, 10.0, "loss", "the loss grows",
+    _RunsAway("loss", 10.0, 10.0, "loss", "the loss grows",
          "an update that diverges: a learning rate too high, a KL or a critic that outweighs the rest"),
-    _Run("value_loss", 10.0, 10.0, "advantages", "the critic's loss grows",
+    _RunsAway("value_loss", 10.0, 10.0, "advantages", "the critic's loss grows",
          "a critic that diverges: its learning rate, or returns that are not normalised"),
-    _Run("response_length", 2.5, 64.0, "tokens", "responses get longer",
+    _RunsAway("response_length", 2.5, 64.0, "tokens", "responses get longer",
          "longer responses are paid for, or the policy no longer ends them"),
-    _Run("response_length", 1 / 3, 64.0, "tokens", "responses get shorter",
+    _RunsAway("response_length", 1 / 3, 64.0, "tokens", "responses get shorter",
          "short responses are paid for (or long ones punished), or the policy ends at once"),
-    _Run("logprob_diff", 4.0, 0.05, "rollout_logprobs", "engine and trainer part",
+    _RunsAway("logprob_diff", 4.0, 0.05, "rollout_logprobs", "engine and trainer part",
          "the engine does not follow the trainer's weights, or computes with another precision as the policy moves"),
-    _Run("step_seconds", 2.5, 0.0, "time", "steps get slower",
+    _RunsAway("step_seconds", 2.5, 0.0, "time", "steps get slower",
          "responses get longer, something accumulates, or the machine is shared"),
 )  # fmt: skip
 #: Lines that go one way before it is a run.

@@ -12,7 +12,17 @@ import pytest
 
 from replay_core.dumps import open_run
 from replay_core.errors import RldbgError
-from tests.replay_core.diagnose.logs import HEALTHY_TRL, diagnosed, only, told, trl, verl, worrying, written
+from tests.replay_core.diagnose.logs import (
+    HEALTHY_TRL,
+    diagnosed,
+    diagnosed_path,
+    only,
+    told,
+    trl,
+    verl,
+    worrying,
+    written,
+)
 
 #: One step of which no reward differs, in whatever form it was pasted.
 FORMS: dict[str, str] = {
@@ -37,6 +47,20 @@ FORMS: dict[str, str] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_any_form_of_names_and_numbers_is_read(form: str, tmp_path: Path) -> None:
     assert told(diagnosed(tmp_path, FORMS[form]))[0] == ("D01", "error")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "step, loss, reward, reward_std\n1, 0.0, 0.0, 0.0\n"),
+        ("a.json", "{'loss': 0.0, 'reward': 0.0, 'reward_std': 0.0}\n"),
+        ("a.jsonl", '{"loss": 0.0, "reward": 0.0, "reward_std": 0.0},\n' * 2),
+        ("a.md", "# An issue\n```\n{'loss': 0.0, 'reward': 0.0, 'reward_std': 0.0}\n```\n"),
+        ("state.json", '{\n "log_history": [\n  {"step": 1, "loss": 0.0, "reward": 0.0, "reward_std": 0.0}\n ]\n}\n'),
+    ],
+)
+def test_a_file_that_is_called_something_else_is_read_by_what_it_holds(name: str, text: str, tmp_path: Path) -> None:
+    assert told(diagnosed_path(written(tmp_path, text, name)))[0] == ("D01", "error")
 
 
 @pytest.mark.parametrize(
