@@ -17,6 +17,7 @@ from msgspec import Struct
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, warning
 from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rules.states import MOST_NATS
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
 
@@ -37,6 +38,10 @@ def _over(limit: float) -> Test:
 
 def _comes_over(limit: float) -> Test:
     return lambda values: max(values) > limit
+
+
+def _between(low: float, high: float) -> Test:
+    return lambda values: low < median(values) <= high
 
 
 def _under(limit: float) -> Test:
@@ -76,7 +81,7 @@ _TABLE: tuple[_Glance, ...] = (
         "the first iteration that counts one; " + _RECORD, always=True,
     ),
     _Glance(
-        "kl", _over(50.0), 1, "warning", "ref",
+        "kl", _over(1e3), 1, "warning", "ref",
         "the KL to the reference is {now:.4g}, which no policy that was trained a few steps has", "< 1 per token",
         "policy and reference are not asked for the same: another model or adapter is loaded as the reference, logits "
         "of one of them are masked or scaled (a constrained or tempered generation), tokens are shifted; or the KL is "
@@ -90,11 +95,17 @@ _TABLE: tuple[_Glance, ...] = (
         "look at the step where it rises; lower the learning rate",
     ),
     _Glance(
-        "ratio_mean", _comes_over(10.0), 1, "error", "ratio",
+        "ratio_mean", _comes_over(1e3), 1, "error", "ratio",
         "the ratio of new to old policy comes to {most:.3g}: its mean is 1", "about 1",
         "old and new log-probabilities are not of the same tokens, model, temperature or dropout; or one update moves "
         "the policy that far (learning rate)", "compare old and new log-probabilities before the first update, where "
         "the ratio is 1; " + _RECORD,
+    ),
+    _Glance(
+        "ratio_mean", _comes_over(10.0), 1, "warning", "ratio",
+        "the ratio of new to old policy comes to {most:.3g}: its mean is 1", "about 1",
+        "one update moves the policy that far (learning rate), or old and new log-probabilities are not of the same "
+        "tokens or weights", "look at the ratio of the first mini-batch, which is 1; lower the learning rate",
     ),
     _Glance(
         "ratio_max", _comes_over(1e3), 1, "warning", "ratio",
@@ -108,7 +119,7 @@ _TABLE: tuple[_Glance, ...] = (
         "look whether two responses to one prompt differ",
     ),
     _Glance(
-        "entropy", _over(8.0), 1, "warning", "logprobs",
+        "entropy", _between(8.0, MOST_NATS), 1, "warning", "logprobs",
         "the entropy is {now:.3g} nats per token: next to that of noise", "0.1 to 2",
         "weights that are broken or not loaded, a temperature far too high, or a policy that has fallen apart (ln of "
         "the vocabulary, 10 to 12, is a uniform one)", "read a response; compare the engine's weights with the "
@@ -189,13 +200,14 @@ TRAINED, CHANCE = 1000, 0.6
       needs=("|".join(dict.fromkeys((*(each.signal for each in _TABLE), "reward_function", "held_out"))),),
       source="the figures' definitions; few lines, as they are pasted into issues")  # fmt: skip
 def glance(log: RunLog) -> Iterator[Finding]:
-    """Of a log of at most 15 lines: a KL over 5 (info; over 50 a warning), a ratio over 10 (single ones over 1,000), an
-    entropy of exactly 0 (info) or over 8 nats, one mean length in 3 lines and more that is a limit, responses under 3
-    tokens, a learning rate of 0 in every one of 2 and more, an explained variance under -1, no end token, summed
-    logits, rewards over 10,000, a KL of 0 in 3 lines (all info). A reward of 0 in every line: a warning. A reward
-    function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing, as is one of another
-    number but 1 in 3 while another function wavers; that in 4 and more is a warning. A share of right pairs under .6
-    after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of any length: an error.
+    """Of a log of at most 15 lines: a KL over 5 (info; over 1,000 a warning), a ratio over 10 (over 1,000 an error), an
+    entropy of exactly 0 (info) or of 8 to 12.9 nats, one mean length in 3 lines and more that is a limit, responses
+    under 3 tokens, a learning rate of 0 in every one of 2 and more, an explained variance under -1, no end token,
+    summed logits, rewards over 10,000, a KL of 0 in 3 lines (all info). A reward of 0 in every line: a warning. A
+    reward function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing, as is one of
+    another number but 1 in 3 while another function wavers; that in 4 and more is a warning. A share of right pairs
+    under .6 after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of any length:
+    an error.
 
     Of 3 lines and more a figure that goes one way in each: a KL to 5 times its beginning (and over .5), an entropy to 3
     times (over 1.5) or a fifth (under .15), a gradient norm, loss or critic's loss to 10 times (over 10), a length to

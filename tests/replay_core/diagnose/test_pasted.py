@@ -116,6 +116,7 @@ SHOWN: dict[str, tuple[str, str, str, str]] = {
     "a KL of thousands": (trl([{"kl": 10832.0}], first=40), "L40", "warning", "KL to the reference is 1.083e\\+04"),
     "a far KL": (trl([{"kl": 12.0}], first=40), "L40", "info", "far for a mean"),
     "a ratio of 1e10": ("{'objective/kl': 2.2, 'objective/scores': 0.1, 'loss/policy_avg': 0.2, 'val/ratio': 10000000000.0, 'lr': 1e-6}\n", "L40", "error", "ratio of new to old"),
+    "a ratio of 20": ("{'objective/kl': 2.2, 'objective/scores': 0.1, 'loss/policy_avg': 0.2, 'val/ratio': 20.0, 'lr': 1e-6}\n", "L40", "warning", "comes to 20"),
     "no end": ("{'objective/kl': 2.2, 'objective/scores': 0.1, 'loss/policy_avg': 0.2, 'val/ratio': 1.0, 'val/num_eos_tokens': 0, 'lr': 1e-6}\n", "L40", "info", "no response ends"),
     "an entropy of 0": (verl([{"actor/entropy": 0.0}]), "L40", "info", "entropy is exactly 0"),
     "an entropy of noise": (verl([{"actor/entropy": 9.9}]), "L40", "warning", "9.9 nats"),
@@ -168,6 +169,7 @@ def test_few_lines_are_enough(name: str, tmp_path: Path) -> None:
 WELL: dict[str, str] = {
     "a first line of DPO": _dpo(0.6931, 1.2, 0.0, 0.0),
     "DPO that goes on": "".join(_dpo(0.69 - 0.02 * n, 1.0, 0.1 * n, -0.1 * n) for n in range(4)),
+    "an entropy that is summed": "{'loss': 0.1, 'entropy': 80.0, 'reward': 0.5}\n",
     "steps that are well": trl([{"reward": 0.5 + 0.01 * n, "loss": 0.01 * n} for n in range(4)]),
     "one step of verl": verl([{}]),
     "a list of rewards or two": "Rewards: [1.0, 1.0]\nRewards: [0.0, 1.0]\n" + trl([{}]),
