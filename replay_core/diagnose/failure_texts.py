@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from replay_core.diagnose.misuse_texts import BATCHES, CODE, FIRST, MODELS, SETTINGS
 from replay_core.regexes import regex
 
 
@@ -123,6 +124,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "vLLM's sleep mode holds memory in a pool of its own, which expandable_segments forbids",
      "unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the engine's process"),
     (r"operation not permitted when stream is capturing|[Cc]apture (?:cuda|CUDA) graph failed|StreamCapture"
+     r"|(?:CUDA|cuda) graph capture failed"
      r"|while (?:the )?stream is capturing|capturing CUDA graph",
      "CUDA graph capture failed: something in the forward synchronises, or memory ran out during the capture",
      "enforce_eager=True (vLLM) or --disable-cuda-graph (SGLang) tells whether it is the capture"),
@@ -532,9 +534,12 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 _KNOWN: tuple[Failure, ...] = (
-    *(Failure(regex(pattern), cause, step) for pattern, cause, step in _DEATHS),
+    *(
+        Failure(regex(pattern), cause, step)
+        for pattern, cause, step in (*FIRST, *_DEATHS, *MODELS, *SETTINGS, *BATCHES)
+    ),
     *(Failure(regex(pattern), cause, _OTHER_FIRST, follows=True) for pattern, cause in _CONSEQUENCES),
-    *(Failure(regex(pattern), cause, step, general=True) for pattern, cause, step in _GENERAL),
+    *(Failure(regex(pattern), cause, step, general=True) for pattern, cause, step in (*CODE, *_GENERAL)),
 )
 
 

@@ -32,6 +32,8 @@ class StepTold(Struct, frozen=True):
     advantage: float | None
     truncated: float | None
     point: Point
+    has_critic: bool = False
+    """Advantages are not of the rewards alone."""
 
     @property
     def is_dead(self) -> bool | None:
@@ -43,6 +45,8 @@ class StepTold(Struct, frozen=True):
             return self.frac_zero >= 1 or (self.group_std is not None and self.group_std <= NO_STD)
         if self.advantage is not None:
             return self.advantage == 0
+        if self.group_std is None and self.batch_std == 0 and not self.has_critic:
+            return True  # the largest reward of the batch is its least
         return None if self.group_std is None else self.group_std <= NO_STD
 
     @property
@@ -52,7 +56,7 @@ class StepTold(Struct, frozen=True):
 
 
 #: The series that has the most to say of a loss of 0 tells the steps.
-_ANCHORS = ("loss", "pg_loss", "grad_norm", "frac_zero_std", "reward_std", "advantage_max")
+_ANCHORS = ("loss", "pg_loss", "grad_norm", "frac_zero_std", "reward_std", "advantage_max", "reward_max")
 
 
 def steps_told(log: RunLog) -> list[StepTold]:
@@ -85,7 +89,7 @@ def steps_told(log: RunLog) -> list[StepTold]:
         advantage = None if top is None or bottom is None else max(abs(top), abs(bottom))
         found.append(StepTold(
             step, shown, at("grad_norm", step), at("frac_zero_std", step), groups.get(step), batch_std, advantage,
-            at("truncated", step), point,
+            at("truncated", step), point, log.has("value_mean") or log.has("value_loss"),
         ))  # fmt: skip
     return found
 

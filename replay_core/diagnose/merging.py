@@ -15,6 +15,8 @@ RARE = 0.25
 #: What a run comes to whatever is wrong with it: responses that are cut, degenerate or of another length, an entropy, a
 #: ratio, a gradient, a KL or a reward that leaves its range.
 SYMPTOMS = frozenset({"D20", "D24", "D25", "D26", "L02", "L08", "L09", "L10"})
+#: What an info of explains away: a loss of 0 by construction.
+NORMAL = frozenset({"D02"})
 #: Findings that a computation was made again and came out as one known mistake makes it, in most steps.
 PROOFS = frozenset({"D04", "D08", "D28", "D50", "D52", "D59", "D92", "D93"})
 
@@ -86,7 +88,9 @@ def _worst_first(found: Iterable[Finding]) -> list[Finding]:
         grave = float(SEVERITIES.index(one.severity))
         if is_proved and one.id in SYMPTOMS:
             grave = max(grave, 0.5)
-        return one.downstream_of is not None, grave, often, *_along(one)
+        # What only says that a figure is as it is meant to be is read last.
+        is_normal = one.id in NORMAL and one.severity == "info"
+        return one.downstream_of is not None, grave + is_normal, often, *_along(one)
 
     return sorted(every, key=order)
 

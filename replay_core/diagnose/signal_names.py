@@ -35,7 +35,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "pg_loss": (
         "pg_loss *", "actor/pg_loss verl", "train/pg_loss slime", "policy_loss OpenRLHF", "policy/policy_loss SkyRL",
-        "ppo_actor/update/actor_loss AReaL", "actor/policy_loss NexRL with-entropy-bonus",
+        "ppo_actor/update/actor_loss AReaL", "pg OpenRLHF", "actor/policy_loss NexRL with-entropy-bonus",
         "loss/policy_avg open-instruct", "reduced_pg_loss tunix",
     ),
     "kl": (
@@ -90,11 +90,14 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "is_weight_max": ("rollout_corr/rollout_is_max verl", "sampling/importance_sampling_ratio/max TRL"),
     "is_weight_clipped": (
         "train/tis_clipfrac slime", "val/tis_clipfrac open-instruct", "is_oob_ratio NeMo-RL",
-        "rollout_corr/rollout_is_veto_fraction verl", "is_masked/mean prime-rl", "is_masked/all/mean prime-rl",
+        "rollout_corr/rollout_is_veto_fraction verl", "rollout_corr/rollout_rs_masked_fraction verl",
+        "rollout_corr/rollout_is_ratio_fraction_high verl", "is_masked/mean prime-rl", "is_masked/all/mean prime-rl",
     ),
-    "solve_none": ("solve_none prime-rl", "batch/solve_none prime-rl", "solve_none/all/mean prime-rl",
+    "solve_none": ("solve_none prime-rl", "env/all/by_group/frac_all_bad tinker", "batch/solve_none prime-rl",
+                   "solve_none/all/mean prime-rl",
                    "baseline_reward/pct_0 NeMo-RL"),
-    "solve_all": ("solve_all prime-rl", "batch/solve_all prime-rl", "solve_all/all/mean prime-rl",
+    "solve_all": ("solve_all prime-rl", "env/all/by_group/frac_all_good tinker", "batch/solve_all prime-rl",
+                  "solve_all/all/mean prime-rl",
                   "baseline_reward/pct_1 NeMo-RL"),
     "repetition": ("rollout/repetition_frac slime",),
     "preemptions": ("vllm:num_preemptions_total *", "vllm/num_preemptions *"),
@@ -112,7 +115,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "reward *", "critic/score/mean verl", "critic/full-score/mean *", "critic/rewards/mean verl",
         "rollout/raw_reward slime",
         "loss/avg_final_rewards SkyRL", "reward_mean *", "rewards_mean grpo_notes", "mean_reward grpo_notes",
-        "objective/scores open-instruct", "env/all/reward/total tinker", "rollout/reward OpenRLHF",
+        "objective/scores open-instruct", "ppo/mean_scores TRL", "env/all/reward/total tinker",
+        "rollout/reward OpenRLHF", "rm OpenRLHF",
         "reward/avg_raw_reward SkyRL", "objective/verifiable_reward open-instruct", "ppo_actor/task_reward AReaL",
         "rewards/reward/mean tunix", "rewards/score/mean tunix", "Reward prime-rl", "reward/all/mean prime-rl",
         "reward/mean prime-rl", "total_reward NeMo-RL", "Avg Reward NeMo-RL", "Avg Total Reward NeMo-RL", "R *",
@@ -139,7 +143,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "critic/advantages/mean verl", "ppo_actor/advantages AReaL", "val/advantages_mean open-instruct",
         "rewards/advantage/mean tunix", "loss/avg_raw_advantages SkyRL",
     ),
-    "value_mean": ("critic/values/mean verl", "critic/values_mean SkyRL", "advantages/old_values/mean tunix"),
+    "value_mean": ("critic/values/mean verl", "ppo/val/mean TRL", "vals OpenRLHF", "critic/values_mean SkyRL",
+                   "advantages/old_values/mean tunix"),
     "value_max": ("critic/values/max verl",),
     "value_min": ("critic/values/min verl",),
     "return_mean": ("critic/returns/mean verl", "advantages/returns/mean tunix"),
@@ -154,7 +159,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "response_length": (
         "completions/mean_length TRL", "response_length/mean verl", "rollout/response_len/mean slime",
-        "response_length OpenRLHF", "completion_length TRL", "response_length_mean *",
+        "response_length OpenRLHF", "glen OpenRLHF", "completion_length TRL", "response_length_mean *",
         "generate/avg_num_tokens SkyRL", "val/sequence_lengths open-instruct", "Seq. Length prime-rl",
         "mean_gen_tokens_per_sample NeMo-RL", "Mean Generation Length NeMo-RL",
         "response_lengths torchtune", "tokens/response_length/mean ROLL",
@@ -175,9 +180,10 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     "prompts_at_limit": ("prompt_length/clip_ratio verl",),
     "kl_coefficient": ("actor/kl_coef verl", "objective/kl_coef TRL", "actor/reward_kl_penalty_coeff verl",
-                       "critic/kl_coeff verl"),
+                       "kl_ctl_value *", "critic/kl_coeff verl"),
     "learning_rate": (
-        "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "policy/policy_lr SkyRL",
+        "learning_rate TRL", "actor/lr verl", "train/lr-pg_0 slime", "actor_lr OpenRLHF", "act_lr OpenRLHF",
+        "policy/policy_lr SkyRL",
         "lr *", "LR prime-rl", "optim/lr tinker", "learning rate Megatron",
     ),
     "weight_lag": (
@@ -186,6 +192,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "async/staleness_mean SkyRL", "avg_trajectory_age NeMo-RL", "version_diff AReaL",
         "off_policy_level/mean prime-rl", "off_policy_level/all/mean prime-rl",
     ),
+    "pair_kl": ("pair_kl TRL",),
+    "nan_iterations": ("number of nan iterations Megatron",),
+    "eos_tokens": ("val/num_eos_tokens TRL",),
     "num_masked": ("num_masked grpo_notes",),
     "masks_in_input": ("masks_in_X grpo_notes",),
     "micro_loss": ("total grpo_notes",),
@@ -208,12 +217,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "performance/tokens_per_sec_per_gpu NeMo-RL", "learner_tokens_per_second_step open-instruct",
     ),
     "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
-    "explained_variance": ("critic/vf_explained_var verl", "explained_variance *"),
-    "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL", "critic/values_clipfrac SkyRL"),
+    "explained_variance": ("critic/vf_explained_var verl", "explained_variance *", "ppo/val/var_explained TRL"),
+    "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL", "ppo/val/clipfrac TRL",
+                            "values/clipfrac *", "critic/values_clipfrac SkyRL"),
     "critic_grad_norm": ("critic/grad_norm verl", "critic_grad_norm OpenRLHF"),
-    "critic_learning_rate": ("critic/lr verl", "critic_lr OpenRLHF"),
+    "critic_learning_rate": ("critic/lr verl", "critic_lr OpenRLHF", "cri_lr OpenRLHF"),
     "value_loss": (
-        "critic/vf_loss verl", "critic_loss OpenRLHF", "critic/critic_loss SkyRL", "critic grpo_notes",
+        "critic/vf_loss verl", "critic_loss OpenRLHF", "cri OpenRLHF", "critic/critic_loss SkyRL", "critic grpo_notes",
         "loss/value_avg TRL", "critic/loss ROLL",
     ),
 }  # fmt: skip
@@ -224,7 +234,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^logps(?:_train)?/(?:chosen|rejected)(?:_sum)?$"), "pair_logps", "TRL"),
     (regex(r"^rewards(?:_train)?/(?:chosen|rejected|margins)(?:_sum)?$"), "pair_reward", "TRL"),
     (regex(r"^rewards/[^/]+/std$"), "reward_function_std", "TRL"),
-    (regex(r"^rewards/[^/]+/mean$"), "reward_function", "TRL"),
+    (regex(r"^(?:train/)?rewards/(?:(?!std$|mean$)[\w.-]+|[^/]+/mean)$"), "reward_function", "TRL"),
+    (regex(r"^\S+/response_length_clip_ratio$"), "truncated", "slime"),
     (
         regex(r"(?i)^(?:[\w.]+/)*(?:curriculum\w*|curriculum/[\w/]+|(?:mean_|avg_)?difficulty\w*|task_level)$"),
         "difficulty",
@@ -260,7 +271,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
 _PLAIN: dict[str, str] = {
     "loss": "loss total_loss train_loss loss_total",
     "pg_loss": "pg_loss surr policy_loss loss_policy loss_pg loss_actor policy_gradient_loss actor_loss surrogate_loss "
-    "surr_loss clip_loss ppo_loss grpo_loss",
+    "surr_loss clip_loss ppo_loss grpo_loss act_loss",
     "kl": "kl kl_loss kl_ref ref_kl kl_to_ref kl_div kl_divergence kl_penalty kl_from_ref kl_with_ref reference_kl "
     "kl_to_reference kl_anchor anchor_kl kl_k3 k3_kl kl_per_token",
     "policy_kl": "approx_kl kl_approx ppo_kl approxkl kl_old old_kl kl_to_old approx_policy_kl",
@@ -271,7 +282,7 @@ _PLAIN: dict[str, str] = {
     "ratio": "ratio importance_ratio is_ratio prob_ratio",
     "entropy": "entropy ent policy_entropy token_entropy entropy_per_token",
     "reward": "reward rewards rew score scores raw_reward raw_rewards episode_reward total_reward reward_total "
-    "env_reward",
+    "env_reward average_reward_score reward_score total_rewards grouped_rewards",
     "frac_zero_std": "frac_zero_std zero_std_frac zero_std_group_frac zero_std_groups_frac frac_zero_std_groups "
     "zero_variance_frac frac_reward_zero_std zero_std_ratio zero_variance_groups_frac frac_groups_zero_std "
     "dead_group_frac dead_groups zero_std_fraction frac_zero_variance degenerate_group_frac",
@@ -300,12 +311,13 @@ _PLAIN: dict[str, str] = {
     "completions_length len_response resp_length generated_length len length mean_len seq_length",
     "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
-    "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit hit_cap",
+    "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit hit_cap "
+    "hit_max_tokens_ratio hit_max_tokens",
     "learning_rate": "lr learning_rate lr_actor actor_lr step_size",
     "explained_variance": "explained_variance explained_var vf_explained vf_explained_var value_explained_variance "
     "value_explained_var expl_var ev",
     "value_loss": "value_loss value_mse vf_loss critic_loss v_loss value_function_loss loss_value loss_vf "
-    "loss_critic loss_v",
+    "loss_critic loss_v cri_loss",
     "value": "value values vf_pred critic_value critic_values vpred v",
     "return": "returns return ret vf_target value_target",
     "logprob_diff": "logprob_diff logp_diff rollout_logprob_diff logprob_abs_diff rollout_logprob_abs_diff "
@@ -428,12 +440,15 @@ _COMPLEMENTS = {
          "frac_finished", "ended_rate", "eos_frac", "completion_rate"),
         "truncated",
     ),
-    **dict.fromkeys(("baseline_reward/pct_mixed", "frac_mixed", "mixed_frac", "frac_nonzero_std"), "frac_zero_std"),
+    **dict.fromkeys(("baseline_reward/pct_mixed", "env/all/by_group/frac_mixed", "frac_mixed", "mixed_frac",
+                    "frac_nonzero_std"), "frac_zero_std"),
 }  # fmt: skip
 
 #: AReaL and others keep the mean of a figure beside its extremes: ppo_actor/update/entropy/avg.
 _AVERAGED = regex(r"/(?:avg|mean)$")
 _ASIDE = regex(r"^(?:eval|val|test|validation)(?:[/_-]|$)")
+#: `Val loss`, as a console has it.
+_OF_EVALUATION = regex(r"^(?:Val|Valid|Validation|Eval|Test)\s+(?=\S)")
 #: Metrics of an evaluation that tell how right the answers are.
 _HELD_OUT = regex(
     r"^(?:eval|val|test|validation)(?:[/_-].*)?[/_-](?:acc|accuracy|rewards?|scores?|pass|success|correct|exact_match"
@@ -501,7 +516,7 @@ def is_trl(names: Iterable[str]) -> bool:
 
 def is_of_pairs(names: Iterable[str]) -> bool:
     """Whether the names that are logged together are of preference pairs (DPO, KTO): their `kl` is a sequence's."""
-    return any("logps/chosen" in name or "logps/rejected" in name for name in names)
+    return any("logps/chosen" in name.lower() or "logps/rejected" in name.lower() for name in names)
 
 
 @lru_cache(maxsize=4096)  # a log says the same names at every step
@@ -510,6 +525,9 @@ def named(raw: str, trl: bool = False) -> Name | None:
 
     `trl`: it stands among TRL's names (`is_trl`). Several frameworks log a bare `kl`, by different estimators.
     """
+    raw = _OF_EVALUATION.sub("val/", raw)
+    if raw.startswith(("Rewards/", "Logps/", "Logits/")):
+        raw = raw[0].lower() + raw[1:]  # a notebook's table capitalises its columns
     raw = raw.removeprefix("metrics.").split("@")[0]  # ROLL says how ranks are put together: actor/pg_loss@sum
     if trl:
         raw = raw.removeprefix("train/")  # as transformers' own TensorBoard and wandb callbacks write it

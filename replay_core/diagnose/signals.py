@@ -343,8 +343,10 @@ def _take(log: RunLog, record: Record) -> None:
             _tell(log, record, ref)
         elif ref.shape == () and ref.dtype != "bool":
             value = _number(ref)
-            if value is not None and not (pairs and ref.name.removeprefix("metrics.") == "kl"):
-                log.add(ref.name, _point(record, ref, value), trl)
+            if value is not None:
+                # Of preference pairs it is another figure: KTO's estimate over a batch, cut off at 0.
+                is_kto = pairs and ref.name.removeprefix("metrics.") == "kl"
+                log.add("pair_kl" if is_kto else ref.name, _point(record, ref, value), trl)
 
 
 def _point(record: Record, ref: TensorRef, value: float) -> Point:

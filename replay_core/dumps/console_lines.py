@@ -47,7 +47,7 @@ _SETTING = regex(r"(?:coef|coefficient|beta|target|type|weight|scale|max|init)",
 def console_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The step and the metrics of a line of a home-made trainer; no metrics for any other line."""
     if "<" in line and (bar := _BAR.search(line)):
-        values = dict(_metrics(bar[2]))
+        values = dict(pairs_in(bar[2]))
         return (int(bar[1]), values) if any(map(_WATCHED.search, values)) else (None, {})
     return _numbered(line, _STEP)
 
@@ -62,8 +62,8 @@ _OF_EPOCH = regex(
 def epoch_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The same of a line that numbers an epoch or an episode, or the batches of one."""
     if (found := _OF_EPOCH.search(line)) is not None:
-        values = dict(_metrics(line[found.end() :]))
-        watched = any(_WATCHED.search(name) and not _SETTING.search(name) for name in values)
+        values = dict(pairs_in(line[found.end() :]))
+        watched = any(map(is_watched, values))
         return (max(int(found[1]) - 1, 0) * int(found[3]) + int(found[2]), values) if watched else (None, {})
     return _numbered(line, _EPOCH)
 
@@ -73,8 +73,8 @@ def _numbered(line: str, number: re.Pattern[str]) -> tuple[int | None, dict[str,
     if found is None:
         return None, {}
     for part in (line[found.end() :], line[: found.start()]):
-        values = dict(_metrics(part))
-        if any(_WATCHED.search(name) and not _SETTING.search(name) for name in values):
+        values = dict(pairs_in(part))
+        if any(map(is_watched, values)):
             return int(found[2]), values
     return None, {}
 
@@ -88,7 +88,13 @@ _OF_IT = regex(
 _ITS = regex(rf"(std|min|max|mean|median)\s{{0,4}}[:=]?\s{{0,4}}({_NUMBER})", re.IGNORECASE)
 
 
-def _metrics(text: str) -> Iterator[tuple[str, float]]:
+def is_watched(name: str) -> bool:
+    """Whether it is one that trainers watch, and no setting of it."""
+    return _WATCHED.search(name) is not None and _SETTING.search(name) is None
+
+
+def pairs_in(text: str) -> Iterator[tuple[str, float]]:
+    """Names and numbers of a text, in whatever punctuation."""
     for of in _OF_IT.finditer(text):
         yield from ((f"{of[1]}_{name.lower()}", float(said.replace(",", ""))) for name, said in _ITS.findall(of[2]))
     text = _OF_IT.sub(lambda of: of[0][: of.start(2) - of.start() - 1].rstrip("([ "), text)

@@ -14,10 +14,14 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from replay_core.dumps.log_lines import TrainerLine
+from replay_core.regexes import regex
 
 #: Lines of one mapping: a trainer logs fewer figures of a step.
 _MOST = 400
 _QUOTES = ("'", '"')
+#: No terminal is narrower; and how a number goes on that was broken, to its comma.
+_WIDE = 40
+_NUMBER_GOES_ON = regex(r"^[\d.eE+-]{1,24}(?:[,}]|$)")
 
 
 def joined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
@@ -25,12 +29,16 @@ def joined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
     mapping or list, or goes on otherwise than with names, stays as it is.
     """
     held: dict[str, list[TrainerLine]] = {}
-    for line in lines:
+    for line in _rejoined(lines):
         text = line.text.strip()
         if line.stream in held:
             parts = held[line.stream]
-            if text.startswith((*_QUOTES, "}")) and not _nests(text) and len(parts) < _MOST:
-                parts.append(line)
+            broken = _is_broken(parts[-1].text, text)
+            if (text.startswith((*_QUOTES, "}")) or broken) and not _nests(text) and len(parts) < _MOST:
+                if broken:
+                    parts[-1] = replace(parts[-1], text=parts[-1].text + text)
+                else:
+                    parts.append(line)
                 if "}" in text:
                     yield replace(parts[0], text=" ".join(part.text.strip() for part in held.pop(line.stream)))
                 continue
@@ -46,6 +54,39 @@ def joined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
             yield line
     for parts in held.values():
         yield from parts
+
+
+#: verl's line of a step, and what a terminal or a crawler leaves of it on the next line: names and numbers alone.
+_STEP = regex(r"\bstep:\d{1,12}(?: - |$| -$)")
+_GOES_ON = regex(r"^(?:- )?[^\s:]{1,200}(?::\S*)?(?: - [^\s:]{1,200}(?::\S*)?){0,400}(?: -)?$")
+
+
+def _rejoined(lines: Iterable[TrainerLine]) -> Iterator[TrainerLine]:
+    """Every line; a step's line of verl that was broken as one."""
+    held: TrainerLine | None = None
+    for line in lines:
+        if held is not None:
+            text = line.text.strip()
+            told = ":" in text or held.text.endswith(":")
+            if line.stream == held.stream and told and "step:" not in text and _GOES_ON.match(text):
+                apart = " " if held.text.endswith(" -") or text.startswith("- ") else ""
+                held = replace(held, text=held.text + apart + text)
+                continue
+            yield held
+            held = None
+        if "step:" in line.text and " - " in line.text and _STEP.search(line.text):
+            held = line
+        else:
+            yield line
+    if held is not None:
+        yield held
+
+
+def _is_broken(before: str, text: str) -> bool:
+    """Whether a line goes on in the middle of a name or a number, as a terminal breaks it."""
+    wide = len(before) >= _WIDE and before.rstrip()[-1:] not in (",", "{", "")
+    # In the middle of a name a quote is open.
+    return wide and (before.count("'") % 2 == 1 or _NUMBER_GOES_ON.match(text) is not None)
 
 
 def _nests(text: str) -> bool:

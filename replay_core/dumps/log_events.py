@@ -27,6 +27,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "oom",
         r"(?:CUDA|HIP|NPU|XPU|MPS)(?: (?:driver )?[Ee]rror)?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|Triton Error \[CUDA\]: out of memory|MPS backend out of memory"
         r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory"
         r"|RayTaskError\(OutOfMemoryError\)",
     ),
@@ -65,6 +66,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^\W*SIG(?:TERM|KILL|SEGV|ABRT|BUS|INT|HUP|XCPU)\b|\bSIG[A-Z]{2,5} received\b"
         r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
         r"(?: \(core dumped\))?(?:\s{2,}.*)?$"
+        r"|^(?:double free or corruption|free\(\): |munmap_chunk\(\)|corrupted size vs|malloc\(\): |corrupted "
+        r"double-linked)"
+        r"|^\s*(?:Floating point exception|Illegal instruction)(?: \(core dumped\))?\s*$|[Tt]erminated by signal \d+"
+        r"|exits with return code = -?[1-9]|(?:[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-\d+|13[4-9]"
+        r"|143)\b"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
         r"|Worker exit type: SYSTEM_ERROR"
         r"|DeadlineExceeded: |The node was low on resource|\bpod\b.{0,80}\b[Ee]victed"
@@ -83,7 +89,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"arguments|argument )"
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
-        r"|Unhandled exception: N\S+ what\(\): "
+        r"|Unhandled exception: N\S+ what\(\): |got completion (?:from peer )?with (?:error|status)|\bIBV_WC_[A-Z]"
+        r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
         r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w",
     ),
@@ -105,6 +112,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"Grouping|Extracting|Applying|Adding)[^|]{0,80}\b0%\|[^|]{0,200}\|\s*0/\d+ \[(?:\d+:\d\d|[1-5]\d):\d\d<\?"
         r"|^\s*Generating \w+ split: 0 examples \[(?:\d+:\d\d|[1-5]\d):\d\d, \?",
     ),
+    # A bar of steps before its first one: where nothing follows, the run hangs there, or its log was cut.
+    ("begins", r"\b0%\|[^|]{0,200}\|\s*0/\d+ \[0?0:00<\?, \?(?:it|s)"),
     # What goes on, and is worth knowing of.
     (
         "notice",
@@ -113,7 +122,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
         r"|(?i:(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} optimi[sz]er"
         r"|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? from scratch))"
-        r"|newly initialized|`do_sample` is set to `False`|NaN or Inf found in input tensor|OVERFLOW! (?:Rank|Skipping)"
+        r"|HTTP/[12]\.\d\"? 5\d\d\b|!{40}|Timeout during (?:comparison|parsing)|newly initialized|`do_sample` is "
+        r"set to `False`|NaN or Inf found in input "
+        r"tensor|OVERFLOW! (?:Rank|Skipping)"
         r"|Failed to update (?:parameter|weights?)\b|[Uu]pdate[ _]weights?(?:_\w+)? failed|partially updated"
         r"|(?:weights?|parameters?)[ _](?:update|sync\w*|transfer|broadcast)\b.{0,40}\bfailed"
         r"|[Ff]ailed to (?:sync\w*|receive|broadcast|transfer)(?: the)?(?: \w+)? weights?\b"
@@ -125,6 +136,15 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
     ),
+    # The rewards of a group, as home-made trainers print them.
+    (
+        "rewards",
+        r"(?i)\brewards?\b[^\[\n=:]{0,20}[:=]\s{0,4}(?:(?:torch\.)?tensor\(|array\()?\[\s{0,4}-?\d[^\]\[a-z]{0,2000}\]",
+    ),
+    # Phases that slime times: what has begun and not ended is where it stands.
+    ("phase", r"\bTimer \w+ (?:start|end)\b"),
+    # What a logger marks as an error, and goes on after.
+    ("error", r"(?:^|[\s\[|-])(?:ERROR|CRITICAL)[\s\]|:-]"),
     # An inference engine's own account of itself, every ten seconds.
     ("engine", r"Avg (?:prompt|generation) throughput: |Decode batch.{0,200}#running-req"),
     ("recompile_limit", r"torch\._dynamo hit config\.(?:\w*recompile_limit|\w*cache_size_limit)"),
@@ -169,7 +189,10 @@ HINT = regex(
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
-    r"|Can't pickle|Unhandled e(?:rror|xception)"
+    r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "
+    r"|munmap_chunk|corrupted |malloc\(\)"
+    r"|Floating point exc|Illegal instr|return code =|[Ee]xit(?:ed with)? code|exit code|terminated by sig"
+    r"|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
@@ -180,6 +203,7 @@ _BEFORE = (
     r"|[-–|]{1,2})"
 )
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
+_MARKED = regex(r"\b(?:ERROR|CRITICAL)\b")
 _FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
 _BEGINS = "Traceback (most recent call last)"
 #: The exception behind a frame, where a paste has lost its newlines.
@@ -196,6 +220,15 @@ _HARMLESS = "Exception ignored in"
 def _kind(text: str) -> str | None:
     """The kind of event that a line is of; None of most. A library says one thing thousands of times over."""
     return next((kind for kind, pattern in _PATTERNS if re.search(pattern, text)), None)
+
+
+#: Lines this short come again and again in a console.
+_SHORT = 160
+
+
+@lru_cache(maxsize=4096)
+def _hints(text: str) -> bool:
+    return HINT.search(text) is not None
 
 
 class Event(Struct, frozen=True):
@@ -235,8 +268,14 @@ class Watch:
         if prefix is None:
             return self._event(line)
         found = self._event(replace(line, text=line.text[prefix.end() :]))
+        if found is None and _MARKED.search(prefix[0]) and not self._is_told(line.stream):
+            found = Event("error", line.text[prefix.end() :].strip()[:_LONGEST], line.number, line.rank)
         # How long it waits is told by the clock.
         return replace(found, text=line.text.strip()[:_LONGEST]) if found and found.kind in _BY_CLOCK else found
+
+    def _is_told(self, stream: str) -> bool:
+        """Whether a line is one of a traceback, whose exception is told."""
+        return stream in self._inside or stream in self._code_follows or bool(self._frames.get(stream))
 
     def _event(self, line: TrainerLine) -> Event | None:
         is_frame, is_indented = _FRAME.match(line.text), line.text[:1].isspace()
@@ -250,7 +289,7 @@ class Watch:
             return None
         self._code_follows.discard(line.stream)
         is_exception = line.stream in self._inside and not is_indented
-        if not is_exception and not HINT.search(line.text):
+        if not is_exception and not (_hints if len(line.text) < _SHORT else HINT.search)(line.text):
             return None
         if _BEGINS in line.text:
             self._inside[line.stream] = line.stream in self._harmless

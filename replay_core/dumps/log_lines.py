@@ -11,6 +11,7 @@ each is a *stream*, and what is counted is counted within its stream.
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,9 @@ _RAY = regex(r"^\s*\(([^()]{0,80}?)\s?pid=(\d{1,10})(?:,[^()]{0,120})?\)\s?")
 _RANK = regex(r"^\s*\[(?:rank|default|Rank |RANK )\s?(\d{1,6})\]:?\s?")
 
 
+_STRAIGHT = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}
+
+
 class TrainerLine(Struct, frozen=True):
     """One line of one process. `stream` is empty where the line names none."""
 
@@ -47,8 +51,8 @@ def is_text(head: bytes) -> bool:
     if b"\0" in head and b"\n" not in text:
         return False
     try:
-        # A character may be cut at the end of what was read.
-        return bool(text[:-3].decode() or text)
+        # A character may be cut at the end of what was read: an incremental decoder waits for the rest of it.
+        return bool(getincrementaldecoder("utf-8")().decode(text) or text)
     except UnicodeDecodeError:
         return False
 
@@ -73,6 +77,8 @@ def lines_of(path: Path) -> Iterator[TrainerLine]:
 def line_of(number: int, text: str) -> TrainerLine:
     """The line without colours and without the prefix that names its process."""
     text = _ANSI.sub("", text).rstrip()
+    if "\u2018" in text or "\u201c" in text:
+        text = text.translate(_STRAIGHT)  # a word processor's quotes, as mail and chat make them
     stream, rank = "", None
     if match := _RAY.match(text):
         stream, text = match.group(2), text[match.end() :]

@@ -7,7 +7,9 @@ of the step that was logged last.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -23,10 +25,11 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
-from replay_core.dumps.log_events import HINT, KEPT, Event, Watch
+from replay_core.dumps.log_events import DEATHS, HINT, KEPT, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import is_aside, metric_line, table_head, table_row
+from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
@@ -41,14 +44,19 @@ _FAR = 1 << 26
 _LIKELY = regex(
     rb"\[Micro \d+\] \d|iter \d+: loss |step:\d+ - \S+:(?:np\.\w+\()?-?[\d.n]"
     rb"|[\"'][\w/.@()-]+[\"']: ?[\"']?(?:[\w.]{1,24}\()?-?[\d.ni]"
-    rb"|Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b"
+    rb"|(?i:loss|rewards?|kl|entropy|grad_norm|score)[\w/.]{0,30}[\"'`]?\s{0,8}[:=|\t, ]\s{0,60}[-+]?(?:\d|\.\d|nan"
+    rb"|inf)"
+    rb"|(?i:\b(?:step|epoch|iter)\w{0,6}\s{0,8}[,|\t ]\s{0,8}(?:training loss|loss|reward)\b)|(?i:\bloss\b\s{0,8}[,|])"
     rb"|(?m:^)it\s{1,4}\d{1,12} \|"
     rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}[\[(]?\d"
     rb"|" + ROW.encode() + rb"|" + BAR.encode() + rb"|" + HINT.pattern.encode()
 )
 _MEAN = {"rewards": "rewards_mean"}
 #: Files that are named themselves and are something else, however they read.
-_OTHERS = (".json", ".jsonl", ".py", ".yaml", ".yml", ".md", ".csv")
+_OTHERS = (".json", ".jsonl", ".py", ".yaml", ".yml", ".csv")
+#: How a file of lines begins that is none of what its name says: Python's mappings, rows of JSON with commas between
+#: them, a table whose commas have blanks.
+_MISNAMED = regex(rb"\s*\{\s*'|\s*\{[^\n]{0,4000}\},[ \t]*\r?\n|[A-Za-z][\w /]*(?:, [A-Za-z][\w /]*)+\r?\n")
 
 COUNTED = "steps that the log does not number are counted"
 
@@ -64,6 +72,8 @@ class _Log(Struct):
     """The same, by step: a log may be of as many steps as lines."""
     counted: bool = False
     ends_inside: int | None = None
+    unnumbered: bool = False
+    """No line has the form of a trainer's: names and numbers alone."""
     settings: LogSettings = field(default_factory=LogSettings)
 
     @property
@@ -83,7 +93,9 @@ class _Log(Struct):
 
 def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
-        if path.suffix not in _OTHERS and _is_log(path, _FAR if path.suffix in SUFFIXES else _HEAD):
+        if (path.suffix not in _OTHERS or _is_misnamed(path)) and _is_log(
+            path, _FAR if path.suffix in SUFFIXES else _HEAD, alone=True
+        ):
             yield path
         return
     for folder in listing(path).folders:
@@ -92,8 +104,18 @@ def _files(path: Path) -> Iterator[Path]:
                 yield folder.file(file)
 
 
-def _is_log(file: Path, look: int) -> bool:
-    """Whether the file's beginning has what looks like a line of metrics, and its lines bear it out."""
+def _is_misnamed(file: Path) -> bool:
+    try:
+        with regular(file) as opened:
+            return _MISNAMED.match(opened.read(8192)) is not None
+    except DumpError:
+        return False
+
+
+def _is_log(file: Path, look: int, alone: bool = False) -> bool:
+    """Whether the file's beginning has what looks like a line of metrics, and its lines bear it out. `alone`: it is
+    named itself, and names and numbers are enough; among other files they may be anybody's notes.
+    """
     try:
         with regular(file) as opened:
             head = opened.read(4096)
@@ -101,7 +123,8 @@ def _is_log(file: Path, look: int) -> bool:
                 return False
             if _LIKELY.search((head + opened.read(look)).translate(None, b"\0")) is None:
                 return False
-        return not _log(file).is_empty
+        log = _log(file)
+        return not log.is_empty and (alone or not log.unnumbered)
     except DumpError:
         return False
 
@@ -147,6 +170,9 @@ def _log(path: Path) -> _Log:
             grammar.setdefault((line.stream, line.rank), []).append((line.number, line.text))
             if match := _ITER_STEP.search(line.text):
                 last = int(match.group(1))
+        elif last is not None and (alone := _AVERAGE.match(line.text)):
+            # DeepSpeed-Chat says the reward of a step on a line of its own, below it.
+            said.append((line, last, {"average_reward_score": float(alone[1])}))
         elif (told := console_line(line.text))[1]:
             last = told[0]
             said.append((line, *told))
@@ -171,6 +197,17 @@ def _log(path: Path) -> _Log:
         for (_, rank), lines in grammar.items():
             for number, text in lines:
                 log.add(*console_line(text), rank, number)
+    if not (log.metrics or log.iterations):
+        # What stands behind a death is none of the run's: settings, statistics of its end.
+        ends = min((e.line for events in log.events.values() for e in events if e.kind in DEATHS), default=sys.maxsize)
+        plain: dict[str, Unnumbered] = {}
+        for line in takewhile(lambda one: one.number < ends, _paid_lines(path)):
+            plain.setdefault(line.stream, Unnumbered()).take(line.number, line.text)
+        for pairs in plain.values():
+            pairs.close()
+            for number, step, values in pairs.found:
+                log.add(step, values, None, number)
+        log.counted = log.unnumbered = bool(log.metrics)
     log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
 
@@ -182,6 +219,7 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
             yield line
 
 
+_AVERAGE = regex(r"^\W{0,4}average reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*$")
 _ITER_STEP = regex(r"\biter (\d{1,12}): loss ")
 
 

@@ -7,7 +7,7 @@ Step 3 | Time: 5.3s | Loss: 0.01 | Grad. Norm: 0.8            prime-rl
 iteration 3/ 100 | lm loss: 1.2E+00 | grad norm: 0.8 |        Megatron
 step:  3  loss:  1.2  grad_norm: 0.8  tps: 1,234              torchtitan
 Step | Training Loss | reward                                 transformers in a notebook, as pasted: a head, then
-3    | 0.01          | 0.5                                    rows of numbers (tabs or bars between them)
+3    | 0.01          | 0.5                                    rows of numbers (tabs, bars, commas or blanks between)
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _WRAPPED = r"(?:(?:np|numpy|torch)\.)?(?:\w{1,16}\()?"
 
 _VERL = regex(r"\bstep:(\d{1,12})((?: - [^\s:]{1,200}:[^\s]+)+)")
 _VERL_PAIR = regex(rf" - ([^\s:]{{1,200}}):{_WRAPPED}({_NUM})(?=[\s,)]|$)", re.IGNORECASE)
-_NAMED = regex(r"\b(?:global[_ ]step|step|rollout|perf|eval) (\d{1,12}): \{", re.IGNORECASE)
+_NAMED = regex(
+    r"\b(?:global[_ ]step|step|rollout|perf|eval|passrate|multi_turn|train|update|iter(?:ation)?) (\d{1,12}): \{",
+    re.IGNORECASE,
+)
 _DICT = regex(r"""(?:\{|^)\s*((?:'[^'\n]{1,200}'|"[^"\n]{1,200}"):\s?.*?)(?:\}|$)""")
 _DICT_PAIR = regex(
     rf"""(?:'([^'\n]{{1,200}})'|"([^"\n]{{1,200}})"):\s?['"]?{_WRAPPED}({_NUM})['"]?(?=[,}})]|\s*$)""", re.IGNORECASE
@@ -38,7 +41,7 @@ _TITAN_PAIR = regex(rf"(\w{{1,40}}):\s+({_NUM})", re.IGNORECASE)
 
 #: A mapping that names no step is a step's metrics only if it holds one of these: a configuration is a mapping, too.
 _TELLING = regex(r"(?:^|[/_])(?<!max_)(?:loss|grad_norm|reward|rewards|kl|entropy|accuracy)(?:/|_std$|_mean$|$)")
-_STEP_KEYS = ("step", "global_step", "global_steps", "_step", "train/global_step", "training_step")
+_STEP_KEYS = ("step", "global_step", "current_steps", "global_steps", "_step", "train/global_step", "training_step")
 #: Metrics of an evaluation, or of the whole run: they begin no step of their own.
 _ASIDE = regex(r"^(?:eval|val|test)[_/]|^train_(?:runtime|loss|samples_per_second|steps_per_second)$|^total_flos$")
 
@@ -61,30 +64,54 @@ def metric_line(line: str) -> tuple[int | None, dict[str, float]]:
     return None, {}
 
 
-_HEAD = regex(r"^[|\s]*Step\s*[|\t]\s*(?:Training Loss|Loss|reward)\b", re.IGNORECASE)
+#: The first column of a table of steps, and what stands behind it. Without bars, tabs or commas names are set apart by
+#: blanks, which two names hold.
+_HEAD = regex(r"^[|\s]*(?:Step|Epoch|Iter(?:ation)?)\s*(?:[|\t,]|\s)\s*(?:Training Loss|Loss|reward)\b", re.IGNORECASE)
+_OF_STEPS = regex(r"^(?:global_?)?(?:step|iter(?:ation)?|epoch)s?$", re.IGNORECASE)
+_TWO_WORDS = regex(r"\b(Training|Validation) Loss\b|\bNo log\b")
+_NAME = regex(r"^[A-Za-z_][\w ./@()%-]{0,60}$")
 _CELL = regex(rf"^{_NUM}$", re.IGNORECASE)
+#: Columns of a table that has no column of steps.
+_FEWEST = 3
+_WIDEST = 4000
 
 
 def table_head(line: str) -> list[str] | None:
-    """The names of a pasted table's columns, the step's first; None for any other line."""
-    if not _HEAD.match(line):
+    """The names of a pasted table's columns, the step's first if it has one; None for any other line."""
+    if ("oss" not in line and "eward" not in line) or len(line) > _WIDEST:
         return None
-    names = [re.sub(r"\s*/\s*", "/", name) for name in _cells(line)]
-    return ["loss" if name in ("Training Loss", "Loss") else name for name in names]
+    names = [re.sub(r"\s*/\s*", "/", name) for name in _cells(re.sub(r"\s/\s", "/", line))]
+    if not _HEAD.match(line) and not (
+        len(names) >= _FEWEST
+        and all(map(_NAME.match, names))
+        and re.search(r"[|\t,]", line)
+        and any(map(_TELLING.search, names))
+    ):
+        return None
+    return ["loss" if name.replace("_", " ").lower() in ("training loss", "loss") else name for name in names]
 
 
 def table_row(line: str, names: list[str]) -> tuple[int | None, dict[str, float]]:
     """A row of a table with these columns; no metrics for any other line."""
     cells = _cells(line)
-    if len(cells) != len(names) or not cells[0].isdigit():
+    if len(cells) != len(names):
         return None, {}
-    return int(cells[0]), _numbers(
-        (name, cell) for name, cell in zip(names[1:], cells[1:], strict=True) if _CELL.match(cell)
-    )
+    step = cells[0] if _OF_STEPS.match(names[0]) else None
+    if step is not None and not step.isdigit():
+        return None, {}
+    values = _numbers((name, cell) for name, cell in zip(names, cells, strict=True) if _CELL.match(cell))
+    if step is not None:
+        del values[names[0]]
+        return int(step), values
+    # Without a step a row is known by its numbers.
+    return (None, values) if 2 * len(values) > len(names) else (None, {})
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in re.split(r"[|\t]", line.strip().strip("|"))]
+    text = line.strip().strip("|")
+    if "|" in text or "\t" in text or "," in text:
+        return [cell.strip() for cell in re.split(r"[|\t]" if re.search(r"[|\t]", text) else ",", text)]
+    return _TWO_WORDS.sub(lambda two: two[0].replace(" ", "_"), text).split()
 
 
 def is_aside(values: dict[str, float]) -> bool:

@@ -35,6 +35,7 @@ from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Fields, Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
 
+_OF_TRAINING = frozenset(("loss", "grad_norm", "train/loss", "train/grad_norm"))
 _WHOLE = regex(r"/(?:trainer_state|log_history|[^/]*metrics[^/]*)\.json$")
 _LINES = regex(r"/(?:logging|[^/]*metrics[^/]*)\.jsonl$")
 _TABLE = regex(r"/(?:progress|history|log|wandb_export[^/]*|[^/]*metrics[^/]*)\.csv$", re.IGNORECASE)
@@ -50,8 +51,8 @@ _STEP_IN_NAME = regex(r"step[_=-]?(\d+)")
 #: ms-swift writes the step beside the last one: "9/547".
 SWIFT_STEP = "global_step/max_steps"
 #: What frameworks call the step of a row of metrics.
-STEP_FIELDS = ("step", "global_step", "_step", "train_step", "global_steps", "rollout_id", "iter", "it", "iteration",
-               SWIFT_STEP)  # fmt: skip
+STEP_FIELDS = ("step", "global_step", "current_steps", "_step", "train_step", "global_steps", "rollout_id", "iter",
+"it", "iteration", SWIFT_STEP)  # fmt: skip
 
 NUMBERED = "rows that name no step are numbered in the order they stand in"
 
@@ -69,13 +70,16 @@ def _files(path: Path) -> Iterator[Path]:
                 row = None if first is None else _unwrapped(first)
                 if row is None or not _is_flat(row):
                     continue
-                known = _LINES.search(text) or row is not first
+                named = _LINES.search(text) or row is not first
                 # Whatever a log of one's own is called (wandb.jsonl): one number per step of what only training has.
                 own = any(map(_TRAINED.search, row)) and not _OF_A_RECORD.search(text)
-                if known or (own and (path.is_file() or not row.keys().isdisjoint(STEP_FIELDS))):
+                if named or (own and (path.is_file() or not row.keys().isdisjoint(STEP_FIELDS))):
                     yield folder.file(file)
-            elif _WHOLE.search(text) and _history(folder.file(file), None):
-                yield folder.file(file)
+            # A file that is named itself may be called anything: then its rows have to be a trainer's.
+            elif (known := _WHOLE.search(text) is not None) or path.is_file():
+                rows = _history(folder.file(file), None)
+                if any(known or not _OF_TRAINING.isdisjoint(row) for row in rows):
+                    yield folder.file(file)
 
 
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:

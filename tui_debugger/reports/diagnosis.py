@@ -52,8 +52,8 @@ def headline(doc: DiagnosisDocument) -> str:
         return "nothing could be looked at: no rule found what it needs"
     first = next((finding for finding in doc["findings"] if finding["echo_of"] is None), None)
     if first is None or first["severity"] == "info":
-        said = f"; {counts['info']} worth knowing" if counts["info"] else ""
-        return f"no warning and no error in {len(doc['checked'])} rules{said}"
+        known = "" if first is None else f"; {counts['info']} worth knowing, first {first['id']}: {first['claim']}"
+        return f"no warning and no error in {len(doc['checked'])} rules{known}"
     loud = (("error", counts["error"]), ("warning", counts["warning"]))
     parts = [f"{count} {level}{'s' * (count > 1)}" for level, count in loud if count]
     return f"{' and '.join(parts)}; first {first['id']}: {first['claim']}{_since(first, len(doc['steps']))}"

@@ -36,15 +36,25 @@ _GONE = regex(r"remote process exited|[Cc]onnection (?:closed|reset)|ncclRemoteE
 #: NCCL's own failures that no other rank has caused.
 _ALONE = regex(r"nccl(?:System|Internal|InvalidUsage|UnhandledCuda)\w*|invalid usage|unhandled (?:system|cuda) error")
 #: How a process ends after a C++ exception or an assertion, which is told before it or by another line.
-_ABORT = regex(r"terminate called|SIGABRT|exitcode: -6\b|signal: 6\b|Signal 6\b|Received 6 |\bAborted\b")
+_ABORT = regex(
+    r"terminate called|code:? 134\b|code(?: =|:)? -6\b|SIGABRT|exitcode: -6\b|signal: 6\b|Signal 6\b|Received 6 "
+    r"|\bAborted\b"
+)
 #: What a launcher or scheduler does to the others, and says of the one that failed.
 _ENDED = regex(
-    r"SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending|[Ee]xit(?:ed with)? (?:exit )?code"
+    r"return code = [1-9]|code:? 143\b|SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending"
+    r"|[Ee]xit(?:ed with)? (?:exit )?code"
 )
 #: What waits is no death: an engine's worker that does not answer, a stack that stands in a collective.
 _HUNG = regex(r"shared memory broadcast block|watchdog_timeout|^\s*\w+ \(\S+:\d+\)$")
 _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
-_SIGKILL = regex(r"SIGKILL|exitcode: -9|signal: 9\b|Killed|Received 9 ")
+_SIGKILL = regex(
+    r"SIGKILL|code(?: =|:)? (?:137|-9)\b|[Tt]erminated by signal 9\b|exitcode: -9|signal: 9\b|Killed|Received 9 "
+)
+_CORRUPT = regex(
+    r"free or corruption|free\(\)|munmap_chunk|corrupted |malloc\(\)|Floating point|Illegal instr|signal 11\b|SIGSEGV"
+    r"|Segmentation|code(?: =|:)? (?:139|-11)\b"
+)
 _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
 
 
@@ -298,6 +308,8 @@ def _last_frame(one: Told) -> tuple[str, str]:
 
 
 _SHAPES = "shapes do not fit"
+#: No sequence is as long, and vocabularies are.
+_VOCABULARY = 30000
 _OF_NONE = regex(r"'NoneType' object has no attribute '(\w+)'")
 _BARE = regex(r"^(?:\w+\.)*AssertionError\W*$")
 _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
@@ -319,6 +331,13 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
     elif short == _SHAPES:
         sizes = _TWO_SIZES.search(one.text)
         small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)
+        if small >= _VOCABULARY and large < 1.1 * small:
+            return (
+                f"two vocabularies of {large} and {small}",
+                "the model's vocabulary and the tokenizer's (or another model's, such as the reference or the teacher) "
+                f"are of two sizes: padded embeddings or added tokens; {cause}",
+                "cut the logits to the smaller of both, or resize_token_embeddings of both to one size",
+            )
         short += (f" in `{code[:100]}`" if code else "") + (f" ({large} against {small})" if small > 1 else "")
         if small > 1 and large % small == 0:
             cause = (
@@ -423,6 +442,13 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "killed by SIGKILL from outside, most often by the kernel: out of host memory",
                 "dmesg | grep -i oom; watch host memory",
             )
+        if _CORRUPT.search(one.text):
+            return (
+                "native code crashed: memory of its heap was overwritten or freed twice, or it uses instructions that "
+                "this processor lacks; a compiled package of another torch, CUDA or libc, most often",
+                "python -X faulthandler names the call; reinstall the package it names against this torch; without "
+                "tcmalloc or jemalloc preloaded",
+            )
         if _SIGTERM.search(one.text):
             return (
                 "ended from outside: the scheduler's limit or a preemption, or a launcher after another rank failed",
@@ -451,16 +477,20 @@ _FOR = regex(r"(?<!out of )\b(\d{2,7}(?:\.\d+)?)\s?(s|sec|secs|seconds|min|mins|
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@rule("L26", "the run waits and goes no further", link="time", scope="signals", needs=("event:waiting|event:stalled",),
+@rule("L26", "the run waits and goes no further", link="time", scope="signals",
+      needs=("event:waiting|event:stalled|event:phase|event:begins",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
     clock or by what they say, or 20 and more without one: a warning. Of a wait that tells its limit half of it is
     enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
-    of data preparation (Map, Filter) that stands at 0 after 10 minutes and more.
+    of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
+    did not end, in a log without an end of the run, is worth knowing; so is a bar of steps that stands at 0 in a log
+    without a metric.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
+    yield from _begun(log)
     after = [one for one in log.events("waiting") if (one.point.line or 0) > last.get(one.point.path, 0)]
     by_words: dict[str, list[Told]] = {}
     for one in after:
@@ -495,6 +525,47 @@ def waits(log: RunLog) -> Iterator[Finding]:
         next_step=known.next_step
         if known is not None
         else "look at the other process: py-spy dump --pid PID on both sides shows where each stands",
+    )
+
+
+_TIMED = regex(r"\bTimer (\w+) (start|end)\b")
+
+
+def _begun(log: RunLog) -> Iterator[Finding]:
+    """The phase that has begun last and not ended, where the log holds one and no end of the run."""
+    if log.events(*DEATHS):
+        return
+    bars, last = log.events("begins"), log.last_lines()
+    if bars and not any(last.values()) and not log.events("waiting", "stalled"):
+        yield info(
+            "the log ends before the first step: the bar of its steps stands at 0",
+            bars[-1].point.where(),
+            shown("line", bars[-1].text.splitlines()[0][-160:], None, f"line {bars[-1].point.line}"),
+            cause="the log was cut there; or the first step hangs: a rank that waits for a collective, an inference "
+            "server or judge that does not answer, a kernel that is compiled, a generation without an end",
+            next_step="look whether the GPUs work (nvidia-smi); py-spy dump --pid PID of every rank shows where each "
+            "stands; a batch of 1 and few tokens tells whether it is slow or stuck",
+        )
+    open_: dict[str, Told] = {}
+    for told in log.events("phase"):
+        if found := _TIMED.search(told.text):
+            if found[2] == "start":
+                open_[found[1]] = told
+            else:
+                open_.pop(found[1], None)
+    if not open_:
+        return
+    phase, told = list(open_.items())[-1]
+    yield info(
+        f"the log ends inside {phase}: it began at line {told.point.line} and has no end",
+        told.point.where(),
+        shown("line", told.text[:160], None, f"line {told.point.line}"),
+        cause=f"the log was cut there; or {phase} hangs: a rank that waits for a collective (a pipeline or context "
+        "parallel size that does not fit, another number of micro-batches from rank to rank), a kernel that is "
+        "compiled, "
+        "a network that does not answer",
+        next_step="look whether the GPUs work (nvidia-smi); py-spy dump --pid PID of every rank shows where each "
+        "stands",
     )
 
 

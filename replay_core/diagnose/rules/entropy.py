@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import entropy_bonus
+from replay_core.diagnose.falling_apart import falls_apart
 from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
@@ -39,11 +40,11 @@ def entropy(log: RunLog) -> Iterator[Finding]:
     its beginning, over 16 steps and more where the reward does not fall and is .8 and more of 1, or rises, or the
     entropy began under .1); over twice its beginning (or .7 nats and half as much more; .7 nats alone where the
     reward falls) and rising, or under a quarter of it and falling, too; an error where the reward falls while it
-    comes to three times its beginning, or where it rises by .3 nats and more, no reward does, and the loss is minus
-    the entropy times a coefficient over .05 (fitted, all but a twentieth of its spread): a bonus that outweighs the
-    reward. Info where the reward rises meanwhile (and does not fall in its last quarter) and the entropy grows
-    without a stated bonus over .05; or where it rises while a twelfth of the entropy is left, or step by step as
-    that falls (rank correlation below -.9).
+    comes to three times its beginning (a warning where all of it is lost: L08 says so), or where it rises by .3 nats
+    and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
+    twentieth of its spread): a bonus that outweighs the reward. Info where the reward rises meanwhile (and does not
+    fall in its last quarter) and the entropy grows without a stated bonus over .05; or where it rises while a twelfth
+    of the entropy is left, or step by step as that falls (rank correlation below -.9).
 
     For growth the median of the last 3 steps is held against that of the first 3; it needs 8 steps and a rise that
     chance does not explain. An entropy of exactly 0 in every step is one that was not computed.
@@ -122,7 +123,11 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
     # A policy that falls apart earns less; one that explores more (a higher clip bound, a small bonus) need not.
     learns = not large and bonus is None and reward is not None and trends.rises(reward.finite) and _holds(reward)
     yield finding(
-        "error" if (lost and now > APART * begun) or bonus is not None else "info" if learns else "warning",
+        "error"
+        if (lost and now > APART * begun and falls_apart(log) is None) or bonus is not None
+        else "info"
+        if learns
+        else "warning",
         f"the policy's entropy has grown from {begun:.3g} to {now:.3g} nats per token"
         + (
             f": the loss is the entropy bonus, {bonus:.3g} times it"

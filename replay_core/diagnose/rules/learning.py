@@ -14,6 +14,7 @@ from msgspec import Struct
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, kl_weight, largest_norm, stated_number
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -668,27 +669,6 @@ def _never_pays(log: RunLog) -> Iterator[Finding]:
     )
 
 
-#: Of where it began: what is left of a reward that is lost, and what no value of the last quarter exceeds.
-LOST, NOT_OVER = 0.05, 0.25
-#: Responses at the token limit: few of them, most of them.
-SELDOM, MOSTLY_CUT = 0.25, 0.5
-
-
-def runs_into_the_limit(log: RunLog) -> tuple[float, float] | None:
-    """The share of responses at the token limit at first and in the end, of a run that earned something while few were
-    and earns nothing now that most are: it falls apart, and a higher limit does not help. None of any other. Needs 16
-    steps.
-    """
-    reward, cut = log.get("reward"), log.get("truncated")
-    if reward is None or cut is None or min(len(reward.finite), len(cut.finite)) < 2 * trends.MIN_STEPS:
-        return None
-    first, now = trends.level(cut.finite[:3]), trends.level(cut.finite)
-    values = reward.finite
-    begun, last = trends.level(values[:3]), values[-(len(values) // 4) :]
-    lost = begun > 0 and min(values) >= 0 and median(last) <= LOST * begun and max(last) <= NOT_OVER * begun
-    return (first, now) if lost and first < SELDOM and now >= MOSTLY_CUT else None
-
-
 @rule("L08", "the reward falls", link="trend", scope="signals", needs=("reward",), explains=("D01", "D20"),
       source="rldbg; Mann-Kendall (p = 0.005)")  # fmt: skip
 def reward_falls(log: RunLog) -> Finding | None:
@@ -701,24 +681,27 @@ def reward_falls(log: RunLog) -> Finding | None:
     prompt length says: the reward falls where that does change and not within what follows, or step by step with it
     (rank correlation beyond .6). And where it falls in leaps (4 times what a step changes) and rises between them.
     An error where next to nothing is left (.05 of the first 3 steps) and most responses run into the token limit (.5),
-    of which few did at first (under .25): the policy has fallen apart.
+    of which few did at first (under .25), or entropy or mean length come to three times (or a third) of what they were:
+    the policy has fallen apart.
     """
     series = given(log.get("reward"))
     values = series.finite
     skip_if(len(values) < 12, "needs the reward of 12 steps")
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
     harder = harder_prompts(log, series)
-    if (cut := runs_into_the_limit(log)) is not None and harder is None:
+    if (apart := falls_apart(log)) is not None and harder is None:
         begun = trends.level(values[:3])
         return error(
-            f"{series.name} falls from {begun:.3g} to {now:.3g} while responses run into the token limit ({cut[0]:.0%} "
-            f"at first, {cut[1]:.0%} now): the policy falls apart",
+            f"{series.name} falls from {begun:.3g} to {now:.3g} while {apart[1]}: the policy falls apart",
             series.first(under=begun / 2),
             series.shown(now, f">= {begun:.3g}"),
-            shown("responses cut at the limit", cut[1], f"{cut[0]:.3g}"),
-            cause="updates push the policy away from what it could do, until it no longer ends its answers: a learning "
-            "rate too high, weights on advantages (a sign, a scale) or a clipping that is made wrongly, no KL; a "
-            "higher token limit does not bring the reward back",
+            cause="updates push the policy away from what it could do: a learning rate too high, weights on advantages "
+            "(a sign, a scale) or a clipping that is made wrongly, no KL"
+            + (
+                ", until it no longer ends its answers; a higher token limit does not bring the reward back"
+                if runs_into_the_limit(log) is not None
+                else ""
+            ),
             next_step="take a checkpoint from before the fall; lower the learning rate or add a KL term; " + _RECORD,
             steps=[p.step for p in series.points if p.step is not None and p.value < begun / 2],
         )

@@ -62,6 +62,10 @@ _OPTIMIZER = regex(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
 _ATTENTION = regex(r"attention|sdpa|flash_attn", re.IGNORECASE)
 _SOFTMAX = regex(r"\bsoftmax\b")
 _ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
+#: What an engine does as it starts.
+_WARMS_UP = regex(r"(?i)warming up|capture cuda graph|cuda graph|dummy requests|profile_run")
+#: vLLM's allocator of an engine that sleeps and wakes.
+_WAKES = regex(r"cumem_allocator|cumem\.py|\bwake_up\b|create_and_map|python_create_and_map")
 #: How Ray tells of an allocator's error in another process: without its line.
 _CALLED = regex(r"ray::(?:\w+\.)?(\w+\(\))")
 _WRAPPED = regex(r"RayTaskError\(OutOfMemoryError\)")
@@ -134,6 +138,16 @@ def out_of_memory(log: RunLog) -> Finding | None:
         if (found := _phase(one, [*told, *log.events("traceback")])) is not None:
             size += f" in {found[0]}"
             next_step = f"{found[1]}; {next_step}"
+    if _WAKES.search(one.text) or any(_WAKES.search(each.text) for each in log.events("traceback")):
+        size += " as the engine wakes up"
+        cause = (
+            "vLLM's sleeping engine takes its weights and KV cache back, and the trainer beside it has not given up "
+            "enough: parameters, gradients, optimizer state or cached pieces stay on the GPU"
+        )
+        next_step = (
+            "offload the trainer before the rollout (param_offload, optimizer_offload, --adam_offload, "
+            "torch.cuda.empty_cache()); lower gpu_memory_utilization; leave the engine's sleep mode off if both fit"
+        )
     grown = _grown(log)
     if grown is not None and not _is_longer(log, grown[2] / grown[1]):
         series, begun, now = grown
@@ -144,6 +158,8 @@ def out_of_memory(log: RunLog) -> Finding | None:
         f"out of {'host' if on_host else 'GPU'} memory{size}",
         one.point.where(),
         *evidence,
+        # Behind the last metric it is how the run ended, which comes before what else is wrong with it.
+        link="dump" if (one.point.line or 0) > log.last_lines().get(one.point.path, 0) else "",
         cause=cause,
         next_step=next_step,
         steps=steps_of(each.point for each in told),
@@ -167,7 +183,14 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
     others = sum(float(n) * _UNITS[u] for n, u in _OTHERS.findall(text)) / 2**30
     numbers = {"asked for": tried, "free": free, "capacity": total, "reserved, unallocated": spare}
     cause, next_step = _blamed(text, tried, spare)
-    if others and total and others > 0.3 * total:
+    if others and total and others > 0.6 * total:
+        numbers["other processes on the GPU"] = others
+        cause = (
+            "another process holds most of the GPU: an inference engine or trainer beside this one that has not given "
+            f"its memory back, or an orphan of the last run; {cause}"
+        )
+        next_step = f"nvidia-smi names the process: end an orphan, or lower gpu_memory_utilization; {next_step}"
+    elif others and total and others > 0.3 * total:
         numbers["other processes on the GPU"] = others
         cause += "; other processes hold much of the GPU (an inference engine beside the trainer)"
     evidence = [
@@ -182,6 +205,13 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
 def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, str]:
     """Cause and next step, from what was spare and the frames that lead to it."""
     frames = "\n".join(text.splitlines()[1:])
+    if _WARMS_UP.search(text):
+        return (
+            "the inference engine has too little memory left as it starts: CUDA graphs, the sampler's dummy requests "
+            "or the KV cache do not fit beside the weights",
+            "lower max_num_seqs (--max-running-requests), gpu_memory_utilization (--mem-fraction-static) or the "
+            "graphs' batch sizes; enforce_eager=True",
+        )
     if tried is not None and spare is not None and spare > tried:
         return (
             "fragmentation: more than was asked for lies reserved, in pieces that are too small",

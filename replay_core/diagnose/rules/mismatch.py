@@ -17,6 +17,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest, synced_every
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, old_is_odd, worst_of
+from replay_core.diagnose.falling_apart import falls_apart
 from replay_core.diagnose.finding import Evidence, Finding, finding, shown
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, USUAL, Gap, Limit
 from replay_core.diagnose.log_steps import steps_of
@@ -303,7 +304,8 @@ def mismatch(log: RunLog) -> Finding | None:
     .05). One number does not name a cause: a shift, a temperature, stale weights and packing all look like this. A
     healthy bf16 mixture of experts has mean|d| of 0.064: up to 0.07 (mean e^|d| 1.08, k3 4e-3) it is info where it
     does not rise. It is info, too, where the first step has none, the second all of it, and it does not grow, within
-    .5 nats, .1 of probability and .1 of k3: weights one update old, as of every asynchronous run.
+    .5 nats, .1 of probability and .1 of k3: weights one update old, as of every asynchronous run. A warning at most
+    where it begins as the policy falls apart (L08).
     """
     bad = [
         (limit, series, now)
@@ -321,14 +323,19 @@ def mismatch(log: RunLog) -> Finding | None:
     usual = late or (now <= limit.usual and trends.drift(series.finite) <= trends.DRIFT_Z)
     other = series.signal == "logprob_diff" and now > OTHER_TOKENS and series.finite[0] > OTHER_TOKENS
     cut = not late and _is_of_truncation(log)
+    # What a policy writes that has fallen apart lies where two precisions differ most.
+    apart = falls_apart(log)
+    follows = apart is not None and (past[0].step or 0) >= (apart[0] or 0)
     return finding(
-        "info" if usual else "error" if limit.is_past(now, limit.error) else "warning",
+        "info" if usual else "error" if limit.is_past(now, limit.error) and not follows else "warning",
         f"engine and trainer disagree: {series.name} is {now:.3g}"
         + (
             ": the engine's log-probabilities are renormalised over what top-p or top-k leaves (D11)"
             if cut
             else _LATE
             if late
+            else ", since the policy falls apart (L08)"
+            if follows
             else _steady(series, limit) or _grown(series, limit)
         ),
         series.of(past),

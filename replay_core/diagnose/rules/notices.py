@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import SEVERITIES, Finding, finding, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule
@@ -61,6 +62,22 @@ _TABLE: tuple[_Notice, ...] = (
         "computed again, and generation is slow",
         "raise gpu_memory_utilization (--mem-fraction-static) or tensor parallelism; lower max_num_seqs "
         "(--max-running-requests) or the response length",
+    ),
+    _Notice(
+        regex(r"HTTP/[12]\.\d\"? 5\d\d\b"), "warning", "time",
+        "requests are answered by an error of the server (HTTP 5xx): those responses are lost or asked for again",
+        "the rollout engine (or judge) fails on a request: a prompt beyond its context, a worker that died, a full KV "
+        "cache, a bug in its handler; its own log at that time holds the traceback",
+        "the server's log at that time; send it one of those requests by hand; count how many samples are left out",
+        fewest=3,
+    ),
+    _Notice(
+        regex(r"!{40}"), "error", "logprobs",
+        "responses are a run of one character, '!': token 0, which is what sampling from NaN logits gives",
+        "the policy's weights (or the engine's copy) are not finite since an update with a NaN gradient or a broken "
+        "synchronisation, or its forward overflows (fp16, a fused kernel)",
+        "the first step whose grad_norm, KL or loss is not finite; skip such updates; rldbg weights compares the "
+        "engine's weights with the checkpoint's", fewest=2,
     ),
     _Notice(
         regex(r"KV cache usage: (?:9[7-9]|100)\.\d%|token usage: (?:0\.9[7-9]|1\.0)"), "warning", "time",
@@ -216,7 +233,8 @@ _TABLE: tuple[_Notice, ...] = (
         "look at the agent's own log; raise its time limit, or limit its turns and tokens", fewest=2,
     ),
     _Notice(
-        regex(r"(?i)(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b"), "warning", "rewards",
+        regex(r"(?i)(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b"
+              r"|Timeout during (?:comparison|parsing)"), "warning", "rewards",
         "the reward function fails or times out on responses",
         "a verifier, judge or sandbox that raises, is not reached or is too slow; where that is scored 0, right "
         "answers are punished",
@@ -280,16 +298,55 @@ def _goes_on(log: RunLog) -> bool:
     return bool(steps) and min(steps) > 2 and not log.is_counted
 
 
+_NUMBERS = regex(r"0x[0-9a-f]+|[\d.:,-]+|'[^']{0,80}'")
+#: Lines of one error before it is worth knowing; and before it is a habit, over several steps and within one.
+AGAIN, HABIT, MANY = 3, 5, 20
+
+
+def _logged_errors(log: RunLog) -> Iterator[Finding]:
+    """The error that loggers tell of most often."""
+    alike: dict[str, list[Told]] = {}
+    for told in log.events("error"):
+        alike.setdefault(_NUMBERS.sub("#", told.text.splitlines()[0][:160]), []).append(told)
+    lines = max(alike.values(), key=len, default=[])
+    if len(lines) < AGAIN:
+        return
+    words = lines[0].text.splitlines()[0][:160]
+    known = failure_of(words)
+    known = None if known is not None and (known.general or known.follows) else known
+    yield finding(
+        # Eight workers that say one thing at the start are no habit.
+        "warning" if len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY) else "info",
+        f"one error is logged {len(lines)} times, and the run goes on: "
+        + (f"{in_short(known.cause)}: " if known is not None else "")
+        + words,
+        lines[0].point.where(),
+        shown("line", words, None, f"line {lines[0].point.line}"),
+        shown("lines that say the same", len(lines), "0", "log"),
+        link="dump",
+        cause=known.cause
+        if known is not None
+        else "what the line names fails again and again, and something stands in its place: a default, a fallback, a "
+        "sample that is left out; what is trained on is then not what is meant",
+        next_step=known.next_step
+        if known is not None
+        else "let it raise instead of being logged, and read its traceback; count what stands in its place",
+        steps=steps_of(told.point for told in lines),
+    )
+
+
 @rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice"
-    "|event:engine|event:not_finite",), explains=("D37",),
+    "|event:engine|event:not_finite|event:error",), explains=("D37",),
       source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
 def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
     inputs without a gradient, greedy generation, weights newly initialized, skipped batches, spilled objects, reward
     functions that fail. Each as bad as the table says, at its own link, with how many lines say so. An engine with one
-    request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail.
+    request running and none waiting for 5 minutes and more of its clock, in 3 lines and more, is a long tail. One error
+    that a logger tells 3 times and more is worth knowing, 5 times over several steps (20 within one) a warning.
     """
     yield from _long_tail(log)
+    yield from _logged_errors(log)
     # A traceback that the log does not hold to its end may be of what was warned of.
     fails = any(UNTOLD in one.text for one in log.events("traceback"))
     found: dict[int, list[Told]] = {}

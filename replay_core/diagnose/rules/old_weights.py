@@ -13,6 +13,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, ENOUGH, Misplaced, parting, synced_every
 from replay_core.diagnose.compared import TOLD_APART, gap_of, old_is_odd, worst_of
+from replay_core.diagnose.falling_apart import falls_apart
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, Gap, ahead_of, gap
@@ -485,7 +486,8 @@ def drifting(log: RunLog) -> Finding | None:
 
     Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
     probability or .02 of k1 and more, while the weights move is D12: the engine keeps old weights.
-    An error where a figure of the mismatch is past D09's limit for one.
+    An error where a figure of the mismatch is past D09's limit for one, and the policy had not fallen apart before
+    (L08).
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
     series = next((s for name in HEARD if (s := log.get(name)) is not None), None)
@@ -500,7 +502,12 @@ def drifting(log: RunLog) -> Finding | None:
         return None
     finite = [point for point in series.points if math.isfinite(point.value)]
     mark = next((p for p in finite if p.value >= begun * JUMP), finite[-1])
-    far = any(limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name))
+    # What a policy writes that has fallen apart lies where two precisions differ most.
+    apart = falls_apart(log)
+    late = apart is not None and (mark.step or 0) >= (apart[0] or 0)
+    far = not late and any(
+        limit.is_past(each, limit.error) for name, limit in LIMITS.items() for _, each in log.level(name)
+    )
     return finding(
         "error" if far and not still else "warning",
         f"{series.name} grows from {begun:.3g} to {now:.3g}"

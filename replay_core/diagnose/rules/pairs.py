@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding, error, shown, warning
+from replay_core.diagnose.finding import Finding, error, info, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -47,6 +49,70 @@ def _saturated(log: RunLog, likely: Series | None) -> Finding | None:
     )  # fmt: skip
 
 
+#: The loss of a policy that is its reference, and how near; lines of it that are no beginning.
+UNMOVED, NEAR, LINES = math.log(2), 5e-4, 3
+
+
+def _few(log: RunLog, likely: Series | None, unlikely: Series | None) -> Finding | None:
+    """What few lines show: no token counted, a policy that stays its reference, both responses that fall."""
+    if likely is not None and unlikely is not None and not any((*likely.finite, *unlikely.finite)) and likely.finite:
+        return error(
+            f"no token of the responses is counted: {likely.name} and {unlikely.name} are exactly 0",
+            likely,
+            likely.shown(0.0, "< 0: a log-probability summed over the response"),
+            unlikely.shown(0.0, "< 0"),
+            link="masks",
+            cause="every label is masked (-100): prompt and response are cut to a limit that leaves no response, the "
+            "template's marker of the answer is not found, or the mask is turned around; the loss is then ln 2 = "
+            "0.6931 and has no gradient",
+            next_step="print the labels of one row: those that are not -100 have to decode to the response",
+        )
+    loss, margin = log.get("loss"), _of(log, "pair_reward", "margins")
+    grads, rate = log.get("grad_norm"), log.get("learning_rate")
+    if loss is None or margin is None or not loss.finite:
+        return None
+    still = grads is not None and bool(grads.finite) and not any(grads.finite)
+    if (
+        all(abs(value - UNMOVED) < NEAR for value in loss.finite) and not any(margin.finite)
+        and len(loss.finite) >= (2 if still else LINES) and not (rate is not None and not any(rate.finite))
+    ):  # fmt: skip
+        return warning(
+            f"nothing is learnt: the loss stays at ln 2 = 0.6931 and the margin at 0 in all {len(loss.finite)} lines",
+            loss,
+            loss.shown(loss.last.value, "< 0.693"),
+            margin.shown(0.0, "> 0"),
+            *([grads.shown(grads.last.value)] if grads is not None else []),
+            link="optimizer",
+            cause="policy and reference say the same of every response, as before the first update: no weight is "
+            "trained (frozen, an adapter that is off, other parameters in the optimizer), the reference is the very "
+            "same object as the policy, or no token is counted",
+            next_step="print the names whose requires_grad is set, and one weight before and after a step",
+        )
+    first, second = _of(log, "pair_reward", "chosen"), _of(log, "pair_reward", "rejected")
+    if LINES <= len(margin.finite) < FEWEST and max(margin.finite) < 0:
+        return info(
+            f"the rejected responses are preferred so far: the margin is {median(margin.finite):.3g}, below 0 in every "
+            "line",
+            margin,
+            margin.shown(margin.last.value, "> 0"),
+            cause="few steps, which may be noise; or chosen and rejected are swapped, or the sign of the loss is "
+            "turned",
+            next_step=_LOOK,
+        )
+    fallen = [] if first is None or second is None else first.finite
+    if LINES <= len(fallen) < FEWEST and fallen[-1] < -LOST and all(b < a for a, b in pairwise(fallen)):
+        return info(
+            f"the chosen responses get less likely from line to line: {given(first).name} comes to {fallen[-1]:.3g}",
+            given(first).ended,
+            given(first).shown(fallen[-1], f"> {-LOST:g}"),
+            given(second).shown(given(second).last.value),
+            cause="the loss sees the difference alone: both responses may lose (learning rate too high, beta too low, "
+            "pairs that are nearly alike)",
+            next_step="lower the learning rate or raise beta; add an SFT term on the chosen responses (rpo_alpha)",
+        )
+    return None
+
+
 @rule("D72", "preference pairs teach the wrong thing", link="rewards", scope="signals",
       needs=("pair_reward|pair_logps",), explains=("D46", "L01", "L08"),
       source="arXiv 2305.18290; likelihood displacement: arXiv 2410.08847; trl#1236")  # fmt: skip
@@ -54,8 +120,11 @@ def pairs(log: RunLog) -> Finding | None:
     """Chosen and rejected responses with one log-probability in every one of 5 steps and more: an error, they are the
     same text. A margin that falls by more than chance explains and is below 0 at the end (12 steps and more): an error,
     the rejected ones are learnt. Chosen responses whose reward falls below -2 while each nat of margin costs them 1.25
-    and more: a warning, both become unlikely. A loss below .005 at a margin of 8 and more, in the median of the last 3
-    steps: a warning, there is nothing left to learn, and the policy has gone far for it.
+    and more: a warning, both become unlikely. Log-probabilities of exactly 0 in every line: an error, no token is
+    counted. A loss of ln 2 and a margin of 0 in every one of 3 lines (2 with a gradient norm of 0): a warning.
+    Of 3 to 11 lines a margin below 0 in all, or a chosen reward that falls in each, below -2: worth knowing. A loss
+    below .005 at a margin of 8 and more, in the median of the last 3 steps: a warning, there is nothing left to
+    learn, and the policy has gone far for it.
     """
     likely, unlikely = _of(log, "pair_logps", "chosen"), _of(log, "pair_logps", "rejected")
     if likely is not None and unlikely is not None and len(likely.finite) >= ALIKE and likely.values == unlikely.values:
@@ -69,8 +138,8 @@ def pairs(log: RunLog) -> Finding | None:
             "too small)",
             next_step=_LOOK,
         )
-    if (saturated := _saturated(log, likely)) is not None:
-        return saturated
+    if (found := _few(log, likely, unlikely) or _saturated(log, likely)) is not None:
+        return found
     chosen, rejected = _of(log, "pair_reward", "chosen"), _of(log, "pair_reward", "rejected")
     if chosen is None or rejected is None or len(chosen.finite) < FEWEST or len(rejected.finite) < FEWEST:
         raise Skip(f"needs the rewards of chosen and rejected responses of {FEWEST} steps")

@@ -390,6 +390,8 @@ def _is_lost(log: RunLog, step: int | None) -> bool:
     return len(after) >= 4 and 0 <= max(after) < LOST * points[0].value
 
 
+#: Of a reward, what a rise is that does not count.
+LITTLE = 0.15
 #: A KL per token of that much is another policy; and how many times its beginning it has to be.
 FAR, LEAPT = 1.0, 20.0
 
@@ -399,9 +401,9 @@ FAR, LEAPT = 1.0, 20.0
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
 def kl_explodes(log: RunLog) -> Finding | None:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
-    more: a warning, info while the reward rises with it, over 3 an error (a warning). From below .2 to over 1 in one
-    step, and staying there: an error, in 4 steps and more; and so in two, where the reward stays below .85 of its first
-    as well. It rises in every run that learns; a run without a KL term
+    more: a warning, info while the reward rises with it (by .15 of its first and more), over 3 an error (a warning).
+    From below .2 to over 1 in one step, and staying there: an error, in 4 steps and more; and so in two, where the
+    reward stays below .85 of its first as well. It rises in every run that learns; a run without a KL term
     may reach 0.5.
     """
     series = given(log.get("kl"))
@@ -434,6 +436,8 @@ def kl_explodes(log: RunLog) -> Finding | None:
         reward = log.get("reward")
         told = reward.finite if reward is not None else []
         learns = len(told) >= 8 and median(told[-3:]) > median(told[:3]) + 0.3 * (max(told) - min(told))
+        # A little more reward is no return for another policy.
+        learns = learns and median(told[-3:]) - median(told[:3]) > LITTLE * abs(median(told[:3]))
         mark = next(point for point in finite if abs(point.value) > FAR)
         return finding(
             ("warning" if learns else "error") if now > 3 * FAR else "info" if learns else "warning",

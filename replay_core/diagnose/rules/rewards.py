@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from statistics import median_low
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbe
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.signals import Point, RunLog, Series
+from replay_core.regexes import regex
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -240,18 +242,20 @@ def differ_between_groups(log: RunLog) -> Finding | None:
 
 
 @rule("D01", "no reward differs within a group", link="groups", scope="signals",
-      needs=(f"{_NO_DIFFERENCE[0]}|event:warning",),
+      needs=(f"{_NO_DIFFERENCE[0]}|reward_max|event:warning|event:rewards",),
       source="trl#3857; miles advisory (0.5); docs/evidence.md#grpo-notes")  # fmt: skip
 def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """GRPO's advantage is the reward less its group's mean: without a difference within the group it is 0.
 
-    Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages, the
-    trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info; where a
-    quarter of the last quarter's steps still teach, a warning at most, and info where the reward rises; a median
-    of 0.9 and more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch
-    but in no group are D03's. A small reward std is fine: advantages are normalised.
+    Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages,
+    the trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info;
+    where a quarter of the last quarter's steps still teach, a warning at most, and info where the reward rises or
+    each step is of one group (all of them or none without a spread) and a tenth of them teach; a median of 0.9 and
+    more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in
+    no group are D03's. A small reward std is fine: advantages are normalised.
     """
     yield from _said_by_trainer(log)
+    yield from _printed(log)
     known, dead = _dead_steps(log)
     alike = [step for step in dead if (step.batch_std or 0) <= NO_STD]
     if alike:
@@ -314,7 +318,10 @@ def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None)
     still = len(known) >= 2 * trends.MIN_STEPS and 4 * sum(not step.is_dead for step in last) >= len(last)
     if not still or severity == "info":
         return severity
-    return "info" if reward is not None and trends.rises(reward.finite) else "warning"
+    # Steps of one group each: their share is the share of groups, of which healthy runs have half and more.
+    single = all(step.frac_zero in (0, 1) for step in known) and len(alike) < MOSTLY * len(known)
+    rises = reward is not None and trends.rises(reward.finite)
+    return "info" if rises or (single and any(step.frac_zero == 0 for step in last)) else "warning"
 
 
 def _all_equal(alike: list[StepTold], log: RunLog) -> str:
@@ -388,6 +395,42 @@ def _said_by_trainer(log: RunLog) -> Iterator[Finding]:
             shown("pg_loss", 0.0, None, f"line {losses[flat[0].place].line}"),
         ]
         yield _one_group(flat, len(losses), evidence, "the judge gave every completion the same score")
+
+
+_REWARD = regex(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+#: Lists of rewards that tell before a share of them is one.
+LISTS = 4
+
+
+def _printed(log: RunLog) -> Iterator[Finding]:
+    """Rewards that a trainer prints as a list, a group's or a batch's: how many of the lists are one number."""
+    if any(map(log.has, ("reward_std", "frac_zero_std", "advantage_max"))):
+        return
+    lists = [(told, [float(each) for each in _REWARD.findall(told.text[told.text.index("[") :].partition("]")[0])])
+             for told in log.events("rewards")]  # fmt: skip
+    groups = [(told, values) for told, values in lists if len(values) > 1]
+    flat = [(told, values[0]) for told, values in groups if len(set(values)) == 1]
+    if len(groups) < LISTS or 4 * len(flat) < len(groups):
+        return
+    values = Counter(value for _, value in flat)
+    often, count = values.most_common(1)[0]
+    yield finding(
+        severity_of(len(flat), len(groups)),
+        f"all rewards of a group are equal in {share(len(flat), len(groups))} groups that the log prints, "
+        f"{often:g} in {count} of them: their advantages are 0, and they teach nothing",
+        flat[0][0].point.where("rewards"),
+        shown("line", flat[0][0].text[:160], None, f"line {flat[0][0].point.line}"),
+        shown("groups of one reward", share(len(flat), len(groups)), "few"),
+        cause="every answer of the group failed or was right alike: "
+        + (
+            "what is scored so is a failure (nothing to judge: an answer that does not parse, render or run)"
+            if often <= 0
+            else "the prompt is too easy, or the judge is constant"
+        ),
+        next_step="read the answers of one such group; sample more than two per prompt, and take prompts that are "
+        "sometimes solved",
+        steps=steps_of(told.point for told, _ in flat),
+    )  # fmt: skip
 
 
 def _one_group(points: list[Point], micros: int, evidence: list[Evidence], why: str) -> Finding:

@@ -12,12 +12,13 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import filters_overlong
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.falling_apart import runs_into_the_limit
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
-from replay_core.diagnose.rules.learning import harder_prompts, learns_between, runs_into_the_limit
+from replay_core.diagnose.rules.learning import harder_prompts, learns_between
 from replay_core.diagnose.sheets import Sheet
 from replay_core.diagnose.signals import RunLog, Series
 

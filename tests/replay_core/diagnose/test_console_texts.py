@@ -194,6 +194,8 @@ LINES = (
     "(SGLangEngine pid=1812) [2026-03-02 09:14:55 TP1] Failed to update parameter online: start out of range (expected to be in range of [-512, 512], but got 1024). The full weights of the ModelRunner are partially updated. Please discard the whole weights.\n",
     "WARNING 08-20 10:18:39 scheduler.py:1141] Sequence group 147 is preempted by PreemptionMode.RECOMPUTE mode because there is not enough KV cache space.\n",
     "INFO 10-03 12:40:11 [loggers.py:127] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 41.2 tokens/s, Running: 61 reqs, Waiting: 812 reqs, GPU KV cache usage: 99.9%, Prefix cache hit rate: 61.1%\n",
+    '(SGLangEngine pid=720) [2026-01-29 06:53:43] INFO:     10.0.0.7:45400 - "POST /generate HTTP/1.1" 500 Internal Server Error\n',
+    "step 201 sample: " + "!" * 60 + "\n",
     "A decoder-only architecture is being used, but right-padding was detected! For correct generation results, please set `padding_side='left'` when initializing the tokenizer.\n",
     "UserWarning: None of the inputs have requires_grad=True. Gradients will be None\n",
     "trainable params: 0 || all params: 1,543,714,304 || trainable%: 0.0000\n",

@@ -61,6 +61,12 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
      ("D23", "error")),
     ("steps of one group, half of them without a spread", trl,
      [{"frac_reward_zero_std": float(n % 2), "reward_std": 0.0 if n % 2 else 0.3, "rewards/accuracy/std": 0.0}
+      for n in range(40)], None),
+    ("steps of one group, next to all of them without a spread", trl,
+     [{"frac_reward_zero_std": float(n % 19 > 0), "reward_std": 0.0 if n % 19 else 0.3, "rewards/accuracy/std": 0.0}
+      for n in range(40)], ("D01", "error")),
+    ("steps of several groups, half of them without any spread", trl,
+     [{"frac_reward_zero_std": 1.0 if n % 2 else 0.25, "reward_std": 0.0 if n % 2 else 0.3, "rewards/accuracy/std": 0.0}
       for n in range(40)], ("D01", "warning")),
     ("steps of one group, half of them without a spread, and a reward that rises", trl,
      [{"frac_reward_zero_std": float(n % 2), "reward_std": 0.0 if n % 2 else 0.3, "rewards/accuracy/std": 0.0,

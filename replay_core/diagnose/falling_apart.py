@@ -1,0 +1,61 @@
+"""A run that earned something and earns nothing now, its answers with it: the policy has fallen apart.
+
+What else such a run shows (responses that are cut, an entropy that grows, an engine that is further from its trainer)
+follows from it.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.signals import RunLog
+
+#: Of where it began: what is left of a reward that is lost, and what no value of the last quarter exceeds.
+LOST, NOT_OVER = 0.05, 0.25
+#: Responses at the token limit: few of them, most of them.
+SELDOM, MOSTLY_CUT = 0.25, 0.5
+
+
+def runs_into_the_limit(log: RunLog) -> tuple[float, float] | None:
+    """The share of responses at the token limit at first and in the end, of a run that earned something while few were
+    and earns nothing now that most are: it falls apart, and a higher limit does not help. None of any other. Needs 16
+    steps.
+    """
+    reward, cut = log.get("reward"), log.get("truncated")
+    if reward is None or cut is None or min(len(reward.finite), len(cut.finite)) < 2 * trends.MIN_STEPS:
+        return None
+    first, now = trends.level(cut.finite[:3]), trends.level(cut.finite)
+    return (first, now) if _is_lost(reward.finite) and first < SELDOM and now >= MOSTLY_CUT else None
+
+
+def _is_lost(values: list[float]) -> bool:
+    """Whether next to nothing is left of what was earned at first."""
+    begun, last = trends.level(values[:3]), values[-(len(values) // 4) :]
+    return begun > 0 and min(values) >= 0 and median(last) <= LOST * begun and max(last) <= NOT_OVER * begun
+
+
+#: How far entropy and mean length of a policy that falls apart come from where they began.
+DISSOLVES, STRAYS = 3.0, 3.0
+
+
+def falls_apart(log: RunLog) -> tuple[int | None, str] | None:
+    """Since when a run of 16 steps and more that has lost all of its reward earns less than half of what it did, and
+    what of its answers goes with it, in words: the token limit, a length or an entropy three times off. None of any
+    other.
+    """
+    reward = log.get("reward")
+    if reward is None or len(reward.finite) < 2 * trends.MIN_STEPS or not _is_lost(reward.finite):
+        return None
+    since = reward.first(under=trends.level(reward.finite[:3]) / 2).step
+    if (cut := runs_into_the_limit(log)) is not None:
+        return since, f"responses run into the token limit ({cut[0]:.0%} at first, {cut[1]:.0%} now)"
+    for name, words, far in (("entropy", "the entropy goes from {:.3g} to {:.3g}", DISSOLVES),
+                             ("response_length", "responses go from {:.3g} tokens to {:.3g}", STRAYS)):  # fmt: skip
+        values = [] if (series := log.get(name)) is None else series.finite
+        if len(values) < 2 * trends.MIN_STEPS or not (begun := trends.level(values[:3])) > 0:
+            continue
+        now = trends.level(values)
+        if now > far * begun or (name == "response_length" and now < begun / far):
+            return since, words.format(begun, now)
+    return None

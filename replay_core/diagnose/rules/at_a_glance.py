@@ -1,0 +1,428 @@
+"""What a handful of lines shows by itself: figures of a short log that are 0, pinned or beyond all scale.
+
+Rules over steps need 5 to 16 of them. Of fewer, what people paste into an issue, a level is said where it is odd on its
+face: a table, one line per figure and state. Most is worth knowing (info), not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Finding, finding, info, warning
+from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rules.states import MOST_NATS
+from replay_core.diagnose.signals import RunLog, Series
+from replay_core.regexes import regex
+
+if TYPE_CHECKING:
+    from replay_core.documents.diagnosis import Severity
+
+#: Lines of a log that is short: other rules judge longer ones.
+SHORT = 15
+#: Names that mean a sum over the response (TRL's PPO): their levels are no token's.
+_SUMMED = regex(r"^objective/")
+
+Test = Callable[[list[float]], bool]
+
+
+def _over(limit: float) -> Test:
+    return lambda values: median(values) > limit
+
+
+def _comes_over(limit: float) -> Test:
+    return lambda values: max(values) > limit
+
+
+def _between(low: float, high: float) -> Test:
+    return lambda values: low < median(values) <= high
+
+
+def _under(limit: float) -> Test:
+    return lambda values: median(values) < limit
+
+
+def _all_zero(values: list[float]) -> bool:
+    return not any(values)
+
+
+def _pinned(values: list[float]) -> bool:
+    """One length in every line that a limit has: a multiple of 8, as none is by chance three times over."""
+    return len(set(values)) == 1 and values[0] >= 16 and values[0] % 8 == 0
+
+
+class _Glance(Struct, frozen=True):
+    """A state of a figure that is odd in few lines. `fewest`: lines before it is; `always`: in long logs, too."""
+
+    signal: str
+    holds: Test
+    fewest: int
+    severity: Severity
+    link: str
+    claim: str
+    expected: str
+    cause: str
+    next_step: str
+    always: bool = False
+
+
+_RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
+_TABLE: tuple[_Glance, ...] = (
+    _Glance(
+        "nan_iterations", _comes_over(0.0), 1, "error", "gradient",
+        "iterations had a NaN: {name} comes to {most:g}, and their updates are left out", "0",
+        "a loss or gradient that is not finite: an overflow, a 0/0, a mask without a token",
+        "the first iteration that counts one; " + _RECORD, always=True,
+    ),
+    _Glance(
+        "kl", _over(1e3), 1, "warning", "ref",
+        "the KL to the reference is {now:.4g}, which no policy that was trained a few steps has", "< 1 per token",
+        "policy and reference are not asked for the same: another model or adapter is loaded as the reference, logits "
+        "of one of them are masked or scaled (a constrained or tempered generation), tokens are shifted; or the KL is "
+        "a sum over the tokens", "at the first step, before any update, the KL is 0: compare the two models' "
+        "log-probabilities of one text; " + _RECORD,
+    ),
+    _Glance(
+        "kl", _over(5.0), 1, "info", "ref",
+        "the KL to the reference is {now:.3g}: far for a mean per token", "< 1 per token",
+        "the policy has left its reference (learning rate too high, no KL term), or the KL is a sum over the response",
+        "look at the step where it rises; lower the learning rate",
+    ),
+    _Glance(
+        "ratio_mean", _comes_over(1e3), 1, "error", "ratio",
+        "the ratio of new to old policy comes to {most:.3g}: its mean is 1", "about 1",
+        "old and new log-probabilities are not of the same tokens, model, temperature or dropout; or one update moves "
+        "the policy that far (learning rate)", "compare old and new log-probabilities before the first update, where "
+        "the ratio is 1; " + _RECORD,
+    ),
+    _Glance(
+        "ratio_mean", _comes_over(10.0), 1, "warning", "ratio",
+        "the ratio of new to old policy comes to {most:.3g}: its mean is 1", "about 1",
+        "one update moves the policy that far (learning rate), or old and new log-probabilities are not of the same "
+        "tokens or weights", "look at the ratio of the first mini-batch, which is 1; lower the learning rate",
+    ),
+    _Glance(
+        "ratio_max", _comes_over(1e3), 1, "warning", "ratio",
+        "single tokens' ratio of new to old policy comes to {most:.3g}", "< 10",
+        "old and new log-probabilities of those tokens are not of the same weights or tokens", _RECORD,
+    ),
+    _Glance(
+        "entropy", _all_zero, 1, "info", "trend",
+        "the entropy is exactly 0 in every line: it is not computed, or the policy samples one answer alone", "> 0",
+        "the entropy's switch is off (0 is then no figure), temperature 0, or a policy that has collapsed",
+        "look whether two responses to one prompt differ",
+    ),
+    _Glance(
+        "entropy", _between(8.0, MOST_NATS), 1, "warning", "logprobs",
+        "the entropy is {now:.3g} nats per token: next to that of noise", "0.1 to 2",
+        "weights that are broken or not loaded, a temperature far too high, or a policy that has fallen apart (ln of "
+        "the vocabulary, 10 to 12, is a uniform one)", "read a response; compare the engine's weights with the "
+        "checkpoint's: rldbg weights",
+    ),
+    _Glance(
+        "response_length", _pinned, 3, "warning", "tokens",
+        "every line has one mean length, {now:g} tokens: all responses run to the limit", "another in every line",
+        "the limit is too small for the answers, or no end token is sampled or heeded: an answer that is cut off is "
+        "judged wrong, and none is learnt to end", "raise the limit of tokens, and read the end of a response",
+    ),
+    _Glance(
+        "response_length", _under(3.0), 1, "info", "tokens",
+        "responses are {now:.3g} tokens long: next to nothing is written", "what the task asks for",
+        "the end token comes first (the prompt's template ends the turn, or a reward for short answers), or the limit "
+        "is that small", "read a prompt and its response as the model gets them",
+    ),
+    _Glance(
+        "learning_rate", _all_zero, 2, "info", "optimizer",
+        "the learning rate is 0 in all {n} lines: no weight has moved yet", "> 0",
+        "a warm-up that begins at 0 (its first step alone), a scheduler that has run out, or a rate of 0",
+        "print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
+    ),
+    _Glance(
+        "explained_variance", _under(-1.0), 1, "info", "advantages",
+        "the critic is worse than a constant: {name} is {now:.3g}", "> 0",
+        "values on another scale than the returns (a head that was not trained or loaded, rewards that are not "
+        "normalised)", "compare the means of values and returns; let the critic warm up",
+    ),
+    _Glance(
+        "eos_tokens", _all_zero, 1, "info", "tokens",
+        "no response ends: {name} is 0", "> 0",
+        "the limit of tokens is too small, or the end token is not the one the model writes (stop_token, "
+        "stop_token_id)", "read the end of a response; a penalty for a missing end (missing_eos_penalty) teaches it",
+    ),
+    _Glance(
+        "pair_kl", lambda values: values[-1] == 0 < max(values), 2, "info", "ref",
+        "KTO's kl falls to 0, from {most:.3g}", "> 0",
+        "its estimate, over mismatched prompts and answers, is negative there and cut off at 0: the policy makes such "
+        "answers less likely than its reference does; with few pairs in a batch it is noise",
+        "a larger batch per device; watch whether the rewards of both kinds fall", always=True,
+    ),
+    _Glance(
+        "pair_logits", lambda values: median(map(abs, values)) > 1e5, 1, "info", "trend",
+        "{name} is {now:.3g}: a sum over tokens and vocabulary, no mean", "between -100 and 100",
+        "the trainer logs summed logits: no fault of the training, and no figure to read", "watch logps and rewards",
+    ),
+    _Glance(
+        "kl", _all_zero, 3, "info", "ref",
+        "the KL to the reference is exactly 0 in all {n} lines", "> 0 after the first update",
+        "no weight has changed, the reference is the policy itself (one object, an adapter that is not switched off), "
+        "or no KL is computed (its weight is 0)", "compare a weight before and after a step",
+    ),
+    _Glance(
+        "reward", _all_zero, 1, "warning", "rewards",
+        "the reward is exactly 0 in every line: no response earns anything, and no advantage differs from 0",
+        "> 0 for some response",
+        "the judge finds nothing to pay (a form of answer nobody writes, another column, an exception that is scored "
+        "0), responses are cut off before their answer, or the task is far too hard",
+        "score one right answer by hand; read ten responses",
+    ),
+    _Glance(
+        "reward", lambda values: median(map(abs, values)) > 1e4, 1, "info", "rewards",
+        "rewards are of the order of {now:.2g}", "about 1",
+        "a reward that is not scaled, a length or a loss that stands for it: a critic and a KL weight are made for 1",
+        "look at the rewards of one batch; scale them",
+    ),
+)  # fmt: skip
+#: Signals that tell whether rewards differ: then D01 and L17 judge.
+_SPREADS = ("reward_std", "frac_zero_std", "reward_max", "pair_reward")
+_SPREAD = regex(r"(?:^|[/_])std$")
+_RIGHT = regex(r"^(?:eval[_/])?(?:acc|accuracy|[Rr]ewards(?:_train)?/accuracies)$")
+#: Steps of training after which a model that tells pairs apart does so in more than this share.
+TRAINED, CHANCE = 1000, 0.6
+
+
+@rule("L40", "a figure is odd at a glance", link="trend", scope="signals", explains=("L01",),
+      needs=("|".join(dict.fromkeys((*(each.signal for each in _TABLE), "reward_function", "held_out"))),),
+      source="the figures' definitions; few lines, as they are pasted into issues")  # fmt: skip
+def glance(log: RunLog) -> Iterator[Finding]:
+    """Of a log of at most 15 lines: a KL over 5 (info; over 1,000 a warning), a ratio over 10 (over 1,000 an error), an
+    entropy of exactly 0 (info) or of 8 to 12.9 nats, one mean length in 3 lines and more that is a limit, responses
+    under 3 tokens, a learning rate of 0 in every one of 2 and more, an explained variance under -1, no end token,
+    summed logits, rewards over 10,000, a KL of 0 in 3 lines (all info). A reward of 0 in every line: a warning. A
+    reward function (or an evaluation's) that is 0 in every one of 2 lines and more is worth knowing, as is one of
+    another number but 1 in 3 while another function wavers; that in 4 and more is a warning. A share of right pairs
+    under .6 after 1,000 steps: worth knowing. An iteration with a NaN that Megatron counts, in a log of any length:
+    an error.
+
+    Of 3 lines and more a figure that goes one way in each: a KL to 5 times its beginning (and over .5), an entropy to 3
+    times (over 1.5) or a fifth (under .15), a gradient norm, loss or critic's loss to 10 times (over 10), a length to
+    2.5 times or a third, a reward to a third, engine and trainer to 4 times, a step's seconds to 2.5 times: worth
+    knowing. A KL below -.5 of an estimator that may be: a warning. A reward that is within a tenth of its beginning
+    after 200 steps, does not rise by more than chance and is no best of .8 and more of 1: worth knowing.
+    """
+    lines = max((len(series.points) for series in log.signals()), default=0)
+    said: set[str] = set()
+    for each in _TABLE:
+        if lines > SHORT and not each.always:
+            continue
+        for series in log.all(each.signal)[:1]:
+            values = series.finite
+            if len(values) < each.fewest or each.signal in said or _SUMMED.match(series.name) or not each.holds(values):
+                continue
+            if each.signal == "reward" and any(map(log.has, _SPREADS)):
+                continue  # D01 says it of the spread
+            if each.holds is _pinned and (log.has("truncated") or not _wavers(log)):
+                continue  # D20 says it of the share that is cut; a log that repeats itself is L18's
+            if each.signal == "learning_rate" and len(values) > 2:
+                continue  # L07 says it
+            said.add(each.signal)
+            yield finding(
+                each.severity,
+                each.claim.format(name=series.name, now=median(values), most=max(values), n=len(values)),
+                series,
+                series.shown(max(values) if max(values) > 0 else median(values), each.expected),
+                link=each.link,
+                cause=each.cause,
+                next_step=each.next_step,
+            )
+    if lines <= SHORT:
+        yield from _of_one_number(log)
+        yield from _run_away(log)
+        yield from _negative(log)
+    yield from _by_chance(log)
+    yield from _flat(log)
+    if not said and lines > SHORT:
+        raise Skip(f"the log has more than {SHORT} lines: other rules judge them")
+
+
+def _wavers(log: RunLog) -> bool:
+    """Whether the reward or the loss is another from line to line, as those of batches are."""
+    return any(series is not None and len(set(series.values)) > 1 for series in map(log.get, ("reward", "loss")))
+
+
+def _of_one_number(log: RunLog) -> Iterator[Finding]:
+    """Reward functions that say one number in every line."""
+    held = {series.name.removeprefix("eval_"): series.finite for series in log.all("held_out")}
+    nothing: list[Series] = []
+    # Where all of them stand still the log repeats itself, or the reward is one number: L17's and L18's.
+    others_waver = any(len(set(one.values)) > 1 for one in log.all("reward_function"))
+    for series in (*log.all("reward_function"), *log.all("held_out")):
+        own = series.finite
+        values = own + (held.get(series.name, []) if series.signal == "reward_function" else [])
+        if _SPREAD.search(series.name) or _RIGHT.search(series.name) or len(set(values)) != 1:
+            continue
+        if values[0] == 0 and (len(values) > 1 or series.signal == "held_out"):
+            nothing.append(series)
+        elif len(values) > 2 and others_waver and not math.isclose(values[0], 1) and series.signal == "reward_function":
+            yield finding(
+                "warning" if len(values) >= 4 else "info",
+                f"a reward function gives one number: {series.name} is exactly {values[0]:.4g} in all {len(values)} "
+                "lines",
+                series,
+                series.shown(values[0], "another mean in every line"),
+                link="rewards",
+                cause="it falls back to a default for every answer: the reference answer cannot be parsed, an "
+                "exception in it is caught, or it reads another column; a constant adds nothing to any advantage",
+                next_step="call it by hand on one right and one wrong answer, and print what it parses of each",
+            )
+    if nothing:
+        names = [series.name for series in nothing]
+        yield info(
+            f"{'a reward is' if len(names) == 1 else 'rewards are'} never given: {', '.join(names[:5])} "
+            f"{'is' if len(names) == 1 else 'are'} 0 in every line",
+            nothing[0],
+            nothing[0].shown(0.0, "> 0 for some response"),
+            link="groups",
+            cause="the model does not write what is looked for (a tag or form that the prompt does not ask for, too "
+            "small a model, a limit that cuts it off), or the function never matches (a regular expression that does "
+            "not cross lines, another column, an exception that is scored 0): what is never paid is not learnt",
+            next_step="read ten responses; call the function by hand on one that should be paid",
+        )
+
+
+class _RunsAway(Struct, frozen=True):
+    """A figure that goes one way from line to line: how many times its beginning, and past what level, is odd."""
+
+    signal: str
+    times: float
+    past: float
+    link: str
+    words: str
+    cause: str
+
+
+_RUNS: tuple[_RunsAway, ...] = (
+    _RunsAway("reward", 1 / 3, math.inf, "rewards", "the reward falls",
+         "the policy moves away from what is rewarded: a turned sign, a learning rate too high, a KL that outweighs "
+         "it; or the prompts get harder"),
+    _RunsAway("kl", 5.0, 0.5, "ref", "the KL to the reference grows",
+         "the policy leaves its reference: a learning rate too high, no or too small a KL term, gradients that are not "
+         "clipped"),
+    _RunsAway("entropy", 3.0, 1.5, "trend", "the entropy grows",
+         "the policy falls apart: a learning rate or an entropy bonus too high, samples of old weights, a ratio or its "
+         "clipping that is made wrongly"),
+    _RunsAway("entropy", 1 / 5, 0.15, "trend", "the entropy shrinks",
+         "the policy gets sure of its answers, right or wrong: no entropy or KL term, a clip range that favours likely "
+         "tokens"),
+    _RunsAway("grad_norm", 10.0, 10.0, "gradient", "the gradient norm grows",
+         "an update that diverges: a learning rate too high, ratios far off 1, a loss that is a sum"),
+    _RunsAway("loss", 10.0, 10.0, "loss", "the loss grows",
+         "an update that diverges: a learning rate too high, a KL or a critic that outweighs the rest"),
+    _RunsAway("value_loss", 10.0, 10.0, "advantages", "the critic's loss grows",
+         "a critic that diverges: its learning rate, or returns that are not normalised"),
+    _RunsAway("response_length", 2.5, 64.0, "tokens", "responses get longer",
+         "longer responses are paid for, or the policy no longer ends them"),
+    _RunsAway("response_length", 1 / 3, 64.0, "tokens", "responses get shorter",
+         "short responses are paid for (or long ones punished), or the policy ends at once"),
+    _RunsAway("logprob_diff", 4.0, 0.05, "rollout_logprobs", "engine and trainer part",
+         "the engine does not follow the trainer's weights, or computes with another precision as the policy moves"),
+    _RunsAway("step_seconds", 2.5, 0.0, "time", "steps get slower",
+         "responses get longer, something accumulates, or the machine is shared"),
+)  # fmt: skip
+#: Lines that go one way before it is a run.
+RUN = 3
+
+
+def _run_away(log: RunLog) -> Iterator[Finding]:
+    """Figures that go one way in every line and come to many times their beginning (or a part of it)."""
+    for run in _RUNS:
+        series = log.get(run.signal)
+        values = [] if series is None else series.finite
+        if series is None or len(values) < RUN or len(values) < len(series.points) or min(values) <= 0:
+            continue
+        begun, now = values[0], values[-1]
+        grows = run.times > 1
+        one_way = all(b > a if grows else b < a for a, b in pairwise(values))
+        odd = now >= run.times * begun and now > run.past if grows else now <= run.times * begun and now < run.past
+        if one_way and odd:
+            yield info(
+                f"{run.words} from line to line: {series.name} goes from {begun:.3g} to {now:.3g} in {len(values)} "
+                f"lines",
+                series,
+                series.shown(now, f"about {begun:.3g}"),
+                cause=f"few lines, so that it may be the beginning of a run; or {run.cause}",
+                next_step="look at the lines that follow; lower the learning rate if it goes on",
+            )
+
+
+def _negative(log: RunLog) -> Iterator[Finding]:
+    """A KL to the reference below 0 by an estimator that may be (D29 has those that cannot)."""
+    series = log.get("kl")
+    if series is None or not series.finite or series.formula == "k3" or log.events("negative_kl"):
+        return
+    now = median(series.finite)
+    if now < -0.5:
+        yield warning(
+            f"the KL to the reference is negative: {series.name} is {now:.3g}",
+            series,
+            series.shown(now, ">= 0 over many samples"),
+            link="ref",
+            cause="what is sampled is not what the policy's probabilities say: other generation settings (top-k, "
+            "top-p, a minimum length, padding or end tokens), or rows that are masked wrongly; rewards then pay for "
+            "leaving the reference",
+            next_step="sample with temperature 1, top_k 0, top_p 1; " + _RECORD,
+        )
+
+
+#: Steps (or lines) over which a reward that is to rise does; and what of itself is no rise.
+LASTS, STILL = 200, 0.1
+
+
+def _flat(log: RunLog) -> Iterator[Finding]:
+    """A reward that is where it was after 200 steps and more, and not near a best of 1."""
+    series = log.get("reward")
+    values = [] if series is None else series.finite
+    first, last = (None, None) if series is None else (series.points[0].step, series.points[-1].step)
+    if series is None or len(values) < 4 or first is None or last is None or last - first < LASTS:
+        return
+    part = max(2, len(values) // 3)
+    begun, now = median(values[:part]), median(values[-part:])
+    large = max(map(abs, values))
+    solved = min(values) >= 0 and max(values) <= 1 and now >= 0.8
+    if solved or abs(now - begun) > STILL * max(abs(begun), abs(now)) or trends.rises(values) or len(set(values)) == 1:
+        return
+    if large > 3 * max(abs(begun), abs(now)):
+        return
+    yield info(
+        f"the reward does not rise: {series.name} is {begun:.3g} at first and {now:.3g} after {last - first} steps",
+        series.ended,
+        series.shown(now, f"> {begun:.3g}"),
+        cause="nothing that is paid for is learnt: a learning rate too small (or run out), a KL that holds the policy, "
+        "a reward that does not tell answers apart, prompts too easy or too hard; or what can be earned is earned",
+        next_step="look at the spread of rewards within groups, at KL and grad_norm; score ten responses by hand",
+    )
+
+
+def _by_chance(log: RunLog) -> Iterator[Finding]:
+    """A share of right pairs that is hardly more than chance, after many steps."""
+    for series in log.all("reward_function"):
+        last = series.points[-1].step
+        values = series.finite[-10:]
+        if not _RIGHT.search(series.name) or len(values) < 3 or last is None or last < TRAINED or log.has("reward"):
+            continue
+        if 0.4 < median(values) < CHANCE:
+            yield info(
+                f"{series.name} is {median(values):.3g} at step {last}: hardly more than chance tells pairs apart",
+                series.ended,
+                series.shown(median(values), f"> {CHANCE:g}"),
+                link="trend",
+                cause="chosen and rejected are told apart by nothing the model sees (both cut to the prompt they "
+                "share, labels that are noise or swapped for a part), a learning rate too low or too high, or a head "
+                "that gets no gradient",
+                next_step="decode one pair as the model gets it; fit 100 pairs until they are right",
+            )
