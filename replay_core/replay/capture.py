@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,12 +66,15 @@ class Capture:
         backbone: the model below its head.
         modules: names of the modules to hook.
         width: tokens in a row of this forward; tells attention weights [b, heads, width, width] from states.
+        by_head: names of tensors [b, heads, width, d], which are kept as [b, width, heads, d] (`heads_first`).
     """
 
-    def __init__(self, backbone: torch.nn.Module, modules: Iterable[str], width: int) -> None:
+    def __init__(
+        self, backbone: torch.nn.Module, modules: Iterable[str], width: int, by_head: Container[str] = ()
+    ) -> None:
         self.tensors: Tensors = {}
         self.skipped: list[str] = []
-        self._width = width
+        self._width, self._by_head = width, by_head
         self.ran: set[str] = set()
         self._modules = {name: backbone.get_submodule(name) for name in modules}
         self._calls: dict[str, int] = {}
@@ -126,7 +129,9 @@ class Capture:
         if isinstance(value, torch.Tensor):
             if not _tells(name, value):
                 return
-            if _is_attention_weights(value, self._width):
+            if name in self._by_head:
+                value = value.transpose(1, 2)
+            elif _is_attention_weights(value, self._width):
                 self.skipped.append(name)
                 return
             self._take(name, value)
@@ -157,13 +162,19 @@ class TraceableCapture:
 
     Args:
         known: names of what an uncompiled capture kept, which tell how often a module is called.
+        by_head: as `Capture` has them.
     """
 
     def __init__(
-        self, backbone: torch.nn.Module, modules: Iterable[str], width: int, known: Iterable[str] = ()
+        self,
+        backbone: torch.nn.Module,
+        modules: Iterable[str],
+        width: int,
+        known: Iterable[str] = (),
+        by_head: Container[str] = (),
     ) -> None:
         self._store: Tensors = {}
-        self._width = width
+        self._width, self._by_head = width, by_head
         self._handles: list[Any] = []
         calls: dict[str, int] = {}
         for name in known:
@@ -187,7 +198,9 @@ class TraceableCapture:
         same: dict[tuple[Any, ...], torch.Tensor] = {}
         for name, value in self._store.items():
             ran.add(_CALLED.split(name)[0].partition("[")[0])
-            if _is_attention_weights(value, self._width):
+            if name in self._by_head:
+                value = value.transpose(1, 2)
+            elif _is_attention_weights(value, self._width):
                 continue
             host = value.detach().to("cpu").contiguous()
             digest = xxhash.xxh3_128_digest(host.reshape(-1).view(torch.uint8).numpy())
@@ -225,6 +238,17 @@ def _clone_into(store: Tensors, name: str, value: Any) -> None:
     elif isinstance(value, (tuple, list)):
         for position, inner in enumerate(value):
             _clone_into(store, f"{name}.{position}", inner)
+
+
+def heads_first(a: Tensors, width_a: int, b: Tensors, width_b: int) -> frozenset[str]:
+    """Names of the tensors of two forwards of one row each whose tokens lie on the third axis, behind the heads, as a
+    norm of queries sees them. One forward does not tell where it has as many tokens as heads: two of other lengths do.
+    """
+    return frozenset(
+        name for name, one in a.items()
+        if one.ndim == 4 and name in b and b[name].ndim == 4 and one.shape[2] == width_a != b[name].shape[2] == width_b
+        and one.shape[1] == b[name].shape[1]
+    )  # fmt: skip
 
 
 def _tells(name: str, value: torch.Tensor) -> bool:

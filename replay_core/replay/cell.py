@@ -27,6 +27,7 @@ from replay_core.replay.capture import (
     Capture,
     Tensors,
     forecast_bytes,
+    heads_first,
     modules_matching,
     need_room,
     room_for,
@@ -307,6 +308,26 @@ class BatchReplay(Struct, dict=True):
         with torch.no_grad():
             return self._probed()[0]
 
+    @property
+    def by_head(self) -> frozenset[str]:
+        """What a capture of the model has to turn: tensors whose tokens lie behind the heads."""
+        found: frozenset[str] = self.model.known.get("by_head", frozenset())
+        return found
+
+    def _heads_first(self, hooked: list[str], ids_T: Any) -> frozenset[str]:
+        if ids_T.size < _FEWEST_TO_TELL:
+            return self.by_head
+        passes: list[tuple[Tensors, int]] = []
+        for width in (ids_T.size, ids_T.size - 1):
+            some_1T = ids_T[None, :width]
+            forward = Forward(some_1T, torch.arange(width)[None].numpy(), None)
+            with Capture(self.model.backbone, hooked, width) as capture:
+                self.model.backbone(**{**self.inputs(forward), "use_cache": False})
+            passes.append((capture.tensors, width))
+            if not any(one.ndim == 4 and one.shape[2] == width for one in capture.tensors.values()):
+                return frozenset()
+        return heads_first(*passes[0], *passes[1])
+
     def _probed(self) -> tuple[Head, str, Tensors, int]:
         ids_T = self._probe_ids()
         width = ids_T.size
@@ -314,13 +335,15 @@ class BatchReplay(Struct, dict=True):
         backbone = self.model.backbone
         # Dropout would make the head's two ways to its logits differ.
         with _evaluating(self.model.causal_lm), attention.pinned(self.flags):
+            hooked = modules_matching(backbone, None)
+            self.model.known["by_head"] = self._heads_first(hooked, ids_T)
             inputs = {**self.inputs(forward), "use_cache": False}
             before = backbone(**inputs).last_hidden_state
             during: list[Any] = []
             keep = lambda _module, _args, put: during.append(getattr(put, "last_hidden_state", None))  # noqa: E731
             with backbone.register_forward_hook(keep):
                 logits = self.model.causal_lm(**inputs).logits
-            with Capture(backbone, modules_matching(backbone, None), width) as capture:
+            with Capture(backbone, hooked, width, self.by_head) as capture:
                 hidden = backbone(**inputs).last_hidden_state
             finite = bool(torch.isfinite(logits).all())
             self.model.known["not_finite"] = None if finite else _not_finite(self.model.causal_lm)

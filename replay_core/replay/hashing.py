@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -94,9 +94,15 @@ class HashCapture(Capture):
     """The hooks of `Capture`, keeping digests only: memory does not grow with the number of modules."""
 
     def __init__(
-        self, backbone: torch.nn.Module, modules: Iterable[str], forward: Forward, number: int, hashes: Hashes
+        self,
+        backbone: torch.nn.Module,
+        modules: Iterable[str],
+        forward: Forward,
+        number: int,
+        hashes: Hashes,
+        by_head: Container[str] = (),
     ) -> None:
-        super().__init__(backbone, modules, int(forward.input_ids.shape[1]))
+        super().__init__(backbone, modules, int(forward.input_ids.shape[1]), by_head)
         self._shape = tuple(forward.input_ids.shape)
         self._hashes = hashes
         self._tokens = [(sample, _lying(slots)) for sample, slots in hashes.tokens_of(number)]

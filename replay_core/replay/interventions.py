@@ -7,7 +7,7 @@ see moves it by nothing and what it can see moves it visibly, whatever the dtype
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -128,11 +128,16 @@ class TokenWatch(Capture):
     """
 
     def __init__(
-        self, backbone: torch.nn.Module, modules: Sequence[str], forward: Forward, heads: tuple[str, int] | None = None
+        self,
+        backbone: torch.nn.Module,
+        modules: Sequence[str],
+        forward: Forward,
+        heads: tuple[str, int] | None = None,
+        by_head: Container[str] = (),
     ) -> None:
         self._rows, width = (int(size) for size in forward.input_ids.shape)
         self._heads = heads
-        super().__init__(backbone, modules, width)
+        super().__init__(backbone, modules, width, by_head)
         self.laid: dict[str, torch.Tensor] = {}
 
     def _take(self, name: str, tensor: torch.Tensor) -> None:
@@ -175,7 +180,7 @@ class Observer:
         hidden = []
         with self.asking.one_pass(), torch.no_grad(), evaluating(self.cell.model.causal_lm):
             for forward in self.forwards(ids):
-                watch = TokenWatch(self.cell.model.backbone, self.modules, forward, heads)
+                watch = TokenWatch(self.cell.model.backbone, self.modules, forward, heads, self.cell.by_head)
                 with watch:
                     hidden.append(self.cell.forward(compiling.plain, forward))
                 laid.append(watch.laid)

@@ -74,7 +74,10 @@ def _captured_pass(cell: BatchReplay, hooked: list[str], final_hidden: str) -> t
     forwards = cell.arrangement.forwards
     for done, forward in enumerate(forwards, start=1):
         width = int(forward.input_ids.shape[1])
-        with operators or contextlib.nullcontext(), Capture(cell.model.backbone, hooked, width) as capture:
+        with (
+            operators or contextlib.nullcontext(),
+            Capture(cell.model.backbone, hooked, width, cell.by_head) as capture,
+        ):
             hidden = cell.forward(compiling.plain, forward)
         if final_hidden == UNOWNED_HIDDEN:
             capture.tensors[final_hidden] = hidden.cpu()
@@ -95,7 +98,7 @@ def _hashed_pass(cell: BatchReplay, hooked: list[str]) -> tuple[torch.Tensor, Op
     ran: set[str] = set()
     forwards = cell.arrangement.forwards
     for number, forward in enumerate(forwards):
-        capture = HashCapture(cell.model.backbone, hooked, forward, number, hashes)
+        capture = HashCapture(cell.model.backbone, hooked, forward, number, hashes, cell.by_head)
         with operators or contextlib.nullcontext(), capture:
             hidden.append(cell.forward(compiling.plain, forward).cpu())
         ran |= capture.ran
@@ -114,7 +117,7 @@ def _compiled_capture(cell: BatchReplay, hooked: list[str], final_hidden: str) -
     parts: list[Tensors] = []
     ran: set[str] = set()
     # The hooks' own store is part of the traced graph: each capture is a callable of its own.
-    traced = TraceableCapture(cell.model.backbone, hooked, widest, cell.captured_names())
+    traced = TraceableCapture(cell.model.backbone, hooked, widest, cell.captured_names(), cell.by_head)
     run = cell.model.compiled.once(cell.flags)
     try:
         for done, forward in enumerate(forwards, start=1):

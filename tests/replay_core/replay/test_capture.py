@@ -6,6 +6,7 @@ from replay_core.replay.capture import (
     Capture,
     TraceableCapture,
     forecast_bytes,
+    heads_first,
     join,
     modules_matching,
     need_all,
@@ -67,6 +68,38 @@ def test_a_tensor_under_several_names_is_copied_once():
     tensors = captured(net, modules_matching(net, None), torch.randn(1, 3, 4)).tensors
     assert tensors["blocks.0.inputs.0"] is tensors["blocks.0.linear.inputs.0"]
     assert tensors["blocks.0.linear.output"] is not tensors["blocks.0.output.0"]
+
+
+class PerHead(torch.nn.Module):
+    """A norm of queries behind the turn to [B, heads, S, d], as Gemma 3 has it; four heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(2)
+
+    def forward(self, x):
+        return self.norm(x.unflatten(-1, (4, 2)).transpose(1, 2)).transpose(1, 2).flatten(2)
+
+
+def test_tokens_behind_the_heads_are_found_and_laid_by_token_though_there_are_as_many_tokens_as_heads():
+    net = PerHead()
+    widths = (4, 3)
+    passes = [captured(net, ["norm"], torch.randn(1, width, 8)).tensors for width in widths]
+    names = heads_first(passes[0], widths[0], passes[1], widths[1])
+    assert names == {"norm.inputs.0", "norm.output"}
+    x = torch.randn(1, 4, 8)
+    with torch.no_grad(), Capture(net, ["norm"], 4, names) as capture:
+        net(x)
+    assert torch.equal(capture.tensors["norm.inputs.0"].flatten(2), x)
+    with torch.no_grad():
+        traced = TraceableCapture(net, ["norm"], 4, names, names)
+        net(x)
+    assert torch.equal(traced.take()[0]["norm.inputs.0"].flatten(2), x)
+
+
+def test_attention_weights_and_states_of_a_fixed_size_are_no_tensors_of_heads():
+    weights, state = torch.rand(1, 4, 4, 4), torch.rand(1, 2, 4, 4)
+    assert heads_first({"w": weights, "s": state}, 4, {"s": state}, 3) == frozenset()
 
 
 def test_a_module_called_twice_keeps_its_calls_apart():
