@@ -7,7 +7,7 @@ the same whatever the tokens say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,12 +98,18 @@ def attended(observer: Observer, module: str, ids: Ints | None = None) -> Attend
     return Attended(share_HNN, even_N, ahead_N, astray_N)
 
 
-def attends(observer: Observer, module: str) -> bool:
-    """Whether `module` gives keys shares of a softmax, whatever it is called: what carries a state over does not."""
+def attends(observer: Observer, module: str, seen: Collection[str] = ()) -> bool:
+    """Whether `module` gives keys shares of a softmax, whatever it is called: what carries a state over does not.
+
+    seen: tensors by name; what a module within puts out as one of them is that module's work, and not asked.
+    """
+    whole = observer.cell.model.backbone.get_submodule(module)
+    told = {name.partition(".output")[0].partition("[")[0] for name in seen if ".output" in name}
+    others = [one for name, one in whole.named_modules() if name and f"{module}.{name}" in told]
     with torch.no_grad(), evaluating(observer.cell.model.causal_lm):
         for forward in observer.forwards():
             rows, width = (int(size) for size in forward.input_ids.shape)
-            with _within(observer.cell.model.backbone.get_submodule(module)) as kept:
+            with _within(whole, others) as kept:
                 observer.cell.forward(compiling.plain, forward)
             if kept.fused or any(by_keys(one, rows, width) is not None for one in kept.found):
                 return True
@@ -160,9 +166,9 @@ def is_by_position(cell: Attended, own: Attended, cell_other: Attended, own_othe
 
 
 @contextmanager
-def _within(module: torch.nn.Module) -> Iterator[_Softmaxes]:
-    """The softmaxes that are formed while this module works."""
-    kept = _Softmaxes()
+def _within(module: torch.nn.Module, others: Iterable[torch.nn.Module] = ()) -> Iterator[_Softmaxes]:
+    """The softmaxes that are formed while this module works, and none of the others, which it may call."""
+    kept, depth = _Softmaxes(), 0
 
     def begin(*_: Any) -> None:
         kept.is_on = True
@@ -170,7 +176,18 @@ def _within(module: torch.nn.Module) -> Iterator[_Softmaxes]:
     def end(*_: Any) -> None:
         kept.is_on = False
 
+    def leave(*_: Any) -> None:
+        nonlocal depth
+        depth, kept.is_on = depth + 1, False
+
+    def back(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        kept.is_on = not depth
+
     hooks = [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    for other in others:
+        hooks += [other.register_forward_pre_hook(leave), other.register_forward_hook(back)]
     try:
         with kept:
             yield kept

@@ -601,9 +601,12 @@ def _moves_forward_only(bench: ReplayBench, flags: Flags, batch: MicroBatch, sig
 
 
 def _attends(observer: Observer, sights: Sequence[Sight]) -> bool:
-    """Whether any of the modules by which samples come to each other forms shares over keys."""
+    """Whether any of the modules by which samples come to each other forms shares over keys: itself, where what the
+    modules within it put out by token has not moved before.
+    """
     modules = {one.first.module for one in sights if one.what == "other" and one.moved and one.first is not None}
-    return any(module == "the model" or attended.attends(observer, module) for module in modules)
+    laid = observer.trace().laid if modules else {}
+    return any(module == "the model" or attended.attends(observer, module, laid) for module in modules)
 
 
 def _is_symmetric(

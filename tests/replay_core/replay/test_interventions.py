@@ -136,6 +136,12 @@ def running_mean_over_the_pack(patient):
         zoo.changed_output(one, carried)
 
 
+def running_greatest_behind_a_block(patient):
+    """A block adds the greatest of all that came before in the pack: its attention, within, sees its own sample."""
+    block = patient.model.base_model.layers[0]
+    zoo.changed_output(block, lambda _given, put: put + 0.6 * put.cummax(1)[0] if patient.call.is_packed else put)
+
+
 def a_window_that_the_model_does_not_have(patient):
     def near(_call, seen):
         at = torch.arange(seen.shape[-1])
@@ -155,9 +161,12 @@ def test_a_window_that_no_cell_sees_beyond_is_told_where_nothing_disagrees(folde
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("architecture", ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow)])
-def test_what_runs_on_over_a_pack_is_state(folder, architecture):
-    plant = running_mean_over_the_pack
+@pytest.mark.parametrize(("plant", "architecture"), [
+    (running_mean_over_the_pack, "llama"),
+    (running_greatest_behind_a_block, "llama"),
+    pytest.param(running_mean_over_the_pack, "gpt_neox", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_what_runs_on_over_a_pack_is_state(folder, plant, architecture):
     doc = zoo.replayed(folder, "both", "packing=on dtype=float32", architecture, 0.1, False, plant)
     (cause,) = [cell["cause"] for cell in doc["cells"] if cell["agreement"]["agrees"] is False]
     assert (cause["kind"], [one["kind"] for one in cause["also"]]) == ("state", ["other_samples"]), cause["sentence"]
