@@ -26,6 +26,8 @@ _LEFT = 0.1
 #: Ranks alike to this part of their norm are one value; a rank agrees where it is off by so little, or by so small a
 #: part of what the worst one is off.
 _ALIKE, _AGREES = 1e-4, 0.03
+#: Of numbers (a loss), which may well be near each other and be of other samples each: copies are equal.
+_EQUAL = 1e-6
 #: More ranks than this are not held each against each.
 _EACH = 16
 #: Fewer elements add up, and have zeros at the same places, by chance.
@@ -153,7 +155,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     }  # fmt: skip
     if not size:
         return
-    classes = _classes(products, count)
+    classes = _classes(products, count, _ALIKE if enough else _EQUAL)
     everyone = dict.fromkeys(range(1, count + 1), 1.0)
     nearest = min(off)
     if len(classes) == 1:
@@ -163,9 +165,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     if (masks := _masks(what, held)) is not None:
         found.fault = masks
         return
-    if any(is_good):
-        if not enough and len(classes) == count:
-            return  # each its own number, one of which is near by chance
+    if any(is_good) and (enough or len(classes) < count):
         found.fault = _apart(what, found, held, products)
         return
     first_of = {members[0]: 1.0 for members in classes}
@@ -179,8 +179,9 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     for weights, times in tried:
         wanted = {**weights, 0: -float(times)}
         left = products.norm(wanted) / times
-        if not (left <= NEAR * size and left <= _LEFT * nearest):
-            continue
+        is_near = left <= NEAR * size and left <= _LEFT * nearest
+        if not is_near and not (not enough and left <= _ALIKE * size and left <= _LEFT * worst):
+            continue  # one of several numbers may be near by chance
         found.relation = "mean" if times > 1 else "parts"
         found.summands, found.times = tuple(number - 1 for number in weights), times
         if not enough:
@@ -237,13 +238,13 @@ def _not_finite(found: Ranked, what: str, whole: Sequence[bool], parts: Sequence
         )
 
 
-def _classes(products: InnerProducts, count: int) -> list[list[int]]:
-    """Ranks that hold one value, as numbers from 1."""
+def _classes(products: InnerProducts, count: int, alike: float = _ALIKE) -> list[list[int]]:
+    """Ranks that hold one value (to this part of it), as numbers from 1."""
     found: list[list[int]] = []
     for number in range(1, count + 1):
         size = products.norm({number: 1})
         for members in found:
-            if products.norm({members[0]: -1, number: 1}) <= _ALIKE * max(size, products.norm({members[0]: 1})):
+            if products.norm({members[0]: -1, number: 1}) <= alike * max(size, products.norm({members[0]: 1})):
                 members.append(number)
                 break
         else:

@@ -50,6 +50,8 @@ _NEARER, _FEWEST_NEAR = 0.1, 64
 _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_proj|gate_and_up", re.IGNORECASE)
 #: The number of an expert in a weight's name.
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
+#: What a model returned, as one of several that are numbered.
+_RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
 _LOGITS = ("logits", "lm_head.output", "output_layer.output")
 _OF_EXPERT = regex(r"\.experts?\.")
 _NORMS = ("grad_norm", "clipped_grad_norm")
@@ -124,7 +126,12 @@ class OfRanks:
                 own = self._of_own_tokens(row, whole, held, micro_pair, together)
                 if own is not None:
                     self._own_means[row.key.step] = own
-            if not row.verdict.diverges or not held.is_cut:
+            is_mean = (
+                not row.verdict.diverges and together.samples > 1 and naming.meaning(row.name).kind == "loss"
+                and next(other_copies(held), None) is not None
+                and self._are_parts(row, algebra.explain(row.name, whole, together, held), pair, micro_pair, held, judge)
+            )  # fmt: skip
+            if not is_mean and (not row.verdict.diverges or not held.is_cut):
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
                 self._explain(row, pair, micro_pair, held, judge)
@@ -188,18 +195,10 @@ class OfRanks:
                 return
         if held.summed and self._is_stated_sum(row, whole, held, pair, micro_pair, judge):
             return
+        if _is_of_a_later_stage(row, pair, micro_pair, held, judge):
+            return
         found = row.ranks = algebra.explain(row.name, whole, together, held)
-        if found.relation in ("parts", "mean") and kind in MAY_BE_PARTS:
-            found.fault = None
-            is_mean = found.relation == "mean"
-            if is_mean:
-                self._mean.add(row.key.step)
-            parts = [held.parts[number] for number in found.summands]
-            ranks = [held.ranks[number] for number in found.summands]
-            divided = f", divided by {found.times}," if 1 < found.times < len(parts) else ""
-            of_them = "mean" if is_mean and not divided else "sum"
-            said = f"the {of_them}{divided} of what ranks {named(ranks)} of {found.which} hold"
-            self._judge_as(row, parts, 1 / found.times, said, pair, micro_pair, judge)
+        if self._are_parts(row, found, pair, micro_pair, held, judge):
             return
         if (times := self._of_own_mean(row, found, together)) is not None:
             found.fault, found.parted = None, ()
@@ -245,6 +244,25 @@ class OfRanks:
         found.fault = fault
         if fault is not None:
             row.reason = f"{fault.sentence}; {row.reason}"
+
+    def _are_parts(
+        self, row: TensorVerdict, found: Ranked, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks,
+        judge: JudgeCopy,
+    ) -> bool:  # fmt: skip
+        """Whether ranks hold parts of a sum or mean that is the whole, of what may be such; judged so, if they do."""
+        if found.relation not in ("parts", "mean") or naming.meaning(row.name).kind not in MAY_BE_PARTS:
+            return False
+        row.ranks, found.fault = found, None
+        is_mean = found.relation == "mean"
+        if is_mean:
+            self._mean.add(row.key.step)
+        parts = [held.parts[number] for number in found.summands]
+        ranks = [held.ranks[number] for number in found.summands]
+        divided = f", divided by {found.times}," if 1 < found.times < len(parts) else ""
+        of_them = "mean" if is_mean and not divided else "sum"
+        said = f"the {of_them}{divided} of what ranks {named(ranks)} of {found.which} hold"
+        self._judge_as(row, parts, 1 / found.times, said, pair, micro_pair, judge)
+        return True
 
     @staticmethod
     def _of_own_tokens(
@@ -549,6 +567,32 @@ class OfRanks:
             self._parts[place] = [*self._parts[place][1 - _KEPT :], (row.name, held)]
         elif not row.verdict.diverges:
             self._whole[place] = [*self._whole[place][1 - _KEPT :], (row.name, whole)]
+
+
+def _is_of_a_later_stage(
+    row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks, judge: JudgeCopy
+) -> bool:
+    """Whether what a rank alone returns is, by its values, what the other run returns under a later number (its hidden
+    states): a stage of a pipeline counts its own from 0. Judged so, if it is.
+    """
+    together = micro_pair.together
+    assert together is not None
+    place = _RETURNED.search(row.name)
+    if place is None or len(held.ranks) > 1 or held.ranks == together.ranks[:1]:
+        return False
+    (mine, other) = (pair.a, micro_pair.b) if together.which == "a" else (pair.b, micro_pair.a)
+    assert mine is not None
+    for (name, stage), theirs in other.tensors.items():
+        head, _, number = name.rpartition(".")
+        if stage != row.key.stage or f"{head}." != place[1] or not number.isdigit() or int(number) <= int(place[2]):
+            continue
+        if theirs[1].shape != mine[1].shape or not theirs[1].is_readable or not algebra.is_near(theirs[1], mine[1]):
+            continue
+        sides = (mine, theirs) if together.which == "a" else (theirs, mine)
+        _take(row, judge(TensorPair(pair.name, *sides), micro_pair))
+        row.reason = f"as {name} of the other run, for a stage of a pipeline counts its own from 0: {row.reason}"
+        return True
+    return False
 
 
 def _judge_copies(
