@@ -13,8 +13,9 @@ from replay_core.compare.pairing.ranks import Together, Which
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
-#: Gradients whose factors are asked for one cause, at least; and how far they may be from each other.
-_FEWEST, _ALIKE = 3, 0.01
+#: Gradients whose factors are asked for one cause, at least; and how far those of one rank may be from each other: of
+#: themselves, and of what those of two ranks are.
+_FEWEST, _ALIKE, _OF_APART = 3, 0.01, 0.1
 
 
 class Found(Struct):
@@ -112,12 +113,11 @@ def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
     if first is None or min(map(len, by_rank.values())) < _FEWEST or len(by_rank) < 2:
         return None
     middle = {rank: sorted(factors)[len(factors) // 2] for rank, factors in by_rank.items()}
-    alike = all(
-        abs(factor - middle[rank]) <= _ALIKE * abs(middle[rank])
-        for rank, factors in by_rank.items()
-        for factor in factors
-    )
-    if not alike or max(middle.values()) - min(middle.values()) <= _ALIKE * max(map(abs, middle.values())):
+    apart = max(middle.values()) - min(middle.values())
+    if not apart or any(
+        abs(factor - middle[rank]) > min(_ALIKE * abs(middle[rank]), _OF_APART * apart)
+        for rank, factors in by_rank.items() for factor in factors
+    ):  # fmt: skip
         return None
     ranks = tuple(sorted(middle))
     said = ", ".join(f"{middle[rank]:.4g} on rank {rank}" for rank in ranks)

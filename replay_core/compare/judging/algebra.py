@@ -82,6 +82,8 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
         _slices(found, what, whole, held)
     elif all(ref.shape == whole.shape for ref in held.parts):
         _wholes(found, what, whole, held, together.samples)
+        if name.startswith("grad.") and found.fault is None and len(found.factors) == len(held.ranks):
+            found.factors = _of_shards(whole, held) or found.factors
     return found
 
 
@@ -236,6 +238,25 @@ def _not_finite(found: Ranked, what: str, whole: Sequence[bool], parts: Sequence
             found.parted,
             f"{what}: {whose(found.parted)} {verb} NaN or infinities, the other run holds none there",
         )
+
+
+def _of_shards(whole: TensorRef, held: HeldByRanks) -> dict[int, float] | None:
+    """By rank, what multiple of the other run's its rows are, of a tensor that every rank recorded whole, gathered of
+    rows that `torch.chunk` hands out (as FSDP does); None where they are none, or all the same.
+    """
+    count, rows = len(held.ranks), whole.shape[0] if whole.shape else 0
+    each = -(-rows // count)
+    if rows <= each * (count - 1) or 2 * whole.numel < _FEWEST * count:
+        return None
+    found: dict[int, float] = {}
+    for number, rank in enumerate(held.ranks):
+        length = min(each, rows - number * each)
+        pair = products_of([narrowed(ref, 0, number * each, length) for ref in (whole, held.parts[number])])
+        factor = pair.multiple(1, 0) if all(pair.finite) else None
+        if factor is None:
+            return None
+        found[rank] = factor
+    return found if max(found.values()) - min(found.values()) > _ALIKE * abs(max(found.values())) else None
 
 
 def _classes(products: InnerProducts, count: int, alike: float = _ALIKE) -> list[list[int]]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.compare.judging import algebra, contributions, key_order, row_parallel, subspaces
+from replay_core.compare.judging import algebra, contributions, key_order, row_parallel, subspaces, token_rows
 from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import NEAR
@@ -69,7 +69,7 @@ class OfRanks:
         self._whole: dict[Any, list[tuple[str, TensorRef]]] = defaultdict(list)
         self._parts: dict[Any, list[tuple[str, HeldByRanks]]] = defaultdict(list)
         #: Of a step: the token ids that each rank was given; the ranks whose loss is a mean over their own samples.
-        self._tokens: dict[int | None, dict[int, list[TensorRef]]] = defaultdict(lambda: defaultdict(list))
+        self._tokens: dict[int | None, list[token_rows.Given]] = defaultdict(list)
         self._seen: set[int] = set()
         #: Tensors with their numbers left out -> the sections of which every rank has its share.
         self._sections: dict[str, tuple[int, ...]] = {}
@@ -129,8 +129,10 @@ class OfRanks:
             is_mean = (
                 not row.verdict.diverges and together.samples > 1 and naming.meaning(row.name).kind == "loss"
                 and next(other_copies(held), None) is not None
-                and self._are_parts(row, algebra.explain(row.name, whole, together, held), pair, micro_pair, held, judge)
             )  # fmt: skip
+            if is_mean:
+                of_own = algebra.explain(row.name, whole, together, held)
+                is_mean = self._are_parts(row, of_own, pair, micro_pair, held, judge)
             if not is_mean and (not row.verdict.diverges or not held.is_cut):
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
@@ -444,9 +446,9 @@ class OfRanks:
                     and (fault := contributions.tied_apart(what, whole, held, other)) is not None
                 ):  # fmt: skip
                     return fault
-            tokens = {rank: np.unique(np.concatenate([pages.array(ref).reshape(-1) for ref in refs]))
-                      for rank, refs in self._tokens[row.key.step].items()}  # fmt: skip
-            return contributions.without_rows(what, whole, held, tokens) if len(tokens) > 1 else None
+        given = self._tokens[row.key.step]
+        if row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, given):
+            return token_rows.of_rows(what, whole, held, given)
         if row.name.endswith(".weight"):
             around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]
             # What feeds a layer stands beside it, or beside the module around it (a block's norm).
@@ -550,10 +552,12 @@ class OfRanks:
             self._inputs[row.key.step][row.name.rpartition(".output")[0].rpartition(".")[0]].append(held)
 
     def _note_tokens(self, together: Together, row: TensorVerdict) -> None:
-        if together.ids is not None and together.shares != "all" and id(together) not in self._seen:
-            self._seen.add(id(together))
-            for rank, ref in zip(together.ranks, together.ids, strict=True):
-                self._tokens[row.key.step][rank].append(ref)
+        if together.ids is None or id(together) in self._seen:
+            return
+        self._seen.add(id(together))
+        for rank, ref in zip(together.ranks, together.ids, strict=True):
+            micros = together.micros.get(rank) or (row.key.micro or 0,)
+            self._tokens[row.key.step] += token_rows.in_micros(ref, rank, micros)
 
     def _keep(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> None:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:

@@ -87,6 +87,8 @@ class Together(Struct):
     whose: tuple[tuple[Stretch, ...], ...] | None = None
     #: By rank, the log-probabilities that it recorded itself, before they were put together.
     logprobs: dict[int, TensorRef] = field(default_factory=dict)
+    #: By rank, the micro-batches that were laid together to what it holds, in turn.
+    micros: dict[int, tuple[int, ...]] = field(default_factory=dict)
     #: Of every rank, its token ids; None where they are not known.
     ids: tuple[TensorRef, ...] | None = None
     #: What the ranks of the other run hold, where these stand for the one process.
@@ -414,6 +416,7 @@ class RankGroup:
             if rows and self._cut is not None and self._astray is None and self._are_unlike:
                 together.whose = self._cut[1]
         own = {rank: side.find("policy_logprobs") for rank, side in ranks.items()}
+        together.micros = {rank: side.micros for rank, side in ranks.items() if side.micros}
         together.logprobs = {rank: ref for rank, ref in own.items() if ref is not None}
         side = self._side(whole, ranks, together)
         if all(one is not None for one in self._ids):
@@ -1059,5 +1062,5 @@ def _narrowed(side: Side, wanted: Any) -> Side:
             records.append(made)
     found = Side(records)
     found.load()
-    found.problems, found.unreadable = list(side.problems), side.unreadable
+    found.problems, found.unreadable, found.micros = list(side.problems), side.unreadable, side.micros
     return found
