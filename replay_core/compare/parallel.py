@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from replay_core import naming
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.ranks import Together, Which
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 #: Gradients whose factors are asked for one cause, at least; and how far those of one rank may be from each other: of
 #: themselves, and of what those of two ranks are.
 _FEWEST, _ALIKE, _OF_APART = 3, 0.01, 0.1
+#: What part of the squares of all of them may be of gradients that have none: what rounding left of a key's bias.
+_REST = 1e-6
 
 
 class Found(Struct):
@@ -99,18 +102,24 @@ def _of_single_ranks(rows: Sequence[tuple[TensorVerdict, Fault]]) -> dict[tuple[
 
 
 def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
-    """Gradients that each rank has times a factor of its own, one for all of its tensors."""
+    """Gradients that each rank has times a factor of its own, one for all of its tensors; None where one of them is
+    off by something else: the norms are then off by that.
+    """
     by_rank: dict[int, list[float]] = {}
-    first = None
+    first, size_2, left_2 = None, 0.0, 0.0
     for row in rows:
-        if row.ranks is None or not row.ranks.factors or not row.name.startswith("grad."):
+        is_of_a_weight = row.name.startswith("grad.") and not naming.is_module_tensor(row.name)
+        if row.ranks is None or not row.ranks.parted or not is_of_a_weight:
             continue
         if first is not None and row.key.step != first.key.step:
             break
         first = first or row
+        of_row = row.figures.total.a2 if row.figures is not None else 0.0
+        size_2 += of_row
+        left_2 += 0.0 if row.ranks.factors else of_row
         for rank, factor in row.ranks.factors.items():
             by_rank.setdefault(rank, []).append(factor)
-    if first is None or min(map(len, by_rank.values())) < _FEWEST or len(by_rank) < 2:
+    if first is None or len(by_rank) < 2 or min(map(len, by_rank.values())) < _FEWEST or left_2 > _REST * size_2:
         return None
     middle = {rank: sorted(factors)[len(factors) // 2] for rank, factors in by_rank.items()}
     apart = max(middle.values()) - min(middle.values())

@@ -76,6 +76,11 @@ class OfRanks:
         #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
         self._left: dict[int | None, tuple[TensorRef, HeldByRanks]] = {}
         self._mean: set[int | None] = set()
+        #: Of a step: by what factor of its own each rank's gradients are scaled, and those that no factor explains.
+        self._scaled: dict[int | None, dict[int, float]] = {}
+        self._unscaled: dict[int | None, list[tuple[TensorVerdict, TensorRef, HeldByRanks, Together]]] = defaultdict(
+            list
+        )
         #: Of a step: what its losses say of the means they are, until a gradient that is off is explained by it.
         self._own_means: dict[int | None, Fault] = {}
         #: Of a step: the first activation that is off, and by how much at each token, until a weight explains it.
@@ -246,6 +251,38 @@ class OfRanks:
         found.fault = fault
         if fault is not None:
             row.reason = f"{fault.sentence}; {row.reason}"
+        if row.name.startswith("grad.") and (fault is None or fault.kind == "apart"):
+            self._note_scaled(row, whole, held, together)
+
+    def _note_scaled(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, together: Together) -> None:
+        """Explain a gradient as it was before each rank scaled its own: one that is not summed gives each rank a norm
+        of its own, and clipping by it scales all the others.
+        """
+        step, factors = row.key.step, row.ranks.factors if row.ranks is not None else {}
+        if len(factors) == len(held.ranks) and min(factors.values()) > 0:
+            apart = max(factors.values()) - min(factors.values())
+            if factors.keys() == set(together.ranks) and apart > 1e-4 * max(factors.values()):
+                self._scaled.setdefault(step, factors)
+        else:
+            self._unscaled[step].append((row, whole, held, together))
+        if step not in self._scaled:
+            return
+        scaled = self._scaled[step]
+        for other, of_one, own, among in self._unscaled.pop(step, []):
+            if own.ranks != tuple(scaled) or not all(ref.is_readable and ref.numel <= _MOST for ref in own.parts):
+                continue
+            parts = tuple(
+                _times((ref,), 1 / scaled[rank]) for rank, ref in zip(own.ranks, own.parts, strict=True)
+            )  # fmt: skip
+            found = algebra.explain(other.name, of_one, among, replace(own, parts=parts))
+            if found.fault is None or other.ranks is None:
+                continue
+            said = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in scaled.items())
+            fault = other.ranks.fault = replace(
+                found.fault, sentence=f"{found.fault.sentence}, once the factor is taken off by which each rank's "
+                f"gradients are scaled besides ({said}): the norm it clips by is of its own"
+            )  # fmt: skip
+            other.reason = f"{fault.sentence}; {other.reason}"
 
     def _are_parts(
         self, row: TensorVerdict, found: Ranked, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks,

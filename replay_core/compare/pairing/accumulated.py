@@ -72,7 +72,9 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
     made: list[MicroBatchPair] = []
     ranks = sorted({*of_a, *of_b}, key=lambda rank: -1 if rank is None else rank)
     for rank in ranks:
-        own = {which: _side(whole[which][rank], sides[which][rank]) if rank in whole[which] else Side() for which in _RUNS}
+        own = {
+            which: _side(whole[which][rank], sides[which][rank]) if rank in whole[which] else Side() for which in _RUNS
+        }
         made.append(MicroBatchPair(RecordKey(key.step, key.micro, rank, key.role), own["a"], own["b"]))
     many: Which = "a" if _most(of_a) > _most(of_b) else "b"
     micros = sorted({micro for own in sides[many].values() for micro in own})
