@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
@@ -17,8 +16,6 @@ from replay_core.records import TensorRef
 _EACH = 16
 #: Elements of other ranks' rows for which it is asked, of each rank, what they span.
 _SPANNED = 1 << 20
-#: Of fewer tokens, those that are off are one rank's words by chance: one of a hundred times at eight.
-_FEWEST_TOKENS = 16
 
 
 def not_summed_into(what: str, whole: TensorRef, held: HeldByRanks, before: TensorRef, called: str) -> Fault | None:
@@ -249,25 +246,6 @@ def of_own_experts(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | No
     )  # fmt: skip
 
 
-def of_words(what: str, off: NDArray[np.bool_], ids: NDArray[np.int64], held: HeldByRanks) -> Fault | None:
-    """Of an embedding whose words are cut among ranks: the rank whose words' tokens are off, and no others.
-
-    off, ids: [N]. held: the weight's slices.
-    """
-    if ids.size < _FEWEST_TOKENS:
-        return None
-    for rank, stretches in zip(held.ranks, held.stretches, strict=True):
-        ((start, length), *more) = stretches
-        own = (ids >= start) & (ids < start + length)
-        if not more and not own.all() and own.sum() >= 3 and not (off & ~own).any() and off.sum() >= 0.8 * own.sum():
-            return Fault(
-                "vocabulary slice", (rank,),
-                f"{what} is off where the token is one of the words {start} to {start + length - 1}, which are rank "
-                f"{rank}'s, and nowhere else: where that rank's slice begins, or which rows it looks up, is wrong",
-            )  # fmt: skip
-    return None
-
-
 def without_tokens(
     what: str,
     whole: TensorRef,
@@ -335,13 +313,6 @@ def with_another(
     return None
 
 
-def logprobs(logits: Array, targets: NDArray[np.int64]) -> Array:
-    """Of each target [N] its log-probability: logits [N, V]."""
-    most = logits.max(1)
-    total = most + np.log(np.exp(logits - most[:, None]).sum(1))
-    return np.asarray(logits[np.arange(targets.size), targets] - total)
-
-
 def at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
     """Of what is said of each token's next token, of a sequence that is cut: whether it is 0 at the ends of stretches
     whose next token is another rank's, and right elsewhere.
@@ -370,73 +341,3 @@ def at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
         f"{what} is 0 at the last token of a stretch of {whose(those)}, and right at all others: the token at the "
         f"boundary, whose next token is another rank's, {verb} no target",
     )  # fmt: skip
-
-
-def of_one_slice(
-    what: str, a: Array, parts: Sequence[Array], held: HeldByRanks, targets: NDArray[np.int64]
-) -> Fault | None:
-    """Of what is said of each token's target, over a cut vocabulary: the rank in whose slice every target lies where it
-    is off, and whose targets are nearly all off.
-
-    a: [N]; parts: each rank's [N], alike; targets: [N].
-    """
-    off_N = np.abs(parts[0] - a)
-    most = float(off_N.max(initial=0.0))
-    if (
-        off_N.size < _FEWEST_TOKENS
-        or not most
-        or not np.isfinite(most)
-        or any(np.abs(one - parts[0]).max() > NEAR * most for one in parts[1:])
-    ):
-        return None
-    is_off_N = off_N > 1e-3 * most
-    for rank, ((start, length), *more) in zip(held.ranks, held.stretches, strict=True):
-        own_N = (targets >= start) & (targets < start + length)
-        if more or own_N.all() or own_N.sum() < 3:
-            continue
-        if not (is_off_N & ~own_N).any() and (is_off_N & own_N).sum() >= 0.8 * own_N.sum():
-            return Fault(
-                "vocabulary slice", (rank,),
-                f"{what} is off where the target is one of the words {start} to {start + length - 1}, which are rank "
-                f"{rank}'s, and nowhere else: where that rank's slice begins, or what it adds for a target, is wrong",
-            )  # fmt: skip
-    return None
-
-
-def own_vocabulary(
-    a: Array, parts: Sequence[Array], logits: Array, held: HeldByRanks, targets: NDArray[np.int64]
-) -> Fault | None:
-    """Of log-probabilities over a cut vocabulary: whether each rank divided by the sum over its own slice, or the
-    slices were added up each relative to its own largest logit.
-
-    a: [N]; parts: each rank's [N]; logits: [N, V] of the whole; targets: [N].
-    """
-    cuts = [slice(start, start + length) for ((start, length),) in held.stretches]
-    most = np.stack([logits[:, cut].max(1) for cut in cuts])
-    sums = np.stack([np.exp(logits[:, cut] - top[:, None]).sum(1) for cut, top in zip(cuts, most, strict=True)])
-    by_rank = most + np.log(sums)
-    whole = np.logaddexp.reduce(by_rank, 0)
-    size = np.abs(parts[0] - a).max()
-
-    def fits(made: Array, said: Array) -> bool:
-        return bool(np.abs(made - said).max() <= NEAR * size)
-
-    if all(fits(a + whole - of_rank, said) for of_rank, said in zip(by_rank, parts, strict=True)):
-        return Fault(
-            "own vocabulary", held.ranks,
-            f"the log-probabilities of ranks {named(held.ranks)} are each normalised over the rank's own slice of "
-            "the vocabulary: the sum "
-            "of exponentials was not made over all ranks",
-        )  # fmt: skip
-    owner = np.zeros(targets.size, np.int64)
-    for number, cut in enumerate(cuts):
-        owner[(targets >= cut.start) & (targets < cut.stop)] = number
-    made = a + whole - most[owner, np.arange(targets.size)] - np.log(sums.sum(0))
-    if all(fits(made, said) for said in parts):
-        return Fault(
-            "own maximum", held.ranks,
-            f"the log-probabilities add up exponentials that ranks {named(held.ranks)} took each relative to its "
-            "own largest logit: the "
-            "maximum over all ranks is missing",
-        )  # fmt: skip
-    return None

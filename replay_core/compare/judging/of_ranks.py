@@ -12,10 +12,17 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.compare.judging import algebra, contributions, key_order, row_parallel, subspaces, token_rows
+from replay_core.compare.judging import (
+    algebra,
+    contributions,
+    key_order,
+    row_parallel,
+    subspaces,
+    token_rows,
+    vocabulary,
+)
 from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import Fault, whose
-from replay_core.compare.judging.products import NEAR
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import (
@@ -57,7 +64,6 @@ _OF_EXPERT = regex(r"\.experts?\.")
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
-_LOOKUPS = ("embed_tokens.output", "wte.output", "word_embeddings.output", "tok_embeddings.output")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
 
@@ -92,9 +98,7 @@ class OfRanks:
         self._of_experts: dict[Any, set[str]] = defaultdict(set)
         #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
         self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
-        self._into_first: dict[
-            int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, NDArray[np.bool_] | None]
-        ] = {}
+        self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
         """Say of a judged row what its ranks hold; its verdict becomes that of the rank that is furthest off."""
@@ -377,12 +381,8 @@ class OfRanks:
         if row.key.step in self._first_off or not naming.is_module_tensor(row.name):
             return
         off_NH = None
-        ids, off_N = None, None
-        if row.name.endswith(_LOOKUPS) and not held.is_cut and whole.shape == laid.shape:
-            ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
-            apart = np.abs(pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64))
-            off_N = apart.reshape(-1, whole.shape[-1]).max(1) > 1e-3 * apart.max()
-        self._into_first[row.key.step] = held, self._slices[row.place[:2]], ids, off_N
+        ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
+        self._into_first[row.key.step] = held, self._slices[row.place[:2]], ids, whole
         if row.ranks is not None and (row.ranks.fault is None or row.ranks.fault.kind == "apart"):
             fault = self._of_first(row, whole, laid, held) if held.is_cut else None
             if fault is not None:
@@ -408,16 +408,25 @@ class OfRanks:
         """Whether the step's first activation that is off is the output of this weight, and not the sum it should be
         of what its slices make.
         """
-        first, _ = self._first_off.get(row.key.step, (None, None))
+        first, off_NH = self._first_off.get(row.key.step, (None, None))
         name = row.name.removeprefix("param.").removesuffix(".weight")
         if first is None or first.ranks is None or not held.is_cut or first.name != f"{name}.output":
             return
-        output, slices, ids, off_N = self._into_first[row.key.step]
-        if held.axis == 0 and ids is not None and off_N is not None and ids.numel == off_N.size:
-            fault = contributions.of_words(first.name, off_N, pages.array(ids).reshape(-1).astype(np.int64), held)
-            if fault is not None:
-                first.ranks.fault = fault
-                first.reason = f"{fault.sentence}; {first.reason}"
+        output, slices, ids, whole = self._into_first[row.key.step]
+        if held.axis == 0:
+            if ids is None or off_NH is None or not ids.is_readable or ids.numel != len(off_NH):
+                return
+            ids_N = pages.array(ids).reshape(-1).astype(np.int64)
+            if vocabulary.is_lookup(pages.array(whole).astype(np.float64).reshape(off_NH.shape), ids_N, held):
+                size_N = np.abs(off_NH).max(1)
+                off_N = size_N > 1e-3 * size_N.max()
+                fault = vocabulary.looked_up_unmasked(first.name, off_NH, ids_N, held) or vocabulary.of_words(
+                    first.name, off_N, ids_N, held
+                )
+                if fault is not None:
+                    first.ranks.fault = fault
+                    first.reason = f"{fault.sentence}; {first.reason}"
+                    self._first_off[row.key.step] = first, None
             return
         together = micro_pair.together
         side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
@@ -547,36 +556,30 @@ class OfRanks:
     def _of_vocabulary(
         row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair, together: Together
     ) -> Fault | None:
+        """What the slices of the logits say of what is said of every token's target [sample, position]: the logits are
+        those that, by the other run's values, make its log-probabilities.
+        """
         side, other = (micro_pair.a, micro_pair.b) if together.which == "a" else (micro_pair.b, micro_pair.a)
-        if held.is_cut or len(whole.shape) != 2:
-            return None
-        for (name, stage), (_, ref) in side.tensors.items():
-            cut = together.held.get(id(ref))
-            facing = other.tensors.get((name, stage))
-            if not name.endswith(_LOGITS) or name.startswith("grad.") or cut is None or facing is None:
-                continue
-            if cut.axis != len(whole.shape) or facing[1].shape[:-1] != whole.shape or facing[1].numel > 1 << 27:
-                continue
-            logits = pages.array(facing[1]).astype(np.float64).reshape(-1, facing[1].shape[-1])
-            said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
-            targets = next((one for name in ("target_ids", "labels") if (one := other.find(name))), None)
-            if targets is not None and targets.shape == whole.shape:
-                targets_N = pages.array(targets).reshape(-1).astype(np.int64)
-            elif (ids := other.find("input_ids")) is not None and ids.shape == whole.shape:
-                # The token after each; what has none, or is masked, is 0 in the other run.
-                targets_N = np.roll(pages.array(ids), -1, 1).reshape(-1).astype(np.int64)
-                told = (said[0] != 0) & (targets_N >= 0) & (targets_N < logits.shape[1])
-                own = contributions.logprobs(logits[told], targets_N[told])
-                if not told.any() or np.abs(own - said[0][told]).max() > NEAR * np.abs(own).max():
-                    continue
-                logits, targets_N, said = logits[told], targets_N[told], [one[told] for one in said]
-            else:
-                continue
-            if naming.meaning(row.name).kind == "logprob" or row.name.endswith(("logprobs", "log_probs")):
-                fault = contributions.own_vocabulary(said[0], said[1:], logits, cut, targets_N)
-                if fault is not None:
-                    return fault
-            return contributions.of_one_slice(row.name, said[0], said[1:], cut, targets_N)
+        of_samples = [
+            (name, cut, facing[1]) for (name, stage), (_, ref) in side.tensors.items()
+            if (cut := together.held.get(id(ref))) is not None and cut.axis == len(whole.shape)
+            and (facing := other.tensors.get((name, stage))) is not None and not name.startswith("grad.")
+            and facing[1].shape[:-1] == whole.shape and facing[1].numel <= 1 << 27
+        ]  # fmt: skip
+        called = [one for one in of_samples if one[0].endswith(_LOGITS)]
+        said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
+        candidates = []
+        for name in ("target_ids", "labels", "input_ids"):
+            if (ref := other.find(name)) is not None and ref.shape == whole.shape:
+                ids = pages.array(ref).astype(np.int64)
+                candidates += [] if name == "input_ids" else [ids.reshape(-1)]
+                candidates.append(np.roll(ids, -1, 1).reshape(-1))
+        for _, cut, facing in called or of_samples[-1:]:
+            logits = pages.array(facing).astype(np.float64).reshape(-1, facing.shape[-1])
+            found = vocabulary.targets_of(said[0], logits, candidates)
+            if found is not None:
+                told, targets, sign = found
+                return vocabulary.explain(row.name, [sign * one[told] for one in said], logits[told], cut, targets)
         return None
 
     def _note_inputs(self, row: TensorVerdict, held: HeldByRanks, together: Together) -> None:

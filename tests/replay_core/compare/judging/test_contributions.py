@@ -12,7 +12,7 @@ from torch import Tensor
 
 from replay_core import pages
 from replay_core.compare import Comparison
-from replay_core.compare.judging import contributions
+from replay_core.compare.judging import contributions, vocabulary
 from replay_core.compare.judging.row_parallel import gated
 from replay_core.compare.pairing.ranks import HeldByRanks
 from replay_core.compare.parallel import parallel
@@ -243,7 +243,7 @@ def test_a_slice_of_the_vocabulary_is_told_of_sixteen_tokens_and_not_of_eight(co
     ids, held = np.arange(count) * 40 // count, HeldByRanks((0, 1), (), 0, (((0, 20),), ((20, 20),)))
     off = ids >= 20
     said = [np.where(off, 0.5, 0.0)] * 2
-    told = contributions.of_words("x", off, ids, held), contributions.of_one_slice("x", 0 * said[0], said, held, ids)
+    told = vocabulary.of_words("x", off, ids, held), vocabulary.of_one_slice("x", 0 * said[0], said, held, ids)
     assert [one and one.ranks for one in told] == ([(1,)] * 2 if count == 16 else [None] * 2)
 
 
