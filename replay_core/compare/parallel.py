@@ -60,6 +60,7 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         if row.ranks is not None and row.verdict.diverges:
             for rank in row.ranks.parted:
                 found.first.setdefault(rank, row)
+    began = min((row.key.step or 0 for row in found.first.values()), default=0)
     by_kind: dict[tuple[str, tuple[int, ...]], Found] = {}
     for one in together:
         if one.astray is not None:
@@ -80,7 +81,11 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
     if (clipped := _clipped(rows)) is not None:
         by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
-    kept = [one for one, step in zip(by_kind.values(), steps, strict=True) if step == min(steps)]
+    kept = [
+        one for one, step in zip(by_kind.values(), steps, strict=True)
+        # Ranks that are apart after a step which diverges and nothing explains have their weights of it.
+        if step == min(steps) and (one.fault.kind != "apart" or step <= began)
+    ]  # fmt: skip
     found.faults = sorted(kept, key=lambda one: one.fault.kind == "apart")
     return found
 

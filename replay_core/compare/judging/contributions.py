@@ -290,6 +290,46 @@ def without_tokens(
     return None
 
 
+def of_gathered(
+    what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], slices: Sequence[HeldByRanks]
+) -> Fault | None:
+    """Of what one rank alone has another of [sample, position, ...]: whether it is off at the tokens that another rank
+    had before, and at no others, so that what it gathered of that one is off, and no weight.
+
+    slices: what ranks held of the tokens just before, cut along them.
+    """
+    if len(parted) != 1 or held.axis in (0, 1) or len(whole.shape) < 3 or whole.numel > 1 << 24:
+        return None
+    rank, number = parted[0], held.ranks.index(parted[0])
+    there = pages.array(whole).astype(np.float64)
+    if held.is_cut:
+        there = np.concatenate(
+            [np.take(there, range(start, start + long), held.axis or 0) for start, long in held.stretches[number]],
+            held.axis or 0,
+        )
+    here = pages.array(held.parts[number]).astype(np.float64)
+    if here.shape != there.shape:
+        return None
+    off_S = np.abs(here - there).reshape(*here.shape[:2], -1).max((0, 2))
+    is_off_S = off_S > 1e-3 * off_S.max(initial=0.0)
+    for cut in slices:
+        if cut.axis != 1 or rank not in cut.ranks:
+            continue
+        for other, stretches in zip(cut.ranks, cut.stretches, strict=True):
+            is_its_S = np.zeros(is_off_S.size, bool)
+            for start, long in stretches:
+                is_its_S[start : start + long] = True
+            if other == rank or is_its_S.all() or is_off_S[is_its_S].mean() < 0.75 or is_off_S[~is_its_S].any():
+                continue
+            said = ", ".join(f"{start} to {start + long - 1}" for start, long in stretches)
+            return Fault(
+                "gathered", (rank,),
+                f"{what} on rank {rank} is off at the tokens that rank {other} holds ({said}), and at no others: what "
+                f"it gathered of rank {other} is not what that one holds: stale, or of another place",
+            )  # fmt: skip
+    return None
+
+
 def with_another(
     what: str, own: tuple[TensorRef, TensorRef], others: Iterator[tuple[str, TensorRef, tuple[int, ...]]],
     ranks: tuple[int, ...],

@@ -228,10 +228,12 @@ class OfRanks:
             fault = self._of_own_tokens(row, whole, held, micro_pair, together)
         if fault is None and naming.is_module_tensor(row.name) and len(held.ranks) < len(together.ranks):
             fault = algebra.other_samples(row.name, whole, held)
-        if row.name.startswith("grad.") and fault is None and algebra.is_rounded(whole, held):
+        is_of_ranks = row.name.startswith("grad.") or (kind == "activation" and len(held.ranks) > 1)
+        if is_of_ranks and fault is None and algebra.is_rounded(whole, held):
+            what = f"{row.name.removeprefix('grad.')}'s gradient" if row.name.startswith("grad.") else row.name
             fault = Fault(
                 "rounded", held.ranks,
-                f"{row.name.removeprefix('grad.')}'s gradient is float32 and on {whose(held.ranks)} every value is one "
+                f"{what} is float32 and on {whose(held.ranks)} every value is one "
                 "of bfloat16, which the other run's are not: it was reduced or kept in bfloat16 (half precision)",
             )  # fmt: skip
         place = row.place[:2]
@@ -385,6 +387,9 @@ class OfRanks:
         self._into_first[row.key.step] = held, self._slices[row.place[:2]], ids, whole
         if row.ranks is not None and (row.ranks.fault is None or row.ranks.fault.kind == "apart"):
             fault = self._of_first(row, whole, laid, held) if held.is_cut else None
+            fault = fault or contributions.of_gathered(
+                row.name, whole, held, row.ranks.parted, self._slices[row.place[:2]]
+            )
             if fault is not None:
                 row.ranks.fault = fault
                 row.reason = f"{fault.sentence}; {row.reason}"
@@ -414,7 +419,7 @@ class OfRanks:
             return
         output, slices, ids, whole = self._into_first[row.key.step]
         if held.axis == 0:
-            if ids is None or off_NH is None or not ids.is_readable or ids.numel != len(off_NH):
+            if row.verdict.diverges or ids is None or off_NH is None or not ids.is_readable or ids.numel != len(off_NH):
                 return
             ids_N = pages.array(ids).reshape(-1).astype(np.int64)
             if vocabulary.is_lookup(pages.array(whole).astype(np.float64).reshape(off_NH.shape), ids_N, held):
