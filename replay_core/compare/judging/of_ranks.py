@@ -415,9 +415,18 @@ class OfRanks:
         """
         first, off_NH = self._first_off.get(row.key.step, (None, None))
         name = row.name.removeprefix("param.").removesuffix(".weight")
-        if first is None or first.ranks is None or not held.is_cut or first.name != f"{name}.output":
+        if first is None or first.ranks is None or first.name != f"{name.removesuffix('.bias')}.output":
             return
         output, slices, ids, whole = self._into_first[row.key.step]
+        if not held.is_cut:
+            fault = None
+            if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
+                fault = row_parallel.beside_its_bias(first.name, whole, output, held.parts[0])
+            if fault is not None:
+                first.ranks.fault = fault
+                first.reason = f"{fault.sentence}; {first.reason}"
+                self._first_off[row.key.step] = first, None
+            return
         if held.axis == 0:
             if row.verdict.diverges or ids is None or off_NH is None or not ids.is_readable or ids.numel != len(off_NH):
                 return
