@@ -381,3 +381,33 @@ def at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
         f"{what} is 0 at the last token of a stretch of {whose(those)}, and right at all others: the token at the "
         f"boundary, whose next token is another rank's, {verb} no target",
     )  # fmt: skip
+
+
+def labels_at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Of each token's target [sample, position], of a sequence that is cut: whether it is another at the ends of
+    stretches whose next token is another rank's, and right elsewhere.
+    """
+    if held.axis != 1 or len(whole.shape) != 2 or not all(ref.dtype.startswith("int") for ref in (whole, *held.parts)):
+        return None
+    there = pages.array(whole)
+    those, lost = [], set()
+    for rank, ref, stretches in zip(held.ranks, held.parts, held.stretches, strict=True):
+        mine = pages.array(ref)
+        places = [column for start, length in stretches for column in range(start, start + length)]
+        ends = [number for number, at in enumerate(places) if at + 1 not in places[number + 1 : number + 2]]
+        is_off = (mine != there[:, places]).any(0)
+        if not is_off.any():
+            continue
+        if not set(np.flatnonzero(is_off).tolist()) <= set(ends):
+            return None
+        those.append(rank)
+        lost |= set(np.unique(mine[:, is_off]).tolist())
+    if not those:
+        return None
+    is_ignored = len(lost) == 1 and min(lost) < 0
+    more = f"is {min(lost)}, so that it has no target" if is_ignored else "is another token's"
+    return Fault(
+        "boundary label", tuple(those),
+        f"{what} at the last token of a stretch of {whose(those)}, whose next token is another rank's, {more}, and "
+        "right at all others: it was shifted within the rank's own tokens",
+    )  # fmt: skip

@@ -224,6 +224,8 @@ class OfRanks:
             fault = own
         if kind == "logprob" and (lost := contributions.at_the_ends(row.name, whole, held)) is not None:
             fault = lost
+        if kind == "ids" and row.name != "input_ids":
+            fault = contributions.labels_at_the_ends(row.name, whole, held) or fault
         if kind == "loss" and fault is None and not held.is_cut and not whole.shape:
             fault = self._of_own_tokens(row, whole, held, micro_pair, together)
         if fault is None and naming.is_module_tensor(row.name) and len(held.ranks) < len(together.ranks):
