@@ -398,6 +398,12 @@ class OfRanks:
             elif whole.shape == laid.shape and len(whole.shape) >= 2 and whole.numel <= 1 << 22:
                 off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
+                if off_NH is not None and held.axis in (None, 0, 1):
+                    there_NH = pages.array(whole).astype(np.float64).reshape(off_NH.shape)
+                    fault = subspaces.of_other_shards(row.name, there_NH + off_NH, there_NH, held.ranks)
+                    if fault is not None:
+                        row.ranks.fault, off_NH = fault, None
+                        row.reason = f"{fault.sentence}; {row.reason}"
         self._first_off[row.key.step] = row, off_NH
 
     def _of_first(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> Fault | None:
