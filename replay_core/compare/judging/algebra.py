@@ -345,6 +345,9 @@ def _slices(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
     if (elsewhere := _elsewhere(what, held, blocks, odd, size)) is not None:
         found.fault = elsewhere
         return
+    if (mixed := _slices_summed(what, held, blocks)) is not None:
+        found.fault = mixed
+        return
     if len(found.factors) == len(odd):
         factors = list(found.factors.values())
         if max(factors) - min(factors) <= NEAR * abs(max(factors)):
@@ -441,6 +444,39 @@ def _copies_not_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) ->
         f"not {done}", tuple(sorted(held.ranks[number] for members in apart for number in members)),
         f"{what} is not {done} over the ranks that hold one slice ({groups}): each holds its own, and their {is_whole} "
         "is the other run's",
+    )  # fmt: skip
+
+
+def _slices_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) -> Fault | None:
+    """Slices that are all the same on ranks that have another each, and add up over such groups to the sum of the other
+    run's slices: summed over the ranks that share a tensor, not over those that have the same slice.
+    """
+    places = list(dict.fromkeys(held.stretches))
+    count = len(held.parts)
+    if len(places) < 2 or count > _EACH or len({ref.shape for ref in (*held.parts, *blocks)}) > 1:
+        return None
+    products = products_of([*held.parts, *(blocks[held.stretches.index(place)] for place in places)])
+    groups: list[list[int]] = []
+    for number in range(count):
+        for members in groups:
+            if products.norm({members[0]: -1, number: 1}) <= _ALIKE * products.norm({number: 1}):
+                members.append(number)
+                break
+        else:
+            groups.append([number])
+    # Which slice is whose cannot be told by what is the same: only that each group has as many ranks as there are.
+    if any(len(members) != len(places) for members in groups):
+        return None
+    total = dict.fromkeys(range(count, count + len(places)), -1.0)
+    if not all(products.finite) or products.norm({**total, **{one[0]: 1.0 for one in groups}}) > NEAR * products.norm(
+        total
+    ):
+        return None
+    said = "; ".join(named(held.ranks[number] for number in members) for members in groups)
+    return Fault(
+        "wrong group", held.ranks,
+        f"{what} is the same on ranks that have another slice each ({said}), and adds up to the sum of all slices: it "
+        "is summed over the ranks that share the tensor, where those that have the same slice are to be",
     )  # fmt: skip
 
 

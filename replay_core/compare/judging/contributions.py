@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
@@ -329,6 +330,44 @@ def of_gathered(
                 f"it gathered of rank {other} is not what that one holds: stale, or of another place",
             )  # fmt: skip
     return None
+
+
+def weighed_otherwise(
+    what: str, whole: TensorRef, laid: TensorRef, experts: Sequence[tuple[int, TensorRef]]
+) -> Fault | None:
+    """Of a layer of experts: the rank of whose experts' rows the tokens' differences are multiples, so that what these
+    made is right and counts with another weight (a router's gate) than it should.
+
+    experts: of all ranks, what each expert put out [its tokens, hidden], which is right.
+    """
+    width = whole.shape[-1]
+    if whole.shape != laid.shape or any(ref.shape[-1] != width for _, ref in experts):
+        return None
+    off = pages.array(laid).astype(np.float64).reshape(-1, width) - pages.array(whole).astype(np.float64).reshape(
+        -1, width
+    )
+    size = np.linalg.norm(off, axis=1)
+    off = off[size > 1e-3 * size.max(initial=0.0)]
+    if not len(off) or len(off) * sum(ref.numel for _, ref in experts) > 1 << 28 or not np.isfinite(off).all():
+        return None
+    off /= np.linalg.norm(off, axis=1, keepdims=True)
+    along: dict[int, NDArray[np.bool_]] = {}
+    for rank, ref in experts:
+        rows = pages.array(ref).astype(np.float64).reshape(-1, width)
+        rows = rows[rows.any(1)]
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        is_along = np.abs(off @ rows.T).max(1, initial=0.0) >= 1 - 1e-6
+        along[rank] = along.get(rank, np.zeros(len(off), bool)) | is_along
+    count = {rank: int(own.sum()) for rank, own in along.items()}
+    those = [rank for rank, number in count.items() if number]
+    if len(along) < 2 or len(those) != 1 or count[those[0]] < max(3, 0.3 * len(off)):
+        return None
+    return Fault(
+        "contribution", tuple(those),
+        f"{what} is off at {count[those[0]]} of {len(off)} tokens by a multiple of what one of rank {those[0]}'s "
+        "experts made of the token, and by none of another rank's: what they made is right, and counts with another "
+        "weight (the router's), or not at all",
+    )  # fmt: skip
 
 
 def with_another(

@@ -61,6 +61,7 @@ _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(
 _RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
 _LOGITS = ("logits", "lm_head.output", "output_layer.output")
 _OF_EXPERT = regex(r"\.experts?\.")
+_EXPERTS_OUTPUT = regex(r"\.experts?\.\d{1,9}\.output$")
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
@@ -94,8 +95,9 @@ class OfRanks:
         #: Of a micro-batch, slices that ranks hold alike with the other run; and of a step, those before its first
         #: activation that is off, with what each rank holds of it.
         self._slices: dict[Any, list[HeldByRanks]] = defaultdict(list)
-        #: Of a micro-batch: the outputs of layers whose experts are each on some of the ranks.
-        self._of_experts: dict[Any, set[str]] = defaultdict(set)
+        #: Of a micro-batch: the outputs of layers whose experts are each on some of the ranks; of each what its experts
+        #: put out, and whose they are.
+        self._of_experts: dict[Any, dict[str, list[tuple[int, TensorRef]]]] = defaultdict(lambda: defaultdict(list))
         #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
         self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
@@ -382,7 +384,9 @@ class OfRanks:
         self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair
     ) -> None:
         """Keep the first activation of a step that is off, and say of it what its tokens alone tell."""
-        if row.key.step in self._first_off or not naming.is_module_tensor(row.name):
+        if not naming.is_module_tensor(row.name):
+            return
+        if row.key.step in self._first_off and not self._is_before_first(row):
             return
         off_NH = None
         ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
@@ -406,16 +410,33 @@ class OfRanks:
                         row.reason = f"{fault.sentence}; {row.reason}"
         self._first_off[row.key.step] = row, off_NH
 
+    def _is_before_first(self, row: TensorVerdict) -> bool:
+        """Whether what a model returned of its first layers is off, where what it returned in the end is the first that
+        nothing explains.
+        """
+        first, _ = self._first_off[row.key.step]
+        is_returned = first.name == "forward.output.logits" and first.place == row.place
+        is_open = first.ranks is not None and (first.ranks.fault is None or first.ranks.fault.kind == "apart")
+        return (
+            is_returned
+            and is_open
+            and row.name.startswith("forward.output.")
+            and _RETURNED.search(row.name) is not None
+        )
+
     def _of_first(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> Fault | None:
         """What the tokens that are off say of the first activation that is, of which ranks have some each."""
         if (fault := key_order.of_keys(row.name, whole, laid, held)) is not None:
             return fault
         if row.name in self._of_experts[row.place[:2]] and row.ranks is not None:
-            return contributions.of_own_experts(row.name, whole, held)
+            experts = self._of_experts[row.place[:2]][row.name]
+            return contributions.of_own_experts(row.name, whole, held) or contributions.weighed_otherwise(
+                row.name, whole, laid, experts
+            )
         parted = row.ranks.parted if row.ranks is not None else ()
-        values = (one for one in self._slices[row.place[:2]] if one.parts[0].name.endswith("v_proj.output"))
-        own = (key_order.own_keys(row.name, held, one, parted) for one in values)
-        return next((fault for fault in own if fault is not None), None)
+        slices = reversed(self._slices[row.place[:2]])
+        found = (key_order.of_one_key(row.name, held, one, parted) for one in slices)
+        return next((fault for fault in found if fault is not None), None)
 
     def _explain_first_sum(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is the output of this weight, and not the sum it should be
@@ -426,8 +447,19 @@ class OfRanks:
         if first is None or first.ranks is None or first.name != f"{name.removesuffix('.bias')}.output":
             return
         output, slices, ids, whole = self._into_first[row.key.step]
+        together = micro_pair.together
+        side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
+        bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
         if not held.is_cut:
             fault = None
+            if len(held.parts[0].shape) == 2 and output.axis == 1 and not row.verdict.diverges:
+                weight = pages.array(held.parts[0]).astype(np.float64)
+                added = np.zeros(len(weight)) if bias is None else pages.array(bias).astype(np.float64)
+                of_one = (
+                    key_order.of_one_key(first.name, output, one, first.ranks.parted, (weight, added))
+                    for one in reversed(slices)
+                )
+                fault = next((one for one in of_one if one is not None), None)
             if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
                 fault = row_parallel.beside_its_bias(first.name, whole, output, held.parts[0])
             if fault is not None:
@@ -450,9 +482,6 @@ class OfRanks:
                     first.reason = f"{fault.sentence}; {first.reason}"
                     self._first_off[row.key.step] = first, None
             return
-        together = micro_pair.together
-        side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
-        bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
         for inputs in (*reversed(slices), *row_parallel.gated(slices)):
             if (fault := row_parallel.of_parts(first.name, output, inputs, held, bias)) is not None:
                 first.ranks.fault = fault
@@ -609,7 +638,9 @@ class OfRanks:
         if not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
             return
         if (found := _OF_EXPERT.search(row.name)) is not None and len(held.ranks) < len(together.ranks):
-            self._of_experts[row.place[:2]].add(f"{row.name[: found.start()]}.output")
+            experts = self._of_experts[row.place[:2]][f"{row.name[: found.start()]}.output"]
+            if _EXPERTS_OUTPUT.search(row.name) and len(held.ranks) == 1 and held.parts[0].is_readable:
+                experts.append((held.ranks[0], held.parts[0]))
         if held.is_cut and together.shares in ("samples", "tokens") and held.axis in (0, 1):
             self._inputs[row.key.step][row.name.rpartition(".output")[0].rpartition(".")[0]].append(held)
 
