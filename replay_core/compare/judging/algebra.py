@@ -19,6 +19,7 @@ from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import NEAR, InnerProducts, products_of
 from replay_core.compare.pairing.ranks import HeldByRanks, Together, Which, named, narrowed, standing_for
+from replay_core.dtypes import EPS, coarsest, family
 from replay_core.records import Inline, TensorRef
 
 #: What part of a difference an explanation may leave.
@@ -30,6 +31,8 @@ _ALIKE, _AGREES = 1e-4, 0.03
 _EQUAL = 1e-6
 #: More ranks than this are not held each against each.
 _EACH = 16
+#: What rounding leaves of the gradient of a key's bias, times eps of its row of the weight's (`bias_noise.py`).
+_CANCELS = 1e3
 #: Fewer elements add up, and have zeros at the same places, by chance.
 _FEWEST = 8
 #: Shares of zeros between which a pattern of them is one that was drawn.
@@ -581,6 +584,44 @@ def own_positions(what: str, held: HeldByRanks) -> Fault | None:
         held.ranks,
         f"{what} begin at 0 on each of {whose(held.ranks)}: each rank counts its own tokens, not those of the sequence",
     )
+
+
+def cut_across(what: str, held: HeldByRanks, bias: TensorRef, weight: TensorRef | None) -> Fault | None:
+    """Whether ranks hold a weight that is queries, keys and values in one as slices in turn, where each is to hold a
+    share of all three. Keys' rows are told by the gradient of the bias: softmax does not see what all keys have in
+    common, so of them it is what rounding leaves of zero beside their rows of the weight's.
+
+    held: the ranks' slices of the bias' gradient; bias, weight: the gradients of the other run.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
+    if (
+        held.axis != 0
+        or weight is None
+        or len(weight.shape) != 2
+        or weight.shape[:1] != bias.shape
+        or len(held.ranks) < 2
+    ):
+        return None
+    if any(len(stretches) != 1 for stretches in held.stretches) or not weight.is_readable or weight.numel > 1 << 24:
+        return None
+    unit = EPS.get(str(family(coarsest(bias.dtype, weight.dtype))))
+    if unit is None:
+        return None
+    size = np.sqrt(np.square(pages.array(weight).astype(np.float64)).mean(1))
+    is_noise = np.abs(pages.array(bias).astype(np.float64)) <= _CANCELS * unit * size
+    keys = np.flatnonzero(is_noise)
+    total = is_noise.size
+    if not keys.size or keys[-1] - keys[0] + 1 != keys.size or keys[0] + 2 * keys.size != total or not size.all():
+        return None
+    ((start, length), *_), first, last = held.stretches[0], int(keys[0]), int(keys[-1])
+    return Fault(
+        "order", held.ranks,
+        f"{what} is cut among {whose(held.ranks)} in turn (rank {held.ranks[0]} has rows {start} to "
+        f"{start + length - 1}), and is queries, keys and values one after the other (rows {first} to {last} are keys, "
+        "whose bias has no gradient): each rank is to have a share of all three",
+    )  # fmt: skip
 
 
 # ---- zeros that were drawn

@@ -80,6 +80,8 @@ class OfRanks:
         self._seen: set[int] = set()
         #: Tensors with their numbers left out -> the sections of which every rank has its share.
         self._sections: dict[str, tuple[int, ...]] = {}
+        #: Modules that are several in one (see `_fused`) whose slices in turn were found to be the other run's.
+        self._in_turn: set[str] = set()
         #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
         self._left: dict[int | None, tuple[TensorRef, HeldByRanks]] = {}
         self._mean: set[int | None] = set()
@@ -174,9 +176,7 @@ class OfRanks:
         cut = held if held.is_cut else there
         if cut is None:
             return None
-        # A weight, its bias and what they put out are cut alike: gradients of few digits alone do not tell how.
-        total = sum(long for stretches in set(cut.stretches) for _, long in stretches)
-        module = f"{naming.module_of(pattern).removesuffix('.weight').removesuffix('.bias')} of {total}"
+        module = _fused(row.name, cut)
         known = self._sections.get(pattern) or self._sections.get(module)
         for sizes in (known,) if known is not None else sections(cut):
             again = in_sections(held, sizes) if held.is_cut else held
@@ -249,6 +249,11 @@ class OfRanks:
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
         if row.name.startswith("grad.") and fault is None:
             fault = self._own_means.pop(row.key.step, None)
+        if fault is None and row.name.startswith("grad.") and row.name.endswith(".bias") and _FUSED.search(row.name):
+            other = micro_pair.b if together.which == "a" else micro_pair.a
+            beside = next((ref for _, ref in other.named(f"{row.name.removesuffix('.bias')}.weight")), None)
+            if held.is_cut and _fused(row.name, held) in self._in_turn:
+                fault = algebra.cut_across(row.name.removeprefix("grad.").removesuffix(".bias"), held, whole, beside)
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, whole, micro_pair, together, held) or fault
             if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST:
@@ -653,6 +658,10 @@ class OfRanks:
             self._tokens[row.key.step] += token_rows.in_micros(ref, rank, micros)
 
     def _keep(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> None:
+        is_in_turn = held.is_cut and not row.verdict.diverges and len(held.stretches[0]) == 1
+        is_of_rows = not naming.is_module_tensor(row.name) or held.axis == len(whole.shape) - 1
+        if is_in_turn and is_of_rows and _FUSED.search(row.name):
+            self._in_turn.add(_fused(row.name, held))
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
@@ -664,6 +673,15 @@ class OfRanks:
             self._parts[place] = [*self._parts[place][1 - _KEPT :], (row.name, held)]
         elif not row.verdict.diverges:
             self._whole[place] = [*self._whole[place][1 - _KEPT :], (row.name, whole)]
+
+
+def _fused(name: str, cut: HeldByRanks) -> str:
+    """A module that is several in one, whatever its layer: its weight, its bias and what they put out are cut alike,
+    which gradients of few digits alone do not tell.
+    """
+    pattern = _NUMBER.sub("#", name.removeprefix("grad.").removeprefix("param."))
+    total = sum(long for stretches in set(cut.stretches) for _, long in stretches)
+    return f"{naming.module_of(pattern).removesuffix('.weight').removesuffix('.bias')} of {total}"
 
 
 def _is_of_a_later_stage(
