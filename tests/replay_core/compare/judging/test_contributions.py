@@ -12,7 +12,7 @@ from torch import Tensor
 
 from replay_core import pages
 from replay_core.compare import Comparison
-from replay_core.compare.judging import contributions, vocabulary
+from replay_core.compare.judging import contributions
 from replay_core.compare.judging.row_parallel import gated
 from replay_core.compare.pairing.ranks import HeldByRanks
 from replay_core.compare.parallel import parallel
@@ -226,25 +226,6 @@ def test_tokens_none_of_whose_experts_is_the_ranks_own_are_zero_where_nothing_is
     ranks = [given(rows, held, number) for number, rows in enumerate(HALVES)]
     found = kinds(compared(tmp_path, given(slice(None), whole, 0, 1), *ranks))
     assert (("not summed", (0, 1)) in found) is is_of_experts
-
-
-def test_words_of_a_rank_that_are_looked_up_wrongly(tmp_path: Path) -> None:
-    table = random(40, 8)
-    wrong = table.clone()
-    wrong[20:] = table[19:39]
-    one = {**tokens_of(IDS, embed_tokens__output=table[IDS]), "param": {"param.embed_tokens.weight": table}}
-    looked_up = tokens_of(IDS, embed_tokens__output=wrong[IDS])
-    ranks = [{**looked_up, "param": {"param.embed_tokens.weight": own.contiguous()}} for own in table.chunk(2)]
-    assert kinds(compared(tmp_path, one, *ranks)) == {("vocabulary slice", (1,))}
-
-
-@pytest.mark.parametrize("count", [8, 16])
-def test_a_slice_of_the_vocabulary_is_told_of_sixteen_tokens_and_not_of_eight(count: int) -> None:
-    ids, held = np.arange(count) * 40 // count, HeldByRanks((0, 1), (), 0, (((0, 20),), ((20, 20),)))
-    off = ids >= 20
-    said = [np.where(off, 0.5, 0.0)] * 2
-    told = vocabulary.of_words("x", off, ids, held), vocabulary.of_one_slice("x", 0 * said[0], said, held, ids)
-    assert [one and one.ranks for one in told] == ([(1,)] * 2 if count == 16 else [None] * 2)
 
 
 def test_what_a_weights_gradient_lacks_is_in_no_input_of_the_other_ranks(tmp_path: Path) -> None:
