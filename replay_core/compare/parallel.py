@@ -121,7 +121,7 @@ def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
         first = first or row
         of_row = row.figures.total.a2 if row.figures is not None else 0.0
         size_2 += of_row
-        left_2 += 0.0 if row.ranks.factors else of_row
+        left_2 += 0.0 if row.ranks.factors.keys() >= set(row.ranks.parted) else of_row
         for rank, factor in row.ranks.factors.items():
             by_rank.setdefault(rank, []).append(factor)
     if first is None or len(by_rank) < 2 or min(map(len, by_rank.values())) < _FEWEST or left_2 > _REST * size_2:

@@ -51,6 +51,7 @@ FAULTY: dict[str, tuple[Sequence[torch.Tensor], str, list[int], str]] = {
     "a slice of zeros": ([ROWS[0], ROWS[1] * 0], "zeros", [1], "is 0 in the slice of rank 1"),
     "a slice apart": ([THREE[0], THIRD[:4], THREE[2]], "apart", [1], "those of ranks 0 and 2 are"),
     "NaN on one rank": ([WHOLE, WHOLE * float("nan")], "apart", [1], "rank 1 holds NaN or infinities"),
+    "slices summed over their ranks": ([ROWS[0] + ROWS[1]] * 2, "wrong group", [0, 1], "the sum of all slices"),
     "slices times the ranks": ([part * 2 for part in ROWS], "too much", [0, 1], "is 2 x the whole"),
     "a slice one late": ([WHOLE[:6], torch.cat([WHOLE[7:], OTHER[:1]])], "boundary", [1], "rank 1's begins 1 too late"),
 }  # fmt: skip
