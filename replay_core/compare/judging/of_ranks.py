@@ -626,16 +626,16 @@ class OfRanks:
         said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
         candidates = []
         for name in ("target_ids", "labels", "input_ids"):
-            if (ref := other.find(name)) is not None and ref.shape == whole.shape:
-                ids = pages.array(ref).astype(np.int64)
+            if (targets := other.find(name)) is not None and targets.shape == whole.shape:
+                ids = pages.array(targets).astype(np.int64)
                 candidates += [] if name == "input_ids" else [ids.reshape(-1)]
                 candidates.append(np.roll(ids, -1, 1).reshape(-1))
-        for _, cut, facing in called or of_samples[-1:]:
-            logits = pages.array(facing).astype(np.float64).reshape(-1, facing.shape[-1])
+        for _, cut, other_logits in called or of_samples[-1:]:
+            logits = pages.array(other_logits).astype(np.float64).reshape(-1, other_logits.shape[-1])
             found = vocabulary.targets_of(said[0], logits, candidates)
             if found is not None:
-                told, targets, sign = found
-                return vocabulary.explain(row.name, [sign * one[told] for one in said], logits[told], cut, targets)
+                told, targets_N, sign = found
+                return vocabulary.explain(row.name, [sign * one[told] for one in said], logits[told], cut, targets_N)
         return None
 
     def _note_inputs(self, row: TensorVerdict, held: HeldByRanks, together: Together) -> None:

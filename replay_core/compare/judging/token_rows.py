@@ -55,7 +55,7 @@ def is_lookup(whole: TensorRef, given: Sequence[Given]) -> bool:
     words = np.unique(np.concatenate([one.ids for one in given]))
     if not words.size or words[0] < 0 or words[-1] >= whole.shape[0] or whole.shape[0] - words.size < _FEWEST:
         return False
-    has_V = np.asarray(pages.array(whole)).any(1)
+    has_V = np.any(pages.array(whole) != 0, axis=1)
     return bool(has_V[words].mean() > 0.5) and int(has_V.sum()) == int(has_V[words].sum())
 
 
@@ -110,7 +110,7 @@ def _groups(given: Sequence[Given], key: Callable[[Given], Any]) -> list[_Group]
 
 def _weigh(groups: Sequence[_Group], there_VH: Array, here_VH: Array, start: int) -> None:
     """Say of every group by what factor the rows count that it alone makes."""
-    has_V = there_VH.any(1)
+    has_V = np.any(there_VH != 0, axis=1)
     for number, group in enumerate(groups):
         others = [one.words for other, one in enumerate(groups) if other != number]
         own = np.setdiff1d(group.words, np.concatenate(others)) - start

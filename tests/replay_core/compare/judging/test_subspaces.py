@@ -144,7 +144,7 @@ def test_a_stale_shard_is_told_by_the_channels_that_it_makes(is_whole: bool, row
     assert (("apart", (2,)) in told) is (rows == slice(8, 12))
 
 
-SHARDS = {
+SHARDS: dict[str, tuple[list[int | None], set[tuple[str, tuple[int, ...]]]]] = {
     "swapped": ([1, 0], {("order", (0, 1))}), "the first twice": ([0, 0], {("held twice", (0, 1))}),
     "another": ([0, None], set()),
 }  # fmt: skip
