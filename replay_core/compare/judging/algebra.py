@@ -82,7 +82,7 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
         return found
     what = _called(name)
     if held.is_cut:
-        _slices(found, what, whole, held)
+        _slices(found, name, whole, held)
     elif all(ref.shape == whole.shape for ref in held.parts):
         _wholes(found, what, whole, held, together.samples)
         if name.startswith("grad.") and found.fault is None and len(found.factors) == len(held.ranks):
@@ -100,6 +100,13 @@ def is_rounded(whole: TensorRef, held: HeldByRanks) -> bool:
         return False
     made = standing_for(held)
     return made.shape == whole.shape and is_near(whole, made)
+
+
+def are_alike(refs: Sequence[TensorRef]) -> bool:
+    """Whether ranks hold one value of a tensor, but for noise."""
+    products = products_of(refs)
+    size = products.norm({0: 1})
+    return all(products.norm({0: -1, number: 1}) <= _ALIKE * size for number in range(1, len(refs)))
 
 
 def is_near(whole: TensorRef, made: TensorRef) -> bool:
@@ -319,9 +326,9 @@ def _apart(what: str, found: Ranked, held: HeldByRanks, products: InnerProducts)
 # ---- tensors that are cut among the ranks
 
 
-def _slices(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> None:
+def _slices(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks) -> None:
     assert held.axis is not None
-    ranks = held.ranks
+    ranks, what = held.ranks, _called(name)
     blocks = [_block(whole, held.axis, stretches) for stretches in held.stretches]
     size = products_of([whole]).norm({0: 1}) / len(ranks) ** 0.5
     pairs = [products_of([block, part]) for block, part in zip(blocks, held.parts, strict=True)]
@@ -348,7 +355,7 @@ def _slices(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
     if (elsewhere := _elsewhere(what, held, blocks, odd, size)) is not None:
         found.fault = elsewhere
         return
-    if (mixed := _slices_summed(what, held, blocks)) is not None:
+    if name.startswith("grad.") and (mixed := _slices_summed(what, held, blocks)) is not None:
         found.fault = mixed
         return
     if len(found.factors) == len(odd):
@@ -471,9 +478,11 @@ def _slices_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) -> Fau
     if any(len(members) != len(places) for members in groups):
         return None
     total = dict.fromkeys(range(count, count + len(places)), -1.0)
-    if not all(products.finite) or products.norm({**total, **{one[0]: 1.0 for one in groups}}) > NEAR * products.norm(
-        total
-    ):
+    nearest = min(
+        products.norm({number: 1, count + places.index(place): -1}) for number, place in enumerate(held.stretches)
+    )
+    left = products.norm({**total, **{one[0]: 1.0 for one in groups}})
+    if not all(products.finite) or left > NEAR * products.norm(total) or left > _LEFT * nearest:
         return None
     said = "; ".join(named(held.ranks[number] for number in members) for members in groups)
     return Fault(

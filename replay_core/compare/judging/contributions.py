@@ -13,6 +13,8 @@ from replay_core.compare.judging.products import NEAR, Array, products_of
 from replay_core.compare.pairing.ranks import HeldByRanks, named
 from replay_core.records import TensorRef
 
+#: A token is off by this part of what the worst is, where others may be by what noise made of the weights.
+_APART = 0.03
 #: More ranks than this are not held each against each.
 _EACH = 16
 #: Elements of other ranks' rows for which it is asked, of each rank, what they span.
@@ -313,7 +315,7 @@ def of_gathered(
     if here.shape != there.shape:
         return None
     off_S = np.abs(here - there).reshape(*here.shape[:2], -1).max((0, 2))
-    is_off_S = off_S > 1e-3 * off_S.max(initial=0.0)
+    is_off_S = off_S > _APART * off_S.max(initial=0.0)
     for cut in slices:
         if cut.axis != 1 or rank not in cut.ranks:
             continue

@@ -82,34 +82,31 @@ def of_one_key(
         return None
     own_at = [stretches[0][0] for stretches in held.stretches]
     first = next((number for number, at in enumerate(own_at) if at == 0), None)
-    those: dict[str, list[int]] = {"own": [], "first": []}
+    seen = set()
     for number, rank in enumerate(held.ranks):
         if rank not in parted or own_at[number] == 0:
-            continue
+            continue  # the first token of all sees itself alone
         made = pages.array(held.parts[number]).astype(np.float64)
         made_BH = (made[:, :, 0] if axis == 2 else made[:, 0]).reshape(made.shape[0], -1)
-        for kind, source in (("own", number), ("first", first)):
-            if source is not None and _is_of(made_BH, values.parts[source], through):
-                those[kind].append(rank)
-                break
-        else:
-            return None
-    for kind, ranks in those.items():
-        if ranks and sorted(ranks) == sorted(parted):
-            verb = "attends" if len(ranks) == 1 else "attend"
-            if kind == "own":
-                return Fault(
-                    "own keys", tuple(ranks),
-                    f"{what}: {whose(ranks)} {verb} to keys of the rank's own stretch alone: the first token of it has "
-                    "its own value, as if no token stood before it",
-                )  # fmt: skip
-            return Fault(
-                "own mask", tuple(ranks),
-                f"{what}: on {whose(ranks)} the first token of the rank's stretch has the value of the first token of "
-                "the sequence, as if it stood there: keys are hidden by the rank's own numbers of tokens, not their "
-                "positions",
-            )  # fmt: skip
-    return None
+        told = [
+            kind for kind, source in (("own", number), ("first", first))
+            if source is not None and _is_of(made_BH, values.parts[source], through)
+        ]  # fmt: skip
+        seen.add(told[0] if told else None)
+    if len(seen) != 1 or None in seen:
+        return None
+    those, verb = tuple(parted), "attends" if len(parted) == 1 else "attend"
+    if "own" in seen:
+        return Fault(
+            "own keys", those,
+            f"{what}: {whose(those)} {verb} to keys of the rank's own stretch alone: the first token of it has its own "
+            "value, as if no token stood before it",
+        )  # fmt: skip
+    return Fault(
+        "own mask", those,
+        f"{what}: on {whose(those)} the first token of the rank's stretch has the value of the first token of the "
+        "sequence, as if it stood there: keys are hidden by the rank's own numbers of tokens, not their positions",
+    )  # fmt: skip
 
 
 def _is_of(made_BH: Floats, value: TensorRef, through: tuple[Floats, Floats] | None) -> bool:

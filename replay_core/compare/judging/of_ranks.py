@@ -391,7 +391,9 @@ class OfRanks:
         """Keep the first activation of a step that is off, and say of it what its tokens alone tell."""
         if not naming.is_module_tensor(row.name):
             return
-        if row.key.step in self._first_off and not self._is_before_first(row):
+        known, _ = self._first_off.get(row.key.step, (None, None))
+        # What was off when it was judged may have been explained since, by the weights it was computed with.
+        if known is not None and known.verdict.diverges and not self._is_before_first(row):
             return
         off_NH = None
         ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
@@ -548,6 +550,12 @@ class OfRanks:
                     and (fault := contributions.tied_apart(what, whole, held, other)) is not None
                 ):  # fmt: skip
                     return fault
+        places = held.stretches if held.is_cut else [()] * len(held.ranks)
+        if not all(
+            algebra.are_alike([ref for ref, other in zip(held.parts, places, strict=True) if other == place])
+            for place in set(places)
+        ):
+            return None  # each has its own: none of them is what all made of it
         given = self._tokens[row.key.step]
         if row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, given):
             return token_rows.of_rows(what, whole, held, given)
