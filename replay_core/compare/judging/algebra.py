@@ -85,7 +85,7 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
         _slices(found, name, whole, held)
     elif all(ref.shape == whole.shape for ref in held.parts):
         _wholes(found, what, whole, held, together.samples)
-        if name.startswith("grad.") and found.fault is None and len(found.factors) == len(held.ranks):
+        if name.startswith("grad.") and found.fault is None and found.parted == held.ranks and are_alike(held.parts):
             found.factors = _of_shards(whole, held) or found.factors
     return found
 
@@ -389,6 +389,19 @@ def _block(whole: TensorRef, axis: int, stretches: Sequence[tuple[int, int]]) ->
     pieces = [pages.array(narrowed(whole, axis, *stretch)) for stretch in stretches]
     made = np.concatenate(pieces, axis)
     return whole.with_(shape=made.shape, source=Inline(np.ascontiguousarray(made).tobytes()), digest=None)
+
+
+def in_groups(whole: TensorRef, held: HeldByRanks) -> Iterator[tuple[TensorRef, HeldByRanks]]:
+    """What is held in the groups of ranks that have one slice each, as if each group's slice were the whole: the other
+    run's of it, and the ranks'; of what is not cut, that of all.
+    """
+    if held.axis is None:
+        yield whole, held
+        return
+    for stretches in dict.fromkeys(held.stretches):
+        members = [number for number, own in enumerate(held.stretches) if own == stretches]
+        own = HeldByRanks(tuple(held.ranks[one] for one in members), tuple(held.parts[one] for one in members))
+        yield _block(whole, held.axis, stretches), own
 
 
 def of_groups(

@@ -468,7 +468,13 @@ class OfRanks:
                 )
                 fault = next((one for one in of_one if one is not None), None)
             if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
-                fault = row_parallel.beside_its_bias(first.name, whole, output, held.parts[0])
+                of_groups = [
+                    row_parallel.beside_its_bias(first.name, slice_, own, held.parts[0])
+                    for slice_, own in algebra.in_groups(whole, output)
+                ]
+                kinds = {one and one.kind for one in of_groups}
+                if len(kinds) == 1 and (fault := of_groups[0]) is not None:
+                    fault = replace(fault, ranks=output.ranks)  # of every group
             if fault is not None:
                 first.ranks.fault = fault
                 first.reason = f"{fault.sentence}; {first.reason}"
