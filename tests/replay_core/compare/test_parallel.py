@@ -211,7 +211,7 @@ def test_gradients_that_each_rank_scales_by_a_factor_of_its_own(
     assert _faults(compared_steps(tmp_path, whole, *ranks)) == expected
 
 
-@pytest.mark.parametrize(("second", "is_apart"), [(1.408, True), (1.421, False)])
+@pytest.mark.parametrize(("second", "is_apart"), [(1.408, True), (1.2, True), (1.421, False)])
 def test_rows_of_gathered_shards_are_each_scaled_by_their_ranks_factor(
     second: float, is_apart: bool, tmp_path: Path
 ) -> None:

@@ -171,3 +171,13 @@ def test_dropout_by_the_same_random_numbers_where_each_should_draw_its_own(tmp_p
     ]
     fault = there(there(there(compared(tmp_path, one, *ranks).first).ranks).fault)
     assert (fault.kind, fault.ranks) == ("masks alike", (0, 1))
+
+
+@pytest.mark.parametrize("off", [1e-3, 1.0])
+def test_copies_of_samples_that_are_off_a_little_are_no_sum_over_a_wrong_group(off: float, tmp_path: Path) -> None:
+    """Two groups of two ranks, whose slices add up to nearly the other run's whatever they are off."""
+    whole = random(12, 8)
+    halves = [part + off * random(6, 8, seed=seed) for seed, part in enumerate(whole.chunk(2), 5)]
+    found = gradients(tmp_path, whole, [halves[0], halves[0], halves[1], halves[1]])
+    fault = there(there(found.first).ranks).fault
+    assert fault is None or fault.kind != "wrong group"

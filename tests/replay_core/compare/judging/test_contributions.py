@@ -437,3 +437,21 @@ def test_outputs_are_looked_at_without_the_bias_beside_them(case: str, tmp_path:
         return {**tokens_of(IDS, layers__0__down__output=output), "param": {"param.layers.0.down.bias": BIAS}}
 
     assert kinds(compared(tmp_path, step(RIGHT), *map(step, outputs))) == expected
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_gradient_that_each_rank_has_of_its_own_tokens_lacks_no_rank(is_own: bool, tmp_path: Path) -> None:
+    """Not summed, and clipped by a norm of each rank's own: the first rank's is made of its own tokens, and no sum."""
+    x, left, norm = random(4, 4, 48, seed=1), random(4, 4, 12, seed=2), random(32, seed=3)
+    each = [torch.einsum("bto,bti->oi", left[half], x[half]) for half in HALVES]
+
+    def step(rows: slice, gradient: Tensor, times: float = 1.0) -> dict[str, Any]:
+        return {"batch_inputs": {"input_ids": IDS[rows, :4].contiguous()},
+                "modules": {"norm.output": x[rows].contiguous()},
+                "gradient": {"grad.head.weight": gradient, "grad.norm.weight": times * norm}}  # fmt: skip
+
+    factors = (1.04, 1.1) if is_own else (1.0, 1.0)
+    ranks = [step(half, factor * (own if is_own else each[0]), factor)
+             for half, own, factor in zip(HALVES, each, factors, strict=True)]  # fmt: skip
+    told = kinds(compared(tmp_path, step(slice(None), each[0] + each[1]), *ranks))
+    assert told == ({("not summed", (0, 1))} if is_own else {("missing", (1,))})
