@@ -316,14 +316,16 @@ def _judged(judge: Judge, pair: TensorPair, micro_pair: MicroBatchPair) -> Tenso
 
 def _of_missent(pair: TensorPair, micro_pair: MicroBatchPair, sent: Missent) -> TensorVerdict:
     """The row of an expert that computed another number of tokens: rows that do not face each other one by one."""
-    if sent.lost is None:
+    if sent.lost is None and not sent.is_told:
         # Noise may send a token elsewhere where two experts are next to alike; without the router nobody knows.
         why = f"{sent.sentence}, and the router that sent them was not recorded"
         return TensorVerdict(pair.name, Verdict.SAME, why, a=pair.a, b=pair.b, skipped=why)
     row = TensorVerdict(pair.name, Verdict.SHAPE, sent.sentence, a=pair.a, b=pair.b)
     together = micro_pair.together
     if together is not None and sent.ranks:
-        fault = Fault("tokens lost", sent.ranks, f"{sent.sentence} ({whose(sent.ranks)})")
+        fault = Fault(
+            "other tokens" if sent.is_told else "tokens lost", sent.ranks, f"{sent.sentence} ({whose(sent.ranks)})"
+        )
         row.ranks = Ranked(together.which, "one", sent.ranks, parted=sent.ranks, fault=fault)
     return row
 

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from replay_core import naming
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.ranks import Together, Which
 
 if TYPE_CHECKING:
     from replay_core.compare.judging.tensors import TensorVerdict
 
-#: Gradients whose factors are asked for one cause, at least; and how far they may be from each other.
-_FEWEST, _ALIKE = 3, 0.01
+#: Gradients whose factors are asked for one cause, at least; and how far those of one rank may be from each other: of
+#: themselves, and of what those of two ranks are.
+_FEWEST, _ALIKE, _OF_APART = 3, 0.01, 0.1
+#: What part of the squares of all of them may be of gradients that have none: what rounding left of a key's bias.
+_REST = 1e-6
 
 
 class Found(Struct):
@@ -56,6 +60,7 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         if row.ranks is not None and row.verdict.diverges:
             for rank in row.ranks.parted:
                 found.first.setdefault(rank, row)
+    began = min((row.key.step or 0 for row in found.first.values()), default=0)
     by_kind: dict[tuple[str, tuple[int, ...]], Found] = {}
     for one in together:
         if one.astray is not None:
@@ -76,7 +81,11 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
     if (clipped := _clipped(rows)) is not None:
         by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
-    kept = [one for one, step in zip(by_kind.values(), steps, strict=True) if step == min(steps)]
+    kept = [
+        one for one, step in zip(by_kind.values(), steps, strict=True)
+        # Ranks that are apart after a step which diverges and nothing explains have their weights of it.
+        if step == min(steps) and (one.fault.kind != "apart" or step <= began)
+    ]  # fmt: skip
     found.faults = sorted(kept, key=lambda one: one.fault.kind == "apart")
     return found
 
@@ -98,26 +107,31 @@ def _of_single_ranks(rows: Sequence[tuple[TensorVerdict, Fault]]) -> dict[tuple[
 
 
 def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
-    """Gradients that each rank has times a factor of its own, one for all of its tensors."""
+    """Gradients that each rank has times a factor of its own, one for all of its tensors; None where one of them is
+    off by something else: the norms are then off by that.
+    """
     by_rank: dict[int, list[float]] = {}
-    first = None
+    first, size_2, left_2 = None, 0.0, 0.0
     for row in rows:
-        if row.ranks is None or not row.ranks.factors or not row.name.startswith("grad."):
+        is_of_a_weight = row.name.startswith("grad.") and not naming.is_module_tensor(row.name)
+        if row.ranks is None or not row.ranks.parted or not is_of_a_weight:
             continue
         if first is not None and row.key.step != first.key.step:
             break
         first = first or row
+        of_row = row.figures.total.a2 if row.figures is not None else 0.0
+        size_2 += of_row
+        left_2 += 0.0 if row.ranks.factors.keys() >= set(row.ranks.parted) else of_row
         for rank, factor in row.ranks.factors.items():
             by_rank.setdefault(rank, []).append(factor)
-    if first is None or min(map(len, by_rank.values())) < _FEWEST or len(by_rank) < 2:
+    if first is None or len(by_rank) < 2 or min(map(len, by_rank.values())) < _FEWEST or left_2 > _REST * size_2:
         return None
     middle = {rank: sorted(factors)[len(factors) // 2] for rank, factors in by_rank.items()}
-    alike = all(
-        abs(factor - middle[rank]) <= _ALIKE * abs(middle[rank])
-        for rank, factors in by_rank.items()
-        for factor in factors
-    )
-    if not alike or max(middle.values()) - min(middle.values()) <= _ALIKE * max(map(abs, middle.values())):
+    apart = max(middle.values()) - min(middle.values())
+    if not apart or any(
+        abs(factor - middle[rank]) > min(_ALIKE * abs(middle[rank]), _OF_APART * apart)
+        for rank, factors in by_rank.items() for factor in factors
+    ):  # fmt: skip
         return None
     ranks = tuple(sorted(middle))
     said = ", ".join(f"{middle[rank]:.4g} on rank {rank}" for rank in ranks)

@@ -162,18 +162,18 @@ class Updates:
         self._clear(known, _read_by(lambda: self._explained(known, gradients, before)))
 
     def _settle_output(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
-        """What a module put out whose bias went where noise took it in the steps before."""
+        """What a module put out whose bias went where noise took it in the steps before: that of the last weights
+        recorded; or of those of its own step, which are recorded before their update or are the first.
+        """
         if row.verdict is not Verdict.DIFF or not row.name.endswith(".output"):
             return
         bias = self._weights.get((row.key.rank, row.key.role, f"{naming.module_of(row.name)}.bias"))
-        if bias is None or not _follow(bias.step, row.key.step):
+        if bias is not None and bias.is_explained and _follow(bias.step, row.key.step):
+            known, context, of_bias = _Known.of(row, pair, micro_pair), row.context, bias.facing
+            self._clear(known, _read_by(lambda: moved_by_its_bias(
+                known.facing.copies(), of_bias.copies(), context, micro_pair)))  # fmt: skip
+        if row.verdict is Verdict.DIFF and (bias is None or not bias.row.verdict.diverges):
             self._settle_after_unseen(row, pair, micro_pair)
-            return
-        if not bias.is_explained:
-            return
-        known, context = _Known.of(row, pair, micro_pair), row.context
-        self._clear(known, _read_by(lambda: moved_by_its_bias(
-            known.facing.copies(), bias.facing.copies(), context, micro_pair)))  # fmt: skip
 
     def _settle_after_unseen(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair) -> None:
         """What a module put out whose bias went where noise took it in steps that nobody recorded."""
@@ -396,6 +396,8 @@ class _WeightsAfter:
         made = [one for one, fits in zip(both[1:-1], is_alike[1:-1], strict=True) if fits and one is not None]
         assert both[0] is not None
         known = both[-1] if is_alike[-1] else None
+        if known is not None and len(made) > 1 and _is_before_its_step(both[0], made, known):
+            made = made[:-1]
         return cls(both[0], made, known, EPS[str(family(dtype))] / 2, after[0].shape, rate_beside, unseen, is_noise)
 
     def explained(self, optimizer: dict[str, Any] | None, *, of_lines: bool) -> _Why | None:
@@ -667,6 +669,23 @@ class _Chunk(Struct):
     after: list[F64]
     gradient: list[F64]
     before: list[F64]
+
+
+def _is_before_its_step(after: list[Any], gradients: list[list[Any]], before: list[Any]) -> bool:
+    """Whether weights are recorded as their step begins, so that its gradient is no part of what moved them yet: they
+    went the way of the gradients before it, rather than of these and its own.
+    """
+    along = [0.0, 0.0]
+    for run in (0, 1):
+        step = np.asarray(before[run][:_CHUNK], np.float64) - np.asarray(after[run][:_CHUNK], np.float64)
+        own = [np.asarray(one[run][:_CHUNK], np.float64) for one in gradients]
+        for number, made in enumerate((own[:-1], own)):
+            # The direction of an Adam of the usual betas (Kingma & Ba 2015), which is an SGD's too, roughly.
+            mean = sum(0.9 ** (len(made) - at) * one for at, one in enumerate(made))
+            size = np.sqrt(sum(np.square(one) for one in made))
+            way = np.divide(mean, size, out=np.zeros_like(step), where=size > 0)
+            along[number] += float(step @ way) / (float(np.linalg.norm(way)) or 1.0)
+    return along[0] > along[1]
 
 
 def _is_one_rate(first: FirstAdam) -> bool:

@@ -19,6 +19,7 @@ from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import NEAR, InnerProducts, products_of
 from replay_core.compare.pairing.ranks import HeldByRanks, Together, Which, named, narrowed, standing_for
+from replay_core.dtypes import EPS, coarsest, family
 from replay_core.records import Inline, TensorRef
 
 #: What part of a difference an explanation may leave.
@@ -26,8 +27,12 @@ _LEFT = 0.1
 #: Ranks alike to this part of their norm are one value; a rank agrees where it is off by so little, or by so small a
 #: part of what the worst one is off.
 _ALIKE, _AGREES = 1e-4, 0.03
+#: Of numbers (a loss), which may well be near each other and be of other samples each: copies are equal.
+_EQUAL = 1e-6
 #: More ranks than this are not held each against each.
 _EACH = 16
+#: What rounding leaves of the gradient of a key's bias, times eps of its row of the weight's (`bias_noise.py`).
+_CANCELS = 1e3
 #: Fewer elements add up, and have zeros at the same places, by chance.
 _FEWEST = 8
 #: Shares of zeros between which a pattern of them is one that was drawn.
@@ -77,9 +82,11 @@ def explain(name: str, whole: TensorRef, together: Together, held: HeldByRanks) 
         return found
     what = _called(name)
     if held.is_cut:
-        _slices(found, what, whole, held)
+        _slices(found, name, whole, held)
     elif all(ref.shape == whole.shape for ref in held.parts):
         _wholes(found, what, whole, held, together.samples)
+        if name.startswith("grad.") and found.fault is None and found.parted == held.ranks and are_alike(held.parts):
+            found.factors = _of_shards(whole, held) or found.factors
     return found
 
 
@@ -93,6 +100,13 @@ def is_rounded(whole: TensorRef, held: HeldByRanks) -> bool:
         return False
     made = standing_for(held)
     return made.shape == whole.shape and is_near(whole, made)
+
+
+def are_alike(refs: Sequence[TensorRef]) -> bool:
+    """Whether ranks hold one value of a tensor, but for noise."""
+    products = products_of(refs)
+    size = products.norm({0: 1})
+    return all(products.norm({0: -1, number: 1}) <= _ALIKE * size for number in range(1, len(refs)))
 
 
 def is_near(whole: TensorRef, made: TensorRef) -> bool:
@@ -153,7 +167,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     }  # fmt: skip
     if not size:
         return
-    classes = _classes(products, count)
+    classes = _classes(products, count, _ALIKE if enough else _EQUAL)
     everyone = dict.fromkeys(range(1, count + 1), 1.0)
     nearest = min(off)
     if len(classes) == 1:
@@ -163,9 +177,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     if (masks := _masks(what, held)) is not None:
         found.fault = masks
         return
-    if any(is_good):
-        if not enough and len(classes) == count:
-            return  # each its own number, one of which is near by chance
+    if any(is_good) and (enough or len(classes) < count):
         found.fault = _apart(what, found, held, products)
         return
     first_of = {members[0]: 1.0 for members in classes}
@@ -179,8 +191,9 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     for weights, times in tried:
         wanted = {**weights, 0: -float(times)}
         left = products.norm(wanted) / times
-        if not (left <= NEAR * size and left <= _LEFT * nearest):
-            continue
+        is_near = left <= NEAR * size and left <= _LEFT * nearest
+        if not is_near and not (not enough and left <= _ALIKE * size and left <= _LEFT * worst):
+            continue  # one of several numbers may be near by chance
         found.relation = "mean" if times > 1 else "parts"
         found.summands, found.times = tuple(number - 1 for number in weights), times
         if not enough:
@@ -237,13 +250,32 @@ def _not_finite(found: Ranked, what: str, whole: Sequence[bool], parts: Sequence
         )
 
 
-def _classes(products: InnerProducts, count: int) -> list[list[int]]:
-    """Ranks that hold one value, as numbers from 1."""
+def _of_shards(whole: TensorRef, held: HeldByRanks) -> dict[int, float] | None:
+    """By rank, what multiple of the other run's its rows are, of a tensor that every rank recorded whole, gathered of
+    rows that `torch.chunk` hands out (as FSDP does); None where they are none, or all the same.
+    """
+    count, rows = len(held.ranks), whole.shape[0] if whole.shape else 0
+    each = -(-rows // count)
+    if rows <= each * (count - 1) or 2 * whole.numel < _FEWEST * count:
+        return None
+    found: dict[int, float] = {}
+    for number, rank in enumerate(held.ranks):
+        length = min(each, rows - number * each)
+        pair = products_of([narrowed(ref, 0, number * each, length) for ref in (whole, held.parts[number])])
+        factor = pair.multiple(1, 0) if all(pair.finite) else None
+        if factor is None:
+            return None
+        found[rank] = factor
+    return found if max(found.values()) - min(found.values()) > _ALIKE * abs(max(found.values())) else None
+
+
+def _classes(products: InnerProducts, count: int, alike: float = _ALIKE) -> list[list[int]]:
+    """Ranks that hold one value (to this part of it), as numbers from 1."""
     found: list[list[int]] = []
     for number in range(1, count + 1):
         size = products.norm({number: 1})
         for members in found:
-            if products.norm({members[0]: -1, number: 1}) <= _ALIKE * max(size, products.norm({members[0]: 1})):
+            if products.norm({members[0]: -1, number: 1}) <= alike * max(size, products.norm({members[0]: 1})):
                 members.append(number)
                 break
         else:
@@ -294,9 +326,9 @@ def _apart(what: str, found: Ranked, held: HeldByRanks, products: InnerProducts)
 # ---- tensors that are cut among the ranks
 
 
-def _slices(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> None:
+def _slices(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks) -> None:
     assert held.axis is not None
-    ranks = held.ranks
+    ranks, what = held.ranks, _called(name)
     blocks = [_block(whole, held.axis, stretches) for stretches in held.stretches]
     size = products_of([whole]).norm({0: 1}) / len(ranks) ** 0.5
     pairs = [products_of([block, part]) for block, part in zip(blocks, held.parts, strict=True)]
@@ -322,6 +354,9 @@ def _slices(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks) -> No
         return
     if (elsewhere := _elsewhere(what, held, blocks, odd, size)) is not None:
         found.fault = elsewhere
+        return
+    if name.startswith("grad.") and (mixed := _slices_summed(what, held, blocks)) is not None:
+        found.fault = mixed
         return
     if len(found.factors) == len(odd):
         factors = list(found.factors.values())
@@ -354,6 +389,19 @@ def _block(whole: TensorRef, axis: int, stretches: Sequence[tuple[int, int]]) ->
     pieces = [pages.array(narrowed(whole, axis, *stretch)) for stretch in stretches]
     made = np.concatenate(pieces, axis)
     return whole.with_(shape=made.shape, source=Inline(np.ascontiguousarray(made).tobytes()), digest=None)
+
+
+def in_groups(whole: TensorRef, held: HeldByRanks) -> Iterator[tuple[TensorRef, HeldByRanks]]:
+    """What is held in the groups of ranks that have one slice each, as if each group's slice were the whole: the other
+    run's of it, and the ranks'; of what is not cut, that of all.
+    """
+    if held.axis is None:
+        yield whole, held
+        return
+    for stretches in dict.fromkeys(held.stretches):
+        members = [number for number, own in enumerate(held.stretches) if own == stretches]
+        own = HeldByRanks(tuple(held.ranks[one] for one in members), tuple(held.parts[one] for one in members))
+        yield _block(whole, held.axis, stretches), own
 
 
 def of_groups(
@@ -419,6 +467,41 @@ def _copies_not_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) ->
         f"not {done}", tuple(sorted(held.ranks[number] for members in apart for number in members)),
         f"{what} is not {done} over the ranks that hold one slice ({groups}): each holds its own, and their {is_whole} "
         "is the other run's",
+    )  # fmt: skip
+
+
+def _slices_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) -> Fault | None:
+    """Slices that are all the same on ranks that have another each, and add up over such groups to the sum of the other
+    run's slices: summed over the ranks that share a tensor, not over those that have the same slice.
+    """
+    places = list(dict.fromkeys(held.stretches))
+    count = len(held.parts)
+    if len(places) < 2 or count > _EACH or len({ref.shape for ref in (*held.parts, *blocks)}) > 1:
+        return None
+    products = products_of([*held.parts, *(blocks[held.stretches.index(place)] for place in places)])
+    groups: list[list[int]] = []
+    for number in range(count):
+        for members in groups:
+            if products.norm({members[0]: -1, number: 1}) <= _ALIKE * products.norm({number: 1}):
+                members.append(number)
+                break
+        else:
+            groups.append([number])
+    # Which slice is whose cannot be told by what is the same: only that each group has as many ranks as there are.
+    if any(len(members) != len(places) for members in groups):
+        return None
+    total = dict.fromkeys(range(count, count + len(places)), -1.0)
+    nearest = min(
+        products.norm({number: 1, count + places.index(place): -1}) for number, place in enumerate(held.stretches)
+    )
+    left = products.norm({**total, **{one[0]: 1.0 for one in groups}})
+    if not all(products.finite) or left > NEAR * products.norm(total) or left > _LEFT * nearest:
+        return None
+    said = "; ".join(named(held.ranks[number] for number in members) for members in groups)
+    return Fault(
+        "wrong group", held.ranks,
+        f"{what} is the same on ranks that have another slice each ({said}), and adds up to the sum of all slices: it "
+        "is summed over the ranks that share the tensor, where those that have the same slice are to be",
     )  # fmt: skip
 
 
@@ -523,6 +606,44 @@ def own_positions(what: str, held: HeldByRanks) -> Fault | None:
         held.ranks,
         f"{what} begin at 0 on each of {whose(held.ranks)}: each rank counts its own tokens, not those of the sequence",
     )
+
+
+def cut_across(what: str, held: HeldByRanks, bias: TensorRef, weight: TensorRef | None) -> Fault | None:
+    """Whether ranks hold a weight that is queries, keys and values in one as slices in turn, where each is to hold a
+    share of all three. Keys' rows are told by the gradient of the bias: softmax does not see what all keys have in
+    common, so of them it is what rounding leaves of zero beside their rows of the weight's.
+
+    held: the ranks' slices of the bias' gradient; bias, weight: the gradients of the other run.
+
+    Raises:
+        DumpError: the bytes of one cannot be read.
+    """
+    if (
+        held.axis != 0
+        or weight is None
+        or len(weight.shape) != 2
+        or weight.shape[:1] != bias.shape
+        or len(held.ranks) < 2
+    ):
+        return None
+    if any(len(stretches) != 1 for stretches in held.stretches) or not weight.is_readable or weight.numel > 1 << 24:
+        return None
+    unit = EPS.get(str(family(coarsest(bias.dtype, weight.dtype))))
+    if unit is None:
+        return None
+    size = np.sqrt(np.square(pages.array(weight).astype(np.float64)).mean(1))
+    is_noise = np.abs(pages.array(bias).astype(np.float64)) <= _CANCELS * unit * size
+    keys = np.flatnonzero(is_noise)
+    total = is_noise.size
+    if not keys.size or keys[-1] - keys[0] + 1 != keys.size or keys[0] + 2 * keys.size != total or not size.all():
+        return None
+    ((start, length), *_), first, last = held.stretches[0], int(keys[0]), int(keys[-1])
+    return Fault(
+        "order", held.ranks,
+        f"{what} is cut among {whose(held.ranks)} in turn (rank {held.ranks[0]} has rows {start} to "
+        f"{start + length - 1}), and is queries, keys and values one after the other (rows {first} to {last} are keys, "
+        "whose bias has no gradient): each rank is to have a share of all three",
+    )  # fmt: skip
 
 
 # ---- zeros that were drawn

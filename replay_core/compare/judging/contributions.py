@@ -13,12 +13,12 @@ from replay_core.compare.judging.products import NEAR, Array, products_of
 from replay_core.compare.pairing.ranks import HeldByRanks, named
 from replay_core.records import TensorRef
 
+#: A token is off by this part of what the worst is, where others may be by what noise made of the weights.
+_APART = 0.03
 #: More ranks than this are not held each against each.
 _EACH = 16
 #: Elements of other ranks' rows for which it is asked, of each rank, what they span.
 _SPANNED = 1 << 20
-#: Of fewer tokens, those that are off are one rank's words by chance: one of a hundred times at eight.
-_FEWEST_TOKENS = 16
 
 
 def not_summed_into(what: str, whole: TensorRef, held: HeldByRanks, before: TensorRef, called: str) -> Fault | None:
@@ -138,89 +138,6 @@ def tied_apart(what: str, whole: TensorRef, one: HeldByRanks, other: HeldByRanks
     )  # fmt: skip
 
 
-def without_rows(what: str, whole: TensorRef, held: HeldByRanks, tokens: dict[int, NDArray[np.int64]]) -> Fault | None:
-    """Of an embedding's gradient, whole or a slice of the words on every rank: the rank whose own tokens have no part
-    in it; or whether each rank's tokens count by a factor of the rank's own.
-    """
-    if len(whole.shape) != 2 or whole.numel > 1 << 26 or (held.is_cut and held.axis != 0):
-        return None
-    groups: list[tuple[list[int], NDArray[np.int64]]] = []
-    for rank, mine in tokens.items():
-        known = next((ranks for ranks, ids in groups if np.array_equal(ids, mine)), None)
-        if known is None:
-            groups.append(([rank], mine))
-        else:
-            known.append(rank)  # a tensor-parallel rank beside it
-    if len(groups) < 2:
-        return None
-    by_place: dict[tuple[int, int], list[int]] = {}
-    for number in range(len(held.ranks)):
-        stretches = held.stretches[number] if held.is_cut else ((0, whole.shape[0]),)
-        if len(stretches) != 1 or held.parts[number].shape != (stretches[0][1], whole.shape[1]):
-            return None
-        by_place.setdefault(stretches[0], []).append(number)
-    there_VH = pages.array(whole).astype(np.float64)
-    for (start, length), members in by_place.items():
-        there, here = (values.astype(np.float64) for values in (there_VH[start : start + length],
-                                                                pages.array(held.parts[members[0]])))  # fmt: skip
-        ranks = [held.ranks[number] for number in members]
-        own = _own_rows(groups, (start, length), np.abs(there).sum(1) > 0)
-        size = np.abs(here).sum(1)
-        for number, (of, rows) in enumerate(zip((of for of, _ in groups), own, strict=True)):
-            lost = tuple(rank for rank in of if rank in ranks)
-            rest = [row for other, more in enumerate(own) if other != number for row in more]
-            if rows.size >= 3 and not size[rows].any() and size[rest].any() and lost:
-                return Fault(
-                    "missing", lost,
-                    f"{whose(lost)}'s contribution is missing from {what}: the rows of the {rows.size} tokens that "
-                    f"{whose(of)} alone {'was' if len(of) == 1 else 'were'} given are 0",
-                )  # fmt: skip
-        if (fault := _own_means(what, held.ranks, groups, [(there[rows], here[rows]) for rows in own])) is not None:
-            return fault
-    return None
-
-
-def _own_rows(
-    groups: Sequence[tuple[list[int], NDArray[np.int64]]], stretch: tuple[int, int], has: NDArray[np.bool_]
-) -> list[NDArray[np.int64]]:
-    """Of each group of ranks, the rows of a slice whose tokens it alone was given, and which hold something."""
-    start, length = stretch
-    found = []
-    for number, (_, mine) in enumerate(groups):
-        others = np.concatenate([ids for other, (_, ids) in enumerate(groups) if other != number])
-        own = np.setdiff1d(mine, others) - start
-        own = own[(own >= 0) & (own < length)]
-        found.append(own[has[own]])
-    return found
-
-
-def _own_means(
-    what: str, ranks: tuple[int, ...], groups: Sequence[tuple[list[int], NDArray[np.int64]]],
-    rows: Sequence[tuple[Array, Array]],
-) -> Fault | None:  # fmt: skip
-    """Whether each group's tokens count by a factor `n / (R n_r)`: a mean over its own n_r tokens, of R groups, where
-    one over all n is due. The factors' inverses then have the mean 1, whatever the numbers of tokens are.
-
-    rows: of every group, the rows that it alone makes, of the other run and of the ranks.
-    """
-    factors = []
-    for there, here in rows:
-        if len(there) < 3 or not there.any():
-            return None
-        factor = float((there * here).sum() / np.square(there).sum())
-        if factor <= 0 or np.linalg.norm(here - factor * there) > 3e-3 * np.linalg.norm(here):
-            return None
-        factors.append(factor)
-    if max(factors) - min(factors) < 0.01 or abs(float(np.mean([1 / one for one in factors])) - 1) > 2e-3:
-        return None
-    said = ", ".join(f"{factor:.4g} on {whose(of)}" for factor, (of, _) in zip(factors, groups, strict=True))
-    return Fault(
-        "own token mean", ranks,
-        f"{what} weighs each rank's tokens by a factor of its own ({said}), whose inverses have the mean 1: each "
-        "rank's loss is the mean over its own number of tokens, not over all ranks'",
-    )  # fmt: skip
-
-
 def own_means(
     what: str, whole: float, losses: Sequence[float], ranks: tuple[int, ...], logprobs: Sequence[Array]
 ) -> Fault | None:
@@ -313,42 +230,24 @@ def of_own_experts(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | No
     if held.axis not in (0, 1) or len(whole.shape) < 2 or len(set(held.stretches)) < len(held.ranks):
         return None
     empty = right = 0
-    for ref, stretches in zip(held.parts, held.stretches, strict=True):
+    those = []
+    for rank, ref, stretches in zip(held.ranks, held.parts, held.stretches, strict=True):
         places = np.concatenate([np.arange(start, start + length) for start, length in stretches])
         there = np.take(pages.array(whole).astype(np.float64), places, held.axis).reshape(-1, whole.shape[-1])
         here = pages.array(ref).astype(np.float64).reshape(-1, whole.shape[-1])
         has, is_zero = there.any(1), ~here.any(1)
         is_right = np.abs(there - here).max(1) <= 1e-3 * np.abs(there).max()
-        if not (has & is_zero).any():
-            return None
         empty += int((has & is_zero).sum())
         right += int((has & is_right & ~is_zero).sum())
+        if not is_right.all():
+            those.append(rank)
     if empty < 3 or not right:
         return None
     return Fault(
-        "not summed", held.ranks,
+        "not summed", tuple(those),
         f"{what} is not summed over {whose(held.ranks)}: each has what its own experts made of its tokens, and those "
         "of which none is its own are 0",
     )  # fmt: skip
-
-
-def of_words(what: str, off: NDArray[np.bool_], ids: NDArray[np.int64], held: HeldByRanks) -> Fault | None:
-    """Of an embedding whose words are cut among ranks: the rank whose words' tokens are off, and no others.
-
-    off, ids: [N]. held: the weight's slices.
-    """
-    if ids.size < _FEWEST_TOKENS:
-        return None
-    for rank, stretches in zip(held.ranks, held.stretches, strict=True):
-        ((start, length), *more) = stretches
-        own = (ids >= start) & (ids < start + length)
-        if not more and not own.all() and own.sum() >= 3 and not (off & ~own).any() and off.sum() >= 0.8 * own.sum():
-            return Fault(
-                "vocabulary slice", (rank,),
-                f"{what} is off where the token is one of the words {start} to {start + length - 1}, which are rank "
-                f"{rank}'s, and nowhere else: where that rank's slice begins, or which rows it looks up, is wrong",
-            )  # fmt: skip
-    return None
 
 
 def without_tokens(
@@ -395,6 +294,84 @@ def without_tokens(
     return None
 
 
+def of_gathered(
+    what: str, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], slices: Sequence[HeldByRanks]
+) -> Fault | None:
+    """Of what one rank alone has another of [sample, position, ...]: whether it is off at the tokens that another rank
+    had before, and at no others, so that what it gathered of that one is off, and no weight.
+
+    slices: what ranks held of the tokens just before, cut along them.
+    """
+    if len(parted) != 1 or held.axis in (0, 1) or len(whole.shape) < 3 or whole.numel > 1 << 24:
+        return None
+    rank, number = parted[0], held.ranks.index(parted[0])
+    there = pages.array(whole).astype(np.float64)
+    if held.is_cut:
+        there = np.concatenate(
+            [np.take(there, range(start, start + long), held.axis or 0) for start, long in held.stretches[number]],
+            held.axis or 0,
+        )
+    here = pages.array(held.parts[number]).astype(np.float64)
+    if here.shape != there.shape:
+        return None
+    off_S = np.abs(here - there).reshape(*here.shape[:2], -1).max((0, 2))
+    is_off_S = off_S > _APART * off_S.max(initial=0.0)
+    for cut in slices:
+        if cut.axis != 1 or rank not in cut.ranks:
+            continue
+        for other, stretches in zip(cut.ranks, cut.stretches, strict=True):
+            is_its_S = np.zeros(is_off_S.size, bool)
+            for start, long in stretches:
+                is_its_S[start : start + long] = True
+            if other == rank or is_its_S.all() or is_off_S[is_its_S].mean() < 0.75 or is_off_S[~is_its_S].any():
+                continue
+            said = ", ".join(f"{start} to {start + long - 1}" for start, long in stretches)
+            return Fault(
+                "gathered", (rank,),
+                f"{what} on rank {rank} is off at the tokens that rank {other} holds ({said}), and at no others: what "
+                f"it gathered of rank {other} is not what that one holds: stale, or of another place",
+            )  # fmt: skip
+    return None
+
+
+def weighed_otherwise(
+    what: str, whole: TensorRef, laid: TensorRef, experts: Sequence[tuple[int, TensorRef]]
+) -> Fault | None:
+    """Of a layer of experts: the rank of whose experts' rows the tokens' differences are multiples, so that what these
+    made is right and counts with another weight (a router's gate) than it should.
+
+    experts: of all ranks, what each expert put out [its tokens, hidden], which is right.
+    """
+    width = whole.shape[-1]
+    if whole.shape != laid.shape or any(ref.shape[-1] != width for _, ref in experts):
+        return None
+    off = pages.array(laid).astype(np.float64).reshape(-1, width) - pages.array(whole).astype(np.float64).reshape(
+        -1, width
+    )
+    size = np.linalg.norm(off, axis=1)
+    off = off[size > 1e-3 * size.max(initial=0.0)]
+    if not len(off) or len(off) * sum(ref.numel for _, ref in experts) > 1 << 28 or not np.isfinite(off).all():
+        return None
+    off /= np.linalg.norm(off, axis=1, keepdims=True)
+    along: dict[int, NDArray[np.bool_]] = {}
+    for rank, ref in experts:
+        rows = pages.array(ref).astype(np.float64).reshape(-1, width)
+        rows = rows[rows.any(1)]
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        is_along = np.abs(off @ rows.T).max(1, initial=0.0) >= 1 - 1e-6
+        along[rank] = along.get(rank, np.zeros(len(off), bool)) | is_along
+    count = {rank: int(own.sum()) for rank, own in along.items()}
+    those = [rank for rank, number in count.items() if number]
+    if len(along) < 2 or len(those) != 1 or count[those[0]] < max(3, 0.3 * len(off)):
+        return None
+    return Fault(
+        "contribution", tuple(those),
+        f"{what} is off at {count[those[0]]} of {len(off)} tokens by a multiple of what one of rank {those[0]}'s "
+        "experts made of the token, and by none of another rank's: what they made is right, and counts with another "
+        "weight (the router's), or not at all",
+    )  # fmt: skip
+
+
 def with_another(
     what: str, own: tuple[TensorRef, TensorRef], others: Iterator[tuple[str, TensorRef, tuple[int, ...]]],
     ranks: tuple[int, ...],
@@ -416,13 +393,6 @@ def with_another(
             f"{whose(of)}'s: experts of different ranks are summed as if they were copies of one",
         )  # fmt: skip
     return None
-
-
-def logprobs(logits: Array, targets: NDArray[np.int64]) -> Array:
-    """Of each target [N] its log-probability: logits [N, V]."""
-    most = logits.max(1)
-    total = most + np.log(np.exp(logits - most[:, None]).sum(1))
-    return np.asarray(logits[np.arange(targets.size), targets] - total)
 
 
 def at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
@@ -455,71 +425,31 @@ def at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
     )  # fmt: skip
 
 
-def of_one_slice(
-    what: str, a: Array, parts: Sequence[Array], held: HeldByRanks, targets: NDArray[np.int64]
-) -> Fault | None:
-    """Of what is said of each token's target, over a cut vocabulary: the rank in whose slice every target lies where it
-    is off, and whose targets are nearly all off.
-
-    a: [N]; parts: each rank's [N], alike; targets: [N].
+def labels_at_the_ends(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Of each token's target [sample, position], of a sequence that is cut: whether it is another at the ends of
+    stretches whose next token is another rank's, and right elsewhere.
     """
-    off_N = np.abs(parts[0] - a)
-    most = float(off_N.max(initial=0.0))
-    if (
-        off_N.size < _FEWEST_TOKENS
-        or not most
-        or not np.isfinite(most)
-        or any(np.abs(one - parts[0]).max() > NEAR * most for one in parts[1:])
-    ):
+    if held.axis != 1 or len(whole.shape) != 2 or not all(ref.dtype.startswith("int") for ref in (whole, *held.parts)):
         return None
-    is_off_N = off_N > 1e-3 * most
-    for rank, ((start, length), *more) in zip(held.ranks, held.stretches, strict=True):
-        own_N = (targets >= start) & (targets < start + length)
-        if more or own_N.all() or own_N.sum() < 3:
+    there = pages.array(whole)
+    those, lost = [], set()
+    for rank, ref, stretches in zip(held.ranks, held.parts, held.stretches, strict=True):
+        mine = pages.array(ref)
+        places = [column for start, length in stretches for column in range(start, start + length)]
+        ends = [number for number, at in enumerate(places) if at + 1 not in places[number + 1 : number + 2]]
+        is_off = (mine != there[:, places]).any(0)
+        if not is_off.any():
             continue
-        if not (is_off_N & ~own_N).any() and (is_off_N & own_N).sum() >= 0.8 * own_N.sum():
-            return Fault(
-                "vocabulary slice", (rank,),
-                f"{what} is off where the target is one of the words {start} to {start + length - 1}, which are rank "
-                f"{rank}'s, and nowhere else: where that rank's slice begins, or what it adds for a target, is wrong",
-            )  # fmt: skip
-    return None
-
-
-def own_vocabulary(
-    a: Array, parts: Sequence[Array], logits: Array, held: HeldByRanks, targets: NDArray[np.int64]
-) -> Fault | None:
-    """Of log-probabilities over a cut vocabulary: whether each rank divided by the sum over its own slice, or the
-    slices were added up each relative to its own largest logit.
-
-    a: [N]; parts: each rank's [N]; logits: [N, V] of the whole; targets: [N].
-    """
-    cuts = [slice(start, start + length) for ((start, length),) in held.stretches]
-    most = np.stack([logits[:, cut].max(1) for cut in cuts])
-    sums = np.stack([np.exp(logits[:, cut] - top[:, None]).sum(1) for cut, top in zip(cuts, most, strict=True)])
-    by_rank = most + np.log(sums)
-    whole = np.logaddexp.reduce(by_rank, 0)
-    size = np.abs(parts[0] - a).max()
-
-    def fits(made: Array, said: Array) -> bool:
-        return bool(np.abs(made - said).max() <= NEAR * size)
-
-    if all(fits(a + whole - of_rank, said) for of_rank, said in zip(by_rank, parts, strict=True)):
-        return Fault(
-            "own vocabulary", held.ranks,
-            f"the log-probabilities of ranks {named(held.ranks)} are each normalised over the rank's own slice of "
-            "the vocabulary: the sum "
-            "of exponentials was not made over all ranks",
-        )  # fmt: skip
-    owner = np.zeros(targets.size, np.int64)
-    for number, cut in enumerate(cuts):
-        owner[(targets >= cut.start) & (targets < cut.stop)] = number
-    made = a + whole - most[owner, np.arange(targets.size)] - np.log(sums.sum(0))
-    if all(fits(made, said) for said in parts):
-        return Fault(
-            "own maximum", held.ranks,
-            f"the log-probabilities add up exponentials that ranks {named(held.ranks)} took each relative to its "
-            "own largest logit: the "
-            "maximum over all ranks is missing",
-        )  # fmt: skip
-    return None
+        if not set(np.flatnonzero(is_off).tolist()) <= set(ends):
+            return None
+        those.append(rank)
+        lost |= set(np.unique(mine[:, is_off]).tolist())
+    if not those:
+        return None
+    is_ignored = len(lost) == 1 and min(lost) < 0
+    more = f"is {min(lost)}, so that it has no target" if is_ignored else "is another token's"
+    return Fault(
+        "boundary label", tuple(those),
+        f"{what} at the last token of a stretch of {whose(those)}, whose next token is another rank's, {more}, and "
+        "right at all others: it was shifted within the rank's own tokens",
+    )  # fmt: skip

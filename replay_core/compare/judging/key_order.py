@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.ranks import HeldByRanks, turns
 from replay_core.records import TensorRef
 from replay_core.samples.layout import Bools, Ints
+
+Floats = NDArray[np.float64]
 
 #: A token is right where it is off by no more than this part of what the worst is off by: of half precision, else.
 _RIGHT_HALF, _RIGHT = 0.03, 3e-4
@@ -60,31 +63,62 @@ def of_keys(what: str, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> 
     return None
 
 
-def own_keys(what: str, held: HeldByRanks, values: HeldByRanks, parted: Sequence[int]) -> Fault | None:
-    """Whether ranks attend to keys of their own stretch alone: the first token of it then sees one key, itself, and
-    what attention makes of it is its own value.
+def of_one_key(
+    what: str, held: HeldByRanks, values: HeldByRanks, parted: Sequence[int],
+    through: tuple[Floats, Floats] | None = None,
+) -> Fault | None:  # fmt: skip
+    """Whether the first token of the stretches that are off sees one key alone: what attention makes of it is then that
+    token's value. Its own, where ranks attend to keys of their own stretch alone; the first of the sequence, where they
+    hide keys as if their own tokens stood at its beginning.
 
-    held: attention's output [sample, head, position, width]; values: what its values were [sample, position, hidden].
-    parted: the ranks whose stretch is off.
+    held: attention's output [sample, head, position, width] or [sample, position, hidden], or what its projection makes
+    of it, `through` a weight [out, hidden] and a bias [out]; values: what its values were [sample, position, hidden],
+    maybe as the last part of what was put out with them. parted: the ranks whose stretch is off.
     """
-    if held.axis != 2 or values.axis != 1 or values.ranks != held.ranks or values.stretches != held.stretches:
+    axis = {4: 2, 3: 1}.get(len(held.parts[0].shape))
+    if held.axis != axis or values.axis != 1 or values.ranks != held.ranks or values.stretches != held.stretches:
         return None
-    those = []
-    for rank, ref, value, stretches in zip(held.ranks, held.parts, values.parts, held.stretches, strict=True):
-        if rank not in parted or stretches[0][0] == 0 or len(ref.shape) != 4 or ref.numel > _MOST:
-            continue
-        made_BH = pages.array(ref).astype(np.float64)[:, :, 0].reshape(ref.shape[0], -1)
-        own_BH = pages.array(value).astype(np.float64)[:, 0]
-        if made_BH.shape != own_BH.shape or np.abs(made_BH - own_BH).max() > 1e-3 * np.abs(own_BH).max():
-            return None
-        those.append(rank)
-    if not those or sorted(those) != sorted(parted):
+    if held.parts[0].numel > _MOST or values.parts[0].numel > _MOST or len(values.parts[0].shape) != 3:
         return None
+    own_at = [stretches[0][0] for stretches in held.stretches]
+    first = next((number for number, at in enumerate(own_at) if at == 0), None)
+    seen = set()
+    for number, rank in enumerate(held.ranks):
+        if rank not in parted or own_at[number] == 0:
+            continue  # the first token of all sees itself alone
+        made = pages.array(held.parts[number]).astype(np.float64)
+        made_BH = (made[:, :, 0] if axis == 2 else made[:, 0]).reshape(made.shape[0], -1)
+        told = [
+            kind for kind, source in (("own", number), ("first", first))
+            if source is not None and _is_of(made_BH, values.parts[source], through)
+        ]  # fmt: skip
+        seen.add(told[0] if told else None)
+    if len(seen) != 1 or None in seen:
+        return None
+    those, verb = tuple(parted), "attends" if len(parted) == 1 else "attend"
+    if "own" in seen:
+        return Fault(
+            "own keys", those,
+            f"{what}: {whose(those)} {verb} to keys of the rank's own stretch alone: the first token of it has its own "
+            "value, as if no token stood before it",
+        )  # fmt: skip
     return Fault(
-        "own keys", tuple(those),
-        f"{what}: {whose(those)} attend{'s' if len(those) == 1 else ''} to keys of the rank's own stretch alone: the "
-        "first token of it has its own value, as if no token stood before it",
+        "own mask", those,
+        f"{what}: on {whose(those)} the first token of the rank's stretch has the value of the first token of the "
+        "sequence, as if it stood there: keys are hidden by the rank's own numbers of tokens, not their positions",
     )  # fmt: skip
+
+
+def _is_of(made_BH: Floats, value: TensorRef, through: tuple[Floats, Floats] | None) -> bool:
+    """Whether what attention made of a token is the value of the first token of a stretch."""
+    value_BH = pages.array(value).astype(np.float64)[:, 0]
+    width = through[0].shape[1] if through is not None else made_BH.shape[1]
+    if width > value_BH.shape[1] or len(value_BH) != len(made_BH):
+        return False
+    value_BH = value_BH[:, value_BH.shape[1] - width :]  # of queries, keys and values in one the last are these
+    if through is not None:
+        value_BH = value_BH @ through[0].T + through[1]
+    return value_BH.shape == made_BH.shape and bool(np.abs(made_BH - value_BH).max() <= 1e-3 * np.abs(value_BH).max())
 
 
 def _places(every: Sequence[Sequence[tuple[int, int]]]) -> Ints:

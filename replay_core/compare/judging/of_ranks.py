@@ -12,10 +12,17 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from replay_core import naming, pages
-from replay_core.compare.judging import algebra, contributions, key_order, row_parallel, subspaces
+from replay_core.compare.judging import (
+    algebra,
+    contributions,
+    key_order,
+    row_parallel,
+    subspaces,
+    token_rows,
+    vocabulary,
+)
 from replay_core.compare.judging.algebra import Ranked
 from replay_core.compare.judging.faults import Fault, whose
-from replay_core.compare.judging.products import NEAR
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import (
@@ -50,12 +57,14 @@ _NEARER, _FEWEST_NEAR = 0.1, 64
 _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_proj|gate_and_up", re.IGNORECASE)
 #: The number of an expert in a weight's name.
 _EXPERT = regex(r"(?<=\.)(?:\w*expert\w*)\.\d{1,9}(?=\.)|(?<=expert)s?_?\d{1,9}(?=\.)", re.IGNORECASE)
+#: What a model returned, as one of several that are numbered.
+_RETURNED = regex(r"^(forward\.output\..*\.)(\d{1,9})$")
 _LOGITS = ("logits", "lm_head.output", "output_layer.output")
 _OF_EXPERT = regex(r"\.experts?\.")
+_EXPERTS_OUTPUT = regex(r"\.experts?\.\d{1,9}\.output$")
 _NORMS = ("grad_norm", "clipped_grad_norm")
 #: What is said of a norm that each rank took of what it holds alone.
 OWN_NORM = "each rank's is the norm of the gradients it holds, which are not all; these are compared themselves"
-_LOOKUPS = ("embed_tokens.output", "wte.output", "word_embeddings.output", "tok_embeddings.output")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
 
@@ -67,13 +76,20 @@ class OfRanks:
         self._whole: dict[Any, list[tuple[str, TensorRef]]] = defaultdict(list)
         self._parts: dict[Any, list[tuple[str, HeldByRanks]]] = defaultdict(list)
         #: Of a step: the token ids that each rank was given; the ranks whose loss is a mean over their own samples.
-        self._tokens: dict[int | None, dict[int, list[TensorRef]]] = defaultdict(lambda: defaultdict(list))
+        self._tokens: dict[int | None, list[token_rows.Given]] = defaultdict(list)
         self._seen: set[int] = set()
         #: Tensors with their numbers left out -> the sections of which every rank has its share.
         self._sections: dict[str, tuple[int, ...]] = {}
+        #: Modules that are several in one (see `_fused`) whose slices in turn were found to be the other run's.
+        self._in_turn: set[str] = set()
         #: Of a step: what its one loss left at the logits, of the other run, and which tokens are whose.
         self._left: dict[int | None, tuple[TensorRef, HeldByRanks]] = {}
         self._mean: set[int | None] = set()
+        #: Of a step: by what factor of its own each rank's gradients are scaled, and those that no factor explains.
+        self._scaled: dict[int | None, dict[int, float]] = {}
+        self._unscaled: dict[int | None, list[tuple[TensorVerdict, TensorRef, HeldByRanks, Together]]] = defaultdict(
+            list
+        )
         #: Of a step: what its losses say of the means they are, until a gradient that is off is explained by it.
         self._own_means: dict[int | None, Fault] = {}
         #: Of a step: the first activation that is off, and by how much at each token, until a weight explains it.
@@ -81,13 +97,12 @@ class OfRanks:
         #: Of a micro-batch, slices that ranks hold alike with the other run; and of a step, those before its first
         #: activation that is off, with what each rank holds of it.
         self._slices: dict[Any, list[HeldByRanks]] = defaultdict(list)
-        #: Of a micro-batch: the outputs of layers whose experts are each on some of the ranks.
-        self._of_experts: dict[Any, set[str]] = defaultdict(set)
+        #: Of a micro-batch: the outputs of layers whose experts are each on some of the ranks; of each what its experts
+        #: put out, and whose they are.
+        self._of_experts: dict[Any, dict[str, list[tuple[int, TensorRef]]]] = defaultdict(lambda: defaultdict(list))
         #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
         self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
-        self._into_first: dict[
-            int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, NDArray[np.bool_] | None]
-        ] = {}
+        self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
         """Say of a judged row what its ranks hold; its verdict becomes that of the rank that is furthest off."""
@@ -124,7 +139,14 @@ class OfRanks:
                 own = self._of_own_tokens(row, whole, held, micro_pair, together)
                 if own is not None:
                     self._own_means[row.key.step] = own
-            if not row.verdict.diverges or not held.is_cut:
+            is_mean = (
+                not row.verdict.diverges and together.samples > 1 and naming.meaning(row.name).kind == "loss"
+                and next(other_copies(held), None) is not None
+            )  # fmt: skip
+            if is_mean:
+                of_own = algebra.explain(row.name, whole, together, held)
+                is_mean = self._are_parts(row, of_own, pair, micro_pair, held, judge)
+            if not is_mean and (not row.verdict.diverges or not held.is_cut):
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
                 self._explain(row, pair, micro_pair, held, judge)
@@ -154,9 +176,7 @@ class OfRanks:
         cut = held if held.is_cut else there
         if cut is None:
             return None
-        # A weight, its bias and what they put out are cut alike: gradients of few digits alone do not tell how.
-        total = sum(long for stretches in set(cut.stretches) for _, long in stretches)
-        module = f"{naming.module_of(pattern).removesuffix('.weight').removesuffix('.bias')} of {total}"
+        module = _fused(row.name, cut)
         known = self._sections.get(pattern) or self._sections.get(module)
         for sizes in (known,) if known is not None else sections(cut):
             again = in_sections(held, sizes) if held.is_cut else held
@@ -188,18 +208,10 @@ class OfRanks:
                 return
         if held.summed and self._is_stated_sum(row, whole, held, pair, micro_pair, judge):
             return
+        if _is_of_a_later_stage(row, pair, micro_pair, held, judge):
+            return
         found = row.ranks = algebra.explain(row.name, whole, together, held)
-        if found.relation in ("parts", "mean") and kind in MAY_BE_PARTS:
-            found.fault = None
-            is_mean = found.relation == "mean"
-            if is_mean:
-                self._mean.add(row.key.step)
-            parts = [held.parts[number] for number in found.summands]
-            ranks = [held.ranks[number] for number in found.summands]
-            divided = f", divided by {found.times}," if 1 < found.times < len(parts) else ""
-            of_them = "mean" if is_mean and not divided else "sum"
-            said = f"the {of_them}{divided} of what ranks {named(ranks)} of {found.which} hold"
-            self._judge_as(row, parts, 1 / found.times, said, pair, micro_pair, judge)
+        if self._are_parts(row, found, pair, micro_pair, held, judge):
             return
         if (times := self._of_own_mean(row, found, together)) is not None:
             found.fault, found.parted = None, ()
@@ -214,14 +226,18 @@ class OfRanks:
             fault = own
         if kind == "logprob" and (lost := contributions.at_the_ends(row.name, whole, held)) is not None:
             fault = lost
+        if kind == "ids" and row.name != "input_ids":
+            fault = contributions.labels_at_the_ends(row.name, whole, held) or fault
         if kind == "loss" and fault is None and not held.is_cut and not whole.shape:
             fault = self._of_own_tokens(row, whole, held, micro_pair, together)
         if fault is None and naming.is_module_tensor(row.name) and len(held.ranks) < len(together.ranks):
             fault = algebra.other_samples(row.name, whole, held)
-        if row.name.startswith("grad.") and fault is None and algebra.is_rounded(whole, held):
+        is_of_ranks = row.name.startswith("grad.") or (kind == "activation" and len(held.ranks) > 1)
+        if is_of_ranks and fault is None and algebra.is_rounded(whole, held):
+            what = f"{row.name.removeprefix('grad.')}'s gradient" if row.name.startswith("grad.") else row.name
             fault = Fault(
                 "rounded", held.ranks,
-                f"{row.name.removeprefix('grad.')}'s gradient is float32 and on {whose(held.ranks)} every value is one "
+                f"{what} is float32 and on {whose(held.ranks)} every value is one "
                 "of bfloat16, which the other run's are not: it was reduced or kept in bfloat16 (half precision)",
             )  # fmt: skip
         place = row.place[:2]
@@ -233,6 +249,11 @@ class OfRanks:
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
         if row.name.startswith("grad.") and fault is None:
             fault = self._own_means.pop(row.key.step, None)
+        if fault is None and row.name.startswith("grad.") and row.name.endswith(".bias") and _FUSED.search(row.name):
+            other = micro_pair.b if together.which == "a" else micro_pair.a
+            beside = next((ref for _, ref in other.named(f"{row.name.removesuffix('.bias')}.weight")), None)
+            if held.is_cut and _fused(row.name, held) in self._in_turn:
+                fault = algebra.cut_across(row.name.removeprefix("grad.").removesuffix(".bias"), held, whole, beside)
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, whole, micro_pair, together, held) or fault
             if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST:
@@ -245,6 +266,57 @@ class OfRanks:
         found.fault = fault
         if fault is not None:
             row.reason = f"{fault.sentence}; {row.reason}"
+        if row.name.startswith("grad.") and (fault is None or fault.kind == "apart"):
+            self._note_scaled(row, whole, held, together)
+
+    def _note_scaled(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, together: Together) -> None:
+        """Explain a gradient as it was before each rank scaled its own: one that is not summed gives each rank a norm
+        of its own, and clipping by it scales all the others.
+        """
+        step, factors = row.key.step, row.ranks.factors if row.ranks is not None else {}
+        if len(factors) == len(held.ranks) and min(factors.values()) > 0:
+            apart = max(factors.values()) - min(factors.values())
+            if factors.keys() == set(together.ranks) and apart > 1e-4 * max(factors.values()):
+                self._scaled.setdefault(step, factors)
+        else:
+            self._unscaled[step].append((row, whole, held, together))
+        if step not in self._scaled:
+            return
+        scaled = self._scaled[step]
+        for other, of_one, own, among in self._unscaled.pop(step, []):
+            if own.ranks != tuple(scaled) or not all(ref.is_readable and ref.numel <= _MOST for ref in own.parts):
+                continue
+            parts = tuple(
+                _times((ref,), 1 / scaled[rank]) for rank, ref in zip(own.ranks, own.parts, strict=True)
+            )  # fmt: skip
+            found = algebra.explain(other.name, of_one, among, replace(own, parts=parts))
+            if found.fault is None or other.ranks is None:
+                continue
+            said = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in scaled.items())
+            fault = other.ranks.fault = replace(
+                found.fault, sentence=f"{found.fault.sentence}, once the factor is taken off by which each rank's "
+                f"gradients are scaled besides ({said}): the norm it clips by is of its own"
+            )  # fmt: skip
+            other.reason = f"{fault.sentence}; {other.reason}"
+
+    def _are_parts(
+        self, row: TensorVerdict, found: Ranked, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks,
+        judge: JudgeCopy,
+    ) -> bool:  # fmt: skip
+        """Whether ranks hold parts of a sum or mean that is the whole, of what may be such; judged so, if they do."""
+        if found.relation not in ("parts", "mean") or naming.meaning(row.name).kind not in MAY_BE_PARTS:
+            return False
+        row.ranks, found.fault = found, None
+        is_mean = found.relation == "mean"
+        if is_mean:
+            self._mean.add(row.key.step)
+        parts = [held.parts[number] for number in found.summands]
+        ranks = [held.ranks[number] for number in found.summands]
+        divided = f", divided by {found.times}," if 1 < found.times < len(parts) else ""
+        of_them = "mean" if is_mean and not divided else "sum"
+        said = f"the {of_them}{divided} of what ranks {named(ranks)} of {found.which} hold"
+        self._judge_as(row, parts, 1 / found.times, said, pair, micro_pair, judge)
+        return True
 
     @staticmethod
     def _of_own_tokens(
@@ -317,54 +389,112 @@ class OfRanks:
         self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair
     ) -> None:
         """Keep the first activation of a step that is off, and say of it what its tokens alone tell."""
-        if row.key.step in self._first_off or not naming.is_module_tensor(row.name):
+        if not naming.is_module_tensor(row.name):
+            return
+        known, _ = self._first_off.get(row.key.step, (None, None))
+        # What was off when it was judged may have been explained since, by the weights it was computed with.
+        if known is not None and known.verdict.diverges and not self._is_before_first(row):
             return
         off_NH = None
-        ids, off_N = None, None
-        if row.name.endswith(_LOOKUPS) and not held.is_cut and whole.shape == laid.shape:
-            ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
-            apart = np.abs(pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64))
-            off_N = apart.reshape(-1, whole.shape[-1]).max(1) > 1e-3 * apart.max()
-        self._into_first[row.key.step] = held, self._slices[row.place[:2]], ids, off_N
+        ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
+        self._into_first[row.key.step] = held, self._slices[row.place[:2]], ids, whole
         if row.ranks is not None and (row.ranks.fault is None or row.ranks.fault.kind == "apart"):
             fault = self._of_first(row, whole, laid, held) if held.is_cut else None
+            fault = fault or contributions.of_gathered(
+                row.name, whole, held, row.ranks.parted, self._slices[row.place[:2]]
+            )
             if fault is not None:
                 row.ranks.fault = fault
                 row.reason = f"{fault.sentence}; {row.reason}"
             elif whole.shape == laid.shape and len(whole.shape) >= 2 and whole.numel <= 1 << 22:
                 off = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 off_NH = off.reshape(-1, whole.shape[-1]) if np.isfinite(off).all() else None
+                if off_NH is not None and held.axis in (None, 0, 1):
+                    there_NH = pages.array(whole).astype(np.float64).reshape(off_NH.shape)
+                    fault = subspaces.of_other_shards(row.name, there_NH + off_NH, there_NH, held.ranks)
+                    if fault is not None:
+                        row.ranks.fault, off_NH = fault, None
+                        row.reason = f"{fault.sentence}; {row.reason}"
         self._first_off[row.key.step] = row, off_NH
+
+    def _is_before_first(self, row: TensorVerdict) -> bool:
+        """Whether what a model returned of its first layers is off, where what it returned in the end is the first that
+        nothing explains.
+        """
+        first, _ = self._first_off[row.key.step]
+        is_returned = first.name == "forward.output.logits" and first.place == row.place
+        is_open = first.ranks is not None and (first.ranks.fault is None or first.ranks.fault.kind == "apart")
+        return (
+            is_returned
+            and is_open
+            and row.name.startswith("forward.output.")
+            and _RETURNED.search(row.name) is not None
+        )
 
     def _of_first(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef, held: HeldByRanks) -> Fault | None:
         """What the tokens that are off say of the first activation that is, of which ranks have some each."""
         if (fault := key_order.of_keys(row.name, whole, laid, held)) is not None:
             return fault
         if row.name in self._of_experts[row.place[:2]] and row.ranks is not None:
-            return contributions.of_own_experts(row.name, whole, held)
+            experts = self._of_experts[row.place[:2]][row.name]
+            return contributions.of_own_experts(row.name, whole, held) or contributions.weighed_otherwise(
+                row.name, whole, laid, experts
+            )
         parted = row.ranks.parted if row.ranks is not None else ()
-        values = (one for one in self._slices[row.place[:2]] if one.parts[0].name.endswith("v_proj.output"))
-        own = (key_order.own_keys(row.name, held, one, parted) for one in values)
-        return next((fault for fault in own if fault is not None), None)
+        slices = reversed(self._slices[row.place[:2]])
+        found = (key_order.of_one_key(row.name, held, one, parted) for one in slices)
+        return next((fault for fault in found if fault is not None), None)
 
     def _explain_first_sum(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is the output of this weight, and not the sum it should be
         of what its slices make.
         """
-        first, _ = self._first_off.get(row.key.step, (None, None))
+        first, off_NH = self._first_off.get(row.key.step, (None, None))
         name = row.name.removeprefix("param.").removesuffix(".weight")
-        if first is None or first.ranks is None or not held.is_cut or first.name != f"{name}.output":
+        if first is None or first.ranks is None or first.name != f"{name.removesuffix('.bias')}.output":
             return
-        output, slices, ids, off_N = self._into_first[row.key.step]
-        if held.axis == 0 and ids is not None and off_N is not None and ids.numel == off_N.size:
-            fault = contributions.of_words(first.name, off_N, pages.array(ids).reshape(-1).astype(np.int64), held)
-            if fault is not None:
-                first.ranks.fault = fault
-                first.reason = f"{fault.sentence}; {first.reason}"
-            return
+        output, slices, ids, whole = self._into_first[row.key.step]
         together = micro_pair.together
         side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
+        if not held.is_cut:
+            fault = None
+            if len(held.parts[0].shape) == 2 and output.axis == 1 and not row.verdict.diverges:
+                weight = pages.array(held.parts[0]).astype(np.float64)
+                added = np.zeros(len(weight)) if bias is None else pages.array(bias).astype(np.float64)
+                of_one = (
+                    key_order.of_one_key(first.name, output, one, first.ranks.parted, (weight, added))
+                    for one in reversed(slices)
+                )
+                fault = next((one for one in of_one if one is not None), None)
+            if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
+                of_groups = [
+                    row_parallel.beside_its_bias(first.name, slice_, own, held.parts[0])
+                    for slice_, own in algebra.in_groups(whole, output)
+                ]
+                kinds = {one and one.kind for one in of_groups}
+                if len(kinds) == 1 and (fault := of_groups[0]) is not None:
+                    fault = replace(fault, ranks=output.ranks)  # of every group
+            if fault is not None:
+                first.ranks.fault = fault
+                first.reason = f"{fault.sentence}; {first.reason}"
+                self._first_off[row.key.step] = first, None
+            return
+        if held.axis == 0:
+            if row.verdict.diverges or ids is None or off_NH is None or not ids.is_readable or ids.numel != len(off_NH):
+                return
+            ids_N = pages.array(ids).reshape(-1).astype(np.int64)
+            if vocabulary.is_lookup(pages.array(whole).astype(np.float64).reshape(off_NH.shape), ids_N, held):
+                size_N = np.abs(off_NH).max(1)
+                off_N = size_N > 1e-3 * size_N.max()
+                fault = vocabulary.looked_up_unmasked(first.name, off_NH, ids_N, held) or vocabulary.of_words(
+                    first.name, off_N, ids_N, held
+                )
+                if fault is not None:
+                    first.ranks.fault = fault
+                    first.reason = f"{fault.sentence}; {first.reason}"
+                    self._first_off[row.key.step] = first, None
+            return
         for inputs in (*reversed(slices), *row_parallel.gated(slices)):
             if (fault := row_parallel.of_parts(first.name, output, inputs, held, bias)) is not None:
                 first.ranks.fault = fault
@@ -426,9 +556,15 @@ class OfRanks:
                     and (fault := contributions.tied_apart(what, whole, held, other)) is not None
                 ):  # fmt: skip
                     return fault
-            tokens = {rank: np.unique(np.concatenate([pages.array(ref).reshape(-1) for ref in refs]))
-                      for rank, refs in self._tokens[row.key.step].items()}  # fmt: skip
-            return contributions.without_rows(what, whole, held, tokens) if len(tokens) > 1 else None
+        places = held.stretches if held.is_cut else [()] * len(held.ranks)
+        if not all(
+            algebra.are_alike([ref for ref, other in zip(held.parts, places, strict=True) if other == place])
+            for place in set(places)
+        ):
+            return None  # each has its own: none of them is what all made of it
+        given = self._tokens[row.key.step]
+        if row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, given):
+            return token_rows.of_rows(what, whole, held, given)
         if row.name.endswith(".weight"):
             around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]
             # What feeds a layer stands beside it, or beside the module around it (a block's norm).
@@ -490,36 +626,30 @@ class OfRanks:
     def _of_vocabulary(
         row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair, together: Together
     ) -> Fault | None:
+        """What the slices of the logits say of what is said of every token's target [sample, position]: the logits are
+        those that, by the other run's values, make its log-probabilities.
+        """
         side, other = (micro_pair.a, micro_pair.b) if together.which == "a" else (micro_pair.b, micro_pair.a)
-        if held.is_cut or len(whole.shape) != 2:
-            return None
-        for (name, stage), (_, ref) in side.tensors.items():
-            cut = together.held.get(id(ref))
-            facing = other.tensors.get((name, stage))
-            if not name.endswith(_LOGITS) or name.startswith("grad.") or cut is None or facing is None:
-                continue
-            if cut.axis != len(whole.shape) or facing[1].shape[:-1] != whole.shape or facing[1].numel > 1 << 27:
-                continue
-            logits = pages.array(facing[1]).astype(np.float64).reshape(-1, facing[1].shape[-1])
-            said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
-            targets = next((one for name in ("target_ids", "labels") if (one := other.find(name))), None)
-            if targets is not None and targets.shape == whole.shape:
-                targets_N = pages.array(targets).reshape(-1).astype(np.int64)
-            elif (ids := other.find("input_ids")) is not None and ids.shape == whole.shape:
-                # The token after each; what has none, or is masked, is 0 in the other run.
-                targets_N = np.roll(pages.array(ids), -1, 1).reshape(-1).astype(np.int64)
-                told = (said[0] != 0) & (targets_N >= 0) & (targets_N < logits.shape[1])
-                own = contributions.logprobs(logits[told], targets_N[told])
-                if not told.any() or np.abs(own - said[0][told]).max() > NEAR * np.abs(own).max():
-                    continue
-                logits, targets_N, said = logits[told], targets_N[told], [one[told] for one in said]
-            else:
-                continue
-            if naming.meaning(row.name).kind == "logprob" or row.name.endswith(("logprobs", "log_probs")):
-                fault = contributions.own_vocabulary(said[0], said[1:], logits, cut, targets_N)
-                if fault is not None:
-                    return fault
-            return contributions.of_one_slice(row.name, said[0], said[1:], cut, targets_N)
+        of_samples = [
+            (name, cut, facing[1]) for (name, stage), (_, ref) in side.tensors.items()
+            if (cut := together.held.get(id(ref))) is not None and cut.axis == len(whole.shape)
+            and (facing := other.tensors.get((name, stage))) is not None and not name.startswith("grad.")
+            and facing[1].shape[:-1] == whole.shape and facing[1].numel <= 1 << 27
+        ]  # fmt: skip
+        called = [one for one in of_samples if one[0].endswith(_LOGITS)]
+        said = [pages.array(ref).astype(np.float64).reshape(-1) for ref in (whole, *held.parts)]
+        candidates = []
+        for name in ("target_ids", "labels", "input_ids"):
+            if (targets := other.find(name)) is not None and targets.shape == whole.shape:
+                ids = pages.array(targets).astype(np.int64)
+                candidates += [] if name == "input_ids" else [ids.reshape(-1)]
+                candidates.append(np.roll(ids, -1, 1).reshape(-1))
+        for _, cut, other_logits in called or of_samples[-1:]:
+            logits = pages.array(other_logits).astype(np.float64).reshape(-1, other_logits.shape[-1])
+            found = vocabulary.targets_of(said[0], logits, candidates)
+            if found is not None:
+                told, targets_N, sign = found
+                return vocabulary.explain(row.name, [sign * one[told] for one in said], logits[told], cut, targets_N)
         return None
 
     def _note_inputs(self, row: TensorVerdict, held: HeldByRanks, together: Together) -> None:
@@ -527,17 +657,25 @@ class OfRanks:
         if not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
             return
         if (found := _OF_EXPERT.search(row.name)) is not None and len(held.ranks) < len(together.ranks):
-            self._of_experts[row.place[:2]].add(f"{row.name[: found.start()]}.output")
+            experts = self._of_experts[row.place[:2]][f"{row.name[: found.start()]}.output"]
+            if _EXPERTS_OUTPUT.search(row.name) and len(held.ranks) == 1 and held.parts[0].is_readable:
+                experts.append((held.ranks[0], held.parts[0]))
         if held.is_cut and together.shares in ("samples", "tokens") and held.axis in (0, 1):
             self._inputs[row.key.step][row.name.rpartition(".output")[0].rpartition(".")[0]].append(held)
 
     def _note_tokens(self, together: Together, row: TensorVerdict) -> None:
-        if together.ids is not None and together.shares != "all" and id(together) not in self._seen:
-            self._seen.add(id(together))
-            for rank, ref in zip(together.ranks, together.ids, strict=True):
-                self._tokens[row.key.step][rank].append(ref)
+        if together.ids is None or id(together) in self._seen:
+            return
+        self._seen.add(id(together))
+        for rank, ref in zip(together.ranks, together.ids, strict=True):
+            micros = together.micros.get(rank) or (row.key.micro or 0,)
+            self._tokens[row.key.step] += token_rows.in_micros(ref, rank, micros)
 
     def _keep(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> None:
+        is_in_turn = held.is_cut and not row.verdict.diverges and len(held.stretches[0]) == 1
+        is_of_rows = not naming.is_module_tensor(row.name) or held.axis == len(whole.shape) - 1
+        if is_in_turn and is_of_rows and _FUSED.search(row.name):
+            self._in_turn.add(_fused(row.name, held))
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
@@ -549,6 +687,41 @@ class OfRanks:
             self._parts[place] = [*self._parts[place][1 - _KEPT :], (row.name, held)]
         elif not row.verdict.diverges:
             self._whole[place] = [*self._whole[place][1 - _KEPT :], (row.name, whole)]
+
+
+def _fused(name: str, cut: HeldByRanks) -> str:
+    """A module that is several in one, whatever its layer: its weight, its bias and what they put out are cut alike,
+    which gradients of few digits alone do not tell.
+    """
+    pattern = _NUMBER.sub("#", name.removeprefix("grad.").removeprefix("param."))
+    total = sum(long for stretches in set(cut.stretches) for _, long in stretches)
+    return f"{naming.module_of(pattern).removesuffix('.weight').removesuffix('.bias')} of {total}"
+
+
+def _is_of_a_later_stage(
+    row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, held: HeldByRanks, judge: JudgeCopy
+) -> bool:
+    """Whether what a rank alone returns is, by its values, what the other run returns under a later number (its hidden
+    states): a stage of a pipeline counts its own from 0. Judged so, if it is.
+    """
+    together = micro_pair.together
+    assert together is not None
+    place = _RETURNED.search(row.name)
+    if place is None or len(held.ranks) > 1 or held.ranks == together.ranks[:1]:
+        return False
+    (mine, other) = (pair.a, micro_pair.b) if together.which == "a" else (pair.b, micro_pair.a)
+    assert mine is not None
+    for (name, stage), theirs in other.tensors.items():
+        head, _, number = name.rpartition(".")
+        if stage != row.key.stage or f"{head}." != place[1] or not number.isdigit() or int(number) <= int(place[2]):
+            continue
+        if theirs[1].shape != mine[1].shape or not theirs[1].is_readable or not algebra.is_near(theirs[1], mine[1]):
+            continue
+        sides = (mine, theirs) if together.which == "a" else (theirs, mine)
+        _take(row, judge(TensorPair(pair.name, *sides), micro_pair))
+        row.reason = f"as {name} of the other run, for a stage of a pipeline counts its own from 0: {row.reason}"
+        return True
+    return False
 
 
 def _judge_copies(

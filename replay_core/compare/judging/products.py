@@ -38,12 +38,16 @@ class InnerProducts:
     def factor(self, weights: dict[int, float], of: int) -> float | None:
         """What multiple of one vector another is; None where it is none, or is off by no factor."""
         ((place, weight),) = weights.items()
+        factor = self.multiple(place, of)
+        return weight * factor if factor is not None and abs(weight * factor - 1) > 2 * NEAR else None
+
+    def multiple(self, place: int, of: int) -> float | None:
+        """What multiple of one vector another is, 1 as well; None where it is none."""
         if not self._gram[of, of]:
             return None
-        factor = float(weight * self._gram[place, of] / self._gram[of, of])
-        left = self._gram[place, place] * weight * weight - factor * factor * self._gram[of, of]
-        is_multiple = left <= (NEAR * NEAR) * max(self._gram[place, place], 1e-300)
-        return factor if is_multiple and abs(factor - 1) > 2 * NEAR else None
+        factor = float(self._gram[place, of] / self._gram[of, of])
+        left = self._gram[place, place] - factor * factor * self._gram[of, of]
+        return factor if left <= (NEAR * NEAR) * max(self._gram[place, place], 1e-300) else None
 
 
 def products_of(refs: Sequence[TensorRef]) -> InnerProducts:

@@ -60,6 +60,44 @@ def of_parts(
     return _told(what, ranks, times)
 
 
+def beside_its_bias(what: str, whole: TensorRef, held: HeldByRanks, bias: TensorRef) -> Fault | None:
+    """What ranks' outputs [..., hidden] of a layer are, once the bias that each adds is taken off: parts that add up to
+    the other run's; or its values, rounded to bfloat16.
+    """
+    if held.is_cut or any(ref.shape != whole.shape for ref in held.parts) or bias.shape != whole.shape[-1:]:
+        return None
+    if not 1 < len(held.ranks) <= _EACH or whole.numel * (len(held.ranks) + 1) > _AT_ONCE:
+        return None
+    bias_H, there = pages.array(bias).astype(np.float64), pages.array(whole).astype(np.float64)
+    outputs = [pages.array(ref).astype(np.float64) for ref in held.parts]
+    more = (sum(outputs) - there).reshape(-1, bias_H.size)
+    too_often_H = (len(outputs) - 1) * bias_H
+    mean_H = more.mean(0)
+    is_one = np.linalg.norm(more - mean_H) <= 1e-3 * np.linalg.norm(there)
+    if is_one and bias_H.any() and np.linalg.norm(mean_H - too_often_H) <= 0.1 * np.linalg.norm(too_often_H):
+        return Fault(
+            "not summed", held.ranks,
+            f"{what} is not summed over ranks {named(held.ranks)}: each holds a part and the bias, and the parts add "
+            "up to the other run's",
+        )  # fmt: skip
+    if whole.dtype == "float32" and all(_is_short(one, bias_H) for one in outputs) and not _is_short(there, bias_H):
+        return Fault(
+            "rounded", held.ranks,
+            f"{what} is float32 and on {whose(held.ranks)} every value but for its bias is one of bfloat16, which the "
+            "other run's are not: it was reduced or kept in bfloat16 (half precision)",
+        )  # fmt: skip
+    return None
+
+
+def _is_short(output: Array, bias_H: Array) -> bool:
+    """Whether what an output is beside its bias are values of bfloat16, as far as a sum in float32 tells them."""
+    beside = (output - bias_H).astype(np.float32)
+    bits = np.ascontiguousarray(beside).view(np.uint32).astype(np.uint64)
+    short = ((bits + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    unit = 2.0**-23 * np.maximum(np.abs(output), np.abs(bias_H))
+    return bool((np.abs(short.astype(np.float64) - (output - bias_H)) <= unit).mean() > 0.999)
+
+
 def gated(slices: Sequence[HeldByRanks]) -> Iterator[HeldByRanks]:
     """What went into a layer behind a gate that was not recorded: silu(gate) * up (Shazeer 2020, SwiGLU), of ranks
     whose slices of both were.

@@ -25,6 +25,8 @@ _SPANNED = 1e-5
 #: Directions of a larger share of the hidden size explain nothing: of a slice of a weight; of an expert's tokens, which
 #: lie in each other's or do not.
 _MOST_OF, _MOST_OF_TOKENS = 0.75, 0.96
+#: More ranks are not held each against each; and half the rows that tell blocks of channels from each other, at least.
+_EACH, _FEWEST_ROWS = 16, 4
 #: Elements that are decomposed.
 _MOST = 1 << 22
 
@@ -86,6 +88,45 @@ def of_a_slices_channels(what: str, off_NH: Array, name: str, held: HeldByRanks)
                 f"{what} is off in what rank {rank}'s {shard} makes, and nowhere else: that one is another's or stale",
             )  # fmt: skip
     return None
+
+
+def of_other_shards(what: str, here_NH: Array, there_NH: Array, ranks: tuple[int, ...]) -> Fault | None:
+    """Whether channels that one rank's rows of a weight make (as `torch.chunk` hands them out) are, but for one
+    constant each (a bias of their own), those that another rank's make in the other run: shards that stand in another
+    order, or one of them twice.
+    """
+    count = here_NH.shape[1]
+    rows = -(-count // len(ranks))
+    if not 2 <= len(ranks) <= _EACH or count % len(ranks) or rows < 2 or len(here_NH) < 2 * _FEWEST_ROWS:
+        return None
+    if here_NH.size > _MOST:
+        return None
+    here, there = (one - one.mean(0) for one in (here_NH, there_NH))
+    blocks = [slice(number * rows, (number + 1) * rows) for number in range(len(ranks))]
+    stands: dict[int, int] = {}
+    for number, own in enumerate(blocks):
+        size = np.linalg.norm(there[:, own])
+        if np.linalg.norm(here[:, own] - there[:, own]) <= _INSIDE * size:
+            continue
+        of = [other for other, block in enumerate(blocks) if other != number and there[:, block].any() and
+              np.linalg.norm(here[:, own] - there[:, block]) <= _INSIDE * np.linalg.norm(there[:, block])]  # fmt: skip
+        if len(of) != 1:
+            return None
+        stands[number] = of[0]
+    if not stands:
+        return None
+    said = ", ".join(f"rank {ranks[number]} has rank {ranks[other]}'s" for number, other in stands.items())
+    if sorted(stands) == sorted(stands.values()):
+        return Fault(
+            "order", tuple(ranks[number] for number in stands),
+            f"{what}: the shards of its weight's rows stand in another order: {said}",
+        )  # fmt: skip
+    twice = tuple(sorted({ranks[number] for pair in stands.items() for number in pair}))
+    lost = tuple(ranks[number] for number in stands if number not in stands.values())
+    return Fault(
+        "held twice", twice,
+        f"{what}: {whose(twice)} have one shard of its weight's rows ({said}): what is {whose(lost)}'s is on no rank",
+    )  # fmt: skip
 
 
 def added_by_each(what: str, off_NH: Array, name: str, held: HeldByRanks) -> Fault | None:

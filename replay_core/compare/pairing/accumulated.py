@@ -72,7 +72,9 @@ def _laid(group: list[MicroBatchPair]) -> list[MicroBatchPair] | None:
     made: list[MicroBatchPair] = []
     ranks = sorted({*of_a, *of_b}, key=lambda rank: -1 if rank is None else rank)
     for rank in ranks:
-        own = {which: _side(whole[which][rank]) if rank in whole[which] else Side() for which in _RUNS}
+        own = {
+            which: _side(whole[which][rank], sides[which][rank]) if rank in whole[which] else Side() for which in _RUNS
+        }
         made.append(MicroBatchPair(RecordKey(key.step, key.micro, rank, key.role), own["a"], own["b"]))
     many: Which = "a" if _most(of_a) > _most(of_b) else "b"
     micros = sorted({micro for own in sides[many].values() for micro in own})
@@ -277,7 +279,7 @@ def _skip_the_rest(laid: dict[Which, dict[int | None, _Laid]], sides: dict[Which
                 )  # fmt: skip
 
 
-def _side(laid: _Laid) -> Side:
+def _side(laid: _Laid, micros: dict[int, Side]) -> Side:
     by_stage: dict[tuple[str, str, bool], list[tuple[Record, TensorRef]]] = defaultdict(list)
     for is_read, tensors in ((True, laid.tensors), (False, laid.unread)):
         for (_, stage), (record, ref) in tensors.items():
@@ -290,4 +292,5 @@ def _side(laid: _Laid) -> Side:
         records.append(Record(first.key, first.path, lambda refs=refs: refs))  # type: ignore[misc]
     found = Side(records)
     found.load()
+    found.micros = tuple(sorted(micros)) if len(micros) > 1 else ()
     return found

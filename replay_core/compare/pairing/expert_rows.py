@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from replay_core import naming
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.micro_batch_pair import Side
+from replay_core.compare.pairing.ranks import same_values
 from replay_core.compare.pairing.routing import ROUTERS
+from replay_core.records import TensorRef
 from replay_core.regexes import regex
 
 #: The part of a layer's rows that noise may send to other experts, or one.
@@ -30,7 +32,8 @@ class Missent(Struct, frozen=True):
 
     lost: by how many rows the run `which` has fewer in the whole layer; None where it has as many, or a layer's other
     experts were not recorded. ranks: of which ranks the expert is, where one run is of several. noise: where none is
-    lost and so few moved that noise does it, what is said once of the layer.
+    lost and so few moved that noise does it, what is said once of the layer. is_told: whether the routers' scores are
+    the same to the last bit, so that no router chose otherwise.
     """
 
     sentence: str
@@ -38,6 +41,7 @@ class Missent(Struct, frozen=True):
     which: str | None
     ranks: tuple[int, ...]
     noise: str | None = None
+    is_told: bool = False
 
 
 def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
@@ -70,8 +74,15 @@ def missent(pair: TensorPair, micro_pair: MicroBatchPair) -> Missent | None:
     )  # fmt: skip
     ranks = held.ranks if held is not None else ()
     if not apart:
-        if _is_chosen_by_router(micro_pair, layer):
+        routers = _routers(micro_pair, layer)
+        if routers and not all(same_values(one, other) for one, other in routers):
             return None  # what a router chose otherwise is said of the router
+        if routers:
+            said = (
+                f"{whose}, all experts together {int(a.sum())} in both, and their router's scores are the same: tokens "
+                "were sent to other experts than in the other run"
+            )
+            return Missent(said, None, None, ranks, is_told=True)
         said = f"{whose}, all experts together {int(a.sum())} in both: tokens were sent to other experts"
         moved = int(np.abs(a - b).sum()) // 2
         return Missent(said, None, None, ranks, _noise(moved, int(a.sum()), layer, micro_pair))
@@ -93,11 +104,15 @@ def _noise(moved: int, rows: int, layer: str, micro_pair: MicroBatchPair) -> str
     )
 
 
-def _is_chosen_by_router(micro_pair: MicroBatchPair, layer: str) -> bool:
-    """Whether both runs recorded the layer's router, whose own rows say what it chose."""
+def _routers(micro_pair: MicroBatchPair, layer: str) -> list[tuple[TensorRef, TensorRef]]:
+    """What the layer's router put out in either run; nothing where one did not record it."""
     block = layer.rpartition(".")[0]
     starts = tuple(f"{block}.{word}." for word in ROUTERS)
-    return all(any(name.startswith(starts) for name, _ in side.tensors) for side in (micro_pair.a, micro_pair.b))
+    return [
+        (ref, other[1]) for place, (_, ref) in micro_pair.a.tensors.items()
+        if place[0].startswith(starts) and not naming.is_input(place[0])
+        and (other := micro_pair.b.tensors.get(place)) is not None
+    ]  # fmt: skip
 
 
 def _counts(side: Side, layer: str, rest: str) -> Iterator[tuple[str, int]]:

@@ -41,6 +41,8 @@ class Side(Struct):
     batches: list[Batch] = field(default_factory=list)
     _of: dict[int, Batch] = field(default_factory=dict)
     is_loaded: bool = False
+    #: The micro-batches that were laid together here, in turn; none where it is of one.
+    micros: tuple[int, ...] = ()
     #: Name, or the ends of names asked for -> the tensors, of the `tensors` that these were looked up in.
     _found: dict[str | tuple[str, ...], list[tuple[Record, TensorRef]]] = field(default_factory=dict)
     _found_in: tuple[int, int] = (0, 0)

@@ -87,6 +87,8 @@ class Together(Struct):
     whose: tuple[tuple[Stretch, ...], ...] | None = None
     #: By rank, the log-probabilities that it recorded itself, before they were put together.
     logprobs: dict[int, TensorRef] = field(default_factory=dict)
+    #: By rank, the micro-batches that were laid together to what it holds, in turn.
+    micros: dict[int, tuple[int, ...]] = field(default_factory=dict)
     #: Of every rank, its token ids; None where they are not known.
     ids: tuple[TensorRef, ...] | None = None
     #: What the ranks of the other run hold, where these stand for the one process.
@@ -362,9 +364,32 @@ class RankGroup:
             rows[row.tobytes()].append(number)
         found = [[rows[row.tobytes()].pop(0) if rows[row.tobytes()] else -1 for row in _numbers(one)] for one in ids]
         if any(-1 in mine for mine in found) or any(rows.values()):
+            self._note_samples_twice([_numbers(one) for one in ids], _numbers(whole))
             return
         self._cut = 0, tuple(tuple(_runs(mine)) for mine in found)
         self._are_unlike = len(rows) == whole.shape[0]
+
+    def _note_samples_twice(self, own: Sequence[np.ndarray[Any, Any]], whole: np.ndarray[Any, Any]) -> None:
+        """Say where all groups have samples of the one process, as many as it has, some of them twice and so others on
+        no rank. More samples than it has may well be twice, to make the ranks' shares even.
+        """
+        numbers: dict[bytes, int] = {row.tobytes(): number for number, row in enumerate(whole)}
+        held = [[numbers.get(row.tobytes(), -1) for row in mine] for mine in own]
+        if len(numbers) < len(whole) or any(-1 in mine for mine in held) or sum(map(len, held)) != len(whole):
+            return
+        times = Counter(number for mine in held for number in mine)
+        twice, lost = sorted(one for one in times if times[one] > 1), sorted(set(range(len(whole))) - set(times))
+        ranks = list(self._ranks)
+        those = [
+            ranks[number] for members, mine in zip(self._groups, held, strict=True) if set(mine) & set(twice)
+            for number in members
+        ]  # fmt: skip
+        verb = "is" if len(twice) == 1 else "are"
+        self._astray = Astray(
+            "same samples", tuple(sorted(those)),
+            f"sample{'s' * (len(twice) > 1)} {named(twice)} of the other run {verb} on ranks {named(sorted(those))} of "
+            f"{self._many} more than once, and sample{'s' * (len(lost) > 1)} {named(lost)} on none of its ranks",
+        )  # fmt: skip
 
     def _off(
         self,
@@ -414,6 +439,7 @@ class RankGroup:
             if rows and self._cut is not None and self._astray is None and self._are_unlike:
                 together.whose = self._cut[1]
         own = {rank: side.find("policy_logprobs") for rank, side in ranks.items()}
+        together.micros = {rank: side.micros for rank, side in ranks.items() if side.micros}
         together.logprobs = {rank: ref for rank, ref in own.items() if ref is not None}
         side = self._side(whole, ranks, together)
         if all(one is not None for one in self._ids):
@@ -1059,5 +1085,5 @@ def _narrowed(side: Side, wanted: Any) -> Side:
             records.append(made)
     found = Side(records)
     found.load()
-    found.problems, found.unreadable = list(side.problems), side.unreadable
+    found.problems, found.unreadable, found.micros = list(side.problems), side.unreadable, side.micros
     return found

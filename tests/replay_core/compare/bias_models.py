@@ -16,23 +16,29 @@ WIDTH, WORDS, LENGTH, RATE = 32, 64, 12, 2e-3
 class Attention(nn.Module):
     """Without rotation, as GPT-2's: softmax does not see what is added to every key."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fused: bool = False) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        if is_fused:
+            self.c_attn = nn.Linear(WIDTH, 3 * WIDTH)
+        else:
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.o_proj = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        q, k, v = (
-            made(x_BTD).unflatten(-1, (4, -1)).transpose(1, 2) for made in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        every = (
+            self.c_attn(x_BTD).chunk(3, -1) if hasattr(self, "c_attn")
+            else [made(x_BTD) for made in (self.q_proj, self.k_proj, self.v_proj)]
+        )  # fmt: skip
+        q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in every)
         scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -1e9)
         return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, is_fused: bool = False) -> None:
         super().__init__()
         self.embed_tokens, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
-        self.self_attn, self.lm_head = Attention(), nn.Linear(WIDTH, WORDS, bias=False)
+        self.self_attn, self.lm_head = Attention(is_fused=is_fused), nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed_tokens(ids)
@@ -42,14 +48,15 @@ class Model(nn.Module):
 def trained(
     folder: Path, *, steps: int, is_recorded: Callable[[int], bool], halves: bool,
     after_step: Callable[[int, dict[str, nn.Parameter]], None] = lambda _step, _own: None,
-    frozen: str = "",
+    frozen: str = "", is_fused: bool = False, are_before: bool = False,
 ) -> Path:  # fmt: skip
     """Steps of AdamW; halves: each gradient is the mean of those of two halves of the batch. after_step: what else
-    happens to the parameters, before the first step (-1) and after each; frozen: the one that no step moves.
+    happens to the parameters, before the first step (-1) and after each; frozen: the one that no step moves. is_fused:
+    queries, keys and values in one. are_before: the parameters are recorded as their step begins.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Model()
+        model = Model(is_fused=is_fused)
         batches = torch.randint(1, WORDS, (steps, 4, LENGTH))
     own = dict(model.named_parameters())
     made = torch.optim.AdamW([one for name, one in own.items() if name != frozen], lr=RATE, weight_decay=0.0)
@@ -65,9 +72,12 @@ def trained(
                     with step.modules(model), torch.no_grad():
                         model(ids)
                     step.gradients(model)
+                    if are_before:
+                        step.params(model)
                     made.step()
                     after_step(number, own)
-                    step.params(model)
+                    if not are_before:
+                        step.params(model)
             else:
                 made.step()
                 after_step(number, own)

@@ -11,8 +11,15 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
+from replay_core.compare import Comparison, compare_runs
+from replay_core.compare.parallel import parallel
 from replay_core.documents.schema import schema
+from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import compared as compared_steps
 from tests.replay_core.compare.ranks.recorded import gradients, random
 from tui_debugger.cli import run as run_rldbg
 from tui_debugger.reports.comparison import comparison_report
@@ -169,3 +176,66 @@ def test_the_rank_that_parts_first_is_the_origin_and_the_others_receive(
     assert doc["parallel"]["parted"] == [{"rank": 1, "name": "grad.norm.weight", "step": 0, "origin": True}]
     assert doc["parallel"]["sentence"] == "rank 1 of b parts first, in grad.norm.weight; no other does"
     assert "  ranks   norm.weight's gradient: rank 1 parts" in comparison_report(doc)  # type: ignore[arg-type]
+
+
+def _faults(found: Comparison) -> set[tuple[str, tuple[int, ...]]]:
+    return {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults}
+
+
+#: Gradients of one process: of weights that two ranks hold slices of, and of one that both hold.
+_WEIGHTS = {f"grad.layers.{number}.mlp.up_proj.weight": random(8, 16, seed=number) for number in range(3)}
+_NORM, _PART = random(32, seed=7), random(32, seed=8)
+
+
+@pytest.mark.parametrize(
+    ("factors", "norms", "expected"),
+    [
+        ((1.3964, 1.4002), [_NORM, _NORM], {("clipped apart", (0, 1))}),
+        ((1.4, 1.4), [_NORM, _NORM], set()),
+        ((1.3964, 1.4002), [_PART, _NORM - _PART], {("not summed", (0, 1))}),
+        ((1.3964, 1.4002), [_PART, _NORM], {("apart", (0,))}),
+    ],
+    ids=["near each other", "one factor", "for one is not summed", "for one is another on one rank"],
+)
+def test_gradients_that_each_rank_scales_by_a_factor_of_its_own(
+    factors: tuple[float, float], norms: list[torch.Tensor], expected: set[Any], tmp_path: Path
+) -> None:
+    """Ranks clip by the norm of what they hold; that is a consequence where one gradient is another on each."""
+    given = {"batch_inputs": {"input_ids": torch.arange(32).reshape(2, 16)}}
+    ranks = [
+        {**given, "gradient": {
+            **{name: factor * one.chunk(2)[rank] for name, one in _WEIGHTS.items()}, "grad.norm.weight": factor * norm,
+        }} for rank, (factor, norm) in enumerate(zip(factors, norms, strict=True))
+    ]  # fmt: skip
+    whole = {**given, "gradient": {**_WEIGHTS, "grad.norm.weight": _NORM}}
+    assert _faults(compared_steps(tmp_path, whole, *ranks)) == expected
+
+
+@pytest.mark.parametrize(("second", "is_apart"), [(1.408, True), (1.2, True), (1.421, False)])
+def test_rows_of_gathered_shards_are_each_scaled_by_their_ranks_factor(
+    second: float, is_apart: bool, tmp_path: Path
+) -> None:
+    held = {name: one * torch.tensor([1.421, second]).repeat_interleave(4)[:, None] for name, one in _WEIGHTS.items()}
+    found = _faults(compared_steps(tmp_path, {"gradient": _WEIGHTS}, *[{"gradient": held}] * 2))
+    assert found == ({("clipped apart", (0, 1))} if is_apart else set())
+
+
+def test_ranks_that_part_after_a_step_that_nothing_explains_are_no_cause(tmp_path: Path) -> None:
+    """Its gradients made their weights."""
+    whole, wrong = random(8, 16), random(8, 16) + 0.1 * random(8, 16, seed=1)
+    stepped = random(8, 16, seed=2)
+    off = stepped.clone()
+    off[4:] += 0.01
+
+    def write(name: str, ranks: int, gradient: torch.Tensor, weight: torch.Tensor) -> Path:
+        for rank in range(ranks):
+            with Recorder(tmp_path / name) as recorder:
+                for step, fields in enumerate(({"grad.w": gradient}, {"param.w": weight})):
+                    with recorder.step(step, rank=rank) as record:
+                        rows = {key: one.chunk(ranks)[rank].contiguous() for key, one in fields.items()}
+                        record("gradient" if not step else "param", rows)
+        return tmp_path / name
+
+    one = write("one", 1, whole, stepped)
+    assert _faults(compare_runs(open_run(one), open_run(write("both", 2, wrong, off)))) == set()
+    assert _faults(compare_runs(open_run(one), open_run(write("later", 2, whole, off)))) == {("apart", (1,))}

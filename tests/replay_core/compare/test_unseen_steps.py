@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from replay_core.compare import Comparison, compare_runs
 from replay_core.compare.unseen_steps import drift
 from replay_core.dumps import open_run
+from tests.builders import there
 from tests.replay_core.compare.bias_models import WIDTH, trained
 
 BIAS, OUTPUT = "self_attn.k_proj.bias", "self_attn.k_proj.output"
@@ -41,6 +43,28 @@ def test_what_unrecorded_steps_made_of_such_a_bias_is_no_difference(case: str, t
     said = [row.reason for row in compared.tensors if row.name == OUTPUT and "unrecorded steps" in row.reason]
     assert said, "the keys were off by more than the table allows, and ruled"
     assert "one constant for each channel" in said[0]
+
+
+@pytest.mark.parametrize("is_fused", [False, True], ids=["alone", "with queries and values"])
+def test_weights_recorded_as_their_step_begins_made_the_outputs_of_that_step(is_fused: bool, tmp_path: Path):
+    """Of a projection that is three in one the keys' third alone is excused."""
+    bias = "self_attn.c_attn.bias" if is_fused else BIAS
+    how: dict[str, Any] = {"steps": 3, "is_recorded": lambda _: True, "is_fused": is_fused, "are_before": True}
+    a = trained(tmp_path / "a", halves=False, **how)
+    compared = _compared(a, trained(tmp_path / "b", halves=True, **how))
+    row = next(row for row in compared.tensors if row.name == f"param.{bias}" and row.key.step == 2)
+    assert there(row.figures).max_abs > 1e-5, "the keys' bias went another way"
+    assert compared.first is None, (compared.first.name, compared.first.reason)
+    for third in range(3 if is_fused else 0):
+        if third == 1:
+            continue  # what is added to every key softmax does not see
+
+        def shifted(one: nn.Parameter, third: int = third) -> None:
+            one[third * WIDTH : third * WIDTH + 4] += 3e-3 * torch.tensor([1.0, -1.0, 1.0, -1.0])
+
+        wrong = trained(tmp_path / f"wrong{third}", halves=True, after_step=_at(0, bias, shifted), **how)
+        first = there(_compared(a, wrong).first)
+        assert (first.name, first.key.step) == ("self_attn.c_attn.output", 1)
 
 
 def _at(when: int, name: str, change: Callable[[nn.Parameter], object]) -> Callable[[int, Own], None]:

@@ -105,9 +105,12 @@ def test_judged_again_it_is_still_no_difference_and_bitwise_it_is(together: Path
 HALF = {"sgd": 0.3, "adamw": 5e-3}
 
 
-def _half(folder: Path, kind: str, *, halves: bool, fault: str = "", master: bool = False) -> Path:
+def _half(
+    folder: Path, kind: str, *, halves: bool, fault: str = "", master: bool = False, are_before: bool = False
+) -> Path:
     """Three steps of a bfloat16 model that say nothing of their optimizer; halves: the gradient is the mean of those of
-    two halves of the batch, as two ranks make it. master: the optimizer keeps float32 copies.
+    two halves of the batch, as two ranks make it. master: the optimizer keeps float32 copies. are_before: weights are
+    recorded as their step begins.
     """
     config = LlamaConfig(
         vocab_size=96, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -131,6 +134,7 @@ def _half(folder: Path, kind: str, *, halves: bool, fault: str = "", master: boo
                 for name, one in own.items():
                     total[name] += one.grad / len(parts)
             before = {name: one.detach().clone() for name, one in kept.items()}
+            held = {f"param.{name}": one.detach().clone() for name, one in own.items()}
             for name, one in kept.items():
                 one.grad = total[name].to(one.dtype)
             made.step()
@@ -144,7 +148,8 @@ def _half(folder: Path, kind: str, *, halves: bool, fault: str = "", master: boo
                 own[name].data.copy_(one.data)
             with recorder.step(number) as step:
                 step("gradient", {f"grad.{name}": one for name, one in total.items()})
-                step("param", {f"param.{name}": one.detach() for name, one in own.items()})
+                after = {f"param.{name}": one.detach() for name, one in own.items()}
+                step("param", held if are_before else after)
     return folder
 
 
@@ -155,6 +160,16 @@ def test_bfloat16_weights_are_as_far_apart_as_their_gradients_make_them(kind: st
     settled = [row for row in compared.tensors if row.context is not None and row.context.explained is not None]
     assert settled, "nothing tells what its gradient says from what it does not"
     assert compared.first is None, (compared.first.name, compared.first.reason)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_weights_recorded_as_their_step_begins_are_what_the_gradients_before_made(kind: str, tmp_path: Path):
+    whole = _half(tmp_path / "a", kind, halves=False, are_before=True)
+    compared = _compared(whole, _half(tmp_path / "b", kind, halves=True, are_before=True))
+    assert compared.first is None, (compared.first.name, compared.first.reason)
+    wrong = _compared(whole, _half(tmp_path / "c", kind, halves=True, are_before=True, fault="twice the rate"))
+    steps = {row.key.step for row in wrong.tensors if row.verdict.diverges and row.name.startswith("param.")}
+    assert steps == {1, 2}
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])

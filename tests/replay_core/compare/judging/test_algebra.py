@@ -51,6 +51,7 @@ FAULTY: dict[str, tuple[Sequence[torch.Tensor], str, list[int], str]] = {
     "a slice of zeros": ([ROWS[0], ROWS[1] * 0], "zeros", [1], "is 0 in the slice of rank 1"),
     "a slice apart": ([THREE[0], THIRD[:4], THREE[2]], "apart", [1], "those of ranks 0 and 2 are"),
     "NaN on one rank": ([WHOLE, WHOLE * float("nan")], "apart", [1], "rank 1 holds NaN or infinities"),
+    "slices summed over their ranks": ([ROWS[0] + ROWS[1]] * 2, "wrong group", [0, 1], "the sum of all slices"),
     "slices times the ranks": ([part * 2 for part in ROWS], "too much", [0, 1], "is 2 x the whole"),
     "a slice one late": ([WHOLE[:6], torch.cat([WHOLE[7:], OTHER[:1]])], "boundary", [1], "rank 1's begins 1 too late"),
 }  # fmt: skip
@@ -170,3 +171,13 @@ def test_dropout_by_the_same_random_numbers_where_each_should_draw_its_own(tmp_p
     ]
     fault = there(there(there(compared(tmp_path, one, *ranks).first).ranks).fault)
     assert (fault.kind, fault.ranks) == ("masks alike", (0, 1))
+
+
+@pytest.mark.parametrize("off", [1e-3, 1.0])
+def test_copies_of_samples_that_are_off_a_little_are_no_sum_over_a_wrong_group(off: float, tmp_path: Path) -> None:
+    """Two groups of two ranks, whose slices add up to nearly the other run's whatever they are off."""
+    whole = random(12, 8)
+    halves = [part + off * random(6, 8, seed=seed) for seed, part in enumerate(whole.chunk(2), 5)]
+    found = gradients(tmp_path, whole, [halves[0], halves[0], halves[1], halves[1]])
+    fault = there(there(found.first).ranks).fault
+    assert fault is None or fault.kind != "wrong group"

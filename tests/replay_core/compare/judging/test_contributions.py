@@ -228,25 +228,6 @@ def test_tokens_none_of_whose_experts_is_the_ranks_own_are_zero_where_nothing_is
     assert (("not summed", (0, 1)) in found) is is_of_experts
 
 
-def test_words_of_a_rank_that_are_looked_up_wrongly(tmp_path: Path) -> None:
-    table = random(40, 8)
-    wrong = table.clone()
-    wrong[20:] = table[19:39]
-    one = {**tokens_of(IDS, embed_tokens__output=table[IDS]), "param": {"param.embed_tokens.weight": table}}
-    looked_up = tokens_of(IDS, embed_tokens__output=wrong[IDS])
-    ranks = [{**looked_up, "param": {"param.embed_tokens.weight": own.contiguous()}} for own in table.chunk(2)]
-    assert kinds(compared(tmp_path, one, *ranks)) == {("vocabulary slice", (1,))}
-
-
-@pytest.mark.parametrize("count", [8, 16])
-def test_a_slice_of_the_vocabulary_is_told_of_sixteen_tokens_and_not_of_eight(count: int) -> None:
-    ids, held = np.arange(count) * 40 // count, HeldByRanks((0, 1), (), 0, (((0, 20),), ((20, 20),)))
-    off = ids >= 20
-    said = [np.where(off, 0.5, 0.0)] * 2
-    told = contributions.of_words("x", off, ids, held), contributions.of_one_slice("x", 0 * said[0], said, held, ids)
-    assert [one and one.ranks for one in told] == ([(1,)] * 2 if count == 16 else [None] * 2)
-
-
 def test_what_a_weights_gradient_lacks_is_in_no_input_of_the_other_ranks(tmp_path: Path) -> None:
     inputs, left = random(2, 6, 24), random(2, 6, 8, seed=1)
     grads = [g.T @ x for g, x in zip(left, inputs, strict=True)]
@@ -380,3 +361,97 @@ def test_an_expert_that_is_another_but_for_a_step_is_anothers(off: float, tmp_pa
     ranks = [step({0: experts[0], 1: experts[1]}), step({2: moved[3], 3: moved[2]})]
     told = kinds(compared(tmp_path, step(dict(enumerate(experts))), *ranks))
     assert (("another's", (1,)) in told) is (off < 0.1)
+
+
+@pytest.mark.parametrize(("at", "expected"), [
+    (slice(8, 16), {("gathered", (0,))}), (slice(7, 16), {("apart", (0,))}), (slice(0, 16), {("apart", (0,))}),
+])  # fmt: skip
+def test_what_a_rank_gathered_is_off_at_the_other_ranks_tokens(at: slice, expected: set[Any], tmp_path: Path) -> None:
+    """Sequence parallelism: each rank norms its tokens, gathers all, and makes its features of them."""
+    normed, made = random(4, 16, 8), random(4, 16, 12, seed=1)
+    stale = made.clone()
+    stale[:, at] = random(4, 16, 12, seed=2)[:, at]
+
+    def step(tokens: slice, output: Tensor) -> dict[str, Any]:
+        return tokens_of(IDS, layers__0__norm__output=normed[:, tokens], layers__0__mlp__up__output=output)
+
+    ranks = [step(slice(0, 8), stale[..., :6]), step(slice(8, 16), made[..., 6:])]
+    assert kinds(compared(tmp_path, step(slice(None), made), *ranks)) == expected
+
+
+@pytest.mark.parametrize(("at", "value", "is_told"), [((7, 15), -100, True), ((7,), 5, True), ((6, 7), -100, False)])
+def test_labels_that_are_shifted_within_a_ranks_tokens(
+    at: tuple[int, ...], value: int, is_told: bool, tmp_path: Path
+) -> None:
+    labels = torch.roll(IDS, -1, 1)
+    wrong = labels.clone()
+    wrong[:, list(at)] = value
+
+    def step(tokens: slice, own: Tensor) -> dict[str, Any]:
+        return {"batch_inputs": {"input_ids": IDS[:, tokens].contiguous(), "labels": own[:, tokens].contiguous()}}
+
+    cut = [slice(0, 8), slice(8, 16)]
+    told = kinds(compared(tmp_path, step(slice(None), labels), *(step(tokens, wrong) for tokens in cut)))
+    expected = (0, 1) if 15 in at else (0,)
+    assert (("boundary label", expected) in told) is is_told
+
+
+@pytest.mark.parametrize(("whose", "expected"), [((2, 3), {("contribution", (1,))}), ((1, 3), set())])
+def test_a_ranks_experts_that_count_with_another_weight(
+    whose: tuple[int, ...], expected: set[Any], tmp_path: Path
+) -> None:
+    """Each token goes to two of four experts; two ranks have two experts each."""
+    routed = torch.stack([torch.randperm(4, generator=torch.Generator().manual_seed(seed))[:2] for seed in range(64)])
+    made, gates = random(64, 4, 8), 0.2 + 0.6 * random(64, 4, seed=1).sigmoid()
+
+    def total(gates: Tensor) -> Tensor:
+        return (made * gates[..., None]).gather(1, routed[..., None].expand(-1, -1, 8)).sum(1).reshape(4, 16, 8)
+
+    ungated = gates.clone()
+    ungated[:, list(whose)] = 1.0
+
+    def step(rows: slice, output: Tensor, numbers: tuple[int, ...]) -> dict[str, Any]:
+        experts = {f"layers.0.mlp.experts.{number}.output": made[(routed == number).any(1), number].contiguous()
+                   for number in numbers}  # fmt: skip
+        step = tokens_of(IDS[rows], **experts)
+        step["modules"]["layers.0.mlp.output"] = output[rows].contiguous()
+        return step
+
+    ranks = [step(rows, total(ungated), (2 * rank, 2 * rank + 1)) for rank, rows in enumerate(HALVES)]
+    assert kinds(compared(tmp_path, step(slice(None), total(gates), (0, 1, 2, 3)), *ranks)) == expected
+
+
+BESIDE: dict[str, tuple[list[Tensor], set[Any]]] = {
+    "each its part and the bias": ([PARTS[0] + BIAS, PARTS[1] + BIAS], {("not summed", (0, 1))}),
+    "rounded": ([sum(PARTS).bfloat16().float() + BIAS] * 2, {("rounded", (0, 1))}),
+    "anything": ([RIGHT + 0.1 * random(4, 16, 8, seed=9)] * 2, set()),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_outputs_are_looked_at_without_the_bias_beside_them(case: str, tmp_path: Path) -> None:
+    """What went into the layer was not recorded."""
+    outputs, expected = BESIDE[case]
+
+    def step(output: Tensor) -> dict[str, Any]:
+        return {**tokens_of(IDS, layers__0__down__output=output), "param": {"param.layers.0.down.bias": BIAS}}
+
+    assert kinds(compared(tmp_path, step(RIGHT), *map(step, outputs))) == expected
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_gradient_that_each_rank_has_of_its_own_tokens_lacks_no_rank(is_own: bool, tmp_path: Path) -> None:
+    """Not summed, and clipped by a norm of each rank's own: the first rank's is made of its own tokens, and no sum."""
+    x, left, norm = random(4, 4, 48, seed=1), random(4, 4, 12, seed=2), random(32, seed=3)
+    each = [torch.einsum("bto,bti->oi", left[half], x[half]) for half in HALVES]
+
+    def step(rows: slice, gradient: Tensor, times: float = 1.0) -> dict[str, Any]:
+        return {"batch_inputs": {"input_ids": IDS[rows, :4].contiguous()},
+                "modules": {"norm.output": x[rows].contiguous()},
+                "gradient": {"grad.head.weight": gradient, "grad.norm.weight": times * norm}}  # fmt: skip
+
+    factors = (1.04, 1.1) if is_own else (1.0, 1.0)
+    ranks = [step(half, factor * (own if is_own else each[0]), factor)
+             for half, own, factor in zip(HALVES, each, factors, strict=True)]  # fmt: skip
+    told = kinds(compared(tmp_path, step(slice(None), each[0] + each[1]), *ranks))
+    assert told == ({("not summed", (0, 1))} if is_own else {("missing", (1,))})

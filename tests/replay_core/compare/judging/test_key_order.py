@@ -81,3 +81,31 @@ def test_tokens_that_are_off_for_another_reason_are_no_order_of_keys(tmp_path: P
     said = {one.fault.kind for one in there(parallel(found.tensors, found.together)).faults}
     assert "keys order" not in said
     assert found.agrees is False
+
+
+@pytest.mark.parametrize(("sees", "expected"), [
+    (8, {("own keys", (1,))}), (0, {("own mask", (1,))}), (3, {("apart", (1,))}),
+])  # fmt: skip
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_first_token_that_sees_one_key_tells_which_through_the_projection(
+    sees: int, expected: set[tuple[str, tuple[int, ...]]], is_fused: bool, tmp_path: Path
+) -> None:
+    """Attention itself is not recorded: what its projection makes of a value is."""
+    values, right, weight = random(2, 16, 6), random(2, 16, 5, seed=1), random(5, 6, seed=2)
+    put_out = torch.cat([random(2, 16, 12, seed=3), values], 2) if is_fused else values
+    bias, wrong, ids = random(5, seed=4), right.clone(), torch.arange(32).reshape(2, 16)
+    wrong[:, 8:] = random(2, 8, 5, seed=5)
+    wrong[:, 8] = values[:, sees] @ weight.T + bias
+
+    def step(output: Tensor, at: slice) -> dict[str, dict[str, Tensor]]:
+        modules = {"layers.0.attn.v.output": put_out, "layers.0.attn.o.output": output}
+        return {
+            "batch_inputs": {"input_ids": ids[:, at].contiguous()},
+            "modules": {name: one[:, at].contiguous() for name, one in modules.items()},
+            "param": {"param.layers.0.attn.o.weight": weight, "param.layers.0.attn.o.bias": bias},
+        }
+
+    found = compared(tmp_path, step(right, slice(None)), *(step(wrong, at) for at in (slice(0, 8), slice(8, 16))))
+    assert {
+        (one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults
+    } == expected

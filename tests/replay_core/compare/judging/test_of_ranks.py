@@ -187,3 +187,69 @@ def test_what_ranks_hold_that_nobody_knows_is_skipped_and_never_passed(verdict: 
     OfRanks().look(row, pair, micro_pair, lambda *_: row)
     assert (row.skipped is not None) is is_skipped
     assert not is_skipped or "ranks 0 and 1 of b" in there(row.skipped)
+
+
+@pytest.mark.parametrize(("apart", "factor", "agrees"), [
+    (3e-3, 2.0, True), (3e-5, 2.0, True), (0.0, 2.0, False), (3e-3, 4.0, False),
+])  # fmt: skip
+def test_losses_of_other_samples_that_are_near_each_other_are_no_copies(
+    apart: float, factor: float, agrees: bool, tmp_path: Path
+) -> None:
+    """A data-parallel rank's loss is the mean over its own samples, and what it leaves at the logits twice as much."""
+    name, left, loss = "grad.forward.output.logits", random(4, 16, 9, seed=7), 4.5
+    given = {"batch_inputs": {"input_ids": IDS}, "modules": {"forward.output.logits": random(4, 16, 9, seed=6)}}
+
+    def step(rows: slice, loss: float, times: float) -> Step:
+        own = {stage: {key: one[rows].contiguous() for key, one in held.items()} for stage, held in given.items()}
+        return {**own, "loss": {"loss": torch.tensor(loss)}, "loss_gradient": {name: times * left[rows]}}
+
+    ranks = [step(rows, loss * (1 + sign * apart), factor) for sign, rows in ((1, slice(0, 2)), (-1, slice(2, 4)))]
+    found = compared(tmp_path, step(slice(None), loss, 1.0), *ranks)
+    assert (found.first is None) is agrees, found.first
+
+
+@pytest.mark.parametrize(("number", "agrees"), [(2, True), (0, False)])
+def test_a_later_stage_counts_what_it_returns_from_0(number: int, agrees: bool, tmp_path: Path) -> None:
+    hidden = [random(4, 16, 8, seed=seed) for seed in range(3)]
+    given = {"batch_inputs": {"input_ids": IDS}}
+
+    def returned(*values: Tensor) -> Step:
+        return {**given, "modules": {f"forward.output.hidden_states.{at}": one for at, one in enumerate(values)}}
+
+    held = hidden[2] if agrees else random(4, 16, 8, seed=9)
+    found = compared(tmp_path, returned(*hidden), {**given, "modules": {"layers.0.output": HIDDEN}}, returned(held))
+    diverging = [row.name for row in found.tensors if row.verdict.diverges]
+    assert diverging == ([] if agrees else ["forward.output.hidden_states.0"]), number
+
+
+def test_an_output_whose_values_are_all_of_bfloat16_was_rounded(tmp_path: Path) -> None:
+    values, part = random(4, 16, 8, seed=3), random(4, 16, 8, seed=5)
+    for is_rounded in (True, False):
+        summed = (part.bfloat16() + (values - part).bfloat16()).float()
+        wrong = summed if is_rounded else values + 3e-3 * random(4, 16, 8, seed=4)
+        steps = [{"batch_inputs": {"input_ids": IDS}, "modules": {"layers.0.output": one}} for one in (values, wrong)]
+        first = there(compared(tmp_path / str(is_rounded), steps[0], steps[1], steps[1]).first)
+        fault = there(first.ranks).fault
+        assert (fault is not None and fault.kind == "rounded") is is_rounded
+
+
+@pytest.mark.parametrize("is_in_turn", [True, False])
+def test_a_fused_weight_that_is_cut_in_turn_is_told_by_its_keys_bias(is_in_turn: bool, tmp_path: Path) -> None:
+    """Queries, keys and values of 8 rows each; keys' bias has no gradient."""
+    weight, bias = random(24, 16, seed=1), random(24, seed=2)
+    bias[8:16] = 1e-9 * random(8, seed=3)
+    qkv, name = random(4, 16, 24, seed=4), f"{ATTENTION}.c_attn"
+    shares = [torch.cat([part.chunk(2)[rank] for part in torch.arange(24).chunk(3)]) for rank in range(2)]
+    rows = list(torch.arange(24).chunk(2)) if is_in_turn else shares
+
+    def step(own: Tensor, gradients: tuple[Tensor, Tensor]) -> Step:
+        return {
+            "batch_inputs": {"input_ids": IDS},
+            "modules": {f"{name}.output": qkv[..., own].contiguous()},
+            "gradient": {f"grad.{name}.weight": gradients[0][own], f"grad.{name}.bias": gradients[1][own]},
+        }
+
+    wrong = random(24, 16, seed=5), random(24, seed=6)
+    found = compared(tmp_path, step(torch.arange(24), (weight, bias)), *(step(own, wrong) for own in rows))
+    kinds = {there(row.ranks).fault and there(there(row.ranks).fault).kind for row in found.tensors if row.ranks}
+    assert ("order" in kinds) is is_in_turn

@@ -142,3 +142,28 @@ def test_a_stale_shard_is_told_by_the_channels_that_it_makes(is_whole: bool, row
 
     told = kinds(compared(tmp_path, step(weight_OI, weight_OI), *(step(stale_OI, one) for one in held)))
     assert (("apart", (2,)) in told) is (rows == slice(8, 12))
+
+
+SHARDS: dict[str, tuple[list[int | None], set[tuple[str, tuple[int, ...]]]]] = {
+    "swapped": ([1, 0], {("order", (0, 1))}), "the first twice": ([0, 0], {("held twice", (0, 1))}),
+    "another": ([0, None], set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("case", SHARDS)
+def test_shards_of_a_gathered_weight_that_are_other_ranks(case: str, has_bias: bool, tmp_path: Path) -> None:
+    """Data-parallel ranks that compute with the same weight, gathered of shards of its rows."""
+    stands, expected = SHARDS[case]
+    weight_OI, x_BSI, bias_O = random(16, 24), random(4, 6, 24, seed=1), has_bias * random(16, seed=2)
+    ids = torch.arange(24).reshape(4, 6)
+    shards = [*weight_OI.chunk(2), random(8, 24, seed=9)]
+    wrong_OI = torch.cat([shards[2 if one is None else one] for one in stands])
+
+    def step(rows: slice, weight: Tensor) -> dict[str, dict[str, Tensor]]:
+        made = (x_BSI @ weight.T + bias_O)[rows].contiguous()
+        return {"batch_inputs": {"input_ids": ids[rows]}, "modules": {"layers.0.mlp.up.output": made}}
+
+    halves = [slice(0, 2), slice(2, 4)]
+    told = kinds(compared(tmp_path, step(slice(None), weight_OI), *(step(half, wrong_OI) for half in halves)))
+    assert told == expected

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from replay_core.compare import compare_runs
+from replay_core.compare.parallel import parallel
 from replay_core.dumps import open_run
 from tests.builders import there
 from tests.replay_core.compare.ranks.recorded import compared, gradients, random, write
@@ -197,3 +198,17 @@ def test_slices_of_several_dtypes_are_read_in_one_or_not_at_all(wide: int, tmp_p
     assert [row.name for row in found.skipped] == ["layers.0.output"]
     assert "several dtypes: bfloat16, float32" in there(found.skipped[0].skipped)
     assert found.agrees is None
+
+
+@pytest.mark.parametrize(("rows", "expected"), [
+    ([[0, 1], [1, 2]], ("same samples", (0, 1))), ([[0, 1], [2, 2]], ("same samples", (1,))),
+    ([[0, 1], [2, 3]], None), ([[0, 1, 3], [2, 3, 0]], None),
+])  # fmt: skip
+def test_a_sample_that_is_on_two_ranks_and_another_on_none(
+    rows: list[list[int]], expected: tuple[str, tuple[int, ...]] | None, tmp_path: Path
+) -> None:
+    """More samples than there are may be twice: a sampler makes the ranks' shares even."""
+    found = compared(tmp_path, given(IDS, HIDDEN), *(taken(own, 0) for own in rows))
+    told = {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults
+            if one.fault.kind == "same samples"} if found.together else set()  # fmt: skip
+    assert told == ({expected} if expected is not None else set())

@@ -1,0 +1,192 @@
+"""How often each rank's tokens, or each micro-batch's, count in a lookup's gradient.
+
+A lookup gives token t the row e_t of its weight, so dL/dW_v is the sum of dL/de_t over the tokens that are the word v.
+The row of a word that one rank alone was given, or one micro-batch, is made of its tokens alone: beside the other run's
+it says by what factor these count. What is missing is 0 there and not in the other run; what counts as a mean over its
+own n tokens, where one over all N is due, is N / n times as much over the number of such means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from replay_core import pages
+from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.products import Array
+from replay_core.compare.pairing.ranks import HeldByRanks, named
+from replay_core.records import TensorRef
+
+#: Rows that say how often a group's tokens count, at least.
+_FEWEST = 3
+#: How far a group's rows may be from one multiple, of their norm; and factors from those that a rule makes.
+_MULTIPLE, _NEAR = 3e-3, 2e-3
+
+
+class Given(Struct, frozen=True):
+    """The token ids [N] that a rank was given in a micro-batch."""
+
+    rank: int
+    micro: int
+    ids: NDArray[np.int64]
+
+
+class _Group(Struct):
+    """Ranks and micro-batches that are asked for together, and their words."""
+
+    ranks: list[int]
+    micros: list[int]
+    words: NDArray[np.int64]
+    #: By what factor its rows are the other run's; None where they are no multiple, or too few.
+    factor: float | None = None
+
+
+def is_lookup(whole: TensorRef, given: Sequence[Given]) -> bool:
+    """Whether a weight's gradient [V, H] is, by its values, that of a lookup: it is 0 in the rows of all words that
+    nobody was given, and in those alone.
+    """
+    if len(whole.shape) != 2 or whole.numel > 1 << 26 or not given:
+        return False
+    words = np.unique(np.concatenate([one.ids for one in given]))
+    if not words.size or words[0] < 0 or words[-1] >= whole.shape[0] or whole.shape[0] - words.size < _FEWEST:
+        return False
+    has_V = np.any(pages.array(whole) != 0, axis=1)
+    return bool(has_V[words].mean() > 0.5) and int(has_V.sum()) == int(has_V[words].sum())
+
+
+def of_rows(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Given]) -> Fault | None:
+    """Of a lookup's gradient, whole or a slice of the words on every rank: whose own tokens have no part in it, or
+    count by a factor of their own.
+    """
+    if len(whole.shape) != 2 or whole.numel > 1 << 26 or (held.is_cut and held.axis != 0):
+        return None
+    by_place: dict[tuple[int, int], list[int]] = {}
+    for number in range(len(held.ranks)):
+        stretches = held.stretches[number] if held.is_cut else ((0, whole.shape[0]),)
+        if len(stretches) != 1 or held.parts[number].shape != (stretches[0][1], whole.shape[1]):
+            return None
+        by_place.setdefault(stretches[0], []).append(number)
+    there_VH = pages.array(whole).astype(np.float64)
+    tried: tuple[Callable[[Given], Any], ...] = (
+        lambda one: one.rank, lambda one: one.micro, lambda one: (one.rank, one.micro)
+    )  # fmt: skip
+    for number, key in enumerate(tried):
+        groups = _groups(given, key)
+        if len(groups) < 2 or (number and len({one.micro for one in given}) < 2):
+            continue
+        for (start, length), members in by_place.items():
+            here_VH = pages.array(held.parts[members[0]]).astype(np.float64)
+            _weigh(groups, there_VH[start : start + length], here_VH, start)
+            ranks = tuple(held.ranks[member] for member in members)
+            if (fault := _told(what, ranks, held.ranks, groups)) is not None:
+                return fault
+    return None
+
+
+def _groups(given: Sequence[Given], key: Callable[[Given], Any]) -> list[_Group]:
+    """Those that are asked for together, of one key each; of the same tokens (a tensor-parallel rank beside another)
+    as one.
+    """
+    by_key: dict[Any, list[Given]] = {}
+    for one in given:
+        by_key.setdefault(key(one), []).append(one)
+    found: list[_Group] = []
+    for members in by_key.values():
+        words = np.unique(np.concatenate([one.ids for one in members]))
+        micros = sorted({one.micro for one in members})
+        ranks = sorted({one.rank for one in members})
+        known = next((one for one in found if one.micros == micros and np.array_equal(one.words, words)), None)
+        if known is None:
+            found.append(_Group(ranks, micros, words))
+        else:
+            known.ranks = sorted({*known.ranks, *ranks})
+    return found
+
+
+def _weigh(groups: Sequence[_Group], there_VH: Array, here_VH: Array, start: int) -> None:
+    """Say of every group by what factor the rows count that it alone makes."""
+    has_V = np.any(there_VH != 0, axis=1)
+    for number, group in enumerate(groups):
+        others = [one.words for other, one in enumerate(groups) if other != number]
+        own = np.setdiff1d(group.words, np.concatenate(others)) - start
+        own = own[(own >= 0) & (own < len(has_V))]
+        there, here = there_VH[own[has_V[own]]], here_VH[own[has_V[own]]]
+        group.factor = None
+        if len(there) < _FEWEST or not np.isfinite(here).all():
+            continue
+        factor = float((there * here).sum() / np.square(there).sum())
+        if np.linalg.norm(here - factor * there) <= _MULTIPLE * np.linalg.norm(here):
+            group.factor = factor
+
+
+def _told(what: str, ranks: tuple[int, ...], every: tuple[int, ...], groups: list[_Group]) -> Fault | None:
+    """ranks: that hold this slice of the words, of `every` one."""
+    for group in groups:
+        lost = tuple(rank for rank in group.ranks if rank in ranks)
+        others = [one.factor for one in groups if one is not group]
+        if group.factor == 0 and lost and any(others):
+            whom = _called(group, groups)
+            return Fault(
+                "missing", lost,
+                f"{whom}'s contribution is missing from {what}: the rows of the tokens that "
+                f"{whom} alone {'were' if len(group.ranks) > 1 and len(group.micros) != 1 else 'was'} given are 0",
+            )  # fmt: skip
+    factors = [one.factor for one in groups if one.factor is not None]
+    if len(factors) < len(groups) or min(factors) <= 0 or max(factors) - min(factors) < 0.01:
+        return None
+    said = ", ".join(f"{one.factor:.4g} on {_called(one, groups)}" for one in groups)
+    # A mean over its own tokens is divided by the number of such means; or, of micro-batches, by nothing.
+    micros = len({micro for one in groups for micro in one.micros})
+    inverse = float(np.mean([1 / one for one in factors]))
+    if any(abs(inverse * times - 1) <= _NEAR for times in {1, micros}):
+        more = f" (times {micros}, for it is not divided by the micro-batches either)" if inverse < 0.9 else ""
+        return Fault(
+            "own token mean", every,
+            f"{what} weighs each {'rank' if micros == 1 else 'micro-batch'}'s tokens by a factor of its own ({said}), "
+            f"whose inverses have the mean 1{more}: each loss is the mean over its own number of tokens, not over all",
+        )  # fmt: skip
+    return _summed_again(what, every, groups, said) if len(groups) == micros else None
+
+
+def _summed_again(what: str, ranks: tuple[int, ...], groups: list[_Group], said: str) -> Fault | None:
+    """Whether each micro-batch counts as many times what the next one does as there are ranks: the sum over these is
+    made after every micro-batch, of what is summed already.
+    """
+    ordered = [one.factor for one in sorted(groups, key=lambda one: one.micros) if one.factor is not None]
+    times = [before / after for before, after in pairwise(ordered)]
+    count = round(times[0])
+    if count < 2 or len(ranks) % count or any(abs(one - count) > _NEAR * count for one in times):
+        return None
+    return Fault(
+        "summed again", ranks,
+        f"{what} holds each micro-batch {count} times what the next one counts ({said}): it is summed over ranks after "
+        f"every micro-batch, and what was summed before is summed over {count} ranks again",
+        float(count),
+    )  # fmt: skip
+
+
+def _called(group: _Group, groups: Sequence[_Group]) -> str:
+    """`rank 1`, `micro-batch 0`, `micro-batch 0 of rank 1`."""
+    micros = {micro for one in groups for micro in one.micros}
+    if len(group.micros) == len(micros):
+        return whose(group.ranks)
+    called = f"micro-batch {named(group.micros)}"
+    return called if len(groups) == len(micros) else f"{called} of {whose(group.ranks)}"
+
+
+def in_micros(ref: TensorRef, rank: int, micros: Sequence[int]) -> Iterator[Given]:
+    """What a rank was given, by micro-batch: of several that were laid together, each part of the token ids is one's.
+
+    Raises:
+        DumpError: the ids cannot be read.
+    """
+    parts = getattr(ref.source, "parts", ()) if len(micros) > 1 else (ref,)
+    if len(parts) != len(micros):
+        parts, micros = (ref,), micros[:1]
+    for micro, part in zip(micros, parts, strict=True):
+        yield Given(rank, micro, pages.array(part).reshape(-1).astype(np.int64))

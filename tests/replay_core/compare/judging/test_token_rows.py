@@ -1,0 +1,71 @@
+"""A lookup's rows say whose tokens, and which micro-batch's, are in its gradient, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replay_core.compare import compare_runs
+from replay_core.compare.parallel import parallel
+from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import random
+
+WORDS, HIDDEN = 96, 8
+#: [micro-batch][rank] -> rows of token ids.
+IDS = torch.randint(0, WORDS, (2, 2, 2, 12), generator=torch.Generator().manual_seed(3))
+GRADIENTS = [[torch.zeros(WORDS, HIDDEN).index_add(0, IDS[m, r].reshape(-1), random(24, HIDDEN, seed=4 + 2 * m + r))
+              for r in range(2)] for m in range(2)]  # fmt: skip
+NAME = "grad.tokens.weight"
+
+
+def told(folder: Path, factors: list[list[float]], name: str = NAME) -> set[tuple[str, tuple[int, ...]]]:
+    """Two ranks of two micro-batches each, against one process that has all samples in one; factors: [micro][rank],
+    how often each micro-batch of a rank counts in what the ranks hold.
+    """
+    whole = sum(one for own in GRADIENTS for one in own)
+    made = sum(factors[m][r] * GRADIENTS[m][r] for m in range(2) for r in range(2))
+    with Recorder(folder / "a").step(0, rank=0) as record:
+        record("batch_inputs", {"input_ids": torch.cat([IDS[m, r] for r in range(2) for m in range(2)])}, micro=0)
+        record("gradient", {name: whole})
+    for rank in range(2):
+        with Recorder(folder / "b") as recorder, recorder.step(0, rank=rank) as record:
+            for micro in range(2):
+                record("batch_inputs", {"input_ids": IDS[micro, rank].contiguous()}, micro=micro)
+            record("gradient", {name: made})
+    found = compare_runs(open_run(folder / "a"), open_run(folder / "b"))
+    return {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults}
+
+
+CASES: dict[str, tuple[list[list[float]], set[Any]]] = {
+    "a rank is missing": ([[1, 0], [1, 0]], {("missing", (1,))}),
+    "a rank is missing, and what is left is clipped": ([[0.3, 0], [0.3, 0]], {("missing", (1,))}),
+    "the first micro-batch is missing": ([[0, 0], [1, 1]], {("missing", (0, 1))}),
+    "one micro-batch of one rank is missing": ([[1, 1], [1, 0]], {("missing", (1,))}),
+    "summed after each micro-batch": ([[2, 2], [1, 1]], {("summed again", (0, 1))}),
+    "summed after each, and clipped": ([[0.8, 0.8], [0.4, 0.4]], {("summed again", (0, 1))}),
+    "means of 30, 20, 10 and 20 tokens": ([[2 / 3, 1], [2, 1]], {("own token mean", (0, 1))}),
+    "and not divided by the micro-batches": ([[4 / 3, 2], [4, 2]], {("own token mean", (0, 1))}),
+    "anything": ([[0.7, 1.1], [1.3, 0.6]], set()),
+    "once and a half": ([[1.5, 1.5], [1, 1]], set()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whose_tokens_count_how_often(case: str, tmp_path: Path) -> None:
+    factors, expected = CASES[case]
+    assert told(tmp_path, factors) == expected
+
+
+def test_a_weight_whose_other_rows_are_not_0_is_no_lookup(tmp_path: Path) -> None:
+    """Its rows belong to no words."""
+    before = GRADIENTS[0][0]
+    try:
+        GRADIENTS[0][0] = before + 0.1 * random(WORDS, HIDDEN, seed=9)
+        assert told(tmp_path, [[0, 0], [1, 1]]) == set()
+    finally:
+        GRADIENTS[0][0] = before
