@@ -53,6 +53,8 @@ _NUMBER = regex(r"\d{1,9}")
 _MOST = 1 << 26
 #: A weight is another's where it is off that one by this part of what it is off its own; and of so many elements.
 _NEARER, _FEWEST_NEAR = 0.1, 64
+#: An output is off by no more than its weight where it is by this times as large a part of itself.
+_AS_MUCH = 3.0
 #: Names of weights that are several in one.
 _FUSED = regex(r"qkv|query_key_value|c_attn|in_proj|gate_up|up_gate|fc1|w1\d|kv_proj|gate_and_up", re.IGNORECASE)
 #: The number of an expert in a weight's name.
@@ -252,7 +254,7 @@ class OfRanks:
         if fault is None and row.name.startswith("grad.") and row.name.endswith(".bias") and _FUSED.search(row.name):
             other = micro_pair.b if together.which == "a" else micro_pair.a
             beside = next((ref for _, ref in other.named(f"{row.name.removesuffix('.bias')}.weight")), None)
-            if held.is_cut and _fused(row.name, held) in self._in_turn:
+            if held.is_cut and _fused(row.name, held, of_all_layers=False) in self._in_turn:
                 fault = algebra.cut_across(row.name.removeprefix("grad.").removesuffix(".bias"), held, whole, beside)
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, whole, micro_pair, together, held) or fault
@@ -481,7 +483,14 @@ class OfRanks:
                 self._first_off[row.key.step] = first, None
             return
         if held.axis == 0:
-            if row.verdict.diverges or ids is None or off_NH is None or not ids.is_readable or ids.numel != len(off_NH):
+            # What the weight itself is off by explains as much; it may have been recorded after its step.
+            if (
+                _is_off_alike(first, row)
+                or ids is None
+                or off_NH is None
+                or not ids.is_readable
+                or ids.numel != len(off_NH)
+            ):
                 return
             ids_N = pages.array(ids).reshape(-1).astype(np.int64)
             if vocabulary.is_lookup(pages.array(whole).astype(np.float64).reshape(off_NH.shape), ids_N, held):
@@ -675,7 +684,7 @@ class OfRanks:
         is_in_turn = held.is_cut and not row.verdict.diverges and len(held.stretches[0]) == 1
         is_of_rows = not naming.is_module_tensor(row.name) or held.axis == len(whole.shape) - 1
         if is_in_turn and is_of_rows and _FUSED.search(row.name):
-            self._in_turn.add(_fused(row.name, held))
+            self._in_turn.add(_fused(row.name, held, of_all_layers=False))
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
@@ -689,13 +698,21 @@ class OfRanks:
             self._whole[place] = [*self._whole[place][1 - _KEPT :], (row.name, whole)]
 
 
-def _fused(name: str, cut: HeldByRanks) -> str:
+def _fused(name: str, cut: HeldByRanks, *, of_all_layers: bool = True) -> str:
     """A module that is several in one, whatever its layer: its weight, its bias and what they put out are cut alike,
     which gradients of few digits alone do not tell.
     """
-    pattern = _NUMBER.sub("#", name.removeprefix("grad.").removeprefix("param."))
+    pattern = name.removeprefix("grad.").removeprefix("param.")
+    pattern = _NUMBER.sub("#", pattern) if of_all_layers else pattern
     total = sum(long for stretches in set(cut.stretches) for _, long in stretches)
     return f"{naming.module_of(pattern).removesuffix('.weight').removesuffix('.bias')} of {total}"
+
+
+def _is_off_alike(output: TensorVerdict, weight: TensorVerdict) -> bool:
+    """Whether a weight is off by as large a part of itself as its output is, or nearly."""
+    if not weight.verdict.diverges or weight.figures is None or output.figures is None:
+        return weight.verdict.diverges
+    return output.figures.total.rel_l2 <= _AS_MUCH * weight.figures.total.rel_l2
 
 
 def _is_of_a_later_stage(

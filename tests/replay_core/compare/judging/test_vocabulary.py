@@ -51,6 +51,23 @@ def test_a_slice_of_the_vocabulary_is_told_of_sixteen_tokens_and_not_of_eight(co
     assert [one and one.ranks for one in told] == ([(1,)] * 2 if count == 16 else [None] * 2)
 
 
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_a_lookup_is_told_from_a_weight_that_is_itself_off(is_stale: bool, tmp_path: Path) -> None:
+    """Weights that are recorded after their step are off by what wrong gradients made of them."""
+    table, name = random(40, 8), "param.embed_tokens.weight"
+    off = table.clone()
+    off[20:] += 0.004 * random(20, 8, seed=1)
+    wrong = torch.cat([table[:20], table[19:39]])
+    one = {**tokens_of(IDS, embed_tokens__output=table[IDS]), "param": {name: table}}
+    ranks = [
+        {**tokens_of(IDS, embed_tokens__output=(off if is_stale else wrong)[IDS]), "param": {name: own.contiguous()}}
+        for own in off.chunk(2)
+    ]
+    told = kinds(compared(tmp_path, one, *ranks))
+    assert (("vocabulary slice", (1,)) in told) is not is_stale
+    assert ("apart", (1,)) in told
+
+
 @pytest.mark.parametrize(("word", "expected"), [(20, (1,)), (39, (1,)), (25, None)])
 def test_a_rank_that_adds_a_row_of_its_own_for_other_ranks_words(
     word: int, expected: tuple[int, ...] | None, tmp_path: Path
