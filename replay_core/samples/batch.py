@@ -522,8 +522,8 @@ class Batch:
 
     def _fills_the_mask(self, ref: TensorRef) -> bool:
         """Whether a tensor has numbers only in cells that the mask of the same shape marks, the last of a row among
-        them: then it stands where the mask does, wherever log-probabilities may (`advantages = A[:, None] * mask`). What
-        is of the next token has one before the first marked cell, and none in the last.
+        them: then it stands where the mask does, wherever log-probabilities may (`advantages = A[:, None] * mask`).
+        What is of the next token has one before the first marked cell, and none in the last.
         """
         mask = self.held.find("response_mask")
         if mask is None or mask.alignment == "next" or mask.rows != ref.rows or mask.shape != ref.shape:

@@ -645,7 +645,7 @@ def torn(log: RunLog) -> Finding | None:
     is_torn = clipped is not None and bool(clipped.finite) and median(clipped.finite) > CLIPPED
     # A task that is solved has a reward that does not rise, and an adapter has such a rate (LoRA).
     is_worse = is_torn or trends.rises([-value for value in reward.finite]) or max(rate.finite) > NO_ADAPTERS
-    if trends.rises(reward.finite) or not is_worse:
+    if not reward.finite or trends.rises(reward.finite) or not is_worse:
         return None
     return warning(
         f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats "

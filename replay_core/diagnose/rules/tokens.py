@@ -29,6 +29,8 @@ MOSTLY, HABIT = 0.85, 16
 ALL_BUT = 0.98
 #: Below this share of cut responses a run may do well with them.
 HALF = 0.5
+#: No response is longer: what claims so is no count of tokens.
+MOST_TOKENS = 1e9
 #: The share of cut responses that leaves a batch without a reward, and that does where none of them earns anything.
 CUT_OFF, LAMED = 0.9, 0.7
 #: Fewer responses than this all being cut off is chance.
@@ -45,7 +47,7 @@ def truncated(batch: StepBatch) -> Array | None:
     """Which responses were cut off at the length limit: as the dump says, else no end token at the largest length."""
     if (stated_B := batch.truncated_flag_B) is not None:
         return stated_B
-    if batch.response_N is None or batch.tokens_N is None or not len(batch):
+    if batch.response_N is None or batch.tokens_N is None or not batch.tokens_N.size:
         return None
     counts_B = batch.flat.count(batch.response_N)
     longest_B: Array = (counts_B == counts_B.max()) & (counts_B > 1)
@@ -183,7 +185,7 @@ def _from_the_start(series: Series, longest: list[float]) -> str:
     if min(series.finite[:3]) < HALF:
         return ""
     # A mean of prompt and response, or over steps of several limits, is no limit.
-    is_limit = bool(longest) and abs(max(longest) - round(max(longest))) <= 1e-6
+    is_limit = bool(longest) and max(longest) < MOST_TOKENS and abs(max(longest) - round(max(longest))) <= 1e-6
     limit = f" of {max(longest):g}" if is_limit else ""
     return f" from the first step on: the limit{limit} is too small for the answers, or they never end"
 
@@ -476,7 +478,7 @@ def one_answer(case: Case) -> Finding | None:
             own = own_N[span]
             edges = np.flatnonzero(np.diff(own.astype(np.int8))) + 1
             # Outside, own, outside, own: what lies between the first two turns.
-            if own[0] or len(edges) < 3:
+            if len(edges) < 3 or own[0]:
                 continue
             row = tokens_N[span]
             calls.add(row[edges[0] : edges[1]].tobytes())
