@@ -51,8 +51,8 @@ def mixed_groups(batch: StepBatch) -> Finding | None:
     if batch.tokens_N is None:
         return _blocks_of_rows(batch)
     skip_if(not batch.group_is_named, "groups are not named in the dump")
-    group_B, prompt_B = given(batch.group_B), batch.prompt_B
-    if prompt_B is None or batch.response_N is None:
+    group_B, prompt_B = batch.group_B, batch.prompt_B
+    if group_B is None or prompt_B is None or batch.response_N is None:
         raise Skip("a sample has no prompt")
     if not batch.flat.count(given(batch.response_N)).all():
         raise Skip("a sample has no response that is known: its prompt has no end")

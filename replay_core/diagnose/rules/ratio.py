@@ -406,6 +406,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     """
     # A sequence's ratio has a range of its own: GSPO clips half of its tokens on purpose (arXiv 2507.18071, section 5).
     for series, now in () if log.algorithm.is_by_sequence else log.level("clip_fraction"):
+        if now > 1 + 1e-6:
+            continue  # no fraction: L30 says so
         if now > (CLIPPED_OF_EPOCHS if CLIPPED < now <= CLIPPED_OF_EPOCHS and _is_used_again(log) else CLIPPED):
             reach = _reach(log, series)
             stated = log.algorithm.clip_range

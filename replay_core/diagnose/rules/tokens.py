@@ -132,11 +132,13 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     0.98 in each of 2 and more, their mean length within .01 of the limit). With a
     reward of 0 for all of them it is the cause of D01.
     A warning at most where hardly any was cut at first and the reward was lost as they came to be (L08): the policy
-    falls apart. Skipped where the longest response is one token: each ends at the limit, as it is meant to.
+    falls apart. Skipped where the longest response is one token: each ends at the limit, as it is meant to; and
+    where what is logged is above 1, which is no fraction (L30).
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
         raise Skip("the fraction of truncated responses is not finite in any step")
+    skip_if(now > 1 + 1e-6, f"{series.name} is {now:.3g}, which is no fraction of responses")
     if now < MANY:
         return None
     longest = [level for name in ("response_length_max", "response_length") for _, level in log.level(name)]

@@ -116,6 +116,18 @@ def test_no_rule_trips_over_numbers_that_are_none_or_huge(steps: list[Any], id: 
     assert not id or id in [one["id"] for one in document["findings"]]
 
 
+def test_no_claim_says_what_the_log_does_not(tmp_path: Path) -> None:
+    def claims(step: dict[str, float]) -> dict[str, str]:
+        (tmp_path / "train.log").write_text(verl([step] * 12))
+        return {one["id"]: one["claim"] for one in workbench.diagnose(tmp_path / "train.log")["findings"]}
+
+    assert set(claims({"response_length/clip_ratio": 41.0})) == {"L30"}, "no 4100% of the responses"
+    assert set(claims({"actor/pg_clipfrac": 18.0})) == {"L30"}
+    assert claims({"actor/grad_norm": float("inf")})["D22"].startswith("grad_norm is infinite at every step")
+    for seconds in (0.0, float("nan")):
+        assert "D37" not in claims({"timing_s/step": seconds}), "no first step is slower than others"
+
+
 def _no_token(batch: Fields) -> None:
     batch["attention_mask"] = np.zeros_like(batch["attention_mask"])
 
