@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from replay_core import workbench
+from replay_core.recorder import Recorder
 from tests.builders import save_file
 from tests.replay_core.diagnose.batches import (
     PAD,
@@ -141,6 +142,15 @@ def test_no_rule_trips_over_a_batch_of_nothing(change: Callable[[Fields], None],
     batch = healthy()
     change(batch)
     assert _tripped(workbench.diagnose(save(tmp_path, batch))) == []
+
+
+def test_prompts_as_texts_beside_ids_that_no_mask_divides_are_read_as_texts(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d") as recorder:
+        for step in range(3):
+            ids_BS = torch.arange(96).reshape(12, 8) + step
+            with recorder.step(step) as record:
+                record("trajectory", input_ids=ids_BS, prompt_text=[f"How much is {n} + {n}?" for n in range(12)])
+    assert _tripped(workbench.diagnose(tmp_path / "d")) == []
 
 
 def test_padding_in_the_mask_of_samples_of_one_token(tmp_path: Path) -> None:
