@@ -61,7 +61,7 @@ SCREEN_FLOORS: tuple[tuple[str, ...], ...] = (
     ("terminal", "slow_link", "settings", "collecting"),
     ("failing", "progress_line"),  # what a command says beside its answer
     ("busy", "command_table"),  # a job that runs, for the screen and for the command line; which commands there are
-    ("format", "paths", "actions", "token_colours", "sample_orders"),
+    ("format", "paths", "actions", "token_colours", "sample_orders", "aside"),
 )
 
 #: What the front end may open of the core: a module, or only these names of it. And why.

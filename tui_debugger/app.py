@@ -7,7 +7,6 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from tui_debugger import collecting, keymap, paths, remembered, terminal, themin
 from tui_debugger.actions import of_screen
 from tui_debugger.crash import write_crash
 from tui_debugger.engine import ChildEngine, Engine
+from tui_debugger.failing import fail
 from tui_debugger.screens.debugger import DebuggerScreen
 from tui_debugger.session import Session
 from tui_debugger.settings import UserSettings, read_settings
@@ -381,11 +381,10 @@ def _code(app: RldbgApp, parity: dict[str, Any] | None = None) -> int:
             expected="numbers and places as rldbg writes them", found=f"{type(error).__name__}: {str(error)[:200]}",
             hint="write it again from its dumps; rldbg compare prints a saved comparison",
         )  # fmt: skip
-        sys.stderr.write(f"error: {said}\n")
+        fail(str(said))
         return int(said.exit_code)
     if error is not None:
-        where = f"crash report: {app.crash_report}" if app.crash_report else "no crash report could be written"
-        sys.stderr.write(f"rldbg stopped on a bug of its own: {type(error).__name__}: {error}\n{where}\n")
+        fail(f"internal error: {type(error).__name__}: {error}", f"the report is in {app.crash_report}")
         return int(ExitCode.INTERNAL)
     if parity is not None:
         return code or app.session.state.parity.exit_code

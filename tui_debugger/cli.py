@@ -18,8 +18,16 @@ from replay_core.collecting import seldom
 from replay_core.errors import ExitCode, RldbgError, failing_disk, missing_library
 from replay_core.mirrored import names_a_mirror
 from tui_debugger.command_table import COMMANDS
-from tui_debugger.failing import fail
-from tui_debugger.progress_line import clear_lines
+
+try:
+    from tui_debugger.failing import fail
+    from tui_debugger.progress_line import clear_lines
+except ModuleNotFoundError as error:  # installed for a recorder alone, with --no-deps
+    lacking = missing_library(error, "the command line")
+    if lacking is None:
+        raise
+    sys.stderr.write(f"error: {lacking}\n")
+    raise SystemExit(int(lacking.exit_code)) from None
 
 #: What reads, answers and ends.
 _ONCE = ("ls", "show", "compare", "diagnose", "weights", "referee", "gather")

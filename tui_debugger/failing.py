@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from replay_core.mirrored import as_addressed
+from tui_debugger.aside import aside
 from tui_debugger.format import safe
 
 
@@ -14,5 +15,4 @@ def fail(message: str, hint: str | None = None) -> None:
     told = f"{begun}{safe(as_addressed(message), lines=True)}\n"
     if hint:
         told += f"\nhint: {safe(as_addressed(hint), lines=True)}\n"
-    sys.stderr.write(told)
-    sys.stderr.flush()
+    aside(told)

@@ -8,6 +8,7 @@ import threading
 import time
 
 from replay_core.jobs import Event, LogLine, Progress
+from tui_debugger.aside import aside
 from tui_debugger.busy import Busy
 from tui_debugger.format import safe
 
@@ -39,7 +40,7 @@ class ProgressLine:
     def __call__(self, event: Event) -> None:
         if isinstance(event, LogLine) and self._verbose:
             self._erase()
-            _say(event.text)
+            aside(f"{safe(event.text, lines=True)}\n")
         if isinstance(event, Progress):
             now = time.monotonic()
             self._busy.take(event, now)
@@ -49,7 +50,7 @@ class ProgressLine:
     def note(self, text: str) -> None:
         """A line of its own, at once."""
         self._erase()
-        _say(text)
+        aside(f"{safe(text, lines=True)}\n")
 
     def _go_on(self) -> None:
         while not self._ended.wait(_FIRST_S):
@@ -65,28 +66,21 @@ class ProgressLine:
             said, tail = self._busy.how_far, f"  {spent:.0f} s{self._busy.cost}"
             if self._watched:
                 text = said[: min(78, shutil.get_terminal_size().columns - 1) - len(tail)] + tail
-                sys.stderr.write("\r" + text.ljust(self._width))
+                aside("\r" + text.ljust(self._width))
                 self._width = len(text)
             else:
-                sys.stderr.write(f"{said}{tail}\n")
-            sys.stderr.flush()
+                aside(f"{said}{tail}\n")
 
     def _erase(self) -> None:
         with self._drawing:
             if self._width:
-                sys.stderr.write("\r" + " " * self._width + "\r")
-                sys.stderr.flush()
+                aside("\r" + " " * self._width + "\r")
                 self._width = 0
 
     def clear(self) -> None:
         """Take the line away: what comes now is the answer."""
         self._ended.set()
         self._erase()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{safe(text, lines=True)}\n")
-    sys.stderr.flush()
 
 
 #: The lines that a command of this process has begun.

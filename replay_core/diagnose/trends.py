@@ -74,8 +74,9 @@ def line(x: list[float], y: list[float]) -> tuple[float, float]:
     """(correlation, slope of y over x); 0 where one rests."""
     mx, my = sum(x) / len(x), sum(y) / len(y)
     xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
-    xx, yy = sum((a - mx) ** 2 for a in x), sum((b - my) ** 2 for b in y)
-    return (xy / math.sqrt(xx * yy), xy / xx) if xx > 0 and yy > 0 else (0.0, 0.0)
+    xx, yy = sum((a - mx) * (a - mx) for a in x), sum((b - my) * (b - my) for b in y)
+    # Squares of what has exploded are no numbers any more.
+    return (xy / math.sqrt(xx * yy), xy / xx) if xx > 0 and 0 < xx * yy < math.inf else (0.0, 0.0)
 
 
 def rises(values: list[float]) -> bool:
@@ -84,8 +85,9 @@ def rises(values: list[float]) -> bool:
 
 
 def level(values: list[float], last: int = 10) -> float:
-    """The median of the last values: what the run has come to."""
-    return median(values[-last:])
+    """The median of the last values: what the run has come to. NaN where there is none, which is above and below
+    nothing."""
+    return median(values[-last:]) if values else math.nan
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

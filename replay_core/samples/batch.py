@@ -521,17 +521,21 @@ class Batch:
         return own if own is not None else True in told and False not in told
 
     def _fills_the_mask(self, ref: TensorRef) -> bool:
-        """Whether a tensor that is 0 elsewhere has a number in exactly the cells that the mask of the same shape marks:
-        then it stands where the mask does, wherever log-probabilities may (`advantages = A[:, None] * mask`).
+        """Whether a tensor has numbers only in cells that the mask of the same shape marks, the last of a row among
+        them: then it stands where the mask does, wherever log-probabilities may (`advantages = A[:, None] * mask`).
+        What is of the next token has one before the first marked cell, and none in the last.
         """
         mask = self.held.find("response_mask")
-        if mask is None or mask.rows != ref.rows or mask.shape != ref.shape:
+        if mask is None or mask.alignment == "next" or mask.rows != ref.rows or mask.shape != ref.shape:
             return False
         if naming.meaning(ref.canonical or ref.name).kind == "logprob":
             return False  # a sure token's is 0
-        filled_BT, marked_BT = pages.array(ref) != 0, pages.array(mask) != 0
-        heard = filled_BT.any(axis=-1, keepdims=True) & ~marked_BT.all()
-        return bool(heard.any()) and bool(((filled_BT == marked_BT) | ~heard).all())
+        marked_BT = np.atleast_2d(pages.array(mask) != 0)
+        filled_BT = (pages.array(ref) != 0).reshape(marked_BT.shape)
+        if marked_BT.all() or (filled_BT & ~marked_BT).any():
+            return False
+        last_B = marked_BT.shape[1] - 1 - marked_BT[:, ::-1].argmax(axis=1)
+        return bool(filled_BT[np.arange(len(last_B)), last_B].any())
 
     @cached_property
     def _own_index(self) -> dict[str, bool | None]:

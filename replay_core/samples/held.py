@@ -28,7 +28,7 @@ class Held:
         self.record = record
         self.siblings: list[Record] = []
         self._fields = [ref for ref in fields if ref.is_readable]
-        self.ids = find(self._fields, "input_ids")
+        self.ids = find((ref for ref in self._fields if ref.shape), "input_ids")
 
     def fields(self) -> list[TensorRef]:
         """What can be read of the record and of those that speak of the same samples."""

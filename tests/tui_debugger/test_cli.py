@@ -348,6 +348,14 @@ def test_a_full_disk_behind_standard_output_is_said(dumps: dict[str, Path]):
     assert "No space left" in answer.err
 
 
+def test_what_nobody_hears_on_standard_error_changes_no_code(dumps: dict[str, Path], tmp_path: Path):
+    """1 would say that something differs."""
+    assert shell("rldbg compare nothing nowhere 2> /dev/full").code == ExitCode.BAD_REQUEST
+    saved = tmp_path / "saved.json"
+    answer = shell(f"rldbg compare {dumps['a']} {dumps['b']} --output {saved} 2> /dev/full")
+    assert (answer.code, "SAME" in answer.out, saved.exists()) == (ExitCode.AGREES, True, True)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "environment",

@@ -150,7 +150,7 @@ def test_a_bug_ends_with_70_and_a_report_without_local_variables(on_pty: type[On
     app.send(b"d")
     assert app.ended() == 70
     assert b"hunter2" not in app.output
-    assert b"crash report: " in app.output
+    assert b"the report is in " in app.output
     reports = list((Path(os.environ["XDG_STATE_HOME"]) / "rldbg").glob("crash-*.txt"))
     assert len(reports) == 1
     text = reports[0].read_text()

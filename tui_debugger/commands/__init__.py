@@ -18,6 +18,7 @@ from replay_core.errors import ExitCode, RequestError, RldbgError
 from replay_core.export.outcome import exit_code
 from replay_core.export.written import pieces
 from replay_core.mirrored import as_addressed, keep_under, names_a_mirror, stands_for
+from tui_debugger.aside import aside
 from tui_debugger.format import safe
 from tui_debugger.paths import REMOTE_BYTES, cache_dir
 
@@ -39,9 +40,9 @@ def _mirrored(url: str) -> Path:
     path, left = mirror(url, cache_dir(), REMOTE_BYTES)
     stands_for(path, url)
     for what in left[:_MOST_LEFT]:
-        click.echo(f"note: {safe(what)}", err=True)
+        aside(f"note: {safe(what)}\n")
     if len(left) > _MOST_LEFT:
-        click.echo(f"note: and {len(left) - _MOST_LEFT:,} more objects", err=True)
+        aside(f"note: and {len(left) - _MOST_LEFT:,} more objects\n")
     return path
 
 
@@ -184,7 +185,7 @@ def finish(
 
         try:
             write_text(made(), path)
-            click.echo(f"wrote {safe(path)}", err=True)
+            aside(f"wrote {safe(path)}\n")
         except RldbgError as error:
             refused.append(error)  # after the answer: it took the time it took
     # A reader that leaves early (`| head`) does not change the answer, nor the code that stands for it.

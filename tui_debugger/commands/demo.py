@@ -19,6 +19,7 @@ from replay_core.executors.child import ChildRunner
 from replay_core.jobs import Event, Job, LogLine, Progress
 from tui_debugger import format as words
 from tui_debugger import paths
+from tui_debugger.aside import aside
 from tui_debugger.commands import document_output, finish
 from tui_debugger.commands.parity import opens_screen, show
 from tui_debugger.reports.diagnosis import diagnosis_report
@@ -97,12 +98,11 @@ def _parity(out: Path, *, as_json: bool, output: Path | None) -> int:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    aside(f"{text}\n")
 
 
 def _tell(event: Event) -> None:
     if isinstance(event, LogLine):
         return
     if isinstance(event, Progress) and event.total and sys.stderr.isatty():
-        sys.stderr.write(f"\r     {event.done}/{event.total} {event.what}".ljust(76)[:76] + "\r")
-        sys.stderr.flush()
+        aside(f"\r     {event.done}/{event.total} {event.what}".ljust(76)[:76] + "\r")

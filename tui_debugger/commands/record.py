@@ -16,6 +16,7 @@ import replay_core
 from replay_core.errors import ExitCode, RequestError
 from replay_core.recorder.settings import Settings
 from replay_core.records import Selection
+from tui_debugger.aside import aside
 from tui_debugger.failing import fail
 
 
@@ -81,9 +82,9 @@ def command(
             hint="rldbg record -- python train.py",
         ) from None
     if status < 0:
-        click.echo(f"rldbg: {_ended_by(-status)}", err=True)
+        aside(f"rldbg: {_ended_by(-status)}\n")
     if manifest.exists():
-        click.echo(f"rldbg ls {directory}", err=True)
+        aside(f"rldbg ls {directory}\n")
     elif status == 0:
         fail("the script ended and nothing was recorded", "does it run torch in this Python, or in another process?")
         return ExitCode.BAD_BYTES

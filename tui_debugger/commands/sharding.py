@@ -13,6 +13,7 @@ from replay_core import workbench
 from replay_core.errors import RequestError
 from replay_core.executors.child import ChildRunner
 from replay_core.units.shard import Shard
+from tui_debugger.aside import aside
 from tui_debugger.commands import Decorated, finish
 from tui_debugger.progress_line import ProgressLine
 from tui_debugger.reports.gathering import gathering_report
@@ -50,7 +51,7 @@ def shard_of(text: str | None) -> Shard | None:
     """
     found = Shard.parse(text, os.environ) if text is not None else Shard.of_array(os.environ)
     if found is not None and found.told_by:
-        click.echo(f"part {found}, as {found.told_by} say", err=True)
+        aside(f"part {found}, as {found.told_by} say\n")
     return found
 
 

@@ -9,6 +9,7 @@ import click
 
 from replay_core.errors import ExitCode
 from replay_core.jobs import Progress
+from tui_debugger.aside import aside
 from tui_debugger.commands import DumpPath, say
 from tui_debugger.failing import fail
 from tui_debugger.format import safe
@@ -38,9 +39,9 @@ def command(dump: Path, url: str) -> int:
         os._exit(ExitCode.INTERRUPTED)
     progress.clear()
     for what in found.left[:_MOST_LEFT]:
-        click.echo(f"note: left out: {safe(what)}", err=True)
+        aside(f"note: left out: {safe(what)}\n")
     if len(found.left) > _MOST_LEFT:
-        click.echo(f"note: and {len(found.left) - _MOST_LEFT:,} more left out", err=True)
+        aside(f"note: and {len(found.left) - _MOST_LEFT:,} more left out\n")
     there = f", {found.there:,} were there" if found.there else ""
     say(f"{found.sent:,} objects sent ({found.nbytes:,} bytes){there}: {safe(found.url)}")
     return 0

@@ -50,7 +50,7 @@ def _no_nearer(explained: list[float], errors: list[float]) -> bool:
     """
     half = len(explained) // 2
     now = median(explained[half:])
-    still = bool(errors) and median(errors[half:]) >= NO_NEARER * median(errors[: max(half // 2, 2)])
+    still = len(errors) > half and median(errors[half:]) >= NO_NEARER * median(errors[: max(half // 2, 2)])
     begun = median(explained[: max(half // 2, 2)])
     return (now <= 0.02 and still) or (not errors and now < -0.5 and now < 0.7 * begun)
 
@@ -207,7 +207,7 @@ def never_learns(log: RunLog) -> Finding | None:
             f"the critic explains nothing of its returns and comes no nearer to them: {series.name} is {now:.2g}",
             series.ended,
             series.shown(now, "> 0"),
-            *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss else []),
+            *([loss.shown(trends.level(loss.finite), f"was {loss.finite[0]:.3g}")] if loss and loss.finite else []),
             cause=_NOTHING,
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
         )

@@ -215,8 +215,9 @@ def never_a_number(log: RunLog) -> Finding | None:
     broken = first_broken(log)
     if broken is None or not broken.is_gradient_alone:
         return None
+    kinds = {"NaN" if math.isnan(value) else "infinite" for value in broken.series.values if not math.isfinite(value)}
     return error(
-        "grad_norm is NaN at every step while the loss is finite",
+        f"grad_norm is {' or '.join(sorted(kinds))} at every step while the loss is finite",
         broken.point.where(broken.series.name),
         *broken.evidence,
         cause="gradients divided by an accumulation of 0 micro-batches (mini_batch // (micro_batch * data_parallel) = "

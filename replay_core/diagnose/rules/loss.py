@@ -328,7 +328,7 @@ def _constant(parts: list[_MicroLoss]) -> float | None:
     times a length no response exceeds.
     """
     found = {round(part.total / part.value, 2) for part in parts if abs(part.value) > 100 * FLOOR}
-    if not found or max(found) - min(found) > 2e-3 * abs(max(found)):
+    if not found or not max(found) - min(found) <= 2e-3 * abs(max(found)) < math.inf:
         return None
     constant = round(max(found))
     longest = max(part.longest for part in parts)

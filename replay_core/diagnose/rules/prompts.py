@@ -51,8 +51,8 @@ def mixed_groups(batch: StepBatch) -> Finding | None:
     if batch.tokens_N is None:
         return _blocks_of_rows(batch)
     skip_if(not batch.group_is_named, "groups are not named in the dump")
-    group_B, prompt_B = given(batch.group_B), batch.prompt_B
-    if prompt_B is None or batch.response_N is None:
+    group_B, prompt_B = batch.group_B, batch.prompt_B
+    if group_B is None or prompt_B is None or batch.response_N is None:
         raise Skip("a sample has no prompt")
     if not batch.flat.count(given(batch.response_N)).all():
         raise Skip("a sample has no response that is known: its prompt has no end")
@@ -604,10 +604,10 @@ def _ends_lost(case: Case) -> Finding | None:
     places: dict[str, Where] = {}
     in_tokens = True
     for batch in case.batches():
-        asked = asked_of(batch)
-        if asked is None or batch.step is None or (places and in_tokens != (batch.tokens_N is not None)):
+        asked, has_ids = asked_of(batch), batch.tokens_N is not None and batch.response_N is not None
+        if asked is None or batch.step is None or (places and in_tokens != has_ids):
             continue
-        in_tokens = batch.tokens_N is not None
+        in_tokens = has_ids
         for sample, prompt in enumerate(asked):
             # A token is a letter here: what an end is, is the same of both.
             ids = np.frombuffer(prompt, np.int64) if in_tokens else np.zeros(0, np.int64)

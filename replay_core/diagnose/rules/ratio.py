@@ -406,6 +406,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     """
     # A sequence's ratio has a range of its own: GSPO clips half of its tokens on purpose (arXiv 2507.18071, section 5).
     for series, now in () if log.algorithm.is_by_sequence else log.level("clip_fraction"):
+        if now > 1 + 1e-6:
+            continue  # no fraction: L30 says so
         if now > (CLIPPED_OF_EPOCHS if CLIPPED < now <= CLIPPED_OF_EPOCHS and _is_used_again(log) else CLIPPED):
             reach = _reach(log, series)
             stated = log.algorithm.clip_range
@@ -645,7 +647,7 @@ def torn(log: RunLog) -> Finding | None:
     is_torn = clipped is not None and bool(clipped.finite) and median(clipped.finite) > CLIPPED
     # A task that is solved has a reward that does not rise, and an adapter has such a rate (LoRA).
     is_worse = is_torn or trends.rises([-value for value in reward.finite]) or max(rate.finite) > NO_ADAPTERS
-    if trends.rises(reward.finite) or not is_worse:
+    if not reward.finite or trends.rises(reward.finite) or not is_worse:
         return None
     return warning(
         f"the learning rate ({max(rate.finite):.2g}) is too large for this policy: it moves {median(sizes):.2g} nats "

@@ -112,7 +112,7 @@ def _row_figures(sheet: Sheet, name: str) -> Array | None:
     """
     found = []
     for part, ref in zip(sheet.parts, sheet.refs(name) or (), strict=False):
-        if ref.rows is not None or not ref.shape or ref.shape[0] != len(part):
+        if ref.rows is not None or not ref.shape or ref.shape[0] != len(part) or not ref.numel:
             return None
         rows_BX = np.nan_to_num(pages.array(ref).astype(np.float64)).reshape(len(part), -1)
         if "mask" in name:

@@ -221,7 +221,7 @@ def one_sided(log: RunLog) -> Finding | None:
     if paid and largest > BEYOND * max(1.0, paid) and largest > BEYOND * _recorded(log):
         return error(
             f"advantages come to {max(highest, lowest, key=abs):.3g}: more than a spread of rewards can make of them",
-            top.first(over=highest - 1e-9),
+            top.first(over=math.nextafter(highest, -math.inf)),
             top.shown(highest, f"< {BEYOND:g}"),
             bottom.shown(lowest),
             shown("size of the rewards", paid),
@@ -459,10 +459,10 @@ _HARD = regex(r"(?i)aime|amc|hmmt|olymp|contest|hard|gpqa|frontier|hle|codeforce
 def _never_right(log: RunLog, reward: Series | None) -> Finding | None:
     """All results of all evaluations 0, while the training is paid."""
     held = [series for series in log.all("held_out") if len(series.finite) >= EVALUATIONS]
-    if reward is None or not held or any(any(series.finite) for series in log.all("held_out")):
+    if reward is None or not reward.finite or not held or any(any(series.finite) for series in log.all("held_out")):
         return None
-    least, now = min(reward.finite, default=0.0), trends.level(reward.finite)
-    if least < 0 or max(reward.finite, default=0.0) > 1 or median(reward.finite) < PAID:
+    least, now = min(reward.finite), trends.level(reward.finite)
+    if least < 0 or max(reward.finite) > 1 or median(reward.finite) < PAID:
         return None
     series = held[0]
     return finding(

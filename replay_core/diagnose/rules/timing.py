@@ -209,7 +209,7 @@ def _warm_up(log: RunLog, whole: Series | None) -> Iterator[Finding]:
     first, second = whole.points[0], whole.points[1]
     rest = [point.value for point in whole.points[trends.WARM_UP :]]
     grew = second.value > 1.5 * first.value and first.value > 1.0
-    if max(first.value, second.value) < 3 * median(rest) if rest else not grew:
+    if not (max(first.value, second.value) >= 3 * median(rest) > 0 if rest else grew):
         return
     yield info(
         "the second iteration is slower than the first: torch.compile's second compilation looks like this"

@@ -30,6 +30,8 @@ MOSTLY, HABIT = 0.85, 16
 ALL_BUT = 0.98
 #: Below this share of cut responses a run may do well with them.
 HALF = 0.5
+#: No response is longer: what claims so is no count of tokens.
+MOST_TOKENS = 1e9
 #: The share of cut responses that leaves a batch without a reward, and that does where none of them earns anything.
 CUT_OFF, LAMED = 0.9, 0.7
 #: Fewer responses than this all being cut off is chance.
@@ -46,7 +48,7 @@ def truncated(batch: StepBatch) -> Array | None:
     """Which responses were cut off at the length limit: as the dump says, else no end token at the largest length."""
     if (stated_B := batch.truncated_flag_B) is not None:
         return stated_B
-    if batch.response_N is None or batch.tokens_N is None or not len(batch):
+    if batch.response_N is None or batch.tokens_N is None or not batch.tokens_N.size:
         return None
     counts_B = batch.flat.count(batch.response_N)
     longest_B: Array = (counts_B == counts_B.max()) & (counts_B > 1)
@@ -131,11 +133,13 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     0.98 in each of 2 and more, their mean length within .01 of the limit). With a
     reward of 0 for all of them it is the cause of D01.
     A warning at most where hardly any was cut at first and the reward was lost as they came to be (L08): the policy
-    falls apart. Skipped where the longest response is one token: each ends at the limit, as it is meant to.
+    falls apart. Skipped where the longest response is one token: each ends at the limit, as it is meant to; and
+    where what is logged is above 1, which is no fraction (L30).
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
         raise Skip("the fraction of truncated responses is not finite in any step")
+    skip_if(now > 1 + 1e-6, f"{series.name} is {now:.3g}, which is no fraction of responses")
     if now < MANY:
         return None
     longest = [level for name in ("response_length_max", "response_length") for _, level in log.level(name)]
@@ -184,7 +188,7 @@ def _from_the_start(series: Series, longest: list[float]) -> str:
     if min(series.finite[:3]) < HALF:
         return ""
     # A mean of prompt and response, or over steps of several limits, is no limit.
-    is_limit = bool(longest) and abs(max(longest) - round(max(longest))) <= 1e-6
+    is_limit = bool(longest) and max(longest) < MOST_TOKENS and abs(max(longest) - round(max(longest))) <= 1e-6
     limit = f" of {max(longest):g}" if is_limit else ""
     return f" from the first step on: the limit{limit} is too small for the answers, or they never end"
 
@@ -477,7 +481,7 @@ def one_answer(case: Case) -> Finding | None:
             own = own_N[span]
             edges = np.flatnonzero(np.diff(own.astype(np.int8))) + 1
             # Outside, own, outside, own: what lies between the first two turns.
-            if own[0] or len(edges) < 3:
+            if len(edges) < 3 or own[0]:
                 continue
             row = tokens_N[span]
             calls.add(row[edges[0] : edges[1]].tobytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,22 @@ import pytest
 import torch
 
 from replay_core import workbench
+from replay_core.recorder import Recorder
 from tests.builders import save_file
-from tests.replay_core.diagnose.batches import PAD, PROMPT, causes, healthy, look, masks, of, seen, why_skipped
+from tests.replay_core.diagnose.batches import (
+    PAD,
+    PROMPT,
+    Fields,
+    causes,
+    healthy,
+    look,
+    masks,
+    of,
+    save,
+    seen,
+    why_skipped,
+)
+from tests.replay_core.diagnose.logs import verl
 from tests.replay_core.diagnose.test_micro_batches import record
 
 VERL = "step:1 - actor/pg_loss:0.1 - actor/grad_norm:0.2\nstep:2 - actor/pg_loss:nan - actor/grad_norm:nan\n"
@@ -75,6 +90,67 @@ def test_completions_cut_off_and_masked_out_are_no_warning(tmp_path: Path) -> No
     document = workbench.diagnose(_trl(tmp_path, [True, False, True, True]), rules=["D07"])
     (only,) = document["findings"]
     assert only["severity"] == "info"
+
+
+def _tripped(document: Any) -> list[str]:
+    return [f"{one['id']}: {one['why']}" for one in document["skipped"] if "failed on this input" in one["why"]]
+
+
+LOST = {"critic/score/mean": float("nan"), "critic/score/max": float("nan"), "critic/score/min": float("nan")}
+
+
+@pytest.mark.parametrize(
+    ("steps", "id"),
+    [
+        ([{**LOST, "response_length/clip_ratio": 0.4 + 0.01 * n} for n in range(12)], "D20"),
+        ([{"critic/advantages/max": 3e7, "critic/advantages/min": -2e7, "critic/score/mean": 0.5}] * 12, "D73"),
+        ([{"critic/vf_explained_var": -0.9, "critic/vf_loss": 0.1 if n < 5 else float("nan")} for n in range(12)], ""),
+        ([{**LOST, "val-core/math/acc": 0.0}] * 12, ""),
+    ],
+    ids=["a reward that is NaN", "advantages of 1e7", "a loss that is NaN later", "no reward"],
+)
+def test_no_rule_trips_over_numbers_that_are_none_or_huge(steps: list[Any], id: str, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(verl(steps))
+    document = workbench.diagnose(log)
+    assert _tripped(document) == []
+    assert not id or id in [one["id"] for one in document["findings"]]
+
+
+def test_no_claim_says_what_the_log_does_not(tmp_path: Path) -> None:
+    def claims(step: dict[str, float]) -> dict[str, str]:
+        (tmp_path / "train.log").write_text(verl([step] * 12))
+        return {one["id"]: one["claim"] for one in workbench.diagnose(tmp_path / "train.log")["findings"]}
+
+    assert set(claims({"response_length/clip_ratio": 41.0})) == {"L30"}, "no 4100% of the responses"
+    assert set(claims({"actor/pg_clipfrac": 18.0})) == {"L30"}
+    assert claims({"actor/grad_norm": float("inf")})["D22"].startswith("grad_norm is infinite at every step")
+    for seconds in (0.0, float("nan")):
+        assert "D37" not in claims({"timing_s/step": seconds}), "no first step is slower than others"
+
+
+def _no_token(batch: Fields) -> None:
+    batch["attention_mask"] = np.zeros_like(batch["attention_mask"])
+
+
+def _one_id(batch: Fields) -> None:
+    batch |= {"input_ids": np.int64(7), "cu_seqlens": np.array([0, 20, 44])}
+
+
+@pytest.mark.parametrize("change", [_no_token, _one_id])
+def test_no_rule_trips_over_a_batch_of_nothing(change: Callable[[Fields], None], tmp_path: Path) -> None:
+    batch = healthy()
+    change(batch)
+    assert _tripped(workbench.diagnose(save(tmp_path, batch))) == []
+
+
+def test_prompts_as_texts_beside_ids_that_no_mask_divides_are_read_as_texts(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "d") as recorder:
+        for step in range(3):
+            ids_BS = torch.arange(96).reshape(12, 8) + step
+            with recorder.step(step) as record:
+                record("trajectory", input_ids=ids_BS, prompt_text=[f"How much is {n} + {n}?" for n in range(12)])
+    assert _tripped(workbench.diagnose(tmp_path / "d")) == []
 
 
 def test_padding_in_the_mask_of_samples_of_one_token(tmp_path: Path) -> None:

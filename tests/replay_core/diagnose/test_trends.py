@@ -7,7 +7,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replay_core.diagnose.trends import DRIFT_Z, drift, level, outliers, sparkline, spread
+from replay_core.diagnose.trends import DRIFT_Z, drift, level, line, outliers, sparkline, spread
 
 NAN = float("nan")
 
@@ -63,3 +63,12 @@ def test_a_sparkline_of_the_largest_numbers_is_one() -> None:
 def test_a_sparkline_rises_with_its_series() -> None:
     assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == "▁▂▃▄▅▆▇█"
     assert sparkline([2.0, 2.0, NAN]) == "▁▁×"
+
+
+def test_squares_that_no_float_holds_are_no_line() -> None:
+    assert line([0.0, 1.0, 2.0], [0.0, 1e300, -1e300]) == (0.0, 0.0)
+    assert line([0.0, 1.0, 2.0], [1.0, 3.0, 5.0]) == (1.0, 2.0)
+
+
+def test_nothing_has_come_to_no_level() -> None:
+    assert math.isnan(level([]))

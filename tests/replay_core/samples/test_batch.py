@@ -65,6 +65,14 @@ def test_advantages_that_fill_the_mask_stand_where_it_does_wherever_logprobs_may
         tensor = ref("advantages", values)
         said = per_token(tensor, [*fields, of_the_next, tensor])
         assert [row[-2:].tolist() for row in said] == [[0.5, 0.5], [-0.5, -0.5]]
+    for inside in ([[0, 0, 0, 0.5], [0, 0, -0.5, -0.5]], [[0, 0, 0.5, 0.5], [0, 0, -0.5, 0]]):
+        tensor = ref("advantages", inside)  # one that is 0 moves none of the others
+        said = per_token(tensor, [*fields, of_the_next, tensor])
+        assert [row[-2:].tolist() for row in said] == [row[-2:] for row in inside]
+    stated = [*fields[:2], ref("response_mask", [[0, 1, 1, 0], [0, 1, 1, 0]], "next")]
+    tensor = ref("advantages", before)
+    said = per_token(tensor, [*stated, of_the_next, tensor])
+    assert [row[-2:].tolist() for row in said] == [[0.5, 0.5], [-0.5, -0.5]]
 
 
 def test_logprobs_of_every_token_stand_at_their_own_index_where_only_each_first_has_none() -> None:
