@@ -803,13 +803,6 @@ def gather(path: Path) -> GatheringDocument:
     return gathered(UnitFolder(path))
 
 
-def holds_units(path: Path) -> bool:
-    """Whether a directory is one of units."""
-    from replay_core.units.folder import is_folder
-
-    return is_folder(path)
-
-
 def recorded_parity(a: Path, b: Path, *, threshold: float | None = None, on_event: OnEvent = ignore) -> ParityDocument:
     """A parity document of the values that two dumps hold (or one directory that holds two critics'); nothing runs."""
     from replay_core.export.parity import parity_document

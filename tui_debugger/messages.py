@@ -103,11 +103,3 @@ class StartChosen(Message):
     def __init__(self, paths: tuple[str, ...]) -> None:
         super().__init__()
         self.paths = paths
-
-
-class CellChosen(Message):
-    """Enter on a cell of the matrix."""
-
-    def __init__(self, cell: int) -> None:
-        super().__init__()
-        self.cell = cell

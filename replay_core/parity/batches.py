@@ -39,10 +39,6 @@ class ParityBatch(Struct):
     tokenizer: Path | None = None
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def is_padded(self) -> bool:
-        return bool((self.attention_BS == 0).any())
-
 
 def make_batch(
     spec: str, vocabulary: int, tokenizer: Path | None = None, seed: int = SEED, *, avoid: int | None = None,

@@ -30,8 +30,6 @@ _DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_DROPOUT = {"deepspeed": 0.1, "torch": 0.1, "megatron": 0.0}
 DEFAULT_BIAS = {"deepspeed": True, "torch": True, "megatron": False}
 
-VARIABLES = ("VALUE_HEAD_INIT", "CRITIC_DROPOUT_PROB", "CRITIC_DATA_SHUFFLE")
-
 #: Where the two tiny configurations lie that come with the package.
 SHIPPED = Path(__file__).parent / "configs"
 

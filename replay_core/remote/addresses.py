@@ -13,7 +13,6 @@ from replay_core.regexes import regex
 SCHEMES = ("s3", "gs", "hf", "sftp", "ssh", "http", "https")
 #: Of these a name before the host is whose account it is.
 _WITH_ACCOUNT = ("sftp", "ssh")
-_URL = regex(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 #: What stands before a host, and everything behind a question mark: passwords, tokens, signatures.
 _USER = regex(r"//[^/\s]+@")
 _QUERY = regex(r"\?[^\s\"')]+")
@@ -34,11 +33,6 @@ class Address(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host}/{self.key}"
-
-
-def is_url(text: str) -> bool:
-    """Whether a text is written as a URL, of whatever scheme."""
-    return _URL.match(text) is not None
 
 
 def redacted(text: str) -> str:
