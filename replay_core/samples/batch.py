@@ -476,10 +476,11 @@ class Batch:
 
     # ---- which token a tensor speaks of
 
-    def place(self, ref: TensorRef, *, by_shape: bool = False) -> Placed | None:
+    def place(self, ref: TensorRef, *, by_shape: bool = False, by_mask: bool = True) -> Placed | None:
         """Which token each row of the tensor speaks of; None where it is not laid out by token or sample.
 
-        `by_shape`: take a tensor that nothing is known of for what its shape looks like.
+        `by_shape`: take a tensor that nothing is known of for what its shape looks like. `by_mask`: what fills the
+        response mask stands where that does, wherever log-probabilities may.
         """
         name = ref.canonical or ref.name
         meaning = naming.meaning(name)
@@ -500,7 +501,8 @@ class Batch:
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
                 side = _said(alignment, stated, axes, self.layout)
                 if side == "next" and not stated and self._is_as_wide(ref) and meaning.region == "response":
-                    side = "full" if self._is_at_own_index(ref) or self._fills_the_mask(ref) else "next"
+                    is_own = self._is_at_own_index(ref) or (by_mask and self.fills_the_mask(ref))
+                    side = "full" if is_own else "next"
                 said = self._says(side)
                 rows = axes.rows(said.slots, self.layout)
                 inside = rows >= 0
@@ -520,16 +522,17 @@ class Batch:
         told = self._own_index.values()
         return own if own is not None else True in told and False not in told
 
-    def _fills_the_mask(self, ref: TensorRef) -> bool:
+    def fills_the_mask(self, ref: TensorRef) -> bool:
         """Whether a tensor has numbers only in cells that the mask of the same shape marks, the last of a row among
         them: then it stands where the mask does, wherever log-probabilities may (`advantages = A[:, None] * mask`).
         What is of the next token has one before the first marked cell, and none in the last.
         """
+        meaning = naming.meaning(ref.canonical or ref.name)
+        if len(ref.shape) > 2 or meaning.region != "response" or meaning.kind == "logprob":
+            return False  # of log-probabilities a sure token's is 0
         mask = self.held.find("response_mask")
         if mask is None or mask.alignment == "next" or mask.rows != ref.rows or mask.shape != ref.shape:
             return False
-        if naming.meaning(ref.canonical or ref.name).kind == "logprob":
-            return False  # a sure token's is 0
         marked_BT = np.atleast_2d(pages.array(mask) != 0)
         filled_BT = (pages.array(ref) != 0).reshape(marked_BT.shape)
         if marked_BT.all() or (filled_BT & ~marked_BT).any():

@@ -279,7 +279,12 @@ class MicroBatchPair(Struct):
             return None
         pairing = self.pairing(*both)
         guess = (not pairing.in_order or a.shape != b.shape) and self.a.owns(a) and self.b.owns(b)
-        placed_a, placed_b = both[0].place(a, by_shape=guess), both[1].place(b, by_shape=guess)
+        # Of two that stand alike in their files one may have lost the cells that tell: what tells of one side alone
+        # would move it against the other, and hide that it was moved.
+        by_mask = a.shape != b.shape or both[0].fills_the_mask(a) == both[1].fills_the_mask(b)
+        placed_a, placed_b = (
+            batch.place(ref, by_shape=guess, by_mask=by_mask) for batch, ref in zip(both, (a, b), strict=True)
+        )
         if placed_a is None or placed_b is None or placed_a.by_token != placed_b.by_token:
             return None
         if placed_a.heads != placed_b.heads or (placed_a.keys is None) is not (placed_b.keys is None):
