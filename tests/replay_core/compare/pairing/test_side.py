@@ -26,7 +26,7 @@ def test_a_tensor_is_found_by_its_name_and_by_its_end_after_the_tensors_were_ren
 
 
 def test_advantages_that_one_run_moved_by_a_token_differ_though_only_the_others_fill_the_mask(tmp_path: Path):
-    """Log-probabilities are of the next token in both: alone, what fills no mask would be taken for of the next, too."""
+    """Log-probabilities are of the next token in both: alone, what fills no mask would be taken to be so, too."""
     generator = np.random.default_rng(0)
     ids = generator.integers(1, 50, (4, 8))
     mask, logprobs = np.zeros((4, 8), np.int64), -generator.random((4, 8)).astype(np.float32)
