@@ -79,8 +79,7 @@ def _captured_pass(cell: BatchReplay, hooked: list[str], final_hidden: str) -> t
             Capture(cell.model.backbone, hooked, width, cell.by_head) as capture,
         ):
             hidden = cell.forward(compiling.plain, forward)
-        if final_hidden == UNOWNED_HIDDEN:
-            capture.tensors[final_hidden] = hidden.cpu()
+        _hold(capture.tensors, final_hidden, hidden)
         parts.append(capture.tensors)
         ran |= capture.ran
         cell.on_event(Progress(done, len(forwards), "captured forwards"))
@@ -123,8 +122,7 @@ def _compiled_capture(cell: BatchReplay, hooked: list[str], final_hidden: str) -
         for done, forward in enumerate(forwards, start=1):
             hidden = cell.forward(run, forward)
             tensors, names = traced.take()
-            if final_hidden == UNOWNED_HIDDEN:
-                tensors[final_hidden] = hidden.cpu()
+            _hold(tensors, final_hidden, hidden)
             parts.append(tensors)
             ran |= names
             cell.on_event(Progress(done, len(forwards), "captured forwards"))
@@ -132,6 +130,15 @@ def _compiled_capture(cell: BatchReplay, hooked: list[str], final_hidden: str) -
         traced.remove()
     cell.notes += need_all(cell.modules, ran, cell.plan.capture)
     return _joined(cell, parts)
+
+
+def _hold(tensors: Tensors, final_hidden: str, hidden: torch.Tensor) -> None:
+    """What a forward put out, where no module did under that name: none owns it, or one is called row by row and the
+    model puts the rows together.
+    """
+    held = tensors.get(final_hidden)
+    if held is None or held.shape != hidden.shape:
+        tensors[final_hidden] = hidden.cpu()
 
 
 def _joined(cell: BatchReplay, parts: list[Tensors]) -> Tensors:
