@@ -56,7 +56,7 @@ _MEAN = {"rewards": "rewards_mean"}
 _OTHERS = (".json", ".jsonl", ".py", ".yaml", ".yml", ".csv")
 #: How a file of lines begins that is none of what its name says: Python's mappings, rows of JSON with commas between
 #: them, a table whose commas have blanks.
-_MISNAMED = regex(rb"\s*\{\s*'|\s*\{[^\n]{0,4000}\},[ \t]*\r?\n|[A-Za-z][\w /]*(?:, [A-Za-z][\w /]*)+\r?\n")
+_MISNAMED = regex(rb"\A(?:\s*\{\s*'|\s*\{[^\n]{0,4000}\},[ \t]*\r?\n|[A-Za-z][\w /]*(?:, [A-Za-z][\w /]*)+\r?\n)")
 
 COUNTED = "steps that the log does not number are counted"
 
