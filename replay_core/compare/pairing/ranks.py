@@ -274,21 +274,25 @@ class RankGroup:
 
     def _hold_rows(self, present: Sequence[TensorRef]) -> bool:
         """Whether the one process has a pack, and the groups' rows are as long as its sequences (by their masks, else
-        whole): samples of their own, though as many tokens as a slice of the pack would have.
+        whole), or their masks leave out what slices of it would not: samples of their own, though as many tokens as a
+        slice of the pack would have.
         """
         bounds = next(
             (ref for name in ("cu_seqlens", "cu_seqlens_q") if (ref := self._whole.find(name)) is not None), None
         )
         if bounds is None or not bounds.is_readable or len(bounds.shape) != 1:
             return False
-        sides, lengths = list(self._ranks.values()), []
+        sides, lengths, are_masked = list(self._ranks.values()), [], True
         for members, ids in zip(self._groups, present, strict=True):
             mask = sides[members[0]].find("attention_mask")
-            if mask is not None and mask.shape == ids.shape and mask.is_readable:
+            has_mask = mask is not None and mask.shape == ids.shape and mask.is_readable
+            are_masked &= has_mask
+            if mask is not None and has_mask:
                 lengths += pages.array(mask).astype(np.int64).sum(axis=-1).reshape(-1).tolist()
             else:
                 lengths += [ids.shape[-1]] * (ids.shape[0] if len(ids.shape) > 1 else 1)
-        return sorted(lengths) == sorted(np.diff(pages.array(bounds).astype(np.int64)).tolist())
+        whole = np.diff(pages.array(bounds).astype(np.int64)).tolist()
+        return sorted(lengths) == sorted(whole) or (are_masked and sum(lengths) != sum(whole))
 
     def _note_same_samples(self, number: int | None) -> None:
         if any(len(members) > 1 for members in self._groups):

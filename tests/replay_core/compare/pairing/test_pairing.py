@@ -161,6 +161,16 @@ def test_a_changed_token_id_is_found_where_it_stands_and_not_taken_for_another_s
         assert [row.name for row in compared.tensors if row.verdict is Verdict.DIFF] == ["input_ids"]
 
 
+def test_two_ranks_rows_with_pads_are_no_slices_of_a_pack_as_wide_as_both(tmp_path: Path):
+    """Two rows of nine beside a pack of 17 tokens and a pad, whose samples are only partly the same."""
+    lengths = [(5, 6), (2, 4), (2, 4), (2, 3)]
+    batch, changed = samples(lengths), samples(lengths)
+    changed[0].tokens[0] += 1
+    one = write(tmp_path / "a", batch, [[0], [3], [2], [1]], "right", ranks=2, extra=3)
+    compared = compare_paths(one, write(tmp_path / "b", changed, [[1, 3], [2, 0]], "packed", extra=1))
+    assert [row.name for row in compared.tensors if row.verdict is not Verdict.SAME] == ["input_ids"]
+
+
 def one_micro(directory: Path, batch: list[Any], layout: str = "right", **how: Any) -> Path:
     return write(directory, batch, [list(range(len(batch)))], layout, **how)
 
