@@ -489,6 +489,16 @@ def _names() -> dict[str, Name]:
     return known
 
 
+@cache
+def _flattened() -> dict[str, Name]:
+    """What frameworks call their signals, with `_` for the slashes."""
+    known: dict[str, Name] = {}
+    for raw, name in _names().items():
+        if "/" in raw:
+            known.setdefault(raw.replace("/", "_"), name)
+    return known
+
+
 #: After every framework's own name of the signal.
 _HOME_GROWN = 99
 _FRAMEWORKS = (
@@ -549,4 +559,5 @@ def named(raw: str, trl: bool = False) -> Name | None:
         if raw.startswith(prefix):
             return named(raw.removeprefix(prefix), trl)
     plain = _home_grown(raw)
-    return None if plain is None else Name(plain, None, "", _HOME_GROWN)
+    # A column's name may have lost its slashes: critic_score_mean.
+    return _flattened().get(raw) if plain is None else Name(plain, None, "", _HOME_GROWN)

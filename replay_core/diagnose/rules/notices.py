@@ -103,10 +103,12 @@ _TABLE: tuple[_Notice, ...] = (
         "is_trainable=True; print the names whose requires_grad is set",
     ),
     _Notice(
-        regex(r"Already found a `peft_config`"), "warning", "optimizer",
-        "the model has an adapter already, and gets a second one",
-        "a model with an adapter is handed to a trainer that adds its own: which one is trained and which is the "
-        "reference is not what it seems", "merge_and_unload() the first, or pass no peft_config",
+        # PEFT says it of what merge_and_unload has left, too, where nothing is wrong.
+        regex(r"Already found a `peft_config`"), "info", "optimizer",
+        "the model has an adapter already, or had one, and gets another",
+        "merge_and_unload() leaves the attribute behind, and nothing is wrong then; or a model with an adapter is "
+        "handed to a trainer that adds its own: which one is trained and which is the reference is not what it seems",
+        "print model.peft_config and the trainable parameters; merge_and_unload() the first, or pass no peft_config",
     ),
     _Notice(
         regex(r"(?i)(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} "
