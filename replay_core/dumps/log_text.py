@@ -19,7 +19,7 @@ from replay_core.dumps import step_log
 from replay_core.dumps.boxed_tables import BEGINS, ROW, BoxedTables
 from replay_core.dumps.bulleted_steps import HEAD as BULLETED
 from replay_core.dumps.bulleted_steps import BulletedSteps
-from replay_core.dumps.console_lines import BAR, console_line, epoch_line
+from replay_core.dumps.console_lines import BAR, OF_EPOCH, console_line, epoch_line
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
@@ -31,7 +31,7 @@ from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import is_aside, metric_line, table_head, table_row
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
-from replay_core.errors import DumpError
+from replay_core.errors import BudgetError, DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
@@ -125,6 +125,11 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
                 return False
         log = _log(file)
         return not log.is_empty and (alone or not log.unnumbered)
+    except BudgetError:
+        # It may well be a log: to say that it holds no metric would be untrue.
+        if alone:
+            raise
+        return False
     except DumpError:
         return False
 
@@ -164,6 +169,9 @@ def _log(path: Path) -> _Log:
             counted[line.stream] = step + 1
             last = step
             log.add(step, values, line.rank, line.number)
+        elif OF_EPOCH.match(line.text) and (told := epoch_line(line.text))[1]:
+            if not (said or log.metrics):
+                epochs.append((line, *told))
         elif event := watch.event(line):
             log.events.setdefault((last, line.rank), []).append(event)
         elif step_log.may_tell(line.text):

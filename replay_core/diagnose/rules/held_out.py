@@ -115,7 +115,5 @@ def _leap(series: Series) -> int | None:
     sizes = [abs(value) for value in series.finite]
     if len(sizes) < len(series.points):
         return None
-    for at in range(4, len(sizes) - 2):
-        if min(sizes[at:]) > LEAPT * max(sizes[:at]) > 0:
-            return at
-    return None
+    most, least = trends.so_far(sizes, max), trends.from_here(sizes, min)
+    return next((at for at in range(4, len(sizes) - 2) if least[at] > LEAPT * most[at - 1] > 0), None)

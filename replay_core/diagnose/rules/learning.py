@@ -64,7 +64,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
         )
         return
-    spent = next((at for at in range(len(values)) if not any(values[at:])), None)
+    zeros = next((n for n, value in enumerate(reversed(values)) if value), 0)
+    spent = len(values) - zeros if zeros else None
     # A schedule may end at 0 in its last step; a run that goes on has outlived it.
     if spent is not None and len(values) - spent >= max(3, len(values) // 4):
         yield warning(
@@ -620,7 +621,7 @@ def _dies(log: RunLog, series: Series) -> Iterator[Finding]:
     before is over half of their median.
     """
     values = series.finite
-    at = next((at for at in range(len(values)) if not any(values[at:])), len(values))
+    at = len(values) - next((n for n, value in enumerate(reversed(values)) if value), len(values))
     left = len(values) - at
     if at < 4 or left < max(3, len(values) // 5) or not min(values[:at]) > 0.5 * median(values[:at]) > 0:
         return
@@ -705,8 +706,11 @@ def reward_falls(log: RunLog) -> Finding | None:
             next_step="take a checkpoint from before the fall; lower the learning rate or add a KL term; " + _RECORD,
             steps=[p.step for p in series.points if p.step is not None and p.value < begun / 2],
         )
-    broken = next((at for at in range(len(values) // 3, len(values) - 2)
-                   if min(values[:at]) - max(values[at:]) > 0.5 * (max(values) - min(values))), None)  # fmt: skip
+    least, most = trends.so_far(values, min), trends.from_here(values, max)
+    far = 0.5 * (max(values) - min(values))
+    broken = next(
+        (at for at in range(len(values) // 3, len(values) - 2) if at and least[at - 1] - most[at] > far), None
+    )
     if broken is not None:
         point = [p for p in series.points if math.isfinite(p.value)][broken]
         return finding(

@@ -572,9 +572,9 @@ def pays(log: RunLog) -> Finding | None:
     """The reward's changes from step to step go with those of the mean length (correlation over .85, 12 steps and
     more), and the length has come to 1.3 times what it was, or to less than that part of it, by a trend that chance
     does not explain: an error where it rises with the reward, or falls while the reward rises (not where the logged
-    best and worst reward are one number each in nine steps of ten: a judge's ends, and failures are long). Against those of the
-    share of right answers (below -.85): an error, the reward's sign is turned. Noise of batches makes no such
-    correlation: one figure is made of the other.
+    best and worst reward are one number each in nine steps of ten: a judge's ends, and failures are long). Against
+    those of the share of right answers (below -.85): an error, the reward's sign is turned. Noise of batches makes no
+    such correlation: one figure is made of the other.
     """
     reward = given(log.get("reward"))
     length = log.get("response_length")
