@@ -30,7 +30,7 @@ class Name(Struct, frozen=True):
 _TABLE: dict[str, tuple[str, ...]] = {
     "loss": (
         "loss *", "train/loss slime", "actor/loss verl", "loss/train *",
-        "final_loss SkyRL", "policy/final_loss SkyRL", "lm loss Megatron", "Loss prime-rl", "loss/mean prime-rl",
+        "final_loss SkyRL", "policy/final_loss SkyRL", "lm loss Megatron", "lm_loss Megatron", "Loss prime-rl", "loss/mean prime-rl",
         "loss/total_avg open-instruct",
     ),
     "pg_loss": (
@@ -309,7 +309,7 @@ _PLAIN: dict[str, str] = {
     "response_length": "response_length response_len response_lengths completion_length completion_len gen_len "
     "gen_length output_length output_len resp_tokens resp_len generation_length completion_tokens response_tokens "
     "completions_length len_response resp_length generated_length len length mean_len seq_length",
-    "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
+    "truncated": "truncated clipped_ratio truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
     "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit hit_cap "
     "hit_max_tokens_ratio hit_max_tokens",

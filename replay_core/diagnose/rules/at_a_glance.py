@@ -17,6 +17,7 @@ from msgspec import Struct
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, warning
 from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rules.learning import tells_of_rate
 from replay_core.diagnose.rules.states import MOST_NATS
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
@@ -213,7 +214,8 @@ def glance(log: RunLog) -> Iterator[Finding]:
     times (over 1.5) or a fifth (under .15), a gradient norm, loss or critic's loss to 10 times (over 10), a length to
     2.5 times or a third, a reward to a third, engine and trainer to 4 times, a step's seconds to 2.5 times: worth
     knowing. A KL below -.5 of an estimator that may be: a warning. A reward that is within a tenth of its beginning
-    after 200 steps, does not rise by more than chance and is no best of .8 and more of 1: worth knowing.
+    (or half the spread of lines) after 150 steps, does not rise by more than chance, is not centred at 0 and is no best
+    of .8 and more of 1: worth knowing; so is one that wavers by less than a hundredth in 5 lines and more.
     """
     lines = max((len(series.points) for series in log.signals()), default=0)
     said: set[str] = set()
@@ -228,7 +230,7 @@ def glance(log: RunLog) -> Iterator[Finding]:
                 continue  # D01 says it of the spread
             if each.holds is _pinned and (log.has("truncated") or not _wavers(log)):
                 continue  # D20 says it of the share that is cut; a log that repeats itself is L18's
-            if each.signal == "learning_rate" and len(values) > 2:
+            if each.signal == "learning_rate" and tells_of_rate(log, values):
                 continue  # L07 says it
             said.add(each.signal)
             yield finding(
@@ -244,9 +246,10 @@ def glance(log: RunLog) -> Iterator[Finding]:
         yield from _of_one_number(log)
         yield from _run_away(log)
         yield from _negative(log)
-    yield from _by_chance(log)
-    yield from _flat(log)
-    if not said and lines > SHORT:
+        yield from _stands(log)
+    over_many = [*_by_chance(log), *_flat(log)]
+    yield from over_many
+    if not (said or over_many) and lines > SHORT:
         raise Skip(f"the log has more than {SHORT} lines: other rules judge them")
 
 
@@ -380,11 +383,13 @@ def _negative(log: RunLog) -> Iterator[Finding]:
 
 
 #: Steps (or lines) over which a reward that is to rise does; and what of itself is no rise.
-LASTS, STILL = 200, 0.1
+LASTS, STILL = 150, 0.1
+#: Shares of the spread from line to line: by which it does not move, and of a reward that is centred at 0.
+OF_SPREAD, CENTRED = 0.5, 0.2
 
 
 def _flat(log: RunLog) -> Iterator[Finding]:
-    """A reward that is where it was after 200 steps and more, and not near a best of 1."""
+    """A reward that is where it was after 150 steps and more, and not near a best of 1."""
     series = log.get("reward")
     values = [] if series is None else series.finite
     first, last = (None, None) if series is None else (series.points[0].step, series.points[-1].step)
@@ -392,11 +397,10 @@ def _flat(log: RunLog) -> Iterator[Finding]:
         return
     part = max(2, len(values) // 3)
     begun, now = median(values[:part]), median(values[-part:])
-    large = max(map(abs, values))
+    middle, sigma = trends.spread(values)
     solved = min(values) >= 0 and max(values) <= 1 and now >= 0.8
-    if solved or abs(now - begun) > STILL * max(abs(begun), abs(now)) or trends.rises(values) or len(set(values)) == 1:
-        return
-    if large > 3 * max(abs(begun), abs(now)):
+    moved = abs(now - begun) > max(STILL * max(abs(begun), abs(now)), OF_SPREAD * sigma)
+    if solved or moved or trends.rises(values) or len(set(values)) == 1 or abs(middle) < CENTRED * sigma:
         return
     yield info(
         f"the reward does not rise: {series.name} is {begun:.3g} at first and {now:.3g} after {last - first} steps",
@@ -405,6 +409,30 @@ def _flat(log: RunLog) -> Iterator[Finding]:
         cause="nothing that is paid for is learnt: a learning rate too small (or run out), a KL that holds the policy, "
         "a reward that does not tell answers apart, prompts too easy or too hard; or what can be earned is earned",
         next_step="look at the spread of rewards within groups, at KL and grad_norm; score ten responses by hand",
+    )
+
+
+#: Lines, and the share of itself by which no mean of a batch is that still.
+LINES, WAVERS = 5, 0.01
+
+
+def _stands(log: RunLog) -> Iterator[Finding]:
+    """A reward that hardly wavers from line to line, as the mean of a batch's responses would."""
+    series = log.get("reward")
+    values = [] if series is None else series.finite
+    if series is None or len(values) < LINES or len(set(values)) < 3:
+        return  # of one or two numbers L17 tells
+    low, high = min(values), max(values)
+    if high - low > WAVERS * abs(median(values)) or (low >= 0.9 and high <= 1):
+        return
+    yield info(
+        f"the reward hardly wavers: {series.name} is {low:.4g} to {high:.4g} in all {len(values)} lines",
+        series,
+        series.shown(median(values), "another from batch to batch"),
+        link="rewards",
+        cause="responses are all alike (a policy that has collapsed onto one answer), or the judge answers every one "
+        "alike (its input is cut, padded or of another template); nothing tells a good one from a bad one",
+        next_step="read ten responses of different prompts; score two that differ",
     )
 
 

@@ -133,6 +133,45 @@ _TABLE: tuple[_Notice, ...] = (
         "the class does not fit the checkpoint's model_type", "AutoModelForCausalLM, or the class of its config.json",
     ),
     _Notice(
+        regex(r"[Tt]okenization mismatch: \d"), "warning", "masks",
+        "samples are masked whole: the tokens of a conversation are not as many as its template counts (tokenization "
+        "mismatch), so that no label of them is left",
+        "the conversation template is another model's than the tokenizer (a version or template name, a begin token "
+        "that is added or not, legacy tokenization): where it is so of every sample, loss and gradient are 0",
+        "take the template of this model; print one sample's tokens beside its labels", fewest=3,
+    ),
+    _Notice(
+        regex(r"Bad grad_norm detected"), "warning", "gradient",
+        "an iteration's gradient norm is NaN or infinite, and its update is left out",
+        "an overflow or 0/0 in forward or backward of that batch; its loss is not printed then, and the weights stay",
+        "the batch of that iteration; rldbg record --gradients . -- YOUR COMMAND",
+    ),
+    _Notice(
+        regex(r"Cache not flushed because"), "warning", "rollout_logprobs",
+        "the engine's cache is not flushed for new weights: requests still run while they are updated",
+        "the weight update does not wait for requests: what is generated on is of two policies, and of keys and values "
+        "of old weights", "pause generation, or abort the requests, before the update",
+    ),
+    _Notice(
+        regex(r"waitForInput: .{0,200}timed out after \d"), "warning", "time",
+        "a process waited for the others at a socket until its time was over",
+        "of two sides of a process group (trainer and engine) one never came", "look which side did not join",
+    ),
+    _Notice(
+        regex(r"Input prompt \(\d+ tokens\) is too long"), "warning", "tokens",
+        "prompts are longer than the engine's limit (max_model_len), and are answered by nothing",
+        "the engine was started with less context than prompts have: it hands out no token for them, and code that "
+        "takes a completion for granted fails, or a reward is given for an empty one",
+        "raise max_model_len, or filter or truncate prompts (max_prompt_length)",
+    ),
+    _Notice(
+        regex(r"_IncompatibleKeys\(missing_keys=\['"), "info", "logprobs",
+        "a checkpoint is loaded that does not hold all weights of the model (strict=False)",
+        "of an adapter's checkpoint it is meant, if every adapter weight is in it; else names do not fit (a wrapper's "
+        "prefix) and those weights stay as they were",
+        "look whether a weight that was trained is among the missing or unexpected keys",
+    ),
+    _Notice(
         regex(r"`do_sample` is set to `False`"), "warning", "rollout_logprobs",
         "generation is greedy: do_sample is False, and temperature or top_p count for nothing",
         "all responses of a group are one and the same: no advantage differs from 0", "do_sample=True",
@@ -338,7 +377,7 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice"
-    "|event:engine|event:not_finite|event:error",), explains=("D37",),
+    "|event:engine|event:not_finite|event:error",), explains=("D37", "L01"),
       source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
 def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
