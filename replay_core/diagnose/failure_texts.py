@@ -542,8 +542,8 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop (?:is"
      r"|has)|[Ee]ngine (?:loop |process )?(?:is dead|has died|died)|Scheduler hit an exception|Engine process failed",
      "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"),
-    (r"ChildFailedError|^\s*exitcode\s+: |^\s*rank\s+: |ProcessExitedException|ProcessRaisedException|ProcessGroup.*abort|Sending process|closing "
-     r"signal|CalledProcessError|exited with (?:exit )?code [1-9]",
+    (r"ChildFailedError|^\s*exitcode\s+: |^\s*rank\s+: |ProcessExitedException|ProcessRaisedException"
+     r"|ProcessGroup.*abort|Sending process|closing signal|CalledProcessError|exited with (?:exit )?code [1-9]",
      "the launcher saw a process fail and ended the others"),
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "
      r"?[Pp]ipe|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",

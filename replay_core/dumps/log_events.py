@@ -118,6 +118,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "begins",
         r"(?<!Processed prompts:   )(?<!Adding requests:   )\b0%\|[^|]{0,200}\|\s*0/\d+ \[0?0:00<\?, \?(?:it|s)",
     ),
+    # Ray's own word of a job that is over.
+    ("succeeded", r"^Job '[^']{1,200}' succeeded\s*$"),
     # What goes on, and is worth knowing of.
     (
         "notice",
@@ -198,7 +200,8 @@ HINT = regex(
     r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "
     r"|munmap_chunk|corrupted |malloc\(\)"
     r"|Floating point exc|Illegal instr|return code =|[Ee]xit(?:ed with)? code|exit code|terminated by sig"
-    r"|okenization mismatch|Bad grad_norm|Cache not flushed|is too long|Could not find|_IncompatibleKeys|exitcode"
+    r"|okenization mismatch|Bad grad_norm|Cache not flushed|is too long|Could not find|' succeeded"
+    r"|_IncompatibleKeys|exitcode"
     r"|^\s*rank\s+: \d|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.

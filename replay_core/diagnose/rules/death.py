@@ -42,8 +42,8 @@ _ABORT = regex(
 )
 #: What a launcher or scheduler does to the others, and says of the one that failed.
 _ENDED = regex(
-    r"return code = [1-9]|code:? 143\b|SIGTERM|exitcode\s*: (?:-15|[1-9])|^\s*rank\s+: |signal: 15\b|Terminated|Received 15 |Sending"
-    r"|[Ee]xit(?:ed with)? (?:exit )?code"
+    r"return code = [1-9]|code:? 143\b|SIGTERM|exitcode\s*: (?:-15|[1-9])|^\s*rank\s+: |signal: 15\b|Terminated"
+    r"|Received 15 |Sending|[Ee]xit(?:ed with)? (?:exit )?code"
 )
 #: What waits is no death: an engine's worker that does not answer, a stack that stands in a collective.
 _HUNG = regex(r"shared memory broadcast block|watchdog_timeout|^\s*\w+ \(\S+:\d+\)$")
@@ -183,6 +183,8 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
         step += f", at {bar[1]} of its bar"
     if one.kind == "traceback" and (judge := _judge(one)) is not None:
         (cause, next_step), short = judge, in_short(judge[0])
+    elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
+        short, cause, next_step = _UNKNOWN_WEIGHT
     else:
         short, cause, next_step = _in_code(one, cause, next_step)
     whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
@@ -360,15 +362,13 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
         if (known := failure_of(code)) is not None and not known.general:
             return in_short(known.cause), known.cause, known.next_step
         short = f"a condition of the code does not hold, `{code[:100]}`"
-    elif code and cause == _KEY and _SYNCS.search("\n".join(one.text.splitlines()[1:])):
-        return _UNKNOWN_WEIGHT
     elif short == _SHAPES and _PARALLEL.search(one.text):
         return (
             "the parallel sizes do not make the number of processes",
             "tensor, pipeline and data parallel sizes are not the world size: the engine takes the trainer's process "
             "group (its WORLD_SIZE, or a group that is there already) for its own, or a size does not divide it",
-            "give the engine processes (and RANK, WORLD_SIZE) of its own, or the external launcher's form; compare TP x "
-            "PP x DP with the world size",
+            "give the engine processes (and RANK, WORLD_SIZE) of its own, or the external launcher's form; compare TP "
+            "x PP x DP with the world size",
         )
     elif short == _SHAPES:
         sizes = _TWO_SIZES.search(one.text)
@@ -529,7 +529,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @rule("L26", "the run waits and goes no further", link="time", scope="signals",
-      needs=("event:waiting|event:stalled|event:phase|event:begins",),
+      needs=("event:waiting|event:stalled|event:phase|event:begins|event:succeeded",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
@@ -537,11 +537,23 @@ def waits(log: RunLog) -> Iterator[Finding]:
     enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
     of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
     did not end, in a log without an end of the run, is worth knowing; so is a bar of steps that stands at 0 in a log
-    without a metric.
+    without a metric. A job that succeeded in a log without a metric is a warning.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
     yield from _begun(log)
+    over = log.events("succeeded")
+    if over and not last:
+        yield warning(
+            "the job ended well, and the log holds no step of training",
+            over[-1].point.where(),
+            shown("line", over[-1].text[:160], None, f"line {over[-1].point.line}"),
+            link="dump",
+            cause="no update took place: fewer samples than one training batch needs (a rollout batch that is not "
+            "filled, prompts that are filtered, drop_last), or 0 steps; or the metrics went elsewhere",
+            next_step="compare the number of prompts with the rollout and training batch sizes; look whether a "
+            "checkpoint differs from the model it began with",
+        )
     after = [one for one in log.events("waiting") if (one.point.line or 0) > last.get(one.point.path, 0)]
     by_words: dict[str, list[Told]] = {}
     for one in after:

@@ -222,6 +222,9 @@ def _nothing_of_a_loss(log: RunLog, norms: Series | None) -> Finding | None:
         return None
     if not loss.finite or median(map(abs, loss.finite)) < A_LOSS:
         return None
+    margins = log.all("pair_reward")
+    if margins and not any(any(one.finite) for one in margins):
+        return None  # a policy that stays at its reference: D72
     waits = rates is not None and rates.finite and not any(rates.finite)
     lines = len(norms.finite)
     return finding(
