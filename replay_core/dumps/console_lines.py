@@ -73,7 +73,7 @@ def _numbered(line: str, number: re.Pattern[str]) -> tuple[int | None, dict[str,
     if found is None:
         return None, {}
     for part in (line[found.end() :], line[: found.start()]):
-        values = dict(pairs_in(part))
+        values = dict(pairs_in(part.replace(" with loss ", " loss ")))
         if any(map(is_watched, values)):
             return int(found[2]), values
     return None, {}

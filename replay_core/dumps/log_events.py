@@ -130,6 +130,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? from scratch))"
         r"|[Tt]okenization mismatch: \d|Cache not flushed because|waitForInput: .{0,200}timed out after \d"
         r"|Input prompt \(\d+ tokens\) is too long|_IncompatibleKeys\(missing_keys=\['"
+        r"|^\w*loss is -?0(?:\.0+)?(?: |$)"
         r"|HTTP/[12]\.\d\"? 5\d\d\b|!{40}|Timeout during (?:comparison|parsing)|newly initialized|`do_sample` is "
         r"set to `False`|NaN or Inf found in input "
         r"tensor|OVERFLOW! (?:Rank|Skipping)"

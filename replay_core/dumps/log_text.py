@@ -147,6 +147,7 @@ def _log(path: Path) -> _Log:
     said: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     epochs: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     last: int | None = None
+    evaluated = 0
     for line in joined(_paid_lines(path)):
         step, values = metric_line(line.text)
         if not values and (names := table_head(line.text)):
@@ -169,6 +170,11 @@ def _log(path: Path) -> _Log:
             counted[line.stream] = step + 1
             last = step
             log.add(step, values, line.rank, line.number)
+        elif (held := _OF_PAIRS.search(line.text)) is not None:
+            # DeepSpeed-Chat says of a reward model's evaluation, on a line above, of which epoch it is.
+            epochs.append((line, evaluated, {"eval_accuracy": float(held[1])}))
+        elif (evaluating := _EVALUATES.search(line.text)) is not None:
+            evaluated = int(evaluating[1])
         elif OF_EPOCH.match(line.text) and (told := epoch_line(line.text))[1]:
             if not (said or log.metrics):
                 epochs.append((line, *told))
@@ -228,6 +234,10 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
 
 
 _AVERAGE = regex(r"^\W{0,4}average reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*$")
+_OF_PAIRS = regex(
+    r"^chosen_last_scores \(higher is better\) : .{0,120}\bacc \(higher is better\) : (\d(?:\.\d{0,24})?)"
+)
+_EVALUATES = regex(r"\*{3} Evaluating reward, Epoch (\d{1,6})/\d")
 _ITER_STEP = regex(r"\biter (\d{1,12}): loss ")
 
 

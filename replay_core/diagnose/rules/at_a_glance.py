@@ -428,12 +428,12 @@ def _hardly_any(log: RunLog) -> Iterator[Finding]:
         few = len(values) < LINES or (not any(values) and len(values) <= SHORT)
         if few or not _SHARE.search(series.name) or min(values) < 0 or max(values) > 1 or trends.rises(values):
             continue
-        if max(median(values), trends.level(values)) <= NEXT_TO_NONE:
+        share = sum(values) / len(values)
+        if share <= NEXT_TO_NONE:
             yield info(
-                f"hardly any answer is right: {series.name} is {median(values):.3g} in {len(values)} lines, and does "
-                "not rise",
+                f"hardly any answer is right: {series.name} is {share:.3g} over {len(values)} lines, and does not rise",
                 series,
-                series.shown(median(values), f"> {NEXT_TO_NONE:g}"),
+                series.shown(share, f"> {NEXT_TO_NONE:g}"),
                 link="rewards",
                 cause="the task is far too hard for this model, answers are cut or not in the form that is judged; a "
                 "group without one right answer has no advantage, and nothing is learnt of it",

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding, error, shown, warning
+from replay_core.diagnose.finding import Finding, error, info, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -22,7 +22,9 @@ def overfits(log: RunLog) -> Finding | None:
     .15 of its first level (medians of 3), while the reward of training rises: a warning. An error where it is lost: a
     result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
     and more. Of demonstrations: a validation's loss that is .15 and more above its least in each of the last 2 of 5
-    evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning.
+    evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning. A
+    share of right held-out pairs below .65 that does not rise over 3 evaluations and more behind the first, while the
+    loss falls by a fifth: worth knowing.
     """
     if (learnt := _by_heart(log)) is not None or not log.has("reward") or not log.has("held_out"):
         return learnt
@@ -80,6 +82,37 @@ def _by_heart(log: RunLog) -> Finding | None:
             cause="the demonstrations are learnt by heart: too many epochs for as little data, a learning rate too "
             "high, too large an adapter",
             next_step=f"take the checkpoint near {where} (load_best_model_at_end); fewer epochs, or more data",
+        )
+    return None if train is None else _learns_no_more(log, train)
+
+
+#: A share of right pairs that a model which tells them apart is above; how little more is no gain.
+TELLS, GAIN = 0.65, 0.02
+
+
+def _learns_no_more(log: RunLog, train: Series) -> Finding | None:
+    """A share of right held-out pairs that stays low while the loss of training falls, where nothing is paid."""
+    for series in log.all("held_out"):
+        after = series.finite[1:]
+        if not series.name.endswith(("acc", "accuracy", "accuracies")) or len(after) < 3 or log.has("reward"):
+            continue
+        losses = train.finite
+        if (
+            max(after) >= TELLS
+            or after[-1] > after[0] + GAIN
+            or min(after) < 0.4
+            or not 0 < losses[-1] <= 0.8 * losses[0]
+        ):
+            continue
+        return info(
+            f"{series.name} stays low, {after[0]:.3g} and then {after[-1]:.3g}, while {train.name} falls from "
+            f"{losses[0]:.3g} to {losses[-1]:.3g}: what is learnt does not hold on held-out pairs",
+            series.ended,
+            series.shown(after[-1], f"> {TELLS:g}"),
+            train.shown(losses[-1], f"was {losses[0]:.3g}"),
+            cause="the pairs are learnt by heart, or their labels are noise: half of them are right by chance",
+            next_step="read ten held-out pairs, and say which is better; fewer epochs, a smaller learning rate, or "
+            "more pairs",
         )
     return None
 

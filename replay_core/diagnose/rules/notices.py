@@ -141,6 +141,13 @@ _TABLE: tuple[_Notice, ...] = (
         "take the template of this model; print one sample's tokens beside its labels", fewest=3,
     ),
     _Notice(
+        regex(r"^\w*loss is -?0(?:\.0+)?(?: |$)"), "info", "groups",
+        "the loss is exactly 0 in line after line: those batches or groups teach nothing",
+        "no reward differs within the group (all answers wrong, or all right), so that every advantage is 0; with one "
+        "update per batch and no KL the loss of a group that does teach is 0 but for rounding, too",
+        "log the spread of rewards per group; easier or harder prompts, more responses per prompt",
+    ),
+    _Notice(
         regex(r"Bad grad_norm detected"), "warning", "gradient",
         "an iteration's gradient norm is NaN or infinite, and its update is left out",
         "an overflow or 0/0 in forward or backward of that batch; its loss is not printed then, and the weights stay",

@@ -207,6 +207,7 @@ LINES = (
     "WARNING:root:NaN or Inf found in input tensor.\n",
     "loss is nan, skipping\n",
     "WARN: grad_norm is not finite: nan\n",
+    "grpo_loss is -0.0 and kl is -0.07\n",
     "***WARNING*** Bad grad_norm detected (grad_norm=nan)\n",
     "WARNING: tokenization mismatch: 100 vs. 101. (ignored)\n",
     "(GenerationServer pid=3496364) [2025-07-01 22:53:05] Cache not flushed because there are pending requests. #queue-req: 0, #running-req: 2\n",

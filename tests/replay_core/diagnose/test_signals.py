@@ -72,7 +72,8 @@ def test_an_evaluations_metric_and_a_strange_name_are_no_signal(raw: str) -> Non
 )
 def test_an_evaluations_loss_is_none_of_training_and_a_column_may_have_lost_its_slashes(raw: str, signal: str) -> None:
     name = named(raw)
-    assert name is not None and name.signal == signal
+    assert name is not None
+    assert name.signal == signal
 
 
 def test_a_bare_kl_is_k3_only_among_trls_names(tmp_path: Path) -> None:
