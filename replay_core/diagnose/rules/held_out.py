@@ -61,7 +61,13 @@ def _by_heart(log: RunLog) -> Finding | None:
     train = log.get("loss")
     for series in log.all("held_out_loss"):
         values = series.finite
-        if train is None or len(values) < 5 or len(values) < len(series.points) or min(values) <= 0:
+        if (
+            train is None
+            or log.has("reward")
+            or len(values) < 5
+            or len(values) < len(series.points)
+            or min(values) <= 0
+        ):
             continue
         least = min(range(len(values)), key=values.__getitem__)
         if least > len(values) - 3 or min(values[-2:]) < (1 + ROSE) * values[least]:

@@ -90,7 +90,7 @@ def rate(log: RunLog) -> Iterator[Finding]:
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
         )
         return
-    if max(values) < TINY and (pairs := _stays(log)) is not None:
+    if max(values) < TINY and not trends.rises(values) and (pairs := _stays(log)) is not None:
         yield warning(
             f"the learning rate is at most {max(values):.2g}, and the loss stays: {pairs[0]:.3g}, then {pairs[1]:.3g}",
             series,
