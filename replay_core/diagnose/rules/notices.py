@@ -384,7 +384,7 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
 
 
 @rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice"
-    "|event:engine|event:not_finite|event:error",), explains=("D37", "L01"),
+    "|event:engine|event:not_finite|event:error",), explains=("D37",),
       source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
 def noticed(log: RunLog) -> Iterator[Finding]:
     """Warnings that the libraries print themselves and a run goes on after: preempted requests, padding on the right,
