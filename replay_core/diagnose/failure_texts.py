@@ -50,6 +50,21 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the request may be answered with 200",
      "compare the engine's ranks and expert parallelism with the trainer's; stop the run where an update is not "
      "confirmed; rldbg record -- YOUR COMMAND shows the mismatch that follows"),
+    (r"Cache not flushed because",
+     "the engine's cache was to be flushed for new weights while requests still ran: the weight update comes between a "
+     "request's tokens, so that the update fails or old keys and values stay",
+     "pause or abort the requests and wait until none runs before the weights are updated (pause_generation, "
+     "abort_request); see what #running-req says"),
+    (r"waitForInput: .{0,200}timed out after \d",
+     "a process waited for the others at the store (a socket) until its time was over: of two sides that build or use "
+     "one process group, as trainer and engine do for weights, one never came",
+     "look which side did not join: the trainer's own log at that time; the address, port and world size on both "
+     "sides; an engine that is busy with a request answers no weight update"),
+    (r"Could not find '[^']+'\s*$",
+     "hydra does not find a configuration group or file: a default that the searched folders do not hold (a "
+     "configuration of another version of the framework, or a search path that lacks the framework's own)",
+     "look for that file in the folders under 'Config search path'; add the framework's to hydra.searchpath, or take "
+     "the default out of the list"),
     # Ranks that do not find each other, or do not call the same.
     (r"Duplicate GPU detected", "two ranks hold one GPU: every process was given the same device",
      "torch.cuda.set_device(LOCAL_RANK) before init_process_group; look at CUDA_VISIBLE_DEVICES of each rank"),
@@ -508,6 +523,10 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
      "other lines stand where it was", "the lines that follow in the whole log; the last frame and its code say where"),
     (r"ZeroDivisionError|division by zero", "a division by 0: a batch, group or mask with nothing in it",
      "print the number of samples and counted tokens at the frame"),
+    (r"KeyError: ['\"](?:tool|function|system|user|assistant|developer|gpt|human|observation|ipython)['\"]",
+     "the role that it names is not known there: the messages have a role that the template's map of roles lacks (or "
+     "the sample no such field)", "print the roles of the data; add it to the template's roles, or rename it in the "
+     "data"),
     (r"KeyError", "a key is missing: a column of the data, a field of the batch, or a name of the configuration or "
      "state dict", "print the keys that are there at the frame"),
     (r"IndexError|list index out of range|out of bounds", "an index beyond the end: an empty list or batch, or lengths "
@@ -523,8 +542,8 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"EngineDeadError|EngineCore (?:encountered|died|failed)|Engine core (?:proc|initialization)|Background loop (?:is"
      r"|has)|[Ee]ngine (?:loop |process )?(?:is dead|has died|died)|Scheduler hit an exception|Engine process failed",
      "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"),
-    (r"ChildFailedError|ProcessExitedException|ProcessRaisedException|ProcessGroup.*abort|Sending process|closing "
-     r"signal|CalledProcessError|exited with (?:exit )?code [1-9]",
+    (r"ChildFailedError|^\s*exitcode\s+: |^\s*rank\s+: |ProcessExitedException|ProcessRaisedException"
+     r"|ProcessGroup.*abort|Sending process|closing signal|CalledProcessError|exited with (?:exit )?code [1-9]",
      "the launcher saw a process fail and ended the others"),
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "
      r"?[Pp]ipe|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",

@@ -68,7 +68,8 @@ def steps_told(log: RunLog) -> list[StepTold]:
     def at(name: str, step: int | None) -> float | None:
         return values[name].get(step)
 
-    names = (*_ANCHORS[:4], "reward_max", "reward_min", "advantage_max", "advantage_min", "truncated")
+    names = (*_ANCHORS[:4], "reward_max", "reward_min", "advantage_max", "advantage_min", "advantage_std",
+             "truncated")  # fmt: skip
     values = {name: {p.step: p.value for p in s.points} if (s := log.get(name)) else {} for name in names}
     stds = [series for series in log.all("reward_std") if series.formula == "within-group"]
     groups = {point.step: point.value for series in stds[:1] for point in series.points}
@@ -86,7 +87,7 @@ def steps_told(log: RunLog) -> list[StepTold]:
         # The displayed loss may be one micro-batch's.
         shown = policy if loss is None or (loss == 0 and policy) else loss
         batch_std = functions.get(step, None if high is None or low is None else high - low)
-        advantage = None if top is None or bottom is None else max(abs(top), abs(bottom))
+        advantage = at("advantage_std", step) if top is None or bottom is None else max(abs(top), abs(bottom))
         found.append(StepTold(
             step, shown, at("grad_norm", step), at("frac_zero_std", step), groups.get(step), batch_std, advantage,
             at("truncated", step), point, log.has("value_mean") or log.has("value_loss"),

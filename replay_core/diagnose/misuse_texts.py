@@ -28,6 +28,11 @@ FIRST: tuple[tuple[str, str, str], ...] = (
     (r"Tokenizer\w*' object has no attribute '(?:image_processor|tokenizer|feature_extractor)'",
      "a tokenizer stands where a processor is needed: the model takes images, and its processor was not loaded",
      "AutoProcessor.from_pretrained of the model; check that preprocessor_config.json lies beside it"),
+    (r"'\w*Loss' object has no attribute",
+     "the loss is of another kind than the script that uses it: a loss of pairs or of rewards (DPO, PPO, GRPO) in a "
+     "recipe of demonstrations, or the other way round",
+     "take the recipe that is made for this loss (of torchtune: lora_dpo_..., not full_finetune_...), or the recipe's "
+     "own loss"),
     (r"'(?:str|list|dict|int|float|tuple)' object has no attribute",
      "a field is of another type than the code expects: messages that are text (or text that is a list of messages), "
      "JSON that was not parsed, one number where a list is asked for",

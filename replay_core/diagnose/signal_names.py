@@ -30,8 +30,8 @@ class Name(Struct, frozen=True):
 _TABLE: dict[str, tuple[str, ...]] = {
     "loss": (
         "loss *", "train/loss slime", "actor/loss verl", "loss/train *",
-        "final_loss SkyRL", "policy/final_loss SkyRL", "lm loss Megatron", "Loss prime-rl", "loss/mean prime-rl",
-        "loss/total_avg open-instruct",
+        "final_loss SkyRL", "policy/final_loss SkyRL", "lm loss Megatron", "lm_loss Megatron", "Loss prime-rl",
+        "loss/mean prime-rl", "loss/total_avg open-instruct",
     ),
     "pg_loss": (
         "pg_loss *", "actor/pg_loss verl", "train/pg_loss slime", "policy_loss OpenRLHF", "policy/policy_loss SkyRL",
@@ -309,7 +309,8 @@ _PLAIN: dict[str, str] = {
     "response_length": "response_length response_len response_lengths completion_length completion_len gen_len "
     "gen_length output_length output_len resp_tokens resp_len generation_length completion_tokens response_tokens "
     "completions_length len_response resp_length generated_length len length mean_len seq_length",
-    "truncated": "truncated truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate trunc_frac "
+    "truncated": "truncated clipped_ratio truncated_ratio truncated_frac truncation_rate frac_truncated trunc_rate "
+    "trunc_frac "
     "truncation_frac truncation_ratio truncated_rate response_length_clip_ratio frac_cut response_clip_ratio "
     "truncation_fraction truncated_fraction trunc hit_limit hit_max_length reached_limit hit_cap "
     "hit_max_tokens_ratio hit_max_tokens",
@@ -455,6 +456,8 @@ _HELD_OUT = regex(
     r"|em)(?:[/_@-](?!std|max|min|len|loss).*)?$"
 )
 
+_HELD_LOSS = regex(r"^(?:eval|val|test|validation)[/_-](?:lm_|nll_)?loss$")
+
 #: The order in which a step computes what it logs: the first of several broken signals is the cause.
 ORDER: tuple[str, ...] = (
     "reward_function", "reward_function_std", "reward", "reward_max", "reward_min", "reward_std", "frac_zero_std",
@@ -474,8 +477,8 @@ MACHINE = frozenset(
     }
 )  # fmt: skip
 SIGNALS: tuple[str, ...] = tuple(dict.fromkeys(
-    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), "held_out", "kv_usage", "padding_share", "update_norm",
-     "weight_norm", "weight_version", "rollout_temperature", "advantage_std")
+    (*_TABLE, *(signal for _, signal, _ in _FAMILIES), "held_out", "held_out_loss", "kv_usage", "padding_share",
+     "update_norm", "weight_norm", "weight_version", "rollout_temperature", "advantage_std")
 ))  # fmt: skip
 
 
@@ -486,6 +489,16 @@ def _names() -> dict[str, Name]:
         for rank, entry in enumerate(entries):
             raw, framework, formula = _entry(entry)
             known.setdefault(raw, Name(signal, None if framework == "*" else framework, formula, rank))
+    return known
+
+
+@cache
+def _flattened() -> dict[str, Name]:
+    """What frameworks call their signals, with `_` for the slashes."""
+    known: dict[str, Name] = {}
+    for raw, name in _names().items():
+        if "/" in raw:
+            known.setdefault(raw.replace("/", "_"), name)
     return known
 
 
@@ -541,7 +554,7 @@ def named(raw: str, trl: bool = False) -> Name | None:
     if bare != raw and (found := _names().get(bare)) is not None:
         return found
     if _ASIDE.match(raw):
-        return Name("held_out") if _HELD_OUT.match(raw) else None
+        return Name("held_out") if _HELD_OUT.match(raw) else Name("held_out_loss") if _HELD_LOSS.match(raw) else None
     for pattern, signal, framework in _FAMILIES:
         if pattern.match(raw):
             return Name(signal, framework)
@@ -549,4 +562,5 @@ def named(raw: str, trl: bool = False) -> Name | None:
         if raw.startswith(prefix):
             return named(raw.removeprefix(prefix), trl)
     plain = _home_grown(raw)
-    return None if plain is None else Name(plain, None, "", _HOME_GROWN)
+    # A column's name may have lost its slashes: critic_score_mean.
+    return _flattened().get(raw) if plain is None else Name(plain, None, "", _HOME_GROWN)

@@ -10,7 +10,8 @@ Drift (Mann, 1945; Kendall, 1975): the rank test of a monotone trend, no matter 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import accumulate, pairwise
 from statistics import median
 
 MIN_STEPS = 8
@@ -82,6 +83,16 @@ def line(x: list[float], y: list[float]) -> tuple[float, float]:
 def rises(values: list[float]) -> bool:
     """Whether the values rise by more than chance explains."""
     return drift(values) > DRIFT_Z
+
+
+def so_far(values: list[float], of: Callable[[float, float], float]) -> list[float]:
+    """The largest (`max`) or least (`min`) of the values up to each; of a long log no slice is looked through twice."""
+    return list(accumulate(values, of))
+
+
+def from_here(values: list[float], of: Callable[[float, float], float]) -> list[float]:
+    """The same of the values from each on to the last."""
+    return so_far(values[::-1], of)[::-1]
 
 
 def level(values: list[float], last: int = 10) -> float:

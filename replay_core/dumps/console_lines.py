@@ -53,7 +53,7 @@ def console_line(line: str) -> tuple[int | None, dict[str, float]]:
 
 
 #: The batches of an epoch counted beside it: `Epoch:[1/2](20/400) loss:0.1`, `Epoch [1/2] Step [20/400], loss: 0.1`.
-_OF_EPOCH = regex(
+OF_EPOCH = regex(
     r"epoch\s{0,4}:?\s{0,4}[\[(](\d{1,9})/\d{1,9}[\])],?\s{0,4}(?:(?:step|iter|batch)\s{0,4}:?\s{0,4})?[\[(](\d{1,9})/(\d{1,9})[\])]",
     re.IGNORECASE,
 )
@@ -61,7 +61,7 @@ _OF_EPOCH = regex(
 
 def epoch_line(line: str) -> tuple[int | None, dict[str, float]]:
     """The same of a line that numbers an epoch or an episode, or the batches of one."""
-    if (found := _OF_EPOCH.search(line)) is not None:
+    if (found := OF_EPOCH.search(line)) is not None:
         values = dict(pairs_in(line[found.end() :]))
         watched = any(map(is_watched, values))
         return (max(int(found[1]) - 1, 0) * int(found[3]) + int(found[2]), values) if watched else (None, {})
@@ -73,7 +73,7 @@ def _numbered(line: str, number: re.Pattern[str]) -> tuple[int | None, dict[str,
     if found is None:
         return None, {}
     for part in (line[found.end() :], line[: found.start()]):
-        values = dict(pairs_in(part))
+        values = dict(pairs_in(part.replace(" with loss ", " loss ")))
         if any(map(is_watched, values)):
             return int(found[2]), values
     return None, {}
@@ -95,9 +95,10 @@ def is_watched(name: str) -> bool:
 
 def pairs_in(text: str) -> Iterator[tuple[str, float]]:
     """Names and numbers of a text, in whatever punctuation."""
-    for of in _OF_IT.finditer(text):
-        yield from ((f"{of[1]}_{name.lower()}", float(said.replace(",", ""))) for name, said in _ITS.findall(of[2]))
-    text = _OF_IT.sub(lambda of: of[0][: of.start(2) - of.start() - 1].rstrip("([ "), text)
+    if "(" in text or "[" in text:
+        for of in _OF_IT.finditer(text):
+            yield from ((f"{of[1]}_{name.lower()}", float(said.replace(",", ""))) for name, said in _ITS.findall(of[2]))
+        text = _OF_IT.sub(lambda of: of[0][: of.start(2) - of.start() - 1].rstrip("([ "), text)
     for piece in _BETWEEN.split(text):
         whole = _ALONE.match(piece)
         for name, said in [whole.groups()] if whole else _PAIR.findall(piece):

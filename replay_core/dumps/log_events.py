@@ -62,6 +62,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "killed",
         r"closing signal SIG[A-Z]+|Closing process \d+ via signal SIG|Received \d+ death signal"
         r"|Signal \d+ \(SIG[A-Z]+\) received by PID|got signal: \d+|failed \(exitcode: -?\d+\)"
+        r"|^\s*exitcode\s+: -?\d+ \(pid|^\s*rank\s+: \d+ \(local_rank: \d+\)"
         r"|\b(?:[Rr]eceived|[Cc]aught|[Gg]ot|[Tt]erminated by|[Kk]illed by)(?: signal)?:? SIG[A-Z]{2,5}\b"
         r"|^\W*SIG(?:TERM|KILL|SEGV|ABRT|BUS|INT|HUP|XCPU)\b|\bSIG[A-Z]{2,5} received\b"
         r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
@@ -92,11 +93,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|Unhandled exception: N\S+ what\(\): |got completion (?:from peer )?with (?:error|status)|\bIBV_WC_[A-Z]"
         r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
-        r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w",
+        r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w|^In '[^']{1,200}': Could not find '",
     ),
     (
         "traceback",
-        r"^\s*(?:[\w.]+\.)?\w+Error(?:\(\w+\))?: |^\s*(?:[\w.]+\.)?\w*Exception(?:\(\w+\))?: "
+        r"^\s*(?:[\w.]+\.)?\w+Error(?:\(\w+\))?:(?: |$)|^\s*(?:[\w.]+\.)?\w*Exception(?:\(\w+\))?: "
         r"|^(?:\w+\.)+(?:(?:Read|Connect|Write|Pool)Timeout|TimeoutExpired): "
         r"|^(?:[a-z_]\w*\.)+[A-Z]\w*(?:Invalid|Timeout|NotFound|Exceeded|Unavailable|Failed|Failure|Refused|Denied|Dead|Died|"
         r"Mismatch|Conflict|Overflow|Full|Expired|Disconnected): "
@@ -113,7 +114,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^\s*Generating \w+ split: 0 examples \[(?:\d+:\d\d|[1-5]\d):\d\d, \?",
     ),
     # A bar of steps before its first one: where nothing follows, the run hangs there, or its log was cut.
-    ("begins", r"\b0%\|[^|]{0,200}\|\s*0/\d+ \[0?0:00<\?, \?(?:it|s)"),
+    (
+        "begins",
+        r"(?<!Processed prompts:   )(?<!Adding requests:   )\b0%\|[^|]{0,200}\|\s*0/\d+ \[0?0:00<\?, \?(?:it|s)",
+    ),
+    # Ray's own word of a job that is over.
+    ("succeeded", r"^Job '[^']{1,200}' succeeded\s*$"),
     # What goes on, and is worth knowing of.
     (
         "notice",
@@ -122,6 +128,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"longer than the specified maximum|right-padding was detected|None of the inputs have requires_grad"
         r"|(?i:(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} optimi[sz]er"
         r"|optimi[sz]er(?:[ _]states?)? (?:\w+ )?(?:not (?:loaded|found|restored)|missing|starts? from scratch))"
+        r"|[Tt]okenization mismatch: \d|Cache not flushed because|waitForInput: .{0,200}timed out after \d"
+        r"|Input prompt \(\d+ tokens\) is too long|_IncompatibleKeys\(missing_keys=\['"
+        r"|^\w*loss is -?0(?:\.0+)?(?: |$)"
         r"|HTTP/[12]\.\d\"? 5\d\d\b|!{40}|Timeout during (?:comparison|parsing)|newly initialized|`do_sample` is "
         r"set to `False`|NaN or Inf found in input "
         r"tensor|OVERFLOW! (?:Rank|Skipping)"
@@ -159,7 +168,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("negative_kl", r"KL divergence is starting to become negative: -?\d"),
     (
         "not_finite",
-        r"(?i)grad_norm is not finite|Gradient overflow|found (?:nan|inf) in",
+        r"(?i)grad_norm is not finite|Bad grad_norm detected|Gradient overflow|found (?:nan|inf) in",
     ),
 )
 KINDS = tuple(kind for kind, _ in _PATTERNS)
@@ -192,7 +201,9 @@ HINT = regex(
     r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "
     r"|munmap_chunk|corrupted |malloc\(\)"
     r"|Floating point exc|Illegal instr|return code =|[Ee]xit(?:ed with)? code|exit code|terminated by sig"
-    r"|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
+    r"|okenization mismatch|Bad grad_norm|Cache not flushed|is too long|Could not find|' succeeded"
+    r"|_IncompatibleKeys|exitcode"
+    r"|^\s*rank\s+: \d|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (

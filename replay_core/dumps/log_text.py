@@ -19,7 +19,7 @@ from replay_core.dumps import step_log
 from replay_core.dumps.boxed_tables import BEGINS, ROW, BoxedTables
 from replay_core.dumps.bulleted_steps import HEAD as BULLETED
 from replay_core.dumps.bulleted_steps import BulletedSteps
-from replay_core.dumps.console_lines import BAR, console_line, epoch_line
+from replay_core.dumps.console_lines import BAR, OF_EPOCH, console_line, epoch_line
 from replay_core.dumps.dialect import Dialect, Index, alone, any_of
 from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
@@ -31,7 +31,7 @@ from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import is_aside, metric_line, table_head, table_row
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
-from replay_core.errors import DumpError
+from replay_core.errors import BudgetError, DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
 from replay_core.records import Problem, RecordKey, TensorRef
 from replay_core.regexes import regex
@@ -125,6 +125,11 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
                 return False
         log = _log(file)
         return not log.is_empty and (alone or not log.unnumbered)
+    except BudgetError:
+        # It may well be a log: to say that it holds no metric would be untrue.
+        if alone:
+            raise
+        return False
     except DumpError:
         return False
 
@@ -142,6 +147,7 @@ def _log(path: Path) -> _Log:
     said: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     epochs: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     last: int | None = None
+    evaluated = 0
     for line in joined(_paid_lines(path)):
         step, values = metric_line(line.text)
         if not values and (names := table_head(line.text)):
@@ -164,6 +170,14 @@ def _log(path: Path) -> _Log:
             counted[line.stream] = step + 1
             last = step
             log.add(step, values, line.rank, line.number)
+        elif (held := _OF_PAIRS.search(line.text)) is not None:
+            # DeepSpeed-Chat says of a reward model's evaluation, on a line above, of which epoch it is.
+            epochs.append((line, evaluated, {"eval_accuracy": float(held[1])}))
+        elif (evaluating := _EVALUATES.search(line.text)) is not None:
+            evaluated = int(evaluating[1])
+        elif OF_EPOCH.match(line.text) and (told := epoch_line(line.text))[1]:
+            if not (said or log.metrics):
+                epochs.append((line, *told))
         elif event := watch.event(line):
             log.events.setdefault((last, line.rank), []).append(event)
         elif step_log.may_tell(line.text):
@@ -220,6 +234,10 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
 
 
 _AVERAGE = regex(r"^\W{0,4}average reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*$")
+_OF_PAIRS = regex(
+    r"^chosen_last_scores \(higher is better\) : .{0,120}\bacc \(higher is better\) : (\d(?:\.\d{0,24})?)"
+)
+_EVALUATES = regex(r"\*{3} Evaluating reward, Epoch (\d{1,6})/\d")
 _ITER_STEP = regex(r"\biter (\d{1,12}): loss ")
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, warning
 from replay_core.diagnose.rule import Skip, rule
+from replay_core.diagnose.rules.learning import tells_of_rate
 from replay_core.diagnose.rules.states import MOST_NATS
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
@@ -213,7 +214,11 @@ def glance(log: RunLog) -> Iterator[Finding]:
     times (over 1.5) or a fifth (under .15), a gradient norm, loss or critic's loss to 10 times (over 10), a length to
     2.5 times or a third, a reward to a third, engine and trainer to 4 times, a step's seconds to 2.5 times: worth
     knowing. A KL below -.5 of an estimator that may be: a warning. A reward that is within a tenth of its beginning
-    after 200 steps, does not rise by more than chance and is no best of .8 and more of 1: worth knowing.
+    (or half the spread of lines) after 150 steps, does not rise by more than chance, is not centred at 0 and is no best
+    of .8 and more of 1: worth knowing; so is one that wavers by less than a hundredth in 5 lines and more, and a share
+    of right answers of .05 that does not rise in 5. One (or a reward) whose last two of 10 values and more fall
+    out of the range of all before by more than that range, to a tenth: a warning. A loss, where no reward is logged,
+    that comes from under 5 to 8.5 nats and more: a warning.
     """
     lines = max((len(series.points) for series in log.signals()), default=0)
     said: set[str] = set()
@@ -228,7 +233,7 @@ def glance(log: RunLog) -> Iterator[Finding]:
                 continue  # D01 says it of the spread
             if each.holds is _pinned and (log.has("truncated") or not _wavers(log)):
                 continue  # D20 says it of the share that is cut; a log that repeats itself is L18's
-            if each.signal == "learning_rate" and len(values) > 2:
+            if each.signal == "learning_rate" and tells_of_rate(log, values):
                 continue  # L07 says it
             said.add(each.signal)
             yield finding(
@@ -244,9 +249,11 @@ def glance(log: RunLog) -> Iterator[Finding]:
         yield from _of_one_number(log)
         yield from _run_away(log)
         yield from _negative(log)
-    yield from _by_chance(log)
-    yield from _flat(log)
-    if not said and lines > SHORT:
+        yield from _stands(log)
+        yield from _to_noise(log)
+    over_many = [*_by_chance(log), *_flat(log), *_hardly_any(log), *_lost_at_last(log)]
+    yield from over_many
+    if not (said or over_many) and lines > SHORT:
         raise Skip(f"the log has more than {SHORT} lines: other rules judge them")
 
 
@@ -380,11 +387,13 @@ def _negative(log: RunLog) -> Iterator[Finding]:
 
 
 #: Steps (or lines) over which a reward that is to rise does; and what of itself is no rise.
-LASTS, STILL = 200, 0.1
+LASTS, STILL = 150, 0.1
+#: Shares of the spread from line to line: by which it does not move, and of a reward that is centred at 0.
+OF_SPREAD, CENTRED = 0.5, 0.2
 
 
 def _flat(log: RunLog) -> Iterator[Finding]:
-    """A reward that is where it was after 200 steps and more, and not near a best of 1."""
+    """A reward that is where it was after 150 steps and more, and not near a best of 1."""
     series = log.get("reward")
     values = [] if series is None else series.finite
     first, last = (None, None) if series is None else (series.points[0].step, series.points[-1].step)
@@ -392,11 +401,10 @@ def _flat(log: RunLog) -> Iterator[Finding]:
         return
     part = max(2, len(values) // 3)
     begun, now = median(values[:part]), median(values[-part:])
-    large = max(map(abs, values))
+    middle, sigma = trends.spread(values)
     solved = min(values) >= 0 and max(values) <= 1 and now >= 0.8
-    if solved or abs(now - begun) > STILL * max(abs(begun), abs(now)) or trends.rises(values) or len(set(values)) == 1:
-        return
-    if large > 3 * max(abs(begun), abs(now)):
+    moved = abs(now - begun) > max(STILL * max(abs(begun), abs(now)), OF_SPREAD * sigma)
+    if solved or moved or trends.rises(values) or len(set(values)) == 1 or abs(middle) < CENTRED * sigma:
         return
     yield info(
         f"the reward does not rise: {series.name} is {begun:.3g} at first and {now:.3g} after {last - first} steps",
@@ -405,6 +413,101 @@ def _flat(log: RunLog) -> Iterator[Finding]:
         cause="nothing that is paid for is learnt: a learning rate too small (or run out), a KL that holds the policy, "
         "a reward that does not tell answers apart, prompts too easy or too hard; or what can be earned is earned",
         next_step="look at the spread of rewards within groups, at KL and grad_norm; score ten responses by hand",
+    )
+
+
+#: What a share of right answers is called, and below which next to none is.
+_SHARE = regex(r"(?i)(?:^|[/_ ])(?:acc|accuracy|correct(?:ness)?)(?:_reward|/mean)?$")
+NEXT_TO_NONE = 0.05
+
+
+def _hardly_any(log: RunLog) -> Iterator[Finding]:
+    """A share of right answers that stays next to nothing in 5 lines and more."""
+    for series in log.all("reward_function"):
+        values = series.finite
+        few = len(values) < LINES or (not any(values) and len(values) <= SHORT)
+        if few or not _SHARE.search(series.name) or min(values) < 0 or max(values) > 1 or trends.rises(values):
+            continue
+        share = sum(values) / len(values)
+        if share <= NEXT_TO_NONE:
+            yield info(
+                f"hardly any answer is right: {series.name} is {share:.3g} over {len(values)} lines, and does not rise",
+                series,
+                series.shown(share, f"> {NEXT_TO_NONE:g}"),
+                link="rewards",
+                cause="the task is far too hard for this model, answers are cut or not in the form that is judged; a "
+                "group without one right answer has no advantage, and nothing is learnt of it",
+                next_step="easier prompts, or demonstrations first; score one right answer by hand",
+            )
+            return
+
+
+def _lost_at_last(log: RunLog) -> Iterator[Finding]:
+    """A reward or share of right answers whose last two values fall out of all before, to a tenth of them."""
+    rights = [one for one in log.all("reward_function") if _SHARE.search(one.name)]
+    for series in (*log.all("reward")[:1], *rights):
+        *before, late, last = series.finite if len(series.finite) >= 10 else [0.0, 0.0, 0.0]
+        span = max(before) - min(before)
+        if not (last < late < min(before) - span and last <= 0.1 * median(before) and min(before) > 0):
+            continue
+        yield warning(
+            f"{series.name} is lost at the end: {median(before):.3g} before, then {late:.3g} and {last:.3g}",
+            series.ended,
+            series.shown(last, f">= {min(before):.3g}"),
+            cause="an update broke the policy (a learning rate too high, a batch of odd rewards, no KL), and responses "
+            "are no answers any more; or the judge or engine broke",
+            next_step="read a response of the last step; go back to the checkpoint before the fall, with a smaller "
+            "learning rate or a KL term",
+        )
+        return
+
+
+#: Nats per token that a loss of words has at most when it is learnt a little, and at least when it is next to a guess.
+LEARNT, GUESS = 5.0, 8.5
+
+
+def _to_noise(log: RunLog) -> Iterator[Finding]:
+    """A loss of demonstrations that leaps from what a model has to what a guess among all tokens has."""
+    loss = log.get("loss")
+    values = [] if loss is None else loss.finite
+    if loss is None or len(values) < 2 or log.has("reward") or not log.has("learning_rate"):
+        return
+    if 0 < values[0] < LEARNT and GUESS < values[-1] < MOST_NATS:
+        yield warning(
+            f"{loss.name} leaps from {values[0]:.3g} to {values[-1]:.3g}: next to a guess among all tokens (the log of "
+            "the vocabulary is 10 to 12)",
+            loss,
+            loss.shown(values[-1], f"about {values[0]:.3g}"),
+            link="optimizer",
+            cause="an update or a load broke the weights: an optimizer whose master weights are not the model's "
+            "(a checkpoint resumed in part, bf16 against fp32 copies), a gradient that is not scaled back, or a "
+            "learning rate far too high",
+            next_step="compare a weight before and after the first step: with a small rate it hardly changes; load "
+            "without the optimizer's state",
+        )
+
+
+#: Lines, and the share of itself by which no mean of a batch is that still.
+LINES, WAVERS = 5, 0.01
+
+
+def _stands(log: RunLog) -> Iterator[Finding]:
+    """A reward that hardly wavers from line to line, as the mean of a batch's responses would."""
+    series = log.get("reward")
+    values = [] if series is None else series.finite
+    if series is None or len(values) < LINES or len(set(values)) < 3:
+        return  # of one or two numbers L17 tells
+    low, high = min(values), max(values)
+    if high - low > WAVERS * abs(median(values)) or (low >= 0.9 and high <= 1):
+        return
+    yield info(
+        f"the reward hardly wavers: {series.name} is {low:.4g} to {high:.4g} in all {len(values)} lines",
+        series,
+        series.shown(median(values), "another from batch to batch"),
+        link="rewards",
+        cause="responses are all alike (a policy that has collapsed onto one answer), or the judge answers every one "
+        "alike (its input is cut, padded or of another template); nothing tells a good one from a bad one",
+        next_step="read ten responses of different prompts; score two that differ",
     )
 
 

@@ -42,14 +42,18 @@ _ABORT = regex(
 )
 #: What a launcher or scheduler does to the others, and says of the one that failed.
 _ENDED = regex(
-    r"return code = [1-9]|code:? 143\b|SIGTERM|exitcode: (?:-15|[1-9])|signal: 15\b|Terminated|Received 15 |Sending"
-    r"|[Ee]xit(?:ed with)? (?:exit )?code"
+    r"return code = [1-9]|code:? 143\b|SIGTERM|exitcode\s*: (?:-15|[1-9])|^\s*rank\s+: |signal: 15\b|Terminated"
+    r"|Received 15 |Sending|[Ee]xit(?:ed with)? (?:exit )?code"
 )
 #: What waits is no death: an engine's worker that does not answer, a stack that stands in a collective.
 _HUNG = regex(r"shared memory broadcast block|watchdog_timeout|^\s*\w+ \(\S+:\d+\)$")
-_BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b")
+_BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b|Received 2 ")
+#: torchrun's agent, and others, of the terminal's end; its table of ranks that failed.
+_HUNG_UP = regex(r"SIGHUP|Received 1 death|signal: 1\b|Signal 1 ")
+_OF_RANK = regex(r"^\s*rank\s+: (\d+) \(local_rank")
+_ITS_CODE = regex(r"^\s*exitcode\s+: (-?\d+)")
 _SIGKILL = regex(
-    r"SIGKILL|code(?: =|:)? (?:137|-9)\b|[Tt]erminated by signal 9\b|exitcode: -9|signal: 9\b|Killed|Received 9 "
+    r"SIGKILL|code(?: =|:)? (?:137|-9)\b|[Tt]erminated by signal 9\b|exitcode\s*: -9|signal: 9\b|Killed|Received 9 "
 )
 _CORRUPT = regex(
     r"free or corruption|free\(\)|munmap_chunk|corrupted |malloc\(\)|Floating point|Illegal instr|signal 11\b|SIGSEGV"
@@ -76,14 +80,14 @@ def died(log: RunLog) -> Iterator[Finding]:
     at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
     causes = [one for one in at_the_end if not _follows(one)] or at_the_end
     if causes and not any(one.kind.startswith("oom") for one in causes if not _waited_in_vain(one)):
-        yield _dead(_told_elsewhere(at_the_end, log), went_on=False)
+        yield _dead(_told_elsewhere(at_the_end, log), went_on=False, counted=log.is_counted)
         return
     if causes:
         return  # a rank that ran out of memory is why the others waited
     before = [one for one in told if one not in at_the_end]
     fatal = [one for one in before if one.kind in ("nccl", "cuda_error", "killed")]
     if fatal and not (all(map(_is_preempted, fatal)) and last):
-        yield _dead(fatal, went_on=True)
+        yield _dead(fatal, went_on=True, counted=log.is_counted)
     caught = [one for one in before if one.kind == "traceback"]
     if caught and not fatal:
         yield info(
@@ -155,7 +159,7 @@ def _is_preempted(one: Told) -> bool:
     )
 
 
-def _dead(every: list[Told], *, went_on: bool) -> Finding:
+def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
     # of a list of weights that do not fit the empty one.
     one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=_weight)
@@ -167,13 +171,26 @@ def _dead(every: list[Told], *, went_on: bool) -> Finding:
         died = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
         cause = died if cause == _UNCAUGHT else cause
     by_hand, untold = _BY_HAND.search(one.text) is not None, UNTOLD in one.text
-    step = "before the first logged step" if one.point.step is None else f"after step {one.point.step}"
+    # Lines without a number are counted: that count is no step.
+    step = (
+        "before the first logged step"
+        if one.point.step is None
+        else f"after line {one.point.step + 1} of metrics"
+        if counted
+        else f"after step {one.point.step}"
+    )
+    if (bar := _AT.search(one.text)) is not None:
+        step += f", at {bar[1]} of its bar"
     if one.kind == "traceback" and (judge := _judge(one)) is not None:
         (cause, next_step), short = judge, in_short(judge[0])
+    elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
+        short, cause, next_step = _UNKNOWN_WEIGHT
     else:
         short, cause, next_step = _in_code(one, cause, next_step)
     whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
     what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else short)
+    if one.kind != "killed" and "ChildFailedError" in one.text and (who := _ranks_of(every)):
+        what = f"{what} ({who})"
     if _GUESSES.search(one.text) and whose:
         what = f"{what} ({', '.join(whose)})"
     words = what if hang is not None else f"{what}: {_words(one)}" if what and not untold else _words(one)
@@ -273,6 +290,13 @@ def _stands(every: list[Told]) -> str:
     return f"a process waits in {(calls or [frames[0][1]])[0]}{where}"
 
 
+def _ranks_of(every: list[Told]) -> str:
+    """The ranks of torchrun's table of failures, with their exit codes."""
+    ranks = [found[1] for one in every if (found := _OF_RANK.search(one.text))]
+    codes = [found[1] for one in every if (found := _ITS_CODE.search(one.text))]
+    return ", ".join(f"rank {rank} with exit code {code}" for rank, code in zip(ranks[:4], codes[:4], strict=False))
+
+
 def _rank(one: Told) -> int | None:
     found = _RANK.search(one.text)
     return int(found[1]) if found else one.point.rank
@@ -282,6 +306,7 @@ def _these(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed(sorted(ranks))}" if ranks else "a rank"
 
 
+_AT = regex(r"^.{0,400}\b(\d+/\d+) \[[\d:]+<[\d:?]+, [^\]]{0,40}(?:it/s|s/it)\]")
 _BAR = regex(r"^.{0,400}?(?:it/s|s/it)[^\]]{0,200}\]\s*(?=\S)")
 
 
@@ -308,6 +333,15 @@ def _last_frame(one: Told) -> tuple[str, str]:
 
 
 _SHAPES = "shapes do not fit"
+_PARALLEL = regex(r"initialize_model_parallel|DeviceMesh|init_device_mesh|arange\(world_size\)")
+#: What the table says of a bare KeyError, and what it means where weights are sent.
+_KEY = known.cause if (known := failure_of("KeyError")) is not None else ""
+_UNKNOWN_WEIGHT = (
+    "the engine does not know the name of a weight that is sent to it",
+    "weights that were sent to the engine are not named as its model's: names of an adapter (LoRA) or a wrapper "
+    "(base_model.model, _fsdp_wrapped_module), fused against split projections, or a model the engine lays otherwise",
+    "compare the names: rldbg weights; merge the adapter before the weights are sent",
+)
 #: No sequence is as long, and vocabularies are.
 _VOCABULARY = 30000
 _OF_NONE = regex(r"'NoneType' object has no attribute '(\w+)'")
@@ -328,6 +362,14 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
         if (known := failure_of(code)) is not None and not known.general:
             return in_short(known.cause), known.cause, known.next_step
         short = f"a condition of the code does not hold, `{code[:100]}`"
+    elif short == _SHAPES and _PARALLEL.search(one.text):
+        return (
+            "the parallel sizes do not make the number of processes",
+            "tensor, pipeline and data parallel sizes are not the world size: the engine takes the trainer's process "
+            "group (its WORLD_SIZE, or a group that is there already) for its own, or a size does not divide it",
+            "give the engine processes (and RANK, WORLD_SIZE) of its own, or the external launcher's form; compare TP "
+            "x PP x DP with the world size",
+        )
     elif short == _SHAPES:
         sizes = _TWO_SIZES.search(one.text)
         small, large = sorted(map(int, sizes.groups())) if sizes else (0, 0)
@@ -449,11 +491,20 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "python -X faulthandler names the call; reinstall the package it names against this torch; without "
                 "tcmalloc or jemalloc preloaded",
             )
+        if _BY_HAND.search(one.text):
+            return "interrupted by hand (SIGINT, Ctrl-C)", "nothing is wrong, if it was you; else who sent the signal"
+        if _HUNG_UP.search(one.text):
+            return (
+                "the terminal was closed (SIGHUP), and the run with it: a connection that broke, a session that ended",
+                "start it under nohup, tmux, screen or setsid",
+            )
         if _SIGTERM.search(one.text):
             return (
                 "ended from outside: the scheduler's limit or a preemption, or a launcher after another rank failed",
                 "the first error of any other rank; else the scheduler's own record of the job",
             )
+        if _OF_RANK.search(one.text) or _ITS_CODE.search(one.text):
+            return "the launcher saw a process fail and ended the others", "the log of the process that failed first"
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
     if (known := failure_of(one.text)) is not None:
         return known.cause, known.next_step  # its frames tell
@@ -478,7 +529,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @rule("L26", "the run waits and goes no further", link="time", scope="signals",
-      needs=("event:waiting|event:stalled|event:phase|event:begins",),
+      needs=("event:waiting|event:stalled|event:phase|event:begins|event:succeeded",),
       source="prime-rl#2912: an orchestrator that waits for a policy after the trainer has finished")  # fmt: skip
 def waits(log: RunLog) -> Iterator[Finding]:
     """Lines that tell of waiting (the same words, 5 and more) after the last metric, over 15 minutes and more by their
@@ -486,11 +537,23 @@ def waits(log: RunLog) -> Iterator[Finding]:
     enough; one for a server that is not up is worth knowing from the first line on, where no metric came. So is a bar
     of data preparation (Map, Filter) that stands at 0 after 10 minutes and more. A phase that slime's timers began and
     did not end, in a log without an end of the run, is worth knowing; so is a bar of steps that stands at 0 in a log
-    without a metric.
+    without a metric. A job that succeeded in a log without a metric is a warning.
     """
     last = log.last_lines()
     yield from _stands_at_0(log)
     yield from _begun(log)
+    over = log.events("succeeded")
+    if over and not last:
+        yield warning(
+            "the job ended well, and the log holds no step of training",
+            over[-1].point.where(),
+            shown("line", over[-1].text[:160], None, f"line {over[-1].point.line}"),
+            link="dump",
+            cause="no update took place: fewer samples than one training batch needs (a rollout batch that is not "
+            "filled, prompts that are filtered, drop_last), or 0 steps; or the metrics went elsewhere",
+            next_step="compare the number of prompts with the rollout and training batch sizes; look whether a "
+            "checkpoint differs from the model it began with",
+        )
     after = [one for one in log.events("waiting") if (one.point.line or 0) > last.get(one.point.path, 0)]
     by_words: dict[str, list[Told]] = {}
     for one in after:

@@ -85,7 +85,8 @@ def _of_dead_adapter(batch: StepBatch) -> int:
 def zero_gradient(log: RunLog) -> Finding | None:
     """grad_norm = 0 while some group's rewards differ: the advantages do not reach the weights.
 
-    Without a spread, in all of 5 steps and more while the mean reward changes: an error.
+    Without a spread, in all of 5 steps and more while the mean reward changes: an error. Of demonstrations or pairs,
+    in every line while the loss is over .01: a warning (in less than 4 lines with a rate of 0 worth knowing).
     Exactly 0 in half of the steps is an error, in a quarter a warning; in fewer than half, steps whose clip fraction is
     above .05 are worth knowing: an update whose tokens all lie outside the clip range has none. A run whose
     completions are all cut and
@@ -192,6 +193,8 @@ def _never_any(log: RunLog) -> Finding | None:
                 "trainable), logits are detached, or the mask cuts the graph",
                 next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
             )
+    if (nothing := _nothing_of_a_loss(log, norms)) is not None:
+        return nothing
     if norms is None or len(norms.finite) < 5 or any(norms.finite) or reward is None or len(set(reward.finite)) < 3:
         raise Skip("no step has both a grad_norm and the spread of its rewards")
     return error(
@@ -203,6 +206,40 @@ def _never_any(log: RunLog) -> Finding | None:
         "within groups); or the loss does not reach the weights: detached log-probabilities, frozen parameters, a loss "
         "scale of 0, an empty mask; or no group has a spread of rewards, which is not logged",
         next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump",
+    )
+
+
+#: What only a run that is paid logs: its loss need not be a distance from the data.
+_PAID = ("reward", "reward_std", "frac_zero_std", "pg_loss", "advantage_max", "advantage_mean", "kl", "policy_kl")
+#: A loss whose gradient is no rounding; lines with a rate of 0 before they are no start of a run.
+A_LOSS, START = 0.01, 4
+
+
+def _nothing_of_a_loss(log: RunLog, norms: Series | None) -> Finding | None:
+    """A norm of exactly 0 in every line, with a loss of demonstrations or pairs that is not: it has a gradient."""
+    loss, rates = log.get("loss"), log.get("learning_rate")
+    if norms is None or not norms.finite or any(norms.finite) or loss is None or any(map(log.has, _PAID)):
+        return None
+    if not loss.finite or median(map(abs, loss.finite)) < A_LOSS:
+        return None
+    margins = log.all("pair_reward")
+    if margins and not any(any(one.finite) for one in margins):
+        return None  # a policy that stays at its reference: D72
+    waits = rates is not None and rates.finite and not any(rates.finite)
+    lines = len(norms.finite)
+    return finding(
+        "info" if waits and lines < START else "warning",
+        f"the gradient is exactly 0 in {'the one line' if lines == 1 else f'all {lines} lines'} although the loss is "
+        f"{median(loss.finite):.3g}" + (", and the learning rate is 0: nothing is trained" if waits else ""),
+        norms,
+        norms.shown(0.0, "> 0"),
+        loss.shown(median(loss.finite)),
+        *([rates.shown(0.0, "> 0")] if rates is not None and waits else []),
+        cause="the loss does not reach the weights: all are frozen (an adapter that is not trainable), logits are "
+        "detached; or every step is skipped because fp16 overflows (the norm and the rate stay at 0 then), or the "
+        "engine hands out no norm (some versions of DeepSpeed)",
+        next_step="compare a weight before and after a step; rldbg record --gradients . -- YOUR COMMAND, then rldbg "
+        "diagnose rldbg-dump",
     )
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding, error, shown, warning
+from replay_core.diagnose.finding import Finding, error, info, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -14,15 +14,20 @@ from replay_core.diagnose.signals import RunLog, Series
 LOST = 0.15
 
 
-@rule("L20", "held-out results fall while the reward rises", link="trend", scope="signals",
-      needs=("held_out", "reward"), explains=("D01", "D03", "L09"),
+@rule("L20", "held-out results fall while training's rise", link="trend", scope="signals",
+      needs=("held_out|held_out_loss", "reward|loss"), explains=("D01", "D03", "L09"),
       source="arXiv 2210.10760 (over-optimisation of a reward)")  # fmt: skip
 def overfits(log: RunLog) -> Finding | None:
     """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
     .15 of its first level (medians of 3), while the reward of training rises: a warning. An error where it is lost: a
     result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
-    and more.
+    and more. Of demonstrations: a validation's loss that is .15 and more above its least in each of the last 2 of 5
+    evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning. A
+    share of right held-out pairs below .65 that does not rise over 3 evaluations and more behind the first, while the
+    loss falls by a fifth: worth knowing.
     """
+    if (learnt := _by_heart(log)) is not None or not log.has("reward") or not log.has("held_out"):
+        return learnt
     reward = given(log.get("reward"))
     if (lost := _lost(log, reward)) is not None:
         return lost
@@ -44,6 +49,77 @@ def overfits(log: RunLog) -> Finding | None:
                 "the validation does not",
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
             )
+    return None
+
+
+#: How much of itself a held-out loss rises, and what is left of training's, before it is what was learnt by heart.
+ROSE, LEARNT = 0.15, 0.7
+
+
+def _by_heart(log: RunLog) -> Finding | None:
+    """A held-out loss that rises from its least on while the loss of training falls on."""
+    train = log.get("loss")
+    for series in log.all("held_out_loss"):
+        values = series.finite
+        if (
+            train is None
+            or log.has("reward")
+            or len(values) < 5
+            or len(values) < len(series.points)
+            or min(values) <= 0
+        ):
+            continue
+        least = min(range(len(values)), key=values.__getitem__)
+        if least > len(values) - 3 or min(values[-2:]) < (1 + ROSE) * values[least]:
+            continue
+        at = series.points[least].step
+        before = [p.value for p in train.points if p.step is not None and at is not None and p.step <= at]
+        then, now = trends.level(before, 5) if before else 0.0, trends.level(train.finite, 5)
+        if now <= 0 or now > LEARNT * then:
+            continue
+        # Lines without a number are counted: that count is no step.
+        where = f"line {(at or 0) + 1} of metrics" if log.is_counted else f"step {at}"
+        return warning(
+            f"the run overfits: {series.name} rises from {values[least]:.3g} at {where} to {values[-1]:.3g} while "
+            f"{train.name} falls from {then:.3g} to {now:.3g}",
+            series.ended,
+            series.shown(values[-1], f"about {values[least]:.3g}"),
+            train.shown(now, f"was {then:.3g}"),
+            cause="the demonstrations are learnt by heart: too many epochs for as little data, a learning rate too "
+            "high, too large an adapter",
+            next_step=f"take the checkpoint near {where} (load_best_model_at_end); fewer epochs, or more data",
+        )
+    return None if train is None else _learns_no_more(log, train)
+
+
+#: A share of right pairs that a model which tells them apart is above; how little more is no gain.
+TELLS, GAIN = 0.65, 0.02
+
+
+def _learns_no_more(log: RunLog, train: Series) -> Finding | None:
+    """A share of right held-out pairs that stays low while the loss of training falls, where nothing is paid."""
+    for series in log.all("held_out"):
+        after = series.finite[1:]
+        if not series.name.endswith(("acc", "accuracy", "accuracies")) or len(after) < 3 or log.has("reward"):
+            continue
+        losses = train.finite
+        if (
+            max(after) >= TELLS
+            or after[-1] > after[0] + GAIN
+            or min(after) < 0.4
+            or not 0 < losses[-1] <= 0.8 * losses[0]
+        ):
+            continue
+        return info(
+            f"{series.name} stays low, {after[0]:.3g} and then {after[-1]:.3g}, while {train.name} falls from "
+            f"{losses[0]:.3g} to {losses[-1]:.3g}: what is learnt does not hold on held-out pairs",
+            series.ended,
+            series.shown(after[-1], f"> {TELLS:g}"),
+            train.shown(losses[-1], f"was {losses[0]:.3g}"),
+            cause="the pairs are learnt by heart, or their labels are noise: half of them are right by chance",
+            next_step="read ten held-out pairs, and say which is better; fewer epochs, a smaller learning rate, or "
+            "more pairs",
+        )
     return None
 
 
@@ -115,7 +191,5 @@ def _leap(series: Series) -> int | None:
     sizes = [abs(value) for value in series.finite]
     if len(sizes) < len(series.points):
         return None
-    for at in range(4, len(sizes) - 2):
-        if min(sizes[at:]) > LEAPT * max(sizes[:at]) > 0:
-            return at
-    return None
+    most, least = trends.so_far(sizes, max), trends.from_here(sizes, min)
+    return next((at for at in range(4, len(sizes) - 2) if least[at] > LEAPT * most[at - 1] > 0), None)

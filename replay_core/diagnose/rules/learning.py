@@ -48,11 +48,12 @@ def rate(log: RunLog) -> Iterator[Finding]:
     the run: a warning; and so is one of 10 steps and more during which the KL never came to 3e-5, one of 12 that began
     at 0 and in which entropy, length and reward rest to a fiftieth, and one that lasts as long as the run states to be.
     Of 16 steps from 0 on, or of 40, a rise is worth knowing: how long the run will be the log need not tell. A rate
-    that never comes to 5e-9, which changes no weight, is a warning.
+    that never comes to 5e-9, which changes no weight, is a warning; and so is one that never comes to 1e-7 over 16
+    lines and more in which no reward is logged and the loss falls by less than a tenth.
     """
     series = given(log.get("learning_rate"))
     values = series.finite
-    if len(values) < FEWEST and (any(values) or len(values) < 3 or not _has_gradients(log)):
+    if not tells_of_rate(log, values):
         raise Skip(f"needs the learning rate of {FEWEST} steps, or one of 0 in 3 with gradients")
     if not any(values):
         yield warning(
@@ -64,7 +65,8 @@ def rate(log: RunLog) -> Iterator[Finding]:
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
         )
         return
-    spent = next((at for at in range(len(values)) if not any(values[at:])), None)
+    zeros = next((n for n, value in enumerate(reversed(values)) if value), 0)
+    spent = len(values) - zeros if zeros else None
     # A schedule may end at 0 in its last step; a run that goes on has outlived it.
     if spent is not None and len(values) - spent >= max(3, len(values) // 4):
         yield warning(
@@ -86,6 +88,16 @@ def rate(log: RunLog) -> Iterator[Finding]:
             cause="a number of the schedule stands for the rate (an epsilon, a decay), or it is divided twice; updates "
             "of this size are lost in the weights' precision",
             next_step="print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
+        )
+        return
+    if max(values) < TINY and not trends.rises(values) and (pairs := _stays(log)) is not None:
+        yield warning(
+            f"the learning rate is at most {max(values):.2g}, and the loss stays: {pairs[0]:.3g}, then {pairs[1]:.3g}",
+            series,
+            series.shown(max(values), f"> {TINY:g}"),
+            cause="a rate too small for the steps there are: policies and pairs are trained at 1e-7 to 1e-5, adapters "
+            "at 1e-5 to 1e-3",
+            next_step="raise it tenfold, and see whether the loss of one batch falls",
         )
         return
     rises = [b - a for a, b in pairwise(values)]
@@ -122,10 +134,27 @@ def rate(log: RunLog) -> Iterator[Finding]:
         )
 
 
+def tells_of_rate(log: RunLog, values: list[float]) -> bool:
+    """Whether there are as many of them as are no start of a run: 5, or 3 of 0 with gradients."""
+    return len(values) >= FEWEST or (not any(values) and len(values) >= 3 and _has_gradients(log))
+
+
 def _has_gradients(log: RunLog) -> bool:
     """Whether every logged gradient norm is finite and over 0."""
     grads = log.get("grad_norm")
     return grads is not None and len(grads.points) >= 3 and all(math.isfinite(each) and each for each in grads.values)
+
+
+def _stays(log: RunLog) -> tuple[float, float] | None:
+    """The loss of the first and last third of 16 lines and more, where it falls by less than a tenth and nothing is
+    paid.
+    """
+    loss = log.get("loss")
+    if loss is None or len(loss.finite) < MANY or log.has("reward"):
+        return None
+    third = len(loss.finite) // 3
+    begun, now = median(loss.finite[:third]), median(loss.finite[-third:])
+    return (begun, now) if begun > 0 and now > 0.9 * begun else None
 
 
 #: Share of itself by which a figure that rests wavers.
@@ -620,7 +649,7 @@ def _dies(log: RunLog, series: Series) -> Iterator[Finding]:
     before is over half of their median.
     """
     values = series.finite
-    at = next((at for at in range(len(values)) if not any(values[at:])), len(values))
+    at = len(values) - next((n for n, value in enumerate(reversed(values)) if value), len(values))
     left = len(values) - at
     if at < 4 or left < max(3, len(values) // 5) or not min(values[:at]) > 0.5 * median(values[:at]) > 0:
         return
@@ -705,8 +734,11 @@ def reward_falls(log: RunLog) -> Finding | None:
             next_step="take a checkpoint from before the fall; lower the learning rate or add a KL term; " + _RECORD,
             steps=[p.step for p in series.points if p.step is not None and p.value < begun / 2],
         )
-    broken = next((at for at in range(len(values) // 3, len(values) - 2)
-                   if min(values[:at]) - max(values[at:]) > 0.5 * (max(values) - min(values))), None)  # fmt: skip
+    least, most = trends.so_far(values, min), trends.from_here(values, max)
+    far = 0.5 * (max(values) - min(values))
+    broken = next(
+        (at for at in range(len(values) // 3, len(values) - 2) if at and least[at - 1] - most[at] > far), None
+    )
     if broken is not None:
         point = [p for p in series.points if math.isfinite(p.value)][broken]
         return finding(

@@ -103,10 +103,12 @@ _TABLE: tuple[_Notice, ...] = (
         "is_trainable=True; print the names whose requires_grad is set",
     ),
     _Notice(
-        regex(r"Already found a `peft_config`"), "warning", "optimizer",
-        "the model has an adapter already, and gets a second one",
-        "a model with an adapter is handed to a trainer that adds its own: which one is trained and which is the "
-        "reference is not what it seems", "merge_and_unload() the first, or pass no peft_config",
+        # PEFT says it of what merge_and_unload has left, too, where nothing is wrong.
+        regex(r"Already found a `peft_config`"), "info", "optimizer",
+        "the model has an adapter already, or had one, and gets another",
+        "merge_and_unload() leaves the attribute behind, and nothing is wrong then; or a model with an adapter is "
+        "handed to a trainer that adds its own: which one is trained and which is the reference is not what it seems",
+        "print model.peft_config and the trainable parameters; merge_and_unload() the first, or pass no peft_config",
     ),
     _Notice(
         regex(r"(?i)(?:could not|couldn't|unable to|failed to|cannot|can't) (?:load|find|restore)(?: \w+){0,2} "
@@ -129,6 +131,52 @@ _TABLE: tuple[_Notice, ...] = (
         regex(r"to instantiate a model of type"), "warning", "logprobs",
         "a checkpoint of one architecture is loaded into another's model",
         "the class does not fit the checkpoint's model_type", "AutoModelForCausalLM, or the class of its config.json",
+    ),
+    _Notice(
+        regex(r"[Tt]okenization mismatch: \d"), "warning", "masks",
+        "samples are masked whole: the tokens of a conversation are not as many as its template counts (tokenization "
+        "mismatch), so that no label of them is left",
+        "the conversation template is another model's than the tokenizer (a version or template name, a begin token "
+        "that is added or not, legacy tokenization): where it is so of every sample, loss and gradient are 0",
+        "take the template of this model; print one sample's tokens beside its labels", fewest=3,
+    ),
+    _Notice(
+        regex(r"^\w*loss is -?0(?:\.0+)?(?: |$)"), "info", "groups",
+        "the loss is exactly 0 in line after line: those batches or groups teach nothing",
+        "no reward differs within the group (all answers wrong, or all right), so that every advantage is 0; with one "
+        "update per batch and no KL the loss of a group that does teach is 0 but for rounding, too",
+        "log the spread of rewards per group; easier or harder prompts, more responses per prompt",
+    ),
+    _Notice(
+        regex(r"Bad grad_norm detected"), "warning", "gradient",
+        "an iteration's gradient norm is NaN or infinite, and its update is left out",
+        "an overflow or 0/0 in forward or backward of that batch; its loss is not printed then, and the weights stay",
+        "the batch of that iteration; rldbg record --gradients . -- YOUR COMMAND",
+    ),
+    _Notice(
+        regex(r"Cache not flushed because"), "info", "rollout_logprobs",
+        "the engine's cache is not flushed for new weights: requests still run while they are updated",
+        "some trainers ask again until none runs, and nothing is wrong then; else what is generated on is of two "
+        "policies, and of keys and values of old weights", "pause generation, or abort the requests, before the update",
+    ),
+    _Notice(
+        regex(r"waitForInput: .{0,200}timed out after \d"), "warning", "time",
+        "a process waited for the others at a socket until its time was over",
+        "of two sides of a process group (trainer and engine) one never came", "look which side did not join",
+    ),
+    _Notice(
+        regex(r"Input prompt \(\d+ tokens\) is too long"), "warning", "tokens",
+        "prompts are longer than the engine's limit (max_model_len), and are answered by nothing",
+        "the engine was started with less context than prompts have: it hands out no token for them, and code that "
+        "takes a completion for granted fails, or a reward is given for an empty one",
+        "raise max_model_len, or filter or truncate prompts (max_prompt_length)", fewest=3,
+    ),
+    _Notice(
+        regex(r"_IncompatibleKeys\(missing_keys=\['"), "info", "logprobs",
+        "a checkpoint is loaded that does not hold all weights of the model (strict=False)",
+        "of an adapter's checkpoint it is meant, if every adapter weight is in it; else names do not fit (a wrapper's "
+        "prefix) and those weights stay as they were",
+        "look whether a weight that was trained is among the missing or unexpected keys",
     ),
     _Notice(
         regex(r"`do_sample` is set to `False`"), "warning", "rollout_logprobs",
@@ -358,7 +406,10 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         lines, known = found[at], _TABLE[at]
         text = lines[0].text
         lost = _BY_DESIGN.search(text) and (_TRAINED.search(text) or _goes_on(log))
-        mild = len(lines) < known.fewest or (_BY_DESIGN.search(text) and not (lost or fails))
+        # A few samples that are masked whole are lost; a loss of 0 says that all are.
+        loss = log.get("loss") if known.link == "masks" else None
+        spared = loss is not None and any(loss.finite) and len(lines) < MANY
+        mild = len(lines) < known.fewest or spared or (_BY_DESIGN.search(text) and not (lost or fails))
         yield finding(
             "info" if mild else known.severity,
             "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "

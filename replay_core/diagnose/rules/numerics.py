@@ -312,6 +312,15 @@ def first_metric(log: RunLog) -> Finding | None:
             "the first tensor; rldbg replay rldbg-dump --backward repeats the micro-batch",
             steps=steps,
         )
+    if not any(map(log.has, LOSSES)):
+        return error(
+            "the gradient norm is not finite; the log holds no loss, which may be the first that is not",
+            point.where(series.name), *broken.evidence,
+            link="gradient",
+            cause="a loss that is NaN (Megatron leaves it out of its line then), or an overflow or 0/0 in the backward "
+            "of one that is finite", next_step="print the loss of that batch; rldbg record --gradients . -- YOUR "
+            "COMMAND, then rldbg diagnose rldbg-dump names the first tensor", steps=steps,
+        )  # fmt: skip
     after = [p.value for p in series.points if p.step is not None and steps and p.step > steps[0]]
     recovered = bool(after) and all(map(math.isfinite, after))
     return finding(

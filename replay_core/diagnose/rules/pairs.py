@@ -114,7 +114,7 @@ def _few(log: RunLog, likely: Series | None, unlikely: Series | None) -> Finding
 
 
 @rule("D72", "preference pairs teach the wrong thing", link="rewards", scope="signals",
-      needs=("pair_reward|pair_logps",), explains=("D46", "L01", "L08"),
+      needs=("pair_reward|pair_logps",), explains=("D23", "D46", "L01", "L08"),
       source="arXiv 2305.18290; likelihood displacement: arXiv 2410.08847; trl#1236")  # fmt: skip
 def pairs(log: RunLog) -> Finding | None:
     """Chosen and rejected responses with one log-probability in every one of 5 steps and more: an error, they are the

@@ -410,8 +410,9 @@ def kl_explodes(log: RunLog) -> Finding | None:
     finite = [point for point in series.points if math.isfinite(point.value)]
     values = [abs(point.value) for point in finite]
     skip_if(len(finite) < 4, "needs the KL of 4 steps")
-    leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and min(values[at:]) > FAR), None)
-    soon = next((at for at in range(1, len(values) - 2) if values[at - 1] < 0.2 and min(values[at + 1 :]) > FAR), None)
+    least = trends.from_here(values, min)
+    leapt = next((at for at in range(1, len(values)) if values[at - 1] < 0.2 and least[at] > FAR), None)
+    soon = next((at for at in range(1, len(values) - 2) if values[at - 1] < 0.2 and least[at + 1] > FAR), None)
     if leapt is None and soon is not None and _is_lost(log, finite[soon].step):
         leapt = soon + 1
     if leapt is not None and len(values) - leapt >= 2:

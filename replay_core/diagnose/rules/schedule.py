@@ -9,6 +9,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, error, shown, warning
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import Point, RunLog, Series
@@ -45,13 +46,14 @@ def leaps(log: RunLog) -> Iterator[Finding]:
         return
     if len(values) < 2 * CONSTANT or len(values) < len(series.points):
         raise Skip(f"needs the learning rate of {2 * CONSTANT} steps")
+    least, most = trends.so_far(values, min), trends.so_far(values, max)
     for at in range(CONSTANT, len(values)):
-        before = values[:at]
-        rests = min(before) == max(before) and values[at] > FAR * max(before)
-        if values[at] > LEAPT * max(before) > 0 and (rests or (at >= BEFORE and before[-1] <= before[-BEFORE])):
-            back = next((later for later in range(at + 1, len(values)) if values[later] <= max(before)), None)
+        largest = most[at - 1]
+        rests = least[at - 1] == largest and values[at] > FAR * largest
+        if values[at] > LEAPT * largest > 0 and (rests or (at >= BEFORE and values[at - 1] <= values[at - BEFORE])):
+            back = next((later for later in range(at + 1, len(values)) if values[later] <= largest), None)
             told = _told(
-                log, series.points[at], f"the learning rate leaps {values[at] / max(before):.3g} times at step "
+                log, series.points[at], f"the learning rate leaps {values[at] / largest:.3g} times at step "
                 f"{series.points[at].step}, to {values[at]:.3g}" + (", and comes back" if back else ""),
                 "the schedule has a step that is wrong, a checkpoint was resumed with other settings, or a second "
                 "parameter group's rate is logged",
@@ -83,7 +85,7 @@ def leaps(log: RunLog) -> Iterator[Finding]:
         if at < BEFORE or len(values) < 2 * BEFORE:
             continue
         now = values[at : at + BEFORE]
-        if len(now) == BEFORE and 0 < max(now) < FALLEN * min(before[-BEFORE:]):
+        if len(now) == BEFORE and 0 < max(now) < FALLEN * min(values[at - BEFORE : at]):
             yield _told(
                 log, series.points[at], f"the learning rate falls to a {values[at - 1] / values[at]:.3g}th at step "
                 f"{series.points[at].step}, from {values[at - 1]:.3g} to {values[at]:.3g}: "

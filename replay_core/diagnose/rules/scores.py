@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise
 from statistics import median
@@ -570,9 +571,10 @@ def pays_for_cut(case: Case) -> Finding | None:
 def pays(log: RunLog) -> Finding | None:
     """The reward's changes from step to step go with those of the mean length (correlation over .85, 12 steps and
     more), and the length has come to 1.3 times what it was, or to less than that part of it, by a trend that chance
-    does not explain: an error where it rises with the reward, or falls while the reward rises. Against those of the
-    share of right answers (below -.85): an error, the reward's sign is turned. Noise of batches makes no such
-    correlation: one figure is made of the other.
+    does not explain: an error where it rises with the reward, or falls while the reward rises (not where the logged
+    best and worst reward are one number each in nine steps of ten: a judge's ends, and failures are long). Against
+    those of the share of right answers (below -.85): an error, the reward's sign is turned. Noise of batches makes no
+    such correlation: one figure is made of the other.
     """
     reward = given(log.get("reward"))
     length = log.get("response_length")
@@ -610,6 +612,10 @@ def pays(log: RunLog) -> Finding | None:
     longer, shorter = drift > trends.DRIFT_Z and now > FAR * begun, drift < -trends.DRIFT_Z and now < begun / FAR
     if not (longer and by > IN_STEP) and not (shorter and by < -IN_STEP):
         return None
+    # Of tasks of many turns those that fail are the long ones; what pays per token has no ends of its own.
+    best, worst = _end(log.get("reward_max")), _end(log.get("reward_min"))
+    if shorter and best is not None and worst is not None and worst <= min(reward.finite) <= max(reward.finite) <= best:
+        return None
     return error(
         f"the reward pays for {'longer' if longer else 'shorter'} responses: {reward.name} follows {length.name} step "
         f"by step, and the length goes from {begun:.3g} to {now:.3g}: length hacking",
@@ -621,3 +627,10 @@ def pays(log: RunLog) -> Finding | None:
         next_step="score one answer padded and cut by hand; look at what is right per length; reward within a group of "
         "like lengths, or without the length's term",
     )
+
+
+def _end(series: Series | None) -> float | None:
+    """A batch's best (or worst) reward, where it is one number in nine steps of ten."""
+    values = [] if series is None else series.finite
+    end = trends.level(values, len(values)) if values else math.nan
+    return end if 10 * values.count(end) >= 9 * len(values) > 0 else None

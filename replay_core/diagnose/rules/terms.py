@@ -221,7 +221,8 @@ def terms(log: RunLog) -> Finding | None:
     the entropy rises a warning, and so is a KL that weighs over 2, or over 3 times what the run states. Where no
     pg_loss is logged: a loss that falls along a line as the KL rises (r < -.975 over 10 steps and more, a KL over .1)
     is an error; and so is one that is a line of the entropy (r beyond .975, of the changes beyond .9) with a
-    coefficient beyond .1: a bonus that outweighs all else, or of the wrong sign. Skipped where they do not make it
+    coefficient beyond .1: a bonus that outweighs all else, or of the wrong sign (in a log of rewards, advantages, a
+    KL or lengths: a loss of demonstrations goes with the entropy). Skipped where they do not make it
     (other estimators, other means).
     """
     loss, pg = given(log.get("loss")), log.get("pg_loss")
@@ -256,6 +257,11 @@ def terms(log: RunLog) -> Finding | None:
 
 #: A line that one term makes of a loss: correlation of the values, and of their changes from step to step.
 LINE, CHANGES = 0.975, 0.9
+#: What only a run that is paid logs.
+_OF_REWARDS = (
+    "reward", "reward_std", "advantage_max", "advantage_mean", "kl", "policy_kl", "clip_fraction",
+    "ratio_mean", "value_loss", "response_length",
+)  # fmt: skip
 #: The least coefficient of an entropy that is told: recipes use 0 to .01.
 BONUS = 0.1
 
@@ -266,6 +272,9 @@ def _against_one(log: RunLog, loss: Series) -> Finding | None:
     """
     looked = False
     for kind, most in (("kl", 0.1), ("entropy", 0.0)):
+        # The loss of demonstrations is the entropy's bound, and both fall as they are learnt.
+        if kind == "entropy" and not any(map(log.has, _OF_REWARDS)):
+            continue
         term = log.get(kind)
         rows = _aligned(loss, term) if term is not None else []
         if term is None or len(rows) < 10 or max(abs(x) for _, x in rows) < most:

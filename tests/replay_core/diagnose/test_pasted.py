@@ -152,6 +152,23 @@ SHOWN: dict[str, tuple[str, str, str, str]] = {
     "an error again and again": ("".join(trl([{"reward": 0.1 * n}], first=n) + _FAILS for n in range(1, 6)), "L29", "warning", "logged 5 times.*build for the CPU"),
     "an engine's 500": ('(SGLangEngine pid=72) INFO:     10.0.0.7:45400 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n' * 3, "L29", "warning", "HTTP 5xx"),
     "InfiniBand": (trl([{}]) + "(LLMRayActor pid=9) mlx5: host_unknown: got completion with error:\n", "L06", "error", "InfiniBand"),
+    "pairs without a gradient": ("{'loss': 0.3537, 'grad_norm': 0.0, 'learning_rate': 5e-06, 'rewards/chosen': 1.1, 'rewards/rejected': -0.1, 'rewards/margins': 1.2, 'logps/rejected': -20.25, 'logps/chosen': -46.5}\n", "D23", "warning", "gradient is exactly 0 in the one line"),
+    "demonstrations without a rate": ("".join(f"{{'loss': 12.{n}, 'grad_norm': 0.0, 'learning_rate': 0.0, 'epoch': 0.{n}}}\n" for n in (1, 0, 2, 1)), "D23", "warning", "all 4 lines.*learning rate is 0"),
+    "a rate that is too small for pairs": ("".join(f"Epoch:[1/1]({n}/4000), loss: 0.6{n % 7}, dpo_loss: 0.6{n % 7}, learning_rate: 0.00000004\n" for n in range(20, 420, 20)), "L07", "warning", "at most 4e-08, and the loss stays"),
+    "a reward that hardly wavers": (_rows("reward", 0.2056, 0.2058, 0.2064, 0.2059, 0.2065), "L40", "info", "hardly wavers"),
+    "a reward over many steps": ("".join(f"{{'step': {n}, 'loss': 0.1, 'reward': {-0.3 + 0.5 * (n % 3 - 1)}}}\n" for n in range(1, 200)), "L40", "info", "does not rise.*198 steps"),
+    "answers that are never right": ("".join(f"[step {n}] avg_loss=0.0{n} acc=0.0{n % 3 + 2}\n" for n in range(1, 7)), "L40", "info", "hardly any answer is right"),
+    "answers that are lost": ("".join(f"[step {n}] avg_loss=0.01 acc={acc}\n" for n, acc in enumerate([0.9, 0.95, 0.92, 0.99] * 2 + [0.57, 0.0])), "L40", "warning", "acc is lost at the end"),
+    "a loss that leaps to a guess": ("".join(f" samples/sec: 1.7 | iteration {n}/ 55000 | learning rate: 1.2E-09 | lm_loss: {loss} | number of skipped iterations: 0 |\n" for n, loss in ((1, "2.275809E+00"), (2, "1.105449E+01"))), "L40", "warning", "lm_loss leaps from 2.28 to 11.1"),
+    "labels that are masked whole": ("WARNING: tokenization mismatch: 100 vs. 101. (ignored)\n" * 3 + "{'loss': 0.0, 'grad_norm': 0.0, 'learning_rate': 2.6e-08, 'epoch': 0.0}\n", "L29", "warning", "masked whole"),
+    "an iteration without a gradient": (" iteration 3633/ 8000 | learning rate: 6.245E-06 | grad norm: 0.794 |\n***WARNING*** Bad grad_norm detected (grad_norm=nan)\n iteration 3634/ 8000 | learning rate: 6.245E-06 | number of skipped iterations: 1 |\n", "L29", "warning", "its update is left out"),
+    "Megatron without a loss": ("".join(f" iteration {n}/ 250000 | learning rate: 2.999E-04 | grad norm: nan | number of nan iterations: 0 |\n" for n in (5426, 5427, 5428)), "D21", "error", "the log holds no loss"),
+    "prompts beyond the context": ("WARNING 03-30 00:24:16 [_logger.py:72] Input prompt (8128 tokens) is too long and exceeds limit of 6000\n" * 3, "L29", "warning", "longer than the engine's limit"),
+    "a job without a step": ("Processed prompts:   0%|          | 0/16 [00:00<?, ?it/s]\nJob 'raysubmit_1' succeeded\n", "L26", "warning", "no step of training"),
+    "demonstrations learnt by heart": ("".join(f"{{'loss': {0.5 / n}, 'grad_norm': {0.5 + 0.1 / n}, 'learning_rate': 1e-05, 'epoch': {n}}}\n{{'eval_loss': {held}, 'epoch': {n}}}\n" for n, held in enumerate((0.4, 0.24, 0.23, 0.26, 0.28, 0.29), 1)), "L20", "warning", "overfits.*0.23 at line 3"),
+    "a reward model of DeepSpeed-Chat": ("".join(f"Epoch {n}/3 with loss {loss}\n" * (n > 0) + f"***** Evaluating reward, Epoch {n}/3 *****\nchosen_last_scores (higher is better) : 2.1, acc (higher is better) : {acc}\n" for n, loss, acc in ((0, 0, 0.486), (1, 0.67, 0.607), (2, 0.61, 0.612), (3, 0.48, 0.593))), "L20", "info", "stays low, 0.607 and then 0.593"),
+    "a terminal that is closed": (trl([{}]) + " 99%|█████████▉| 935/936 [44:56:16<02:48, 168.94s/it]W0608 08:11:06.999000 12152 torch/distributed/elastic/agent/server/api.py:704] Received 1 death signal, shutting down workers\n", "L06", "error", "935/936 of its bar: the terminal was closed"),
+    "a hand": ("{'loss': 0.5}\n[2025-02-20 20:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting\n", "L06", "warning", "line 1 of metrics: interrupted by hand"),
     "an engine that wakes up": ("(LLMRayActor pid=9) CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62\n", "D36", "error", "as the engine wakes up"),
     "out of memory after nothing was earned": (trl([{"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "loss": 0.0}] * 8) + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.84 GiB.\n", "D36", "error", "2.84 GiB"),
 }  # fmt: skip
@@ -179,8 +196,29 @@ WELL: dict[str, str] = {
     "a phase that ends": "Timer train start\nTimer train end\n" + trl([{}]),
     "figures that waver": _rows("kl", 0.01, 0.9, 0.02) + _rows("entropy", 0.5, 3.0, 0.6),
     "a reward that is as good as it gets": "".join(f"{{'step': {n}, 'loss': 0.1, 'reward': 0.9{n % 7}}}\n" for n in range(0, 1000, 50)),
+    "a loss of demonstrations that goes with the entropy": "".join(f"{{'loss': {1 / n + 0.1}, 'entropy': {0.7 / n + 0.1}, 'grad_norm': {1 / n}, 'learning_rate': 1e-4}}\n" for n in range(1, 21)),
+    "an adapter that was merged": "UserWarning: Already found a `peft_config` attribute in the model. This will lead to having multiple adapters in the model.\n" * 4 + trl([{}]),
+    "a few samples that are masked": "WARNING: tokenization mismatch: 100 vs. 101. (ignored)\n" * 5 + trl([{}]),
+    "a cache that is asked for again": "[2025-07-01 22:53:05] Cache not flushed because there are pending requests. #queue-req: 0, #running-req: 2\n" + trl([{}]),
+    "a validation that wavers": "".join(f"{{'loss': {0.5 / n}, 'grad_norm': {0.5 + 0.1 / n}, 'learning_rate': 1e-05, 'epoch': {n}}}\n{{'eval_loss': {held}, 'epoch': {n}}}\n" for n, held in enumerate((0.4, 0.24, 0.23, 0.24, 0.25, 0.25), 1)),
+    "a model that begins from nothing": "".join(f" iteration {n}/ 55000 | learning rate: 1.2E-05 | lm loss: {11 - n} | grad norm: 0.{n} |\n" for n in range(1, 9)),
     "a step that earned nothing": trl([{"reward": 0.0}, {"reward": 0.4}]),
 }  # fmt: skip
+
+
+def test_answers_that_get_short_and_right_pay_for_no_length(tmp_path: Path) -> None:
+    """In a table whose columns have lost their slashes; a judge's ends tell that nothing is paid per token."""
+    text = (
+        "step,actor_pg_loss,actor_grad_norm,critic_score_mean,critic_score_max,critic_score_min,response_length_mean\n"
+    )
+    for n in range(50):
+        length = 2000 - 35 * n + 300 * (n % 2)
+        text += f"{n},{0.01 + 0.001 * (n % 5)},{0.3 + 0.01 * (n % 7)},{1.1 - length / 2500},1.0,0.0,{length}\n"
+    found = diagnosed_path(written(tmp_path, text, "a.csv"))
+    assert worrying(found) == []
+    assert only(found, "L09").severity == "info"
+    paid = text.replace("critic_score_max", "best").replace("critic_score_min", "worst")
+    assert only(diagnosed_path(written(tmp_path, paid, "b.csv")), "L32").severity == "error"
 
 
 @pytest.mark.parametrize("name", WELL)
@@ -301,6 +339,13 @@ ENDS: dict[str, tuple[str, str]] = {
     "an empty batch": ("AssertionError: batch size is 0 after filtering\n", "no sample of the batch is left"),
     "an engine that starts": ("RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.\n", "as it starts"),
     "another process": ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 79.25 GiB of which 600.00 MiB is free. Process 123 has 78.00 GiB memory in use.\n", "another process holds most"),
+    "a launcher's table": ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\nFailures:\n  <NO_OTHER_FAILURES>\n  rank      : 2 (local_rank: 2)\n  exitcode  : 1 (pid: 31789)\n", "rank 2 with exit code 1"),
+    "a table of a rank that was killed": ("  rank      : 2 (local_rank: 2)\n  exitcode  : -9 (pid: 31789)\n", "out of host memory"),
+    "a weight that the engine does not know": ("ray.exceptions.RayTaskError(KeyError): ray::LLMRayActor.update_weight() (pid=445964, ip=172.17.0.2)\n", "name of a weight"),
+    "a role": ("KeyError: 'tool'\n", "role"),
+    "a loss in another's recipe": ("AttributeError: 'DPOLoss' object has no attribute 'ignore_index'\n", "of another kind"),
+    "a world of another size": ('  File "/x/vllm/distributed/parallel_state.py", line 922, in initialize_model_parallel\n    all_ranks = torch.arange(world_size).reshape(\nRuntimeError: shape \'[1, 1, 1]\' is invalid for input of size 4\n', "parallel sizes"),
+    "a group that hydra does not find": ("In 'grpo': Could not find 'algorithm/rollout_correction'\n\nConfig search path:\n\tprovider=hydra, path=pkg://hydra.conf\n", "hydra does not find"),
     "'!' without an end": (("step 200: " + "!" * 80 + "\n") * 2 + trl([{}]), "NaN logits"),
 }  # fmt: skip
 

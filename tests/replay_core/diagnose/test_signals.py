@@ -52,8 +52,8 @@ def test_a_frameworks_name_is_known(raw: str, signal: str, framework: str | None
 @pytest.mark.parametrize(
     "raw",
     [
-        "eval/loss",
-        "eval_loss",
+        "eval/runtime",
+        "eval_samples_per_second",
         "val/reward_std",
         "weights",
         "max_grad_norm",
@@ -64,6 +64,16 @@ def test_a_frameworks_name_is_known(raw: str, signal: str, framework: str | None
 )
 def test_an_evaluations_metric_and_a_strange_name_are_no_signal(raw: str) -> None:
     assert named(raw) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "signal"),
+    [("eval_loss", "held_out_loss"), ("val/loss", "held_out_loss"), ("critic_score_mean", "reward")],
+)
+def test_an_evaluations_loss_is_none_of_training_and_a_column_may_have_lost_its_slashes(raw: str, signal: str) -> None:
+    name = named(raw)
+    assert name is not None
+    assert name.signal == signal
 
 
 def test_a_bare_kl_is_k3_only_among_trls_names(tmp_path: Path) -> None:
