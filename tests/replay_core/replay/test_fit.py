@@ -70,6 +70,15 @@ def test_a_model_that_drops_its_positions_is_found_out(llama, gpt2):
         assert not fit.heeds_positions(Deaf(), ids_1T)
 
 
+def test_a_model_that_refuses_positions_of_no_batch_reads_them(gpt2):
+    class CountedFromTheEnd(torch.nn.Module):
+        def forward(self, input_ids, position_ids, **more):
+            return gpt2(input_ids, position_ids=(position_ids.diff(prepend=position_ids[:, :1] - 1) - 1) * -9, **more)
+
+    with torch.no_grad():
+        assert fit.heeds_positions(CountedFromTheEnd(), torch.arange(4, 12)[None])
+
+
 def test_attention_without_its_mask_is_named():
     assert fit.mask_note("sdpa") is None
     assert "registered without its mask function" in fit.mask_note("somebodys_own")
