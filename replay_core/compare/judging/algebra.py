@@ -205,6 +205,13 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
                 "sums add up to the whole"
             )
             found.fault = Fault("summed in groups", ranks, sentence)
+        elif times > 1 and len(classes) < count:
+            groups = "; ".join(named(ranks[number - 1] for number in members) for members in classes)
+            sentence = (
+                f"{what} is not averaged over ranks {named(ranks)}, only within groups of them ({groups}): the mean of "
+                f"what these hold is the whole (to {left / size:.1g})"
+            )
+            found.fault = Fault("not averaged", ranks, sentence)
         elif times > 1:
             sentence = (
                 f"{what} is not averaged over ranks {named(ranks)}: each holds its own, and their mean is the whole"

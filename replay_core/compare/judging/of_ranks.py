@@ -516,7 +516,9 @@ class OfRanks:
         first, off_NH = self._first_off.get(row.key.step, (None, None))
         if first is None or first.ranks is None or off_NH is None:
             return
-        if first.name == f"{row.name.removeprefix('param.').removesuffix('.weight')}.output":
+        # A gathered shard is all ranks'; where every rank has the weight, a rank that alone is off has another copy.
+        is_of_some = not held.is_cut and 0 < len(first.ranks.parted) < len(held.ranks)
+        if first.name == f"{row.name.removeprefix('param.').removesuffix('.weight')}.output" and not is_of_some:
             fault = subspaces.of_a_slices_channels(first.name, off_NH, row.name, held)
             if fault is not None:
                 first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"

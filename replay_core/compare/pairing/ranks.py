@@ -686,16 +686,24 @@ def _held_along(
 
 
 def _apart(held: HeldByRanks, whole: TensorRef) -> float:
-    """How far ranks' slices are from where they are said to lie, squared; 0 where that cannot be read."""
+    """How far ranks' slices are from where they are said to lie, squared, or what the ranks with one slice make of it
+    together (of gradients that were not summed over them, the mean or the sum); 0 where that cannot be read.
+    """
     assert held.axis is not None
     if not whole.is_readable or not all(ref.is_readable for ref in held.parts):
         return 0.0
-    values, off = pages.array(whole), 0.0
-    for ref, own in zip(held.parts, held.stretches, strict=True):
-        ((start, length),) = own
+    values, each = pages.array(whole), 0.0
+    laid: dict[Stretch, list[np.ndarray[Any, Any]]] = defaultdict(list)
+    for ref, ((start, length),) in zip(held.parts, held.stretches, strict=True):
         here = (slice(None),) * held.axis + (slice(start, start + length),)
-        off += float(np.square(pages.array(ref).astype(np.float64) - values[here].astype(np.float64)).sum())
-    return off
+        off = pages.array(ref).astype(np.float64) - values[here].astype(np.float64)
+        each += float(np.square(off).sum())
+        known = laid[start, length]
+        known[:] = [known[0] + off, known[1]] if known else [off, values[here].astype(np.float64)]
+    copies = len(held.parts) / len(laid)
+    mean = sum(float(np.square(off).sum()) for off, _ in laid.values()) / copies
+    total = sum(float(np.square(off + (copies - 1) * block).sum()) for off, block in laid.values()) * copies
+    return min(each, mean, total)
 
 
 def _along_cut(
