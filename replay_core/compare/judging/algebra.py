@@ -24,6 +24,8 @@ from replay_core.records import Inline, TensorRef
 
 #: What part of a difference an explanation may leave.
 _LEFT = 0.1
+#: What rounding leaves of a sum of parts that are stored in two bytes, each made of values that are.
+_NEAR_IN_TWO_BYTES = 0.05
 #: Ranks alike to this part of their norm are one value; a rank agrees where it is off by so little, or by so small a
 #: part of what the worst one is off.
 _ALIKE, _AGREES = 1e-4, 0.03
@@ -188,10 +190,12 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     tried = [(everyone, 1), (everyone, count), (first_of, 1)]
     if 1 < samples < len(first_of):
         tried.append((first_of, samples))  # a sum over the tokens of each group, and a mean over the groups
+    is_short = {ref.dtype for ref in (whole, *held.parts)} <= {"bfloat16", "float16"}
+    near = _NEAR_IN_TWO_BYTES if is_short and enough else NEAR
     for weights, times in tried:
         wanted = {**weights, 0: -float(times)}
         left = products.norm(wanted) / times
-        is_near = left <= NEAR * size and left <= _LEFT * nearest
+        is_near = left <= near * size and left <= _LEFT * nearest
         if not is_near and not (not enough and left <= _ALIKE * size and left <= _LEFT * worst):
             continue  # one of several numbers may be near by chance
         found.relation = "mean" if times > 1 else "parts"
