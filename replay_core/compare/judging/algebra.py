@@ -147,6 +147,25 @@ def _of_one(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, count
             )  # fmt: skip
 
 
+def by_micros(name: str, found: Ranked, micros: int) -> Fault | None:
+    """Whether all ranks hold a gradient as many times too large, or too small, as there are micro-batches."""
+    factors = list(found.factors.values())
+    if micros < 2 or not found.parted or found.factors.keys() < set(found.ranks):
+        return None
+    for times, kind, words in (
+        (float(micros), "too much", "a sum over the {} micro-batches where their mean is due, or counted for each"),
+        (1 / micros, "too little", "as if divided by the {} micro-batches once too often"),
+    ):
+        if all(abs(factor - times) <= NEAR * times for factor in factors):
+            return Fault(
+                kind, found.ranks,
+                f"{_called(name)} is {factors[0]:.4g} x the other run's on {whose(found.ranks)}: "
+                f"{words.format(micros)}",
+                factors[0],
+            )  # fmt: skip
+    return None
+
+
 # ---- tensors that every rank holds whole
 
 

@@ -250,7 +250,8 @@ class OfRanks:
             if fault is None or fault.kind == "apart":
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
         if row.name.startswith("grad.") and fault is None:
-            fault = self._own_means.pop(row.key.step, None)
+            micros = len({given.micro for given in self._tokens[row.key.step]})
+            fault = self._own_means.pop(row.key.step, None) or algebra.by_micros(row.name, found, micros)
         if fault is None and row.name.startswith("grad.") and row.name.endswith(".bias") and _FUSED.search(row.name):
             other = micro_pair.b if together.which == "a" else micro_pair.a
             beside = next((ref for _, ref in other.named(f"{row.name.removesuffix('.bias')}.weight")), None)
