@@ -61,6 +61,7 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
             for rank in row.ranks.parted:
                 found.first.setdefault(rank, row)
     began = min((row.key.step or 0 for row in found.first.values()), default=0)
+    diverged = min((row.key.step for row in rows if row.verdict.diverges and row.key.step is not None), default=None)
     by_kind: dict[tuple[str, tuple[int, ...]], Found] = {}
     for one in together:
         if one.astray is not None:
@@ -85,9 +86,15 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         one for one, step in zip(by_kind.values(), steps, strict=True)
         # Ranks that are apart after a step which diverges and nothing explains have their weights of it.
         if step == min(steps) and (one.fault.kind != "apart" or step <= began)
+        # Nor is what a later step computes a cause: of that step are only the inputs, which no weights make.
+        and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
     found.faults = sorted(kept, key=lambda one: one.fault.kind == "apart")
     return found
+
+
+def _is_input(name: str) -> bool:
+    return naming.meaning(name).kind in ("ids", "positions", "mask")
 
 
 def _of_single_ranks(rows: Sequence[tuple[TensorVerdict, Fault]]) -> dict[tuple[str, tuple[int, ...]], Found]:

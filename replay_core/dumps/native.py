@@ -40,6 +40,7 @@ MAX_MANIFEST = 1 << 26
 _FILE = regex(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|jsonl)$")
 _INDEX = regex(r"index_rank\d+\.jsonl$")
 #: How torch spells where a shard lies, in its short and its long words.
+_INDEX_OF_RANK = regex(r"index_rank(\d{1,9})\.jsonl")
 _PLACEMENT = regex(r"(?:S\(|Shard\(dim=)(\d+)\)")
 _PLACED = {"R": "Replicate", "Replicate()": "Replicate", "P": "Partial(sum)"}
 _PLACED |= {f"P({how})": kind for kind, how in PARTIAL.items()}
@@ -367,23 +368,53 @@ def _whole(key: RecordKey, path: Path, fields: list[TensorRef]) -> list[TensorRe
     mine = {} if root is None else _shards(root / own).get(str(path.relative_to(root)), {})
     if root is None or not mine:
         return fields
-    at: dict[str, dict[tuple[int, ...], TensorRef]] = {name: {} for name in mine}
-    for other in sorted(root.glob("index_rank*.jsonl")):
-        rank = other.stem.removeprefix("index_rank")
+    every: dict[str, list[tuple[int, tuple[int, ...], TensorRef]]] = {name: [] for name in mine}
+    indices = filter(None, (_INDEX_OF_RANK.fullmatch(one.name) for one in root.glob("index_rank*.jsonl")))
+    for rank in sorted(int(one[1]) for one in indices):
         file = path.with_name(path.name.replace(f"_rank{key.rank}", f"_rank{rank}"))
-        theirs = _shards(other).get(str(file.relative_to(root)), {})
+        theirs = _shards(root / f"index_rank{rank}.jsonl").get(str(file.relative_to(root)), {})
         held = fields if file == path else flatten(read_tree(file)) if theirs and file.exists() else []
         for ref in held:
-            if ref.name in theirs and ref.name in at:
-                at[ref.name][theirs[ref.name].coordinate] = ref
-    return [_joined(ref, mine.get(ref.name), at) for ref in fields]
+            if ref.name in theirs and ref.name in every:
+                every[ref.name].append((rank, theirs[ref.name].coordinate, ref))
+    return [_joined(ref, mine.get(ref.name), key.rank or 0, every) for ref in fields]
 
 
-def _joined(ref: TensorRef, shard: _Shard | None, at: dict[str, dict[tuple[int, ...], TensorRef]]) -> TensorRef:
-    if shard is None or not at[ref.name]:
+def _joined(
+    ref: TensorRef, shard: _Shard | None, rank: int, every: dict[str, list[tuple[int, tuple[int, ...], TensorRef]]]
+) -> TensorRef:
+    if shard is None or not every[ref.name]:
         return ref
-    whole = laid_together(at[ref.name], shard.mesh, shard.placements, shard.shape)
+    at = _of_own_mesh(every[ref.name], rank, shard)
+    whole = laid_together(at, shard.mesh, shard.placements, shard.shape)
     return whole.with_(name=ref.name, canonical=ref.canonical, alignment=ref.alignment, order=ref.order)
+
+
+def _of_own_mesh(
+    held: list[tuple[int, tuple[int, ...], TensorRef]], rank: int, shard: _Shard
+) -> dict[tuple[int, ...], TensorRef]:
+    """By place, the shards of the mesh that a rank is in, which may be one of several (the tensor parallel groups of
+    several replicas): meshes are numbered in one order, so that the n-th of the ranks at each place is of the n-th
+    mesh. Of what is replicated along an axis, the rank's own copy.
+
+    held: of each rank, in their order, its place and its shard.
+    """
+    by_place: dict[tuple[int, ...], list[tuple[int, TensorRef]]] = {}
+    for other, place, ref in held:
+        by_place.setdefault(place, []).append((other, ref))
+    own = [other for other, _ in by_place.get(shard.coordinate, [])]
+    if rank in own and {len(members) for members in by_place.values()} == {len(own)}:
+        at = {place: members[own.index(rank)][1] for place, members in by_place.items()}
+    else:
+        at = {place: next((ref for other, ref in members if other == rank), members[-1][1])
+              for place, members in by_place.items()}  # fmt: skip
+    copies = [number for number, (kind, _) in enumerate(shard.placements) if kind == "Replicate"]
+    if len(shard.coordinate) != len(shard.placements) or any(len(place) != len(shard.placements) for place in at):
+        return at
+    mine = {place: ref for place, ref in at.items() if all(place[n] == shard.coordinate[n] for n in copies)}
+    firsts = {tuple(0 if n in copies else at_n for n, at_n in enumerate(place)): ref for place, ref in mine.items()}
+    wanted = prod(size for n, size in enumerate(shard.mesh) if n not in copies)
+    return firsts if len(firsts) == wanted else at
 
 
 @kept_while_unchanged(64)

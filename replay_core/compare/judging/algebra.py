@@ -24,6 +24,8 @@ from replay_core.records import Inline, TensorRef
 
 #: What part of a difference an explanation may leave.
 _LEFT = 0.1
+#: What rounding leaves of a sum of parts that are stored in two bytes, each made of values that are.
+_NEAR_IN_TWO_BYTES = 0.05
 #: Ranks alike to this part of their norm are one value; a rank agrees where it is off by so little, or by so small a
 #: part of what the worst one is off.
 _ALIKE, _AGREES = 1e-4, 0.03
@@ -145,6 +147,25 @@ def _of_one(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, count
             )  # fmt: skip
 
 
+def by_micros(name: str, found: Ranked, micros: int) -> Fault | None:
+    """Whether all ranks hold a gradient as many times too large, or too small, as there are micro-batches."""
+    factors = list(found.factors.values())
+    if micros < 2 or not found.parted or found.factors.keys() < set(found.ranks):
+        return None
+    for times, kind, words in (
+        (float(micros), "too much", "a sum over the {} micro-batches where their mean is due, or counted for each"),
+        (1 / micros, "too little", "as if divided by the {} micro-batches once too often"),
+    ):
+        if all(abs(factor - times) <= NEAR * times for factor in factors):
+            return Fault(
+                kind, found.ranks,
+                f"{_called(name)} is {factors[0]:.4g} x the other run's on {whose(found.ranks)}: "
+                f"{words.format(micros)}",
+                factors[0],
+            )  # fmt: skip
+    return None
+
+
 # ---- tensors that every rank holds whole
 
 
@@ -188,10 +209,12 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     tried = [(everyone, 1), (everyone, count), (first_of, 1)]
     if 1 < samples < len(first_of):
         tried.append((first_of, samples))  # a sum over the tokens of each group, and a mean over the groups
+    is_short = {ref.dtype for ref in (whole, *held.parts)} <= {"bfloat16", "float16"}
+    near = _NEAR_IN_TWO_BYTES if is_short and enough else NEAR
     for weights, times in tried:
         wanted = {**weights, 0: -float(times)}
         left = products.norm(wanted) / times
-        is_near = left <= NEAR * size and left <= _LEFT * nearest
+        is_near = left <= near * size and left <= _LEFT * nearest
         if not is_near and not (not enough and left <= _ALIKE * size and left <= _LEFT * worst):
             continue  # one of several numbers may be near by chance
         found.relation = "mean" if times > 1 else "parts"
@@ -205,6 +228,13 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
                 "sums add up to the whole"
             )
             found.fault = Fault("summed in groups", ranks, sentence)
+        elif times > 1 and len(classes) < count:
+            groups = "; ".join(named(ranks[number - 1] for number in members) for members in classes)
+            sentence = (
+                f"{what} is not averaged over ranks {named(ranks)}, only within groups of them ({groups}): the mean of "
+                f"what these hold is the whole (to {left / size:.1g})"
+            )
+            found.fault = Fault("not averaged", ranks, sentence)
         elif times > 1:
             sentence = (
                 f"{what} is not averaged over ranks {named(ranks)}: each holds its own, and their mean is the whole"

@@ -113,7 +113,7 @@ GAIN_FLOOR = dict(zip(FAMILIES, (1e-9, 5e-5, 1e-3, 4e-3, 3e-2), strict=True))
 
 #: A gradient that lives off few tokens is off by one factor, too: the factor explains this much, or is larger than so
 #: many roundings and so many times the noise before it.
-GRADIENT_GAIN_SHARE, GRADIENT_GAIN_ROUNDINGS, GRADIENT_GAIN_NOISE = 0.95, 4.0, 1.5
+GRADIENT_GAIN_SHARE, GRADIENT_GAIN_ROUNDINGS, GRADIENT_GAIN_NOISE = 0.95, 6.0, 1.5
 
 #: One row's own factor: rounding inside a norm scales a row by up to u, over the layers by a few u. A gradient's row
 #: that lives off one token takes over that token's rounding as a factor, and a row of experts that of its router's

@@ -250,7 +250,8 @@ class OfRanks:
             if fault is None or fault.kind == "apart":
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
         if row.name.startswith("grad.") and fault is None:
-            fault = self._own_means.pop(row.key.step, None)
+            micros = len({given.micro for given in self._tokens[row.key.step]})
+            fault = self._own_means.pop(row.key.step, None) or algebra.by_micros(row.name, found, micros)
         if fault is None and row.name.startswith("grad.") and row.name.endswith(".bias") and _FUSED.search(row.name):
             other = micro_pair.b if together.which == "a" else micro_pair.a
             beside = next((ref for _, ref in other.named(f"{row.name.removesuffix('.bias')}.weight")), None)
@@ -516,7 +517,9 @@ class OfRanks:
         first, off_NH = self._first_off.get(row.key.step, (None, None))
         if first is None or first.ranks is None or off_NH is None:
             return
-        if first.name == f"{row.name.removeprefix('param.').removesuffix('.weight')}.output":
+        # A gathered shard is all ranks'; where every rank has the weight, a rank that alone is off has another copy.
+        is_of_some = not held.is_cut and 0 < len(first.ranks.parted) < len(held.ranks)
+        if first.name == f"{row.name.removeprefix('param.').removesuffix('.weight')}.output" and not is_of_some:
             fault = subspaces.of_a_slices_channels(first.name, off_NH, row.name, held)
             if fault is not None:
                 first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"

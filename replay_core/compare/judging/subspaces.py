@@ -83,6 +83,14 @@ def of_a_slices_channels(what: str, off_NH: Array, name: str, held: HeldByRanks)
         if is_off_H[is_own_H].mean() > _MOST_OF and not is_off_H[~is_own_H].any():
             called = name.removeprefix("param.")
             shard = f"slice of {called}" if held.is_cut else f"shard of {called} (FSDP cuts rows in turn)"
+            weight = held.parts[0]
+            if not held.is_cut and weight.shape[0] == count and not pages.array(weight)[is_own_H].any():
+                return Fault(
+                    "zeros", (rank,),
+                    f"{what} is off in what rank {rank}'s {shard} makes, and nowhere else: that one is all 0, as if it "
+                    "was never loaded",
+                    0.0,
+                )  # fmt: skip
             return Fault(
                 "apart", (rank,),
                 f"{what} is off in what rank {rank}'s {shard} makes, and nowhere else: that one is another's or stale",

@@ -150,7 +150,27 @@ def _told(what: str, ranks: tuple[int, ...], every: tuple[int, ...], groups: lis
             f"{what} weighs each {'rank' if micros == 1 else 'micro-batch'}'s tokens by a factor of its own ({said}), "
             f"whose inverses have the mean 1{more}: each loss is the mean over its own number of tokens, not over all",
         )  # fmt: skip
+    if all(len(one.micros) == micros for one in groups):
+        return _counted_twice(what, groups)
     return _summed_again(what, every, groups, said) if len(groups) == micros else None
+
+
+def _counted_twice(what: str, groups: list[_Group]) -> Fault | None:
+    """Whether what one rank's tokens make counts a whole number of times, and once what all others' do."""
+    often = [one for one in groups if one.factor is not None and one.factor > 1 + _NEAR]
+    if len(often) != 1 or often[0].factor is None:
+        return None
+    times = round(often[0].factor)
+    if times < 2 or abs(often[0].factor - times) > _NEAR * times:
+        return None
+    if any(one.factor is None or abs(one.factor - 1) > _NEAR for one in groups if one is not often[0]):
+        return None
+    whom, count = whose(often[0].ranks), "twice" if times == 2 else f"{times} times"
+    return Fault(
+        "twice", tuple(often[0].ranks),
+        f"{whom}'s contribution is {count} in {what}: the rows of the tokens that {whom} alone was given are {times} "
+        "times the other run's, and those of all others' tokens are the other run's",
+    )  # fmt: skip
 
 
 def _summed_again(what: str, ranks: tuple[int, ...], groups: list[_Group], said: str) -> Fault | None:

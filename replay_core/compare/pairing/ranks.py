@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from replay_core import pages
 from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share, within
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
+from replay_core.compare.pairing.pipeline import handed_over
 from replay_core.compare.pairing.slices import among
 from replay_core.dtypes import ITEMSIZE
 from replay_core.errors import DumpError
@@ -82,6 +83,8 @@ class Together(Struct):
     own_mean: bool = False
     #: What ranks of a pipeline were given by the stage before, which the one process never has as an input.
     handed: list[tuple[int, str]] = field(default_factory=list)
+    #: What is said of tensors that stages of a pipeline handed to each other.
+    staged: list[str] = field(default_factory=list)
     #: Of every rank, which of the other run's samples it has, as the token ids say; None where they do not, or where
     #: two samples are of the same tokens and may be either's.
     whose: tuple[tuple[Stretch, ...], ...] | None = None
@@ -459,6 +462,7 @@ class RankGroup:
         if together.handed:
             said = ", ".join(f"{name} of rank {rank}" for rank, name in together.handed[:4])
             pair.notes.append(f"{pair.where}: {said}: handed over by the stage before, and compared as its output")
+        pair.notes += [f"{pair.where}: {said}" for said in together.staged]
         return pair
 
     def _side(self, whole: Side, ranks: dict[int, Side], together: Together) -> Side:
@@ -467,12 +471,17 @@ class RankGroup:
         is_staged = any(ids_of(side) is None for side in ranks.values()) and any(
             ids_of(side) for side in ranks.values()
         )
+        passed = handed_over(ranks, whole)
+        together.staged = passed.sentences
         for rank, side in ranks.items():
-            for key, (record, ref) in side.tensors.items():
+            for own, (record, ref) in side.tensors.items():
+                if (rank, own) in passed.left_out:
+                    continue
+                key = passed.moved.get((rank, own), own)
                 if is_staged and ids_of(side) is None and key[1] == "batch_inputs" and key not in whole.tensors:
                     together.handed.append((rank, key[0]))  # by the stage before, in whose outputs it is
                     continue
-                by_name.setdefault(key, {})[rank] = (record, ref)
+                by_name.setdefault(key, {})[rank] = (record, ref if key is own else _called(ref, key, whole))
         made: dict[tuple[str, str], list[TensorRef]] = defaultdict(list)
         first: dict[tuple[str, str], Record] = {}
         for (name, stage), by_rank in by_name.items():
@@ -681,16 +690,24 @@ def _held_along(
 
 
 def _apart(held: HeldByRanks, whole: TensorRef) -> float:
-    """How far ranks' slices are from where they are said to lie, squared; 0 where that cannot be read."""
+    """How far ranks' slices are from where they are said to lie, squared, or what the ranks with one slice make of it
+    together (of gradients that were not summed over them, the mean or the sum); 0 where that cannot be read.
+    """
     assert held.axis is not None
     if not whole.is_readable or not all(ref.is_readable for ref in held.parts):
         return 0.0
-    values, off = pages.array(whole), 0.0
-    for ref, own in zip(held.parts, held.stretches, strict=True):
-        ((start, length),) = own
+    values, each = pages.array(whole), 0.0
+    laid: dict[Stretch, list[np.ndarray[Any, Any]]] = defaultdict(list)
+    for ref, ((start, length),) in zip(held.parts, held.stretches, strict=True):
         here = (slice(None),) * held.axis + (slice(start, start + length),)
-        off += float(np.square(pages.array(ref).astype(np.float64) - values[here].astype(np.float64)).sum())
-    return off
+        off = pages.array(ref).astype(np.float64) - values[here].astype(np.float64)
+        each += float(np.square(off).sum())
+        known = laid[start, length]
+        known[:] = [known[0] + off, known[1]] if known else [off, values[here].astype(np.float64)]
+    copies = len(held.parts) / len(laid)
+    mean = sum(float(np.square(off).sum()) for off, _ in laid.values()) / copies
+    total = sum(float(np.square(off + (copies - 1) * block).sum()) for off, block in laid.values()) * copies
+    return min(each, mean, total)
 
 
 def _along_cut(
@@ -1057,6 +1074,12 @@ def _ids_of_stages(sides: Sequence[Side]) -> list[TensorRef | None]:
         for number, other in lent.items():
             found[number] = found[other]
     return found
+
+
+def _called(ref: TensorRef, place: tuple[str, str], whole: Side) -> TensorRef:
+    """A tensor under the name that the one process's has at a place."""
+    there = whole.tensors[place][1]
+    return ref.with_(name=there.name, canonical=there.canonical)
 
 
 def _lost(side: Side, stage: str) -> str | None:

@@ -25,6 +25,10 @@ _LOSS, _LOGPROBS, _MASKS = "loss", "policy_logprobs", ("response_mask", "loss_ma
 #: What two divisors that are one may differ by, beside the roundings of the dtype.
 _ALIKE, _ROUNDINGS = 1e-5, 4
 
+#: Where a recorder puts what the loss left at the logits; how far it may be from a cross entropy's, of its norm; and
+#: of how many elements it is read.
+_LEFT, _ALIKE_LEFT, _MOST = "loss_gradient", 1e-3, 1 << 26
+
 Held = tuple[Record, TensorRef]
 
 
@@ -124,7 +128,11 @@ def _parts(sides: list[Side], place: tuple[str, str]) -> dict[frozenset[bytes], 
 
 def _part(side: Side, place: tuple[str, str]) -> _Part | None:
     ids, loss, logprobs = ids_of(side), side.tensors[place][1], side.find(_LOGPROBS)
-    if ids is None or logprobs is None or loss.shape not in ((), (1,)) or logprobs.rows is not None:
+    if ids is None or loss.shape not in ((), (1,)):
+        return None
+    if logprobs is None:
+        logprobs = _of_logits(side)
+    if logprobs is None or logprobs.rows is not None:
         return None
     if not ids.numel or logprobs.is_text or len(logprobs.shape) not in (1, 2):
         return None
@@ -146,6 +154,36 @@ def _part(side: Side, place: tuple[str, str]) -> _Part | None:
         return None
     unit = _ALIKE + _ROUNDINGS * EPS[str(family(coarsest(loss.dtype, logprobs.dtype)))]
     return _Part(frozenset(samples), said, total, tokens, unit)
+
+
+def _of_logits(side: Side) -> TensorRef | None:
+    """The log-probabilities [B, T] of the loss's targets, 0 where it has none, by what it left at the logits [B, T, V]:
+    of a cross entropy that is a weight times (softmax - 1 at the target). None where it is anything else.
+    """
+    left = next((ref for (_, stage), (_, ref) in side.tensors.items() if stage == _LEFT and len(ref.shape) == 3), None)
+    logits = side.find(left.name.removeprefix("grad.")) if left is not None else None
+    if left is None or logits is None or logits.shape != left.shape or not 0 < left.numel <= _MOST:
+        return None
+    if any(ref.rows is not None or not ref.is_readable or family(ref.dtype) not in EPS for ref in (left, logits)):
+        return None
+    try:
+        left_BTV, logits_BTV = (pages.array(ref).astype(np.float64) for ref in (left, logits))
+    except DumpError:
+        return None
+    if not np.isfinite(left_BTV).all() or not np.isfinite(logits_BTV).all():
+        return None
+    logits_BTV -= logits_BTV.max(-1, keepdims=True)
+    logprobs_BTV = logits_BTV - np.log(np.exp(logits_BTV).sum(-1, keepdims=True))
+    target_BT1 = left_BTV.argmin(-1)[..., None]
+    made_BTV = np.exp(logprobs_BTV)
+    np.put_along_axis(made_BTV, target_BT1, np.take_along_axis(made_BTV, target_BT1, -1) - 1, -1)
+    weight_BT1 = (left_BTV * made_BTV).sum(-1, keepdims=True) / np.square(made_BTV).sum(-1, keepdims=True)
+    off = np.linalg.norm(left_BTV - weight_BT1 * made_BTV)
+    if not off <= _ALIKE_LEFT * np.linalg.norm(left_BTV):
+        return None
+    counted_BT = left_BTV.any(-1)
+    values_BT = np.where(counted_BT, np.take_along_axis(logprobs_BTV, target_BT1, -1)[..., 0], 0.0)
+    return logits.with_(dtype="float64", shape=values_BT.shape, source=Inline(values_BT.tobytes()), digest=None)
 
 
 def _of_step(parts: list[_Part], sides: list[Side]) -> _OfStep | None:

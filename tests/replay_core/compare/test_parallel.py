@@ -239,3 +239,61 @@ def test_ranks_that_part_after_a_step_that_nothing_explains_are_no_cause(tmp_pat
     one = write("one", 1, whole, stepped)
     assert _faults(compare_runs(open_run(one), open_run(write("both", 2, wrong, off)))) == set()
     assert _faults(compare_runs(open_run(one), open_run(write("later", 2, whole, off)))) == {("apart", (1,))}
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_what_a_step_computes_after_one_that_diverged_is_no_cause(is_other: bool, tmp_path: Path) -> None:
+    """The second step's gradient is not summed; where the first step's is another, nobody knows by which weights."""
+    first, whole, part = random(8, 16, seed=3), random(32), random(32, seed=1)
+
+    def written(folder: Path, gradient: torch.Tensor, *norms: torch.Tensor) -> Path:
+        for rank, norm in enumerate(norms):
+            with Recorder(folder) as recorder:
+                for step, (name, value) in enumerate({"mlp.up_proj": gradient, "norm": norm}.items()):
+                    with recorder.step(step, rank=rank) as record:
+                        record("gradient", {f"grad.layers.0.{name}.weight": value}, micro=None)
+        return folder
+
+    a = written(tmp_path / "a", first, whole)
+    b = written(tmp_path / "b", random(8, 16, seed=4) if is_other else first, part, whole - part)
+    found = compare_runs(open_run(a), open_run(b))
+    assert {row.key.step for row in found.tensors if row.verdict.diverges} == ({0, 1} if is_other else {1})
+    assert _faults(found) == (set() if is_other else {("not summed", (0, 1))})
+
+
+@pytest.mark.parametrize(
+    ("off", "fault"), [((0,), ("apart", (0,))), ((0, 1), ("apart", (1,)))], ids=["one rank's copy", "a gathered shard"]
+)
+def test_channels_that_are_off_on_one_rank_alone_are_of_its_own_copy(
+    off: tuple[int, ...], fault: tuple[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    """Both ranks have the weight; what rank 1's half of its rows makes is off on one of them, or on both."""
+    weight, ids = random(16, 8), torch.randint(2, 99, (4, 16), generator=torch.Generator().manual_seed(3))
+    output = random(4, 16, 16, seed=1)
+    wrong = torch.cat([output[..., :8], output[..., 8:] + random(4, 16, 8, seed=2)], -1)
+
+    def of(rows: slice, values: torch.Tensor) -> dict[str, Any]:
+        return {
+            "batch_inputs": {"input_ids": ids[rows]}, "modules": {"layers.0.mlp.up_proj.output": values[rows]},
+            "param": {"param.layers.0.mlp.up_proj.weight": weight},
+        }  # fmt: skip
+
+    ranks = [of(slice(2 * rank, 2 * rank + 2), wrong if rank in off else output) for rank in range(2)]
+    assert _faults(compared_steps(tmp_path, of(slice(0, 4), output), *ranks)) == {fault}
+
+
+@pytest.mark.parametrize(("times", "kind"), [(0.0, "zeros"), (-1.0, "apart")])
+def test_a_shard_that_was_never_loaded_is_told_as_zeros(times: float, kind: str, tmp_path: Path) -> None:
+    weight, ids = random(64, 32), torch.randint(2, 99, (4, 16), generator=torch.Generator().manual_seed(3))
+    other = torch.cat([weight[:32], times * weight[32:]])
+    hidden = random(4, 16, 32, seed=1)
+
+    def of(rows: slice, weight: torch.Tensor) -> dict[str, Any]:
+        return {
+            "batch_inputs": {"input_ids": ids[rows]},
+            "modules": {"layers.0.mlp.up_proj.output": hidden[rows] @ weight.T},
+            "param": {"param.layers.0.mlp.up_proj.weight": weight},
+        }  # fmt: skip
+
+    ranks = [of(slice(2 * rank, 2 * rank + 2), other) for rank in range(2)]
+    assert _faults(compared_steps(tmp_path, of(slice(0, 4), weight), *ranks)) == {(kind, (1,))}

@@ -181,3 +181,15 @@ def test_copies_of_samples_that_are_off_a_little_are_no_sum_over_a_wrong_group(o
     found = gradients(tmp_path, whole, [halves[0], halves[0], halves[1], halves[1]])
     fault = there(there(found.first).ranks).fault
     assert fault is None or fault.kind != "wrong group"
+
+
+@pytest.mark.parametrize(("off", "kinds"), [(0.03, {"not summed"}), (0.2, {None})])
+def test_parts_in_two_bytes_add_up_to_the_whole_but_for_their_rounding(
+    off: float, kinds: set[str | None], tmp_path: Path
+) -> None:
+    whole, part, noise = random(32), random(32, seed=1), random(32, seed=2)
+    rest = whole - part + off * noise * whole.norm() / noise.norm()
+    for dtype, expected in ((torch.bfloat16, kinds), (torch.float32, {None})):
+        found = gradients(tmp_path / str(dtype), *(whole.to(dtype), [part.to(dtype), rest.to(dtype)]))
+        row = there(found.first)
+        assert {fault and fault.kind for fault in [there(row.ranks).fault]} == expected

@@ -16,7 +16,9 @@ from replay_core.compare.judging.of_ranks import OfRanks
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, Side, TensorPair
 from replay_core.compare.pairing.ranks import Together
+from replay_core.compare.parallel import parallel
 from replay_core.dumps import open_run
+from replay_core.recorder import Recorder
 from replay_core.records import Inline, Record, RecordKey, TensorRef
 from tests.builders import there
 from tests.replay_core.compare.ranks.recorded import Step, compared, random, write
@@ -253,3 +255,21 @@ def test_a_fused_weight_that_is_cut_in_turn_is_told_by_its_keys_bias(is_in_turn:
     found = compared(tmp_path, step(torch.arange(24), (weight, bias)), *(step(own, wrong) for own in rows))
     kinds = {there(row.ranks).fault and there(there(row.ranks).fault).kind for row in found.tensors if row.ranks}
     assert ("order" in kinds) is is_in_turn
+
+
+@pytest.mark.parametrize(("times", "kind"), [(1 / 3, "too little"), (3.0, "too much"), (1.3, None)])
+def test_gradients_that_are_off_by_the_number_of_micro_batches(times: float, kind: str | None, tmp_path: Path) -> None:
+    """Two stages of a pipeline, each with a weight of its own, and three micro-batches; the one process has one."""
+    ids = torch.randint(2, 99, (3, 8), generator=torch.Generator().manual_seed(3))
+    weights = {f"grad.layers.{rank}.mlp.up_proj.weight": random(16, 8, seed=rank) for rank in range(2)}
+    with Recorder(tmp_path / "a") as recorder, recorder.step(0, rank=0) as record:
+        record("batch_inputs", {"input_ids": ids}, micro=0)
+        record("gradient", weights, micro=None)
+    for rank, (name, value) in enumerate(weights.items()):
+        with Recorder(tmp_path / "b") as recorder, recorder.step(0, rank=rank) as record:
+            for micro in range(3):
+                record("batch_inputs", {"input_ids": ids[micro : micro + 1]}, micro=micro)
+            record("gradient", {name: times * value}, micro=None)
+    found = compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
+    faults = there(parallel(found.tensors, found.together)).faults
+    assert [(one.fault.kind, one.fault.ranks) for one in faults] == ([(kind, (0, 1))] if kind else [])

@@ -212,3 +212,23 @@ def test_a_sample_that_is_on_two_ranks_and_another_on_none(
     told = {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults
             if one.fault.kind == "same samples"} if found.together else set()  # fmt: skip
     assert told == ({expected} if expected is not None else set())
+
+
+def test_shards_that_replicas_did_not_average_lie_where_their_mean_is_the_other_runs(tmp_path: Path) -> None:
+    """Four ranks, two shards and two replicas: no two shards are alike, so that only their mean says whose is which."""
+    whole = random(8, 16)
+    first, second = whole.chunk(2)
+    apart = 0.9 * torch.cat([first - second, first - second])  # so that each is nearer to the other shard
+    found = gradients(tmp_path, whole, [*(whole + apart).chunk(2), *(whole - apart).chunk(2)])
+    fault = there(there(there(found.first).ranks).fault)
+    assert fault.kind == "not averaged"
+    assert "0 and 2; 1 and 3" in fault.sentence
+    assert fault.ranks == (0, 1, 2, 3)
+
+
+def test_a_mean_within_groups_of_ranks_alone_is_told_with_the_groups(tmp_path: Path) -> None:
+    whole, apart = random(8, 16), random(8, 16, seed=1)
+    found = gradients(tmp_path, whole, [whole + apart, whole + apart, whole - apart, whole - apart])
+    fault = there(there(there(found.first).ranks).fault)
+    assert fault.kind == "not averaged"
+    assert "only within groups of them (0 and 1; 2 and 3)" in fault.sentence

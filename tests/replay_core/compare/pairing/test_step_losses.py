@@ -113,3 +113,36 @@ def test_a_cut_that_is_one_in_both_runs_keeps_its_losses(tmp_path: Path):
     a, b = (_write(tmp_path / name, CUTS["four"], "part") for name in "ab")
     compared = _compared(tmp_path, a, b)
     assert [row.key.micro for row in compared.tensors if row.name == "loss"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("loss", "off", "tells"),
+    [("cross entropy", 0.0, True), ("cross entropy", 0.05, False), ("probability", 0.0, False)],
+)
+def test_logits_and_what_the_loss_left_at_them_tell_as_log_probabilities_do(
+    loss: str, off: float, tells: bool, tmp_path: Path
+) -> None:
+    """A stage of a pipeline records its logits; each micro-batch's loss is its part of the mean over all tokens."""
+    ids_BT = torch.randint(1, 99, (4, 12), generator=torch.Generator().manual_seed(1))
+    every_BTV = torch.randn(4, 12, 99, generator=torch.Generator().manual_seed(2))
+
+    def written(directory: Path, micros: list[list[int]], off: float) -> Path:
+        with Recorder(directory) as recorder, recorder.step(0, rank=0) as record:
+            for micro, rows in enumerate(micros):
+                logits = every_BTV[rows].clone().requires_grad_()
+                logprobs = logits.log_softmax(-1).gather(-1, ids_BT[rows].roll(-1, 1)[..., None])[:, :-1]
+                value = -(logprobs if loss == "cross entropy" else logprobs.exp()).sum() / (4 * 11)
+                value.backward()
+                record("batch_inputs", {"input_ids": ids_BT[rows]}, micro=micro)
+                record("modules", {"forward.output.logits": logits.detach()}, micro=micro)
+                record("loss_gradient", {"grad.forward.output.logits": logits.grad}, micro=micro)
+                record("loss", {"loss": value.detach() + (off if micro else 0.0)}, micro=micro)
+        return directory
+
+    a, b = written(tmp_path / "a", [[0, 1, 2, 3]], 0.0), written(tmp_path / "b", [[0, 1], [2, 3]], off)
+    compared = _compared(tmp_path, a, b)
+    assert bool(compared.agrees) == tells
+    assert [row.verdict.value for row in compared.tensors if row.name == "loss"] in (
+        [["CLOSE"], ["SAME"]] if tells else [[]]
+    )
+    assert [row.name for row in compared.skipped] == ([] if tells else ["loss"])

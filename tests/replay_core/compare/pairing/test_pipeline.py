@@ -1,0 +1,76 @@
+"""What stages of a pipeline hand to each other is held against what one process has between two layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from replay_core.compare import Comparison
+from tests.builders import there
+from tests.replay_core.compare.ranks.recorded import compared, random
+
+IDS = torch.randint(2, 99, (4, 16), generator=torch.Generator().manual_seed(3))
+FIRST, BETWEEN, LAST, LOGITS = (random(4, 16, width) for width in (8, 8, 8, 96))
+
+
+def given(**modules: torch.Tensor) -> dict[str, Any]:
+    named = {name.replace("__", "."): values for name, values in modules.items()}
+    return {"batch_inputs": {"input_ids": IDS}, "modules": named}
+
+
+WHOLE = given(
+    model__layers__0__inputs__0=FIRST, model__layers__0__output=BETWEEN, model__layers__1__inputs__0=BETWEEN,
+    model__layers__1__output=LAST, model__output=LAST, lm_head__output=LOGITS,
+)  # fmt: skip
+
+
+def stages(handed_on: torch.Tensor, handed_in: torch.Tensor) -> list[dict[str, Any]]:
+    return [
+        given(model__layers__0__inputs__0=FIRST, model__layers__0__output=BETWEEN, model__output=handed_on),
+        given(
+            model__inputs__2=handed_in, model__layers__1__inputs__0=handed_in, model__layers__1__output=LAST,
+            model__output=LAST, lm_head__output=LOGITS,
+        ),
+    ]  # fmt: skip
+
+
+def verdicts(found: Comparison) -> dict[str, str]:
+    return {row.name: row.verdict.value for row in found.tensors}
+
+
+def test_the_module_around_the_layers_returns_on_each_stage_what_its_last_layer_did(tmp_path: Path) -> None:
+    found = compared(tmp_path, WHOLE, *stages(BETWEEN, BETWEEN))
+    assert set(verdicts(found).values()) == {"SAME"}
+    assert "model.output" in verdicts(found)
+    assert any("model.output of rank 0 (as layers.0.output)" in note for note in found.notes)
+    assert any("model.inputs.2 of rank 1 (as layers.1.inputs.0)" in note for note in found.notes)
+
+
+def test_a_stage_that_hands_on_something_else_parts_where_the_next_begins(tmp_path: Path) -> None:
+    found = compared(tmp_path, WHOLE, *stages(BETWEEN + 1, BETWEEN))
+    row = there(found.first)
+    assert row.name == "layers.1.inputs.0"
+    assert there(row.ranks).parted == (0,)
+
+
+def test_a_last_stage_is_held_against_the_final_output(tmp_path: Path) -> None:
+    first, last = stages(BETWEEN, BETWEEN)
+    last["modules"]["model.output"] = LAST + 1
+    found = compared(tmp_path, WHOLE, first, last)
+    assert there(found.first).name == "model.output"
+
+
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_what_one_stage_returned_and_the_next_was_given_is_nothing_that_one_process_lacks(
+    off: float, tmp_path: Path
+) -> None:
+    whole = given(forward__output__logits=LOGITS)
+    first, last = given(forward__output__hidden=BETWEEN), given(forward__output__logits=LOGITS)
+    last["batch_inputs"] = {**last["batch_inputs"], "hidden": BETWEEN + off}
+    found = compared(tmp_path, whole, first, last)
+    missing = {name for name, verdict in verdicts(found).items() if verdict == "MISSING"}
+    assert missing == ({"hidden", "forward.output.hidden"} if off else set())
+    assert any("has nothing that it could be compared with" in note for note in found.notes) == (not off)
