@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: Gradients whose factors are asked for one cause, at least; and how far those of one rank may be from each other: of
 #: themselves, and of what those of two ranks are.
 _FEWEST, _ALIKE, _OF_APART = 3, 0.01, 0.1
+#: How far factors that are one may be from each other, of themselves.
+_ONE = 1e-3
 #: What part of the squares of all of them may be of gradients that have none: what rounding left of a key's bias.
 _REST = 1e-6
 
@@ -79,8 +81,11 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         if known.step == row.key.step:
             known.tensors += 1
     by_kind |= _of_single_ranks(alone)
-    if (clipped := _clipped(rows)) is not None:
+    factors = _factors(rows)
+    if (clipped := _clipped(factors)) is not None:
         by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
+    if not by_kind and (scaled := _scaled(factors, found.ranks)) is not None:
+        by_kind[scaled.fault.kind, scaled.fault.ranks] = scaled
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
     kept = [
         one for one, step in zip(by_kind.values(), steps, strict=True)
@@ -113,10 +118,22 @@ def _of_single_ranks(rows: Sequence[tuple[TensorVerdict, Fault]]) -> dict[tuple[
     return found
 
 
-def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
-    """Gradients that each rank has times a factor of its own, one for all of its tensors; None where one of them is
-    off by something else: the norms are then off by that.
-    """
+class _Factors(Struct, frozen=True):
+    """By what factors the gradients of a step's weights are off on each rank, of which one is at least."""
+
+    first: TensorVerdict
+    by_rank: dict[int, list[float]]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.by_rank))
+
+    def middle(self, rank: int) -> float:
+        return sorted(self.by_rank[rank])[len(self.by_rank[rank]) // 2]
+
+
+def _factors(rows: Sequence[TensorVerdict]) -> _Factors | None:
+    """None where a gradient of the first step that is off is off by something else: norms are then off by that."""
     by_rank: dict[int, list[float]] = {}
     first, size_2, left_2 = None, 0.0, 0.0
     for row in rows:
@@ -133,21 +150,45 @@ def _clipped(rows: Sequence[TensorVerdict]) -> Found | None:
             by_rank.setdefault(rank, []).append(factor)
     if first is None or len(by_rank) < 2 or min(map(len, by_rank.values())) < _FEWEST or left_2 > _REST * size_2:
         return None
-    middle = {rank: sorted(factors)[len(factors) // 2] for rank, factors in by_rank.items()}
+    return _Factors(first, by_rank)
+
+
+def _clipped(found: _Factors | None) -> Found | None:
+    """Gradients that each rank has times a factor of its own, one for all of its tensors."""
+    if found is None:
+        return None
+    middle = {rank: found.middle(rank) for rank in found.ranks}
     apart = max(middle.values()) - min(middle.values())
     if not apart or any(
         abs(factor - middle[rank]) > min(_ALIKE * abs(middle[rank]), _OF_APART * apart)
-        for rank, factors in by_rank.items() for factor in factors
+        for rank, factors in found.by_rank.items() for factor in factors
     ):  # fmt: skip
         return None
-    ranks = tuple(sorted(middle))
+    ranks = found.ranks
     said = ", ".join(f"{middle[rank]:.4g} on rank {rank}" for rank in ranks)
     sentence = (
         f"the gradients of {whose(ranks)} are each scaled by a factor of the rank's own, the same for all of its "
         f"tensors ({said}): "
         "as if each clipped by the norm of what it holds, not of all ranks together"
     )
-    return Found(Fault("clipped apart", ranks, sentence), first.name, first.key.step, len(by_rank[ranks[0]]))
+    fault = Fault("clipped apart", ranks, sentence)
+    return Found(fault, found.first.name, found.first.key.step, len(found.by_rank[ranks[0]]))
+
+
+def _scaled(found: _Factors | None, every: tuple[int, ...]) -> Found | None:
+    """Gradients that all ranks have times one factor, the same for all tensors."""
+    if found is None or found.ranks != every:
+        return None
+    factors = [factor for own in found.by_rank.values() for factor in own]
+    middle = sorted(factors)[len(factors) // 2]
+    if middle <= 0 or any(abs(one - middle) > _ONE * middle for one in factors):
+        return None
+    sentence = (
+        f"the gradients of {whose(every)} are all scaled by one factor ({middle:.4g}), the same for all tensors of all "
+        "ranks: as if clipped by another norm than the other run's, or of a loss that is as many times its"
+    )
+    fault = Fault("scaled", every, sentence, middle)
+    return Found(fault, found.first.name, found.first.key.step, len(found.by_rank[every[0]]))
 
 
 def sentence(found: Parallel) -> str | None:

@@ -131,10 +131,10 @@ class RankFault(TypedDict):
 
     kind: str
     """missing, zeros, not summed, summed in groups, not averaged, twice, too much, too little, order, held twice,
-    boundary, another's, apart, clipped apart, masks alike, masks differ, own positions, own vocabulary, own maximum,
-    same samples, other samples, contribution, other tokens, tokens lost, summed with another, keys order, own keys, own
-    mask, gathered, vocabulary slice, boundary label, own token mean, beside the tokens, rounded, wrong group, summed
-    again."""
+    boundary, another's, apart, clipped apart, scaled, masks alike, masks differ, own positions, own vocabulary, own
+    maximum, same samples, other samples, contribution, other tokens, tokens lost, summed with another, keys order,
+    own keys, own mask, gathered, vocabulary slice, boundary label, own token mean, beside the tokens, rounded,
+    wrong group, summed again."""
     ranks: list[int]
     factor: Number | None
     """Where what is held is a multiple of what it should be."""

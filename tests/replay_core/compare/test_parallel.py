@@ -191,11 +191,18 @@ _NORM, _PART = random(32, seed=7), random(32, seed=8)
     ("factors", "norms", "expected"),
     [
         ((1.3964, 1.4002), [_NORM, _NORM], {("clipped apart", (0, 1))}),
-        ((1.4, 1.4), [_NORM, _NORM], set()),
+        ((1.4, 1.4), [_NORM, _NORM], {("scaled", (0, 1))}),
+        ((1.4, 1.4), [1.1 * _NORM, 1.1 * _NORM], set()),
         ((1.3964, 1.4002), [_PART, _NORM - _PART], {("not summed", (0, 1))}),
         ((1.3964, 1.4002), [_PART, _NORM], {("apart", (0,))}),
     ],
-    ids=["near each other", "one factor", "for one is not summed", "for one is another on one rank"],
+    ids=[
+        "near each other",
+        "one factor",
+        "one factor but for one",
+        "for one is not summed",
+        "for one is another on one rank",
+    ],
 )
 def test_gradients_that_each_rank_scales_by_a_factor_of_its_own(
     factors: tuple[float, float], norms: list[torch.Tensor], expected: set[Any], tmp_path: Path
@@ -217,7 +224,7 @@ def test_rows_of_gathered_shards_are_each_scaled_by_their_ranks_factor(
 ) -> None:
     held = {name: one * torch.tensor([1.421, second]).repeat_interleave(4)[:, None] for name, one in _WEIGHTS.items()}
     found = _faults(compared_steps(tmp_path, {"gradient": _WEIGHTS}, *[{"gradient": held}] * 2))
-    assert found == ({("clipped apart", (0, 1))} if is_apart else set())
+    assert found == {("clipped apart" if is_apart else "scaled", (0, 1))}
 
 
 def test_ranks_that_part_after_a_step_that_nothing_explains_are_no_cause(tmp_path: Path) -> None:
