@@ -501,7 +501,7 @@ class Batch:
             if axes is not None and not (by_shape and not by_token and not _is_batched(ref, self.layout)):
                 side = _said(alignment, stated, axes, self.layout)
                 if side == "next" and not stated and self._is_as_wide(ref) and meaning.region == "response":
-                    is_own = self._is_at_own_index(ref) or (by_mask and self.fills_the_mask(ref))
+                    is_own = self._is_at_own_index(ref) or (by_mask and fills_the_mask(self.held, ref))
                     side = "full" if is_own else "next"
                 said = self._says(side)
                 rows = axes.rows(said.slots, self.layout)
@@ -521,24 +521,6 @@ class Batch:
         own = self._own_index.get(ref.name)
         told = self._own_index.values()
         return own if own is not None else True in told and False not in told
-
-    def fills_the_mask(self, ref: TensorRef) -> bool:
-        """Whether a tensor has numbers only in cells that the mask of the same shape marks, the last of a row among
-        them: then it stands where the mask does, wherever log-probabilities may (`advantages = A[:, None] * mask`).
-        What is of the next token has one before the first marked cell, and none in the last.
-        """
-        meaning = naming.meaning(ref.canonical or ref.name)
-        if len(ref.shape) > 2 or meaning.region != "response" or meaning.kind == "logprob":
-            return False  # of log-probabilities a sure token's is 0
-        mask = self.held.find("response_mask")
-        if mask is None or mask.alignment == "next" or mask.rows != ref.rows or mask.shape != ref.shape:
-            return False
-        marked_BT = np.atleast_2d(pages.array(mask) != 0)
-        filled_BT = (pages.array(ref) != 0).reshape(marked_BT.shape)
-        if marked_BT.all() or (filled_BT & ~marked_BT).any():
-            return False
-        last_B = marked_BT.shape[1] - 1 - marked_BT[:, ::-1].argmax(axis=1)
-        return bool(filled_BT[np.arange(len(last_B)), last_B].any())
 
     @cached_property
     def _own_index(self) -> dict[str, bool | None]:
@@ -816,6 +798,25 @@ def _said(alignment: str, stated: str | None, axes: TokenAxes, layout: TokenLayo
 def _is_batched(ref: TensorRef, layout: TokenLayout) -> bool:
     """Whether the shape alone says [B, S, ...]: both axes, and more than one token."""
     return len(ref.shape) >= 2 and ref.shape[:2] == layout.shape and layout.shape[1] > 1
+
+
+def fills_the_mask(held: Held, ref: TensorRef) -> bool:
+    """Whether a tensor has numbers only in cells that the mask of the same shape marks, the last of a row among
+    them: then it stands where the mask does, wherever log-probabilities may (`advantages = A[:, None] * mask`).
+    What is of the next token has one before the first marked cell, and none in the last.
+    """
+    meaning = naming.meaning(ref.canonical or ref.name)
+    if len(ref.shape) > 2 or meaning.region != "response" or meaning.kind == "logprob":
+        return False  # of log-probabilities a sure token's is 0
+    mask = held.find("response_mask")
+    if mask is None or mask.alignment == "next" or mask.rows != ref.rows or mask.shape != ref.shape:
+        return False
+    marked_BT = np.atleast_2d(pages.array(mask) != 0)
+    filled_BT = (pages.array(ref) != 0).reshape(marked_BT.shape)
+    if marked_BT.all() or (filled_BT & ~marked_BT).any():
+        return False
+    last_B = marked_BT.shape[1] - 1 - marked_BT[:, ::-1].argmax(axis=1)
+    return bool(filled_BT[np.arange(len(last_B)), last_B].any())
 
 
 def _fills_alone(empty_N: Bools, firsts: Ints, own_N: Ints, shape: tuple[int, ...]) -> bool | None:

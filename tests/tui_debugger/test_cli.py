@@ -170,7 +170,7 @@ def broken(kind: str, directory: Path) -> Path:
     elif kind == "empty file":
         file.write_bytes(b"")
     elif kind == "text":
-        file.write_text("loss 0.3\n" * 40)
+        file.write_text("nothing that counts\n" * 40)
     elif kind == "device":
         return Path("/dev/null")
     elif kind == "pipe":

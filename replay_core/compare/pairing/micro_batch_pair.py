@@ -18,7 +18,7 @@ from replay_core.compare.pairing.by_name import renumbered
 from replay_core.compare.pairing.matching import Pool, match
 from replay_core.errors import RldbgError
 from replay_core.records import Problem, Record, RecordKey, TensorRef
-from replay_core.samples.batch import Batch, Placed, batch_of
+from replay_core.samples.batch import Batch, Placed, batch_of, fills_the_mask
 from replay_core.samples.layout import Bools, Ints, TokenLayout, positions_of, samples_of
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class MicroBatchPair(Struct):
         guess = (not pairing.in_order or a.shape != b.shape) and self.a.owns(a) and self.b.owns(b)
         # Of two that stand alike in their files one may have lost the cells that tell: what tells of one side alone
         # would move it against the other, and hide that it was moved.
-        by_mask = a.shape != b.shape or both[0].fills_the_mask(a) == both[1].fills_the_mask(b)
+        by_mask = a.shape != b.shape or fills_the_mask(both[0].held, a) == fills_the_mask(both[1].held, b)
         placed_a, placed_b = (
             batch.place(ref, by_shape=guess, by_mask=by_mask) for batch, ref in zip(both, (a, b), strict=True)
         )
