@@ -4,6 +4,7 @@ planted change is found in its sample, at its position."""
 from __future__ import annotations
 
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,12 @@ def test_a_planted_change_is_found_in_its_sample_at_its_position(data: st.DataOb
         row = apart[0]
         assert compared.first is row
         group = next(number for number, group in enumerate(how["groups"]) if victim in group)
-        if row.ranks is not None and row.ranks.which == "a":
-            # Rows of several ranks are laid together as the one process has them, and the ranks stand beside.
-            assert group % how["ranks"] in row.ranks.ranks
-            assert row.token == (next(one for one in facing["groups"] if victim in one).index(victim), position)
+        if row.ranks is not None:
+            # Rows of several ranks are laid together as the one process has them, be it in several micro-batches.
+            whole = (facing if row.ranks.which == "a" else how)["groups"]
+            own = next(one for one in whole if victim in one)
+            assert row.ranks.which == "b" or group % how["ranks"] in row.ranks.ranks
+            assert row.token in {(order.index(victim), position) for order in (own, [*chain(*whole)])}
         else:
             assert (row.key.rank, row.key.micro) == (group % how["ranks"], group // how["ranks"])
             assert row.token == (how["groups"][group].index(victim), position)
