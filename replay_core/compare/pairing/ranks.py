@@ -264,8 +264,8 @@ class RankGroup:
         return "samples"
 
     def _hold_packs(self, present: Sequence[TensorRef]) -> bool:
-        """Whether each rank states bounds of sequences (cu_seqlens) that end where its own tokens do; those of a pack
-        that is cut over ranks are the whole's.
+        """Whether each rank states bounds of sequences (cu_seqlens) that end within its own tokens, behind which there
+        may be padding; those of a pack that is cut over ranks are the whole's.
         """
         bounds = [
             ref for side in self._ranks.values() for name in ("cu_seqlens", "cu_seqlens_q")
@@ -273,7 +273,7 @@ class RankGroup:
             and ref.is_readable and ref.shape[0]
         ]  # fmt: skip
         tokens = {int(np.prod(one.shape)) for one in present}
-        return len(bounds) >= len(self._ranks) and {int(pages.array(ref)[-1]) for ref in bounds} <= tokens
+        return len(bounds) >= len(self._ranks) and max(int(pages.array(ref)[-1]) for ref in bounds) <= max(tokens)
 
     def _hold_rows(self, present: Sequence[TensorRef]) -> bool:
         """Whether the one process has a pack, and the groups' rows are as long as its sequences (by their masks, else

@@ -174,6 +174,12 @@ def test_two_ranks_rows_with_pads_are_no_slices_of_a_pack_as_wide_as_both(tmp_pa
     assert [row.name for row in compared.tensors if row.verdict is not Verdict.SAME] == ["input_ids"]
 
 
+def test_two_ranks_packs_with_pads_are_no_slices_of_a_pack_as_wide_as_both(tmp_path: Path):
+    batch = samples([(1, 4), (1, 1), (1, 4), (1, 1), (1, 5)])
+    one = write(tmp_path / "a", batch, [[0, 1, 2, 3, 4]], "packed", extra=2)
+    agreed(compare_paths(one, write(tmp_path / "b", batch, [[0, 2], [1, 3, 4]], "packed", ranks=2, extra=1)))
+
+
 def one_micro(directory: Path, batch: list[Any], layout: str = "right", **how: Any) -> Path:
     return write(directory, batch, [list(range(len(batch)))], layout, **how)
 
