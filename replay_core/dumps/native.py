@@ -38,9 +38,8 @@ FORMAT_VERSION = 1
 MAX_MANIFEST = 1 << 26
 
 _FILE = regex(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|jsonl)$")
-_INDEX = regex(r"index_rank\d+\.jsonl$")
+_INDEX = regex(r"index_rank(\d+)\.jsonl$")
 #: How torch spells where a shard lies, in its short and its long words.
-_INDEX_OF_RANK = regex(r"index_rank(\d{1,9})\.jsonl")
 _PLACEMENT = regex(r"(?:S\(|Shard\(dim=)(\d+)\)")
 _PLACED = {"R": "Replicate", "Replicate()": "Replicate", "P": "Partial(sum)"}
 _PLACED |= {f"P({how})": kind for kind, how in PARTIAL.items()}
@@ -369,14 +368,14 @@ def _whole(key: RecordKey, path: Path, fields: list[TensorRef]) -> list[TensorRe
     if root is None or not mine:
         return fields
     every: dict[str, list[tuple[int, tuple[int, ...], TensorRef]]] = {name: [] for name in mine}
-    indices = filter(None, (_INDEX_OF_RANK.fullmatch(one.name) for one in root.glob("index_rank*.jsonl")))
-    for rank in sorted(int(one[1]) for one in indices):
+    indices = (found for one in root.glob("index_rank*.jsonl") if (found := _INDEX.fullmatch(one.name)))
+    for rank in sorted((one[1] for one in indices), key=lambda digits: (len(digits), digits)):
         file = path.with_name(path.name.replace(f"_rank{key.rank}", f"_rank{rank}"))
         theirs = _shards(root / f"index_rank{rank}.jsonl").get(str(file.relative_to(root)), {})
         held = fields if file == path else flatten(read_tree(file)) if theirs and file.exists() else []
         for ref in held:
             if ref.name in theirs and ref.name in every:
-                every[ref.name].append((rank, theirs[ref.name].coordinate, ref))
+                every[ref.name].append((int(rank), theirs[ref.name].coordinate, ref))
     return [_joined(ref, mine.get(ref.name), key.rank or 0, every) for ref in fields]
 
 

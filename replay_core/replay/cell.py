@@ -315,8 +315,6 @@ class BatchReplay(Struct, dict=True):
         return found
 
     def _heads_first(self, hooked: list[str], ids_T: Any) -> frozenset[str]:
-        if ids_T.size < _FEWEST_TO_TELL:
-            return self.by_head
         passes: list[tuple[Tensors, int]] = []
         for width in (ids_T.size, ids_T.size - 1):
             some_1T = ids_T[None, :width]
@@ -336,7 +334,8 @@ class BatchReplay(Struct, dict=True):
         # Dropout would make the head's two ways to its logits differ.
         with _evaluating(self.model.causal_lm), attention.pinned(self.flags):
             hooked = modules_matching(backbone, None)
-            self.model.known["by_head"] = self._heads_first(hooked, ids_T)
+            if "by_head" not in self.model.known and width >= _FEWEST_TO_TELL:
+                self.model.known["by_head"] = self._heads_first(hooked, ids_T)
             inputs = {**self.inputs(forward), "use_cache": False}
             before = backbone(**inputs).last_hidden_state
             during: list[Any] = []

@@ -7,10 +7,9 @@ face: a table, one line per figure and state. Most is worth knowing (info), not 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -18,19 +17,14 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, finding, info, warning
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.learning import tells_of_rate
-from replay_core.diagnose.rules.states import MOST_NATS
+from replay_core.diagnose.rules.states import MOST_NATS, FigureState, Test
 from replay_core.diagnose.signals import RunLog, Series
 from replay_core.regexes import regex
-
-if TYPE_CHECKING:
-    from replay_core.documents.diagnosis import Severity
 
 #: Lines of a log that is short: other rules judge longer ones.
 SHORT = 15
 #: Names that mean a sum over the response (TRL's PPO): their levels are no token's.
 _SUMMED = regex(r"^objective/")
-
-Test = Callable[[list[float]], bool]
 
 
 def _over(limit: float) -> Test:
@@ -58,30 +52,15 @@ def _pinned(values: list[float]) -> bool:
     return len(set(values)) == 1 and values[0] >= 16 and values[0] % 8 == 0
 
 
-class _Glance(Struct, frozen=True):
-    """A state of a figure that is odd in few lines. `fewest`: lines before it is; `always`: in long logs, too."""
-
-    signal: str
-    holds: Test
-    fewest: int
-    severity: Severity
-    link: str
-    claim: str
-    expected: str
-    cause: str
-    next_step: str
-    always: bool = False
-
-
 _RECORD = "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump"
-_TABLE: tuple[_Glance, ...] = (
-    _Glance(
+_TABLE: tuple[FigureState, ...] = (
+    FigureState(
         "nan_iterations", _comes_over(0.0), 1, "error", "gradient",
         "iterations had a NaN: {name} comes to {most:g}, and their updates are left out", "0",
         "a loss or gradient that is not finite: an overflow, a 0/0, a mask without a token",
         "the first iteration that counts one; " + _RECORD, always=True,
     ),
-    _Glance(
+    FigureState(
         "kl", _over(1e3), 1, "warning", "ref",
         "the KL to the reference is {now:.4g}, which no policy that was trained a few steps has", "< 1 per token",
         "policy and reference are not asked for the same: another model or adapter is loaded as the reference, logits "
@@ -89,92 +68,92 @@ _TABLE: tuple[_Glance, ...] = (
         "a sum over the tokens", "at the first step, before any update, the KL is 0: compare the two models' "
         "log-probabilities of one text; " + _RECORD,
     ),
-    _Glance(
+    FigureState(
         "kl", _over(5.0), 1, "info", "ref",
         "the KL to the reference is {now:.3g}: far for a mean per token", "< 1 per token",
         "the policy has left its reference (learning rate too high, no KL term), or the KL is a sum over the response",
         "look at the step where it rises; lower the learning rate",
     ),
-    _Glance(
+    FigureState(
         "ratio_mean", _comes_over(1e3), 1, "error", "ratio",
         "the ratio of new to old policy comes to {most:.3g}: its mean is 1", "about 1",
         "old and new log-probabilities are not of the same tokens, model, temperature or dropout; or one update moves "
         "the policy that far (learning rate)", "compare old and new log-probabilities before the first update, where "
         "the ratio is 1; " + _RECORD,
     ),
-    _Glance(
+    FigureState(
         "ratio_mean", _comes_over(10.0), 1, "warning", "ratio",
         "the ratio of new to old policy comes to {most:.3g}: its mean is 1", "about 1",
         "one update moves the policy that far (learning rate), or old and new log-probabilities are not of the same "
         "tokens or weights", "look at the ratio of the first mini-batch, which is 1; lower the learning rate",
     ),
-    _Glance(
+    FigureState(
         "ratio_max", _comes_over(1e3), 1, "warning", "ratio",
         "single tokens' ratio of new to old policy comes to {most:.3g}", "< 10",
         "old and new log-probabilities of those tokens are not of the same weights or tokens", _RECORD,
     ),
-    _Glance(
+    FigureState(
         "entropy", _all_zero, 1, "info", "trend",
         "the entropy is exactly 0 in every line: it is not computed, or the policy samples one answer alone", "> 0",
         "the entropy's switch is off (0 is then no figure), temperature 0, or a policy that has collapsed",
         "look whether two responses to one prompt differ",
     ),
-    _Glance(
+    FigureState(
         "entropy", _between(8.0, MOST_NATS), 1, "warning", "logprobs",
         "the entropy is {now:.3g} nats per token: next to that of noise", "0.1 to 2",
         "weights that are broken or not loaded, a temperature far too high, or a policy that has fallen apart (ln of "
         "the vocabulary, 10 to 12, is a uniform one)", "read a response; compare the engine's weights with the "
         "checkpoint's: rldbg weights",
     ),
-    _Glance(
+    FigureState(
         "response_length", _pinned, 3, "warning", "tokens",
         "every line has one mean length, {now:g} tokens: all responses run to the limit", "another in every line",
         "the limit is too small for the answers, or no end token is sampled or heeded: an answer that is cut off is "
         "judged wrong, and none is learnt to end", "raise the limit of tokens, and read the end of a response",
     ),
-    _Glance(
+    FigureState(
         "response_length", _under(3.0), 1, "info", "tokens",
         "responses are {now:.3g} tokens long: next to nothing is written", "what the task asks for",
         "the end token comes first (the prompt's template ends the turn, or a reward for short answers), or the limit "
         "is that small", "read a prompt and its response as the model gets them",
     ),
-    _Glance(
+    FigureState(
         "learning_rate", _all_zero, 2, "info", "optimizer",
         "the learning rate is 0 in all {n} lines: no weight has moved yet", "> 0",
         "a warm-up that begins at 0 (its first step alone), a scheduler that has run out, or a rate of 0",
         "print optimizer.param_groups[0]['lr'] after the first scheduler.step()",
     ),
-    _Glance(
+    FigureState(
         "explained_variance", _under(-1.0), 1, "info", "advantages",
         "the critic is worse than a constant: {name} is {now:.3g}", "> 0",
         "values on another scale than the returns (a head that was not trained or loaded, rewards that are not "
         "normalised)", "compare the means of values and returns; let the critic warm up",
     ),
-    _Glance(
+    FigureState(
         "eos_tokens", _all_zero, 1, "info", "tokens",
         "no response ends: {name} is 0", "> 0",
         "the limit of tokens is too small, or the end token is not the one the model writes (stop_token, "
         "stop_token_id)", "read the end of a response; a penalty for a missing end (missing_eos_penalty) teaches it",
     ),
-    _Glance(
+    FigureState(
         "pair_kl", lambda values: values[-1] == 0 < max(values), 2, "info", "ref",
         "KTO's kl falls to 0, from {most:.3g}", "> 0",
         "its estimate, over mismatched prompts and answers, is negative there and cut off at 0: the policy makes such "
         "answers less likely than its reference does; with few pairs in a batch it is noise",
         "a larger batch per device; watch whether the rewards of both kinds fall", always=True,
     ),
-    _Glance(
+    FigureState(
         "pair_logits", lambda values: median(map(abs, values)) > 1e5, 1, "info", "trend",
         "{name} is {now:.3g}: a sum over tokens and vocabulary, no mean", "between -100 and 100",
         "the trainer logs summed logits: no fault of the training, and no figure to read", "watch logps and rewards",
     ),
-    _Glance(
+    FigureState(
         "kl", _all_zero, 3, "info", "ref",
         "the KL to the reference is exactly 0 in all {n} lines", "> 0 after the first update",
         "no weight has changed, the reference is the policy itself (one object, an adapter that is not switched off), "
         "or no KL is computed (its weight is 0)", "compare a weight before and after a step",
     ),
-    _Glance(
+    FigureState(
         "reward", _all_zero, 1, "warning", "rewards",
         "the reward is exactly 0 in every line: no response earns anything, and no advantage differs from 0",
         "> 0 for some response",
@@ -182,7 +161,7 @@ _TABLE: tuple[_Glance, ...] = (
         "0), responses are cut off before their answer, or the task is far too hard",
         "score one right answer by hand; read ten responses",
     ),
-    _Glance(
+    FigureState(
         "reward", lambda values: median(map(abs, values)) > 1e4, 1, "info", "rewards",
         "rewards are of the order of {now:.2g}", "about 1",
         "a reward that is not scaled, a length or a loss that stands for it: a critic and a KL weight are made for 1",

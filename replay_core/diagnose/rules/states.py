@@ -125,9 +125,9 @@ def _outside(low: float, high: float) -> Test:
     return lambda values: not low <= median(values[-10:]) <= high
 
 
-class _FigureState(Struct, frozen=True):
-    """A state of a figure that says what is wrong. `fewest`: steps before it is no chance; `moving`: only where the
-    weights are updated, as far as the log tells.
+class FigureState(Struct, frozen=True):
+    """A state of a figure that says what is wrong. `fewest`: steps, or lines, before it is no chance; `moving`: only
+    where the weights are updated, as far as the log tells; `always`: of what is odd at a glance, in long logs, too.
     """
 
     signal: str
@@ -140,52 +140,53 @@ class _FigureState(Struct, frozen=True):
     cause: str
     next_step: str
     moving: bool = False
+    always: bool = False
 
 
-_STATES: tuple[_FigureState, ...] = (
-    _FigureState(
+_STATES: tuple[FigureState, ...] = (
+    FigureState(
         "weight_version", _still, 8, "warning", "rollout_logprobs",
         "the engine samples with one version of the weights throughout: {name} is {now:g} in all {n} steps", "rises",
         "the synchronisation to the engine never happens, or the version is not handed on: every step is sampled by "
         "old weights", "compare the engine's weights with the trainer's: rldbg weights", moving=True,
     ),
-    _FigureState(
+    FigureState(
         "update_norm", _always(0.0), 5, "warning", "optimizer",
         "no weight changes: {name} is 0 in all {n} steps", "> 0",
         "no update reaches the weights: the learning rate is 0, the optimizer holds other parameters, or updates are "
         "lost in bf16", "rldbg record --params . -- YOUR COMMAND, then compare the weights of two of its steps",
     ),
-    _FigureState(
+    FigureState(
         "critic_learning_rate", _always(0.0), 5, "warning", "optimizer",
         "the critic learns nothing: its learning rate, {name}, is 0 in all {n} steps", "> 0",
         "the critic's scheduler or configuration has no rate: values stay those of the first step",
         "print the critic optimizer's param_groups[0]['lr']",
     ),
-    _FigureState(
+    FigureState(
         "critic_grad_norm", _always(0.0), 5, "warning", "gradient",
         "the critic gets no gradient: {name} is 0 in all {n} steps", "> 0",
         "the value loss is detached, clipped away whole (a value clip range that is far too small) or multiplied by 0",
         "rldbg record --gradients . -- YOUR COMMAND",
     ),
-    _FigureState(
+    FigureState(
         "advantage_std", _always(0.0), 5, "error", "groups",
         "no advantage differs from its group's: {name} is 0 in all {n} steps", "> 0",
         "the rewards within a group are all equal, or what is normalised is the group itself: nothing is learnt",
         "look at the rewards of one group",
     ),
-    _FigureState(
+    FigureState(
         "is_weight_max", _often_over(10.0), 2, "warning", "rollout_logprobs",
         "importance weights of trainer over engine are not truncated: the largest, {name}, comes to {most:.3g}", "< 10",
         "no cap on the weights (truncated importance sampling cuts them at 2 to 5): a few tokens make the whole "
         "update, and the policy falls apart", "set the cap; rldbg mismatch rldbg-dump shows which tokens have them",
     ),
-    _FigureState(
+    FigureState(
         "is_weight_clipped", _over(0.3), 5, "warning", "logprobs",
         "{now:.0%} of the importance weights between engine and trainer are cut off or thrown away", "< 0.3",
         "engine and trainer disagree about the probabilities of most tokens: another temperature, old weights, other "
         "precision, or tokens that do not fit", "rldbg record -- YOUR COMMAND, then rldbg mismatch rldbg-dump",
     ),
-    _FigureState(
+    FigureState(
         "is_weight_mean", _outside(0.7, 1.5), 8, "warning", "logprobs",
         "the importance weights of trainer over engine average {now:.3g}: over the engine's own samples their mean is "
         "1",
@@ -193,37 +194,37 @@ _STATES: tuple[_FigureState, ...] = (
         "(renormalised), old weights, a shift, or the ratio the wrong way round",
         "rldbg record -- YOUR COMMAND, then rldbg mismatch rldbg-dump",
     ),
-    _FigureState(
+    FigureState(
         "solve_none", _share_over(0.9), 5, "warning", "rewards",
         "nearly no prompt is ever solved: {name} is {now:.2g}", "< 0.9",
         "the data are too hard for the policy, or the reward never fires (a parser, an answer format nobody writes)",
         "score one right answer by hand; filter prompts by solve rate",
     ),
-    _FigureState(
+    FigureState(
         "solve_all", _share_over(0.9), 5, "warning", "groups",
         "nearly every prompt is always solved: {name} is {now:.2g}", "< 0.9",
         "the data are too easy: no group has a spread, and nothing is left to learn",
         "filter prompts by solve rate, bring harder ones",
     ),
-    _FigureState(
+    FigureState(
         "preemptions", _over(0.0), 3, "warning", "time",
         "the engine preempts requests: {name} is {now:g}", "0",
         "the KV cache is too small for the sequences that run at once: what was computed of a preempted one is thrown "
         "away and computed again", "raise gpu_memory_utilization or tensor parallelism; lower max_num_seqs or the "
         "response length",
     ),
-    _FigureState(
+    FigureState(
         "padding_share", _over(0.7), 5, "info", "time",
         "{now:.0%} of the tokens that are computed are padding", "< 0.7",
         "responses of very different lengths stand in one micro-batch", "pack sequences, or sort them by length",
     ),
-    _FigureState(
+    FigureState(
         "repetition", _over(0.3), 5, "warning", "tokens",
         "responses repeat themselves: {name} is {now:.2g}", "< 0.3",
         "the policy has fallen into loops: degenerate output, a reward for length, or an end of text that is never "
         "trained", "read ten responses; rldbg samples rldbg-dump",
     ),
-    _FigureState(
+    FigureState(
         "rollout_temperature", _always(0.0), 1, "warning", "rollout_logprobs",
         "generation is greedy: {name} is 0", "> 0",
         "every response of a group is one and the same: no advantage differs from 0", "temperature 1 for training",
@@ -246,7 +247,7 @@ def moves(log: RunLog) -> bool:
 OF_WEIGHTS = 0.1
 
 
-def _holds(log: RunLog, series: Series, state: _FigureState) -> bool:
+def _holds(log: RunLog, series: Series, state: FigureState) -> bool:
     values = series.finite
     mean = log.get("advantage_mean")
     # One weight for all that were chosen (RAFT, SFT) has no spread, and is not 0.
