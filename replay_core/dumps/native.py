@@ -72,7 +72,10 @@ def index(path: Path) -> Index:
         # What training began from: the weights of its first step, and near those of later ones.
         found.models[0] = name
     facts = manifest.get("facts")
-    found.facts = facts if isinstance(facts, dict) else {}
+    found.facts = dict(facts) if isinstance(facts, dict) else {}
+    switches = manifest.get("determinism")
+    if isinstance(switches, dict) and "tf32_matmul" in switches:
+        found.facts["tf32_matmul"] = switches["tf32_matmul"]
     found.problems += [Problem(str(path / "manifest.json"), what) for what in _told(facts, "lost", "key", "why")]
     found.notes += _told(manifest, "incidents", "step", "what")
     keys, found.names, bare = _indexed(path, found.problems)

@@ -69,6 +69,11 @@ class RecordedTokens(Struct, frozen=True):
     known_BS: NDArray[np.bool_]
     dtype: str
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether the values themselves were kept in half precision, or formed in it."""
+        return self.dtype not in ("float32", "float64") or _is_half(self.values_BS[self.known_BS])
+
 
 def read_recorded(run: Run, plan: ReplayPlan, replayed: RecordedBatch) -> tuple[list[RecordedTokens], list[str]]:
     """The recorded log-probabilities of a micro-batch, and what could not be placed."""

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from replay_core.compare.judging.limits import LOGPROB_NOISE_FP32
-from replay_core.dtypes import named
+from replay_core.dtypes import EPS, named
 from replay_core.errors import RequestError
 from replay_core.jobs import OnEvent, Runner, ignore
 from replay_core.records import Run
@@ -61,6 +61,10 @@ class ReplayRequest(Struct, frozen=True):
     twice: bool = False
     is_warm: bool = False
     why: bool = False
+
+
+#: Times as far as float32 is from float64 on the same tokens that another machine's kernels in float32 may be.
+_BEYOND_FLOAT32 = 30.0
 
 
 class Replayed(Struct):
@@ -156,8 +160,10 @@ class _Recording(Struct):
             return []
         named = settings_asked(self.run.flags).get("dtype")
         ran = baseline.cell["flags"]["dtype"]
-        if held["max_abs"] <= LOGPROB_NOISE_FP32 or (ran == "float32" and _family(named) == "float32"):
+        if held["max_abs"] <= LOGPROB_NOISE_FP32:
             return []
+        if ran == "float32" and _family(named) == "float32":
+            return self._weigh_float32(bench, held)
         other = "float32" if ran != "float32" else _family(named) or "bfloat16"
         far = (
             f"recorded {held['field']} is up to {held['max_abs']:.3g} nats from each row alone, on average "
@@ -173,6 +179,31 @@ class _Recording(Struct):
             return [f"{far}, no more than {_coarser(ran, other)} explains: {limit}"] if named is None else []
         off = f"{held['max_abs']:.3g} nats off at most, {held['mean_abs']:.3g} on average"
         reason = f"{off}, which no dtype explains: {limit}"
+        baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
+        return []
+
+    def _weigh_float32(self, bench: Bench, held: dict[str, Any]) -> list[str]:
+        """Where the dump says float32 and that no matrix product was rounded to TF32, there is no half precision to be
+        just to: the recording is held to how far float32 is from float64 on these very tokens. An engine's is not.
+        """
+        baseline = bench.baseline
+        is_fine = self.run.facts.get("tf32_matmul") is False and not self.values[0].is_rounded
+        if baseline.run is None or held["name"] != "policy_logprobs" or not is_fine:
+            return []
+        finer = bench.in_dtype(baseline, "float64")
+        if finer.run is None:
+            return []
+        noise = Explained.of(self.values[0], baseline.run, finer.run, self.micro.batch)
+        others = [cell.recorded[0]["mean_abs"] for cell in bench.results if cell.recorded]
+        nearest = min(mean for mean in (held["mean_abs"], *others) if mean is not None)
+        rounds = max(noise.mean, EPS["float32"])
+        if nearest <= _BEYOND_FLOAT32 * rounds:
+            return []
+        reason = (
+            f"{held['max_abs']:.3g} nats off at most, {held['mean_abs']:.3g} on average, {nearest / rounds:,.0f} times "
+            f"what float32, which the dump names, rounds on these tokens ({rounds:.2g}): an autocast that is not "
+            "named, or other weights or maths"
+        )
         baseline.recorded = [{**held, "verdict": "DIFF", "reason": reason}, *baseline.recorded[1:]]
         return []
 

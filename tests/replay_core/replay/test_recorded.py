@@ -1,5 +1,6 @@
 """What the trainer recorded, held against the replay without being asked."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,32 @@ def test_a_recording_is_held_to_what_half_precision_makes_of_its_tokens(demo, tm
     assert (recorded["name"], recorded["verdict"]) == ("policy_logprobs", verdict)
     assert ("which no dtype explains" in recorded["reason"]) is (verdict == "DIFF")
     assert any("no more than bfloat16 explains" in note for note in doc["notes"]) is told
+    assert exit_code(doc) == (verdict == "DIFF")
+
+
+@pytest.mark.parametrize(
+    ("said", "off", "verdict"),
+    [
+        ({"dtype": "float32"}, 0.0, "CLOSE"), ({"dtype": "float32"}, 0.001, "DIFF"), ({}, 0.001, "CLOSE"),
+        ({"dtype": "float32", "tf32": True}, 0.001, "CLOSE"),
+    ],
+)  # fmt: skip
+def test_a_recording_that_says_float32_is_held_to_what_float32_rounds(demo, tmp_path, said, off, verdict):
+    run = open_run(demo)
+    records = [one for one in run.records if (one.key.step, one.key.micro) == (0, 0)]
+    held = {ref.name: torch.tensor(pages.array(ref)) for one in records for ref in one.tensors() if ref.name in NEEDED}
+    width = held["log_probs"].shape[1]
+    held["log_probs"] += off * torch.tensor([1.0, -1.0]).repeat(width)[:width]
+    flags = {"temperature": 1.0} | ({"dtype": said["dtype"]} if "dtype" in said else {})
+    with Recorder(tmp_path / "dump", flags=flags).step(0) as record:
+        record("forward_data", micro=0, **held)
+    manifest = json.loads((tmp_path / "dump" / "manifest.json").read_text())
+    manifest["determinism"]["tf32_matmul"] = said.get("tf32", False)
+    (tmp_path / "dump" / "manifest.json").write_text(json.dumps(manifest))
+    doc = ask(tmp_path / "dump", tmp_path / "out", plan={"model": str(demo / "checkpoints" / "step_000000")})
+    recorded = doc["cells"][doc["baseline"]]["recorded"][0]
+    assert recorded["verdict"] == verdict, recorded["reason"]
+    assert ("an autocast that is not named, or other weights or maths" in recorded["reason"]) is (verdict == "DIFF")
     assert exit_code(doc) == (verdict == "DIFF")
 
 
