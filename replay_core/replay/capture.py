@@ -310,9 +310,11 @@ def join(parts: list[Tensors], arrangement: Arrangement) -> tuple[Tensors, list[
 def _joined(pieces: list[torch.Tensor], arrangement: Arrangement) -> torch.Tensor | None:
     shapes = [forward.input_ids.shape for forward in arrangement.forwards]
     pairs = list(zip(pieces, shapes, strict=True))
-    if all(tuple(piece.shape[:2]) == shape for piece, shape in pairs):
+    # What has a column per token of its forward (scores of a sparse attention, its chosen keys) is no one tensor.
+    if all(tuple(piece.shape[:2]) == shape and piece.shape[2:] == pieces[0].shape[2:] for piece, shape in pairs):
         return torch.cat(pieces, dim=arrangement.axis)
-    if all(piece.ndim and piece.shape[0] == shape[0] * shape[1] for piece, shape in pairs):
+    flat = (piece.ndim and piece.shape[0] == shape[0] * shape[1] for piece, shape in pairs)
+    if all(flat) and all(piece.shape[1:] == pieces[0].shape[1:] for piece in pieces):
         return torch.cat(pieces, dim=0)
     if all(piece.shape == pieces[0].shape and torch.equal(piece, pieces[0]) for piece in pieces[1:]):
         return pieces[0]

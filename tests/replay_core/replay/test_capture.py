@@ -175,6 +175,19 @@ def test_rows_join_along_their_token_axis():
     assert "odd" in notes[0]
 
 
+def test_what_is_as_wide_as_its_row_has_tokens_is_left_out():
+    """Scores and chosen keys of a sparse attention (DeepSeek's indexer): [B, S, T], and the top few of T."""
+    batch = padded_batch([[1, 2, 0], [3, 4, 5]], [[1, 1, 0], [1, 1, 1]])
+    alone = arrange(batch, Flags(rows_per_forward=1))
+    parts = [
+        {"x": torch.ones(1, count, 4), "indexer": torch.ones(1, count, count), "flat": torch.ones(count, count)}
+        for count in (2, 3)
+    ]
+    joined, notes = join(parts, alone)
+    assert list(joined) == ["x"]
+    assert "indexer, flat" in notes[0]
+
+
 def test_the_forecast_counts_a_shared_tensor_once_and_the_room_is_checked(tmp_path):
     shared = torch.zeros(1, 16, 1024)
     size = forecast_bytes({"a": shared, "b": shared, "c": torch.zeros(10)}, 16, 1600)
