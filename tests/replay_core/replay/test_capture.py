@@ -176,7 +176,7 @@ def test_rows_join_along_their_token_axis():
 
 
 def test_what_is_as_wide_as_its_row_has_tokens_is_left_out():
-    """Scores and chosen keys of a sparse attention (DeepSeek's indexer): [B, S, T], and the top few of T."""
+    """Scores and chosen keys of a sparse attention: [B, S, T], and the top few of T."""
     batch = padded_batch([[1, 2, 0], [3, 4, 5]], [[1, 1, 0], [1, 1, 1]])
     alone = arrange(batch, Flags(rows_per_forward=1))
     parts = [
