@@ -38,17 +38,22 @@ def held_to_baseline(document: ReplayDocument) -> tuple[CellEntry, CellEntry]:
 
 def recording_parts(document: ReplayDocument) -> str:
     """How what the trainer recorded is not what each row alone computes; empty where it is, or nothing tells."""
-    held = document["cells"][document["baseline"]]["recorded"]
+    baseline = document["cells"][document["baseline"]]
     # The first of several models to be ranked is no answer of its own.
-    if not held or document["ranking"] or held[0]["verdict"] in (None, "SAME", "CLOSE", "PADDING"):
+    if document["ranking"]:
         return ""
-    at = held[0]["at"]
-    assert at is not None
-    return (
-        f"{held[0]['field']} is not what each row alone computes: {held[0]['reason']}; "
-        f"worst at sample {at['sample']} position {at['position']}: recorded {fmt.number(at['recorded'], 5)}, "
-        f"replayed {fmt.number(at['replayed'], 5)}"
-    )
+    held, trained = baseline["recorded"], baseline["recorded_training"]
+    if held and held[0]["verdict"] not in (None, "SAME", "CLOSE", "PADDING"):
+        at = held[0]["at"]
+        assert at is not None
+        return (
+            f"{held[0]['field']} is not what each row alone computes: {held[0]['reason']}; "
+            f"worst at sample {at['sample']} position {at['position']}: recorded {fmt.number(at['recorded'], 5)}, "
+            f"replayed {fmt.number(at['replayed'], 5)}"
+        )
+    if trained is not None and trained["agrees"] is False:
+        return f"what was trained is not what each row alone gives: {trained['sentence']}"
+    return ""
 
 
 def sentence(cell: CellEntry) -> str:

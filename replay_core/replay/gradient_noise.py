@@ -34,8 +34,11 @@ _FACTOR, _TIMES, _ALONG = 0.016, 3.0, 0.25
 #: off, and a gradient that another kernel rounds this many times as far as each row alone's, with its rows so many
 #: times as far as its typical one (on a GPU, of queries and keys: 7 and 6.4 times), if no more of that than so much is
 #: left where the same cell computes in the finer dtype. Of float32 float64 leaves more: its norms are in float32, too.
+#: A mixture sends a token that is near a tie elsewhere, and a row of its gradient with it: where each row alone has
+#: such a row, the cell may have one that stands out twice as far.
 _SUMMED, _OTHER_KERNEL, _ROWS = 0.125, 8.0, 8.0
 _LEFT, _LEFT_OF_SINGLE = 0.02, 0.25
+_TWICE = 2.0
 #: Numbers that are held to the truth at once.
 _AT_ONCE = 1 << 22
 
@@ -103,8 +106,7 @@ def _held(name: str, values: list[NDArray[Any]], last_place: float) -> HeldGradi
         and whole_own <= most * max(whole_alone, least)
         and bool((off_own <= WORST * np.maximum(off_alone, typical)).all())
     )
-    others2 = (whole_own**2 - off_own**2) / max(1, rows - 1)
-    is_spread = rows == 1 or bool((off_own**2 <= _ROWS**2 * others2).all())
+    is_spread = _furthest_row(off_own) <= max(_ROWS, _TWICE * _furthest_row(off_alone))
     may_be = is_whole and is_spread and whole_own <= _OTHER_KERNEL * whole_alone
     if size and true.size >= _FEW:
         along_alone, along_own = (abs(sum(getattr(one, name) for one in sums)) / size**2
@@ -114,6 +116,15 @@ def _held(name: str, values: list[NDArray[Any]], last_place: float) -> HeldGradi
         may_be &= along_own <= max(least, _ALONG * whole_own / size)
     size = size or float("inf")
     return HeldGradient(name, whole_alone / size, whole_own / size, is_rounding, may_be and not is_rounding)
+
+
+def _furthest_row(off_R: Floats) -> float:
+    """How many times as far off as the typical one of the others a row is."""
+    if off_R.size == 1:
+        return 1.0
+    others_R = np.sqrt(((off_R**2).sum() - off_R**2).clip(min=0) / (off_R.size - 1))
+    far_R = np.divide(off_R, others_R, out=np.full_like(off_R, np.inf), where=others_R > 0)
+    return float(np.where(off_R > 0, far_R, 0.0).max())
 
 
 class _OfRows(Struct):

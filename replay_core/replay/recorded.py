@@ -47,6 +47,9 @@ _TRAINED = ("forward_data", "loss")
 #: Times the mean, and the greatest, distance between two dtypes up to which a recording is off by rounding alone; a
 #: rollout engine has kernels of its own. Below the second pair nobody is accused (nats), nor by fewer tokens than that.
 _MEAN, _MOST, _ENGINE = 3.0, 6.0, 3.0
+#: What is further off than any half precision may be is rounding if no token is further off than so many times the
+#: furthest that two dtypes are apart here: a mixture sends a token that is near a tie elsewhere, whole nats away.
+_SENT = 3.0
 _LEAST_MEAN, _LEAST_MOST = 5e-3, 0.05
 _FEWEST, _FEW = 3, 0.02
 #: What is left of the distance where each value is held to that of its neighbour: below it, it is the neighbour's.
@@ -227,12 +230,14 @@ def replayed(run: Run, batch: MicroBatch) -> Floats:
 
 class Explained(Struct, frozen=True):
     """How far a replay in two dtypes is apart on the tokens that were recorded, in nats; and whether that, or the
-    rounding of what was stored, explains how far the recording is from the nearer of the two.
+    rounding of what was stored, explains how far the recording is from the nearer of the two, but for a few tokens or
+    of every one.
     """
 
     mean: float
     most: float
     explains: bool
+    explains_all: bool
 
     @classmethod
     def of(cls, recorded: RecordedTokens, one: Run, other: Run, batch: MicroBatch) -> Explained:
@@ -248,7 +253,8 @@ class Explained(Struct, frozen=True):
         times = _ENGINE if recorded.name == AGAINST else 1.0
         is_typical = off_N.mean() <= times * max(_MEAN * mean, _LEAST_MEAN) + stored_N.mean()
         beyond_N = off_N > times * max(_MOST * most, _LEAST_MOST) + stored_N
-        return cls(mean, most, bool(is_typical and beyond_N.sum() < max(_FEWEST, _FEW * beyond_N.size)))
+        are_few = beyond_N.sum() < max(_FEWEST, _FEW * beyond_N.size)
+        return cls(mean, most, bool(is_typical and are_few), bool(is_typical and off_N.max() <= _SENT * most))
 
 
 def _is_half(values_N: Floats) -> bool:

@@ -65,6 +65,8 @@ class ReplayRequest(Struct, frozen=True):
 
 #: Times as far as float32 is from float64 on the same tokens that another machine's kernels in float32 may be.
 _BEYOND_FLOAT32 = 30.0
+#: Nats on average: what is so far off is not asked whether half precision explains it.
+_FAR = 0.2
 
 
 class Replayed(Struct):
@@ -150,16 +152,20 @@ class _Recording(Struct):
         row.agrees = None if verdict is None else verdict in ("SAME", "CLOSE", "PADDING")
 
     def weigh(self, bench: Bench) -> list[str]:
-        """Hold what is further off than float32 rounds, and within the bounds of half precision, to what half precision
-        makes of these very tokens: the baseline is run in it once more, beside the answer. What no dtype explains is
-        DIFF. Notes on what was and was not judged.
+        """Hold what is further off than float32 rounds to what half precision makes of these very tokens: the baseline
+        is run in it once more, beside the answer. What no dtype explains is DIFF; what is beyond the bounds of half
+        precision, and no token further off than half precision is here, is CLOSE. Notes on what was and was not judged.
         """
         baseline = bench.baseline
         held = baseline.recorded[0] if baseline.recorded else None
-        if held is None or held["name"] == "values" or held["verdict"] != "CLOSE" or baseline.run is None:
+        if held is None or held["name"] == "values" or baseline.run is None:
             return []
         named = settings_asked(self.run.flags).get("dtype")
         ran = baseline.cell["flags"]["dtype"]
+        if held["verdict"] != "CLOSE":
+            is_half = ran != "float32" or _family(named) not in (None, "float32")
+            if held["verdict"] != "DIFF" or not is_half or held["mean_abs"] > _FAR:
+                return []
         if held["max_abs"] <= LOGPROB_NOISE_FP32:
             return []
         if ran == "float32" and _family(named) == "float32":
@@ -174,6 +180,11 @@ class _Recording(Struct):
             why = rounded.cell["error"]["message"]
             return [f"{far}. Whether {other} explains it was not judged: it did not run ({why})"]
         noise = Explained.of(self.values[0], baseline.run, rounded.run, self.micro.batch)
+        if held["verdict"] == "DIFF":
+            if noise.explains_all:
+                reason = f"{held['max_abs']:.3g} nats off at most, where {ran} and {other} are up to {noise.most:.3g} apart"
+                baseline.recorded = [{**held, "verdict": "CLOSE", "reason": reason}, *baseline.recorded[1:]]
+            return []
         limit = f"{ran} and {other} are up to {noise.most:.3g} apart on these tokens, on average {noise.mean:.3g}"
         if noise.explains:
             return [f"{far}, no more than {_coarser(ran, other)} explains: {limit}"] if named is None else []

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from replay_core.export.outcome import exit_code
 from tests.tui_debugger.driving import A, opened, press, screen
 from tests.tui_debugger.scripted import ScriptedEngine, document, replayed
 from tui_debugger.cells import dump_beside, held_to_baseline, label, sentence, stated
@@ -115,6 +116,18 @@ async def test_another_tolerance_makes_nothing_seen_that_was_kept_as_digests() -
         assert app.session.state.tensors.comparison is not None
         assert app.session.state.tensors.comparison is not same
         assert app.session.state.tensors.comparison["counts"] == before
+
+
+def test_gradients_that_are_not_the_recorded_ones_stand_in_the_answer_with_the_exit_code():
+    answer = replayed({})
+    said = "54 of 54 tensors (0 losses, 54 gradients) differ, first divergence grad.norm.weight: relative L2 0.07"
+    for cell in answer["cells"]:
+        cell["recorded_training"] = {"agrees": False, "sentence": said}
+    assert exit_code(answer) == 1
+    assert replay_report(answer).startswith(f"RECORDING  what was trained is not what each row alone gives: {said}")
+    for cell in answer["cells"]:
+        cell["recorded_training"]["agrees"] = True
+    assert "RECORDING" not in replay_report(answer)
 
 
 def test_the_cell_that_is_shown_is_the_one_that_was_asked_for():

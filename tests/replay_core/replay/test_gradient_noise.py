@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from replay_core import workbench
+from replay_core.compare import compare_runs
 from replay_core.compare.judging import limits
 from replay_core.dumps import open_run
 from replay_core.export.outcome import exit_code
@@ -103,6 +104,28 @@ def test_a_matrix_that_another_kernel_rounds_further_is_rounded_if_it_is_right_i
     assert not summed(tmp_path / "lost", true_RC, lost_RC, near_RC).is_rounding
 
 
+def test_where_each_row_alone_has_a_row_that_stands_out_so_may_a_cell(tmp_path: Path) -> None:
+    """Of a mixture in bfloat16: a token near a tie is sent elsewhere, in both, and it need not be the same token."""
+    random = torch.Generator().manual_seed(0)
+    true_RC, noise_RC, other_RC = (torch.randn(64, 32, generator=random) for _ in range(3))
+    alone_RC, own_RC = true_RC + 0.01 * noise_RC, true_RC + 0.01 * other_RC
+    alone_RC[9] += 0.5 * noise_RC[9]
+    own_RC[7] += 0.6 * other_RC[7]
+    near_RC, wrong_RC = true_RC + 1e-5 * noise_RC, true_RC + 0.05 * noise_RC
+
+    def rounded(name: str, finer_RC: torch.Tensor, alone_RC: torch.Tensor = alone_RC) -> bool:
+        runs = [
+            dumped(tmp_path / f"{name}{n}", one) for n, one in enumerate((true_RC, alone_RC, own_RC, finer_RC))
+        ]
+        found = of_gradients(*runs[:3], [NAME], half=True)
+        of_the_cell(runs[0], runs[3], found, half=True)
+        return found[0].is_rounding
+
+    assert rounded("sent", near_RC)
+    assert not rounded("wrong", wrong_RC), "wrong in both dtypes"
+    assert not rounded("chosen", near_RC, true_RC + 0.06 * noise_RC), "nobody else has such a row"
+
+
 class _Wrong(torch.autograd.Function):
     """Passes values on, and a part of their gradient."""
 
@@ -170,7 +193,9 @@ def test_healthy_gradients_agree_however_little_is_left_of_them(
     doc = _backward(near_uniform, tmp_path / "out", f"dtype={dtype} packing={packing}")
     causes = [cell["cause"] for cell in doc["cells"][1:]]
     assert all(cause["kind"] == "rounding" for cause in causes)
-    assert f"about as far from the gradient in {finer} as that of each row alone is" in causes[0]["sentence"]
+    # Where a CPU's own products in bfloat16 take the forward apart as well, the forward is what is said.
+    of_gradients = f"about as far from the gradient in {finer} as that of each row alone is"
+    assert any(said in causes[0]["sentence"] for said in (of_gradients, "in float64 it is what each row alone is"))
     assert exit_code(doc) == 0, causes
 
 
@@ -189,7 +214,10 @@ def test_a_backward_that_is_wrong_behind_a_right_forward_disagrees(
     doc = _backward(near_uniform, tmp_path / "out", f"dtype={dtype} attention=fa2")
     cell = doc["cells"][-1]
     assert cell["agreement"]["agrees"] is False
-    assert "v_proj" in cell["agreement"]["first_divergence"]["name"]
+    # Some CPUs' products in bfloat16 take a log-probability apart before it, by rounding.
+    parted = compare_runs(*(open_run(one["dump"]) for one in (doc["cells"][0], cell))).tensors
+    first = next(row.name for row in parted if row.verdict.diverges and row.name.startswith("grad."))
+    assert "v_proj" in first
     assert cell["cause"]["kind"] == "maths"
     assert f"behind a forward that is right, further from the gradient in {finer}" in cell["cause"]["sentence"]
     assert exit_code(doc) == 1
