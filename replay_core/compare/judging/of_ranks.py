@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 from replay_core import naming, pages
 from replay_core.compare.judging import (
     algebra,
+    attention_again,
     contributions,
     key_order,
+    odd_rows,
+    router_balance,
     row_parallel,
     subspaces,
     token_rows,
@@ -224,8 +228,9 @@ class OfRanks:
                 row.reason = row.reason if row.reason.startswith(said) else f"{said}: {row.reason}"
             return
         fault = found.fault
-        if kind == "positions" and (own := algebra.own_positions(row.name, held)) is not None:
-            fault = own
+        if kind == "positions":
+            own = algebra.own_positions(row.name, held) or attention_again.counted_positions(row.name, held)
+            fault = own or fault
         if kind == "logprob" and (lost := contributions.at_the_ends(row.name, whole, held)) is not None:
             fault = lost
         if kind == "ids" and row.name != "input_ids":
@@ -249,6 +254,11 @@ class OfRanks:
             fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
             if fault is None or fault.kind == "apart":
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
+        is_lookup = row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, self._tokens[row.key.step])
+        is_open = row.name.startswith("grad.") and (fault is None or fault.kind == "apart")
+        if is_open and len(held.ranks) > 1 and not is_lookup:
+            what = f"{row.name.removeprefix('grad.')}'s gradient"
+            fault = odd_rows.of_rows(what, whole, held, found.parted) or fault
         if row.name.startswith("grad.") and fault is None:
             micros = len({given.micro for given in self._tokens[row.key.step]})
             fault = self._own_means.pop(row.key.step, None) or algebra.by_micros(row.name, found, micros)
@@ -446,7 +456,9 @@ class OfRanks:
         parted = row.ranks.parted if row.ranks is not None else ()
         slices = reversed(self._slices[row.place[:2]])
         found = (key_order.of_one_key(row.name, held, one, parted) for one in slices)
-        return next((fault for fault in found if fault is not None), None)
+        if (fault := next((fault for fault in found if fault is not None), None)) is not None:
+            return fault
+        return attention_again.of_seen_keys(row.name, whole, held, self._slices[row.place[:2]], parted, None)
 
     def _explain_first_sum(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is the output of this weight, and not the sum it should be
@@ -462,14 +474,20 @@ class OfRanks:
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
         if not held.is_cut:
             fault = None
-            if len(held.parts[0].shape) == 2 and output.axis == 1 and not row.verdict.diverges:
+            # A weight that is off itself explains as much; after its step it is, by what the output made of its gradient.
+            if len(held.parts[0].shape) == 2 and output.axis == 1 and not _is_off_alike(first, row):
                 weight = pages.array(held.parts[0]).astype(np.float64)
                 added = np.zeros(len(weight)) if bias is None else pages.array(bias).astype(np.float64)
                 of_one = (
                     key_order.of_one_key(first.name, output, one, first.ranks.parted, (weight, added))
                     for one in reversed(slices)
+                    if not row.verdict.diverges
                 )
                 fault = next((one for one in of_one if one is not None), None)
+                if fault is None and (first.ranks.fault is None or first.ranks.fault.kind == "apart"):
+                    fault = attention_again.of_seen_keys(
+                        first.name, whole, output, slices, first.ranks.parted, (weight, added)
+                    )
             if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
                 of_groups = [
                     row_parallel.beside_its_bias(first.name, slice_, own, held.parts[0])
@@ -505,8 +523,17 @@ class OfRanks:
                     first.reason = f"{fault.sentence}; {first.reason}"
                     self._first_off[row.key.step] = first, None
             return
-        for inputs in (*reversed(slices), *row_parallel.gated(slices)):
-            if (fault := row_parallel.of_parts(first.name, output, inputs, held, bias)) is not None:
+        of_parts = (
+            row_parallel.of_parts(first.name, output, inputs, held, bias)
+            for inputs in (*reversed(slices), *row_parallel.gated(slices))
+        )
+        straight = (
+            told(first.name, whole, output, fused, held)
+            for fused in reversed(slices) if _FUSED.search(fused.parts[0].name)
+            for told in (row_parallel.cut_straight, attention_again.cut_straight)
+        )  # fmt: skip
+        for fault in chain(of_parts, straight):
+            if fault is not None:
                 first.ranks.fault = fault
                 first.reason = f"{fault.sentence}; {first.reason}"
                 self._first_off[row.key.step] = first, None
@@ -581,6 +608,11 @@ class OfRanks:
             around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]
             # What feeds a layer stands beside it, or beside the module around it (a block's norm).
             known = self._inputs[row.key.step]
+            said = f"{row.name.removeprefix('grad.').removesuffix('.weight')}.output"
+            for scores in (one for one in known[around] if one.parts[0].name == said):
+                into = [*known[around], *known[around.rpartition(".")[0]]]
+                if (fault := router_balance.of_own_tokens(what, whole, held, scores, into)) is not None:
+                    return fault
             for inputs in (*known[around], *known[around.rpartition(".")[0]]):
                 for slice_, mine, into in algebra.of_groups(whole, held, inputs):
                     if (fault := contributions.without_inputs(what, slice_, mine, into)) is not None:
