@@ -108,6 +108,10 @@ class OfRanks:
         self._of_experts: dict[Any, dict[str, list[tuple[int, TensorRef]]]] = defaultdict(lambda: defaultdict(list))
         #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
         self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
+        #: Of a step: weights whose gradient is off; and the first activation that is off, in whatever way, with what the
+        #: ranks hold of it, until its weight says whose samples it was made of.
+        self._off_gradients: dict[int | None, set[str]] = defaultdict(set)
+        self._dealt: dict[int | None, tuple[TensorVerdict, HeldByRanks] | None] = {}
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
@@ -125,6 +129,10 @@ class OfRanks:
             return
         self._note_inputs(row, held, together)
         row.ranks = algebra.ranked(together, held)
+        if row.verdict in (Verdict.DIFF, Verdict.SHAPE) and naming.is_module_tensor(row.name):
+            self._dealt.setdefault(row.key.step, (row, held))
+        if row.name.startswith("param.") and held.is_cut:
+            self._explain_dealt(row, held, together)
         if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest:
             return
         try:
@@ -155,6 +163,8 @@ class OfRanks:
             if not is_mean and (not row.verdict.diverges or not held.is_cut):
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
+                if row.name.startswith("grad."):
+                    self._off_gradients[row.key.step].add(row.name.removeprefix("grad."))
                 self._explain(row, pair, micro_pair, held, judge)
                 if row.verdict.diverges:
                     self._note_first(row, theirs[1], ours[1], held, micro_pair)
@@ -177,7 +187,13 @@ class OfRanks:
             return None
         inner = _slices_within(held)
         if inner is not None:
-            return _in_sections_of_groups(whole, held, inner)
+            found = _in_sections_of_groups(whole, held, inner)
+            if found is None:
+                return None
+            # The weight and its gradient are cut as what it puts out is, which few digits of these may not tell.
+            again, sizes = found
+            self._sections[pattern] = self._sections[_fused(row.name, inner[0])] = sizes
+            return again, whole
         there = laid_of(whole, held.axis)
         cut = held if held.is_cut else there
         if cut is None:
@@ -269,7 +285,8 @@ class OfRanks:
                 fault = algebra.cut_across(row.name.removeprefix("grad.").removesuffix(".bias"), held, whole, beside)
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, whole, micro_pair, together, held) or fault
-            if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST:
+            was_off = row.name.removeprefix("param.") in self._off_gradients[row.key.step]
+            if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST and not was_off:
                 off_OI = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 fault = subspaces.of_a_slices_channels(row.name.removeprefix("param."), off_OI.T, row.name, held)
         if len(whole.shape) == 2 and not held.is_cut and (row.key.stage == "modules" or kind == "logprob"):
@@ -281,6 +298,26 @@ class OfRanks:
             row.reason = f"{fault.sentence}; {row.reason}"
         if row.name.startswith("grad.") and (fault is None or fault.kind == "apart"):
             self._note_scaled(row, whole, held, together)
+
+    def _explain_dealt(self, row: TensorVerdict, weight: HeldByRanks, together: Together) -> None:
+        """Whether the step's first activation that is off is the output of this weight, of which ranks that were given
+        the same samples do not hold every slice: the samples are dealt by another number than the rank of a group.
+        """
+        known = self._dealt.get(row.key.step)
+        name = row.name.removeprefix("param.").removesuffix(".weight")
+        if known is None or known[0].name != f"{name}.output" or known[0].ranks is None or weight.axis != 0:
+            return
+        first, output = known
+        self._dealt[row.key.step] = None
+        # Of FSDP and the like every rank has all channels of the output.
+        widths = {ref.shape[0] for ref in weight.parts}
+        if first.ranks is None or first.ranks.fault is not None or weight.ranks != together.ranks or len(widths) > 1:
+            return
+        if any(ref.shape[-1] not in widths for ref in output.parts) or len(set(weight.stretches)) < 2:
+            return
+        fault = token_rows.dealt_otherwise(first.name, weight, self._tokens[row.key.step])
+        if fault is not None:
+            first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
 
     def _note_scaled(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, together: Together) -> None:
         """Explain a gradient as it was before each rank scaled its own: one that is not summed gives each rank a norm
@@ -609,7 +646,7 @@ class OfRanks:
             # What feeds a layer stands beside it, or beside the module around it (a block's norm).
             known = self._inputs[row.key.step]
             said = f"{row.name.removeprefix('grad.').removesuffix('.weight')}.output"
-            for scores in (one for one in known[around] if one.parts[0].name == said):
+            for scores in (one for one in known[around] if one.parts[0].name.endswith(said)):
                 into = [*known[around], *known[around.rpartition(".")[0]]]
                 if (fault := router_balance.of_own_tokens(what, whole, held, scores, into)) is not None:
                     return fault
@@ -813,9 +850,9 @@ def _judge_copies(
 
 def _in_sections_of_groups(
     whole: TensorRef, held: HeldByRanks, inner: list[HeldByRanks]
-) -> tuple[HeldByRanks, TensorRef] | None:
-    """The parts of several groups of ranks, of each of which the slices are shares of several in one (q, k and v); and
-    the other run's. None where they are not.
+) -> tuple[HeldByRanks, tuple[int, ...]] | None:
+    """The parts of several groups of ranks, of each of which the slices are shares of several in one (q, k and v), and
+    the sizes of these. None where they are not.
     """
     for sizes in sections(inner[0]):
         made = [in_sections(one, sizes) for one in inner]
@@ -824,7 +861,7 @@ def _in_sections_of_groups(
             continue
         again = replace(held, parts=parts)
         if algebra.is_near(whole, standing_for(again)):
-            return again, whole
+            return again, sizes
     return None
 
 
