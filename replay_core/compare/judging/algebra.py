@@ -529,11 +529,13 @@ def _slices_summed(what: str, held: HeldByRanks, blocks: list[TensorRef], *, is_
         products.norm({number: 1, count + places.index(place): -1}) for number, place in enumerate(held.stretches)
     )
     size = products.norm(total)
-    for times, words in _of_sums(count, len(places)):
+    words = None
+    for times, said_of in _of_sums(count, len(places)):
         left = products.norm({**dict.fromkeys(total, -times), **{one[0]: 1.0 for one in groups}})
         if all(products.finite) and left <= NEAR * times * size and left <= _LEFT * nearest:
+            words = said_of
             break
-    else:
+    if words is None:
         return None
     said = "; ".join(named(held.ranks[number] for number in members) for members in groups)
     shares = "slice" if is_weight else "samples or tokens"

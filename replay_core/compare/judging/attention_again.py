@@ -1,12 +1,12 @@
 """What ranks of context parallelism made of keys and values, told by making attention again from what went into it.
 
-Queries, keys and values that ranks hold alike with the other run, laid together, are all of attention but its positions
-and its mask:
+Queries, keys and values that ranks hold alike with the other run, laid together, are all of attention but its
+positions and its mask:
 
     y_i  =  sum_j softmax_j(R_i q_i . R_j k_j / sqrt(d)) v_j        over the j that i sees
 
-(Vaswani et al. 2017; R_i turns a head by its position, Su et al. 2021). The other run's output says how heads are cut and
-turned: what does not make it again says nothing. Then the same is made with the keys that a rank would see, or the
+(Vaswani et al. 2017; R_i turns a head by its position, Su et al. 2021). The other run's output says how heads are cut
+and turned: what does not make it again says nothing. Then the same is made with the keys that a rank would see, or the
 positions it would count, if one thing went wrong; only what makes the rank's own output is said.
 """
 
@@ -28,8 +28,8 @@ from replay_core.records import TensorRef
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-#: How far what is made again may be from the other run's output, of its norm: weights may have been recorded after their
-#: step, which is in both of two that are made again, and not in what these differ by.
+#: How far what is made again may be from the other run's output, of its norm: weights may have been recorded after
+#: their step, which is in both of two that are made again, and not in what these differ by.
 _NEAR = 0.05
 #: What part of the difference between the runs may be left: of float32, of halves; and by how many times another
 #: explanation leaves more.
@@ -106,8 +106,8 @@ def of_seen_keys(
     """Which keys the ranks whose tokens are off saw instead of those they should, or which positions they counted.
 
     held: attention's output [sample, position, hidden], or what its projection makes of it `through` a weight
-    [out, hidden] and a bias [out], of which each rank has some positions; whole: the other run's. slices: what ranks held
-    alike with the other run just before. parted: the ranks whose tokens are off.
+    [out, hidden] and a bias [out], of which each rank has some positions; whole: the other run's. slices: what ranks
+    held alike with the other run just before. parted: the ranks whose tokens are off.
 
     Raises:
         DumpError: the bytes of one cannot be read.
@@ -162,8 +162,8 @@ def cut_straight(
     """Whether ranks hold slices in turn of queries, keys and values in one, and each took its own slice for a share of
     all three.
 
-    held: the projection's output [sample, position, hidden], whole on every rank; whole: the other run's. fused: what the
-    three in one put out, a slice in turn on every rank. weights: [hidden, a rank's features] of the projection.
+    held: the projection's output [sample, position, hidden], whole on every rank; whole: the other run's. fused: what
+    the three in one put out, a slice in turn on every rank. weights: [hidden, a rank's features] of the projection.
 
     Raises:
         DumpError: the bytes of one cannot be read.
@@ -212,9 +212,9 @@ def cut_straight(
     layer = fused.parts[0].name.removesuffix(".output")
     return Fault(
         "order", ranks,
-        f"{layer} is cut among {whose(ranks)} in turn (rank {ranks[0]} has rows {start} to {start + length - 1}), and is "
-        f"queries, keys and values one after the other: {what} is what attention makes of each rank's own slice taken for "
-        "these, and the other run's is made of the whole's; each rank is to have a share of all three",
+        f"{layer} is cut among {whose(ranks)} in turn (rank {ranks[0]} has rows {start} to {start + length - 1}), and "
+        f"is queries, keys and values one after the other: {what} is what attention makes of each rank's own slice taken "
+        "for these, and the other run's is of the whole's; each rank is to have a share of all three",
     )  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def counted_positions(what: str, held: HeldByRanks) -> Fault | None:
     every = np.unique(np.concatenate(own))
     if len(set(held.stretches)) < 2 or every.tolist() != list(range(every.size)):
         return None
-    distinct = list({stretches: places for stretches, places in zip(held.stretches, own, strict=True)}.values())
+    distinct = list(dict(zip(held.stretches, own, strict=True)).values())
     for kind, words, at in counted(distinct, every.size):
         if all((pages.array(ref) == at[places]).all() for ref, places in zip(held.parts, own, strict=True)):
             off = [rank for rank, places in zip(held.ranks, own, strict=True) if (at[places] != places).any()]

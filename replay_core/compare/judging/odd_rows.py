@@ -1,7 +1,7 @@
 """Of a gradient whose slice on some ranks is partly right: which rows of the weight are off there, and what they hold.
 
-A row of a weight's gradient is what one channel of the layer learned. Rows that are 0, a multiple of the other run's, or
-other rows of it say what became of a part of the slice: heads of keys that nobody counted, a chunk that was averaged
+A row of a weight's gradient is what one channel of the layer learned. Rows that are 0, a multiple of the other run's,
+or other rows of it say what became of a part of the slice: heads of keys that nobody counted, a chunk that was averaged
 once too often, a chunk that is another rank's.
 """
 
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 
 class _Rows(Struct):
-    """The rows of a rank's slice that are off: their places in the slice, and in the whole; what they hold and should."""
+    """The rows of a rank's slice that are off: their places in the whole; what they hold and should."""
 
     rank: int
     places: Ints

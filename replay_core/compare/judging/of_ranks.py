@@ -108,8 +108,8 @@ class OfRanks:
         self._of_experts: dict[Any, dict[str, list[tuple[int, TensorRef]]]] = defaultdict(lambda: defaultdict(list))
         #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
         self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
-        #: Of a step: weights whose gradient is off; and the first activation that is off, in whatever way, with what the
-        #: ranks hold of it, until its weight says whose samples it was made of.
+        #: Of a step: weights whose gradient is off; and the first activation that is off, in whatever way, with what
+        #: the ranks hold of it, until its weight says whose samples it was made of.
         self._off_gradients: dict[int | None, set[str]] = defaultdict(set)
         self._dealt: dict[int | None, tuple[TensorVerdict, HeldByRanks] | None] = {}
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
@@ -511,7 +511,7 @@ class OfRanks:
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
         if not held.is_cut:
             fault = None
-            # A weight that is off itself explains as much; after its step it is, by what the output made of its gradient.
+            # A weight that is off itself explains as much; after its step it is, by what the output made of it.
             if len(held.parts[0].shape) == 2 and output.axis == 1 and not _is_off_alike(first, row):
                 weight = pages.array(held.parts[0]).astype(np.float64)
                 added = np.zeros(len(weight)) if bias is None else pages.array(bias).astype(np.float64)

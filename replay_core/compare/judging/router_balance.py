@@ -67,8 +67,8 @@ def of_own_tokens(
             if factor > 0 and np.linalg.norm(off - factor * made) <= _LEFT[bool(is_half)] * size:
                 return Fault(
                     "own balance", scores.ranks,
-                    f"{what} is off by what balancing its experts over each rank's own tokens makes of it, in the place "
-                    f"of all tokens' (made again from the router's scores, {chosen} experts a token, to "
+                    f"{what} is off by what balancing its experts over each rank's own tokens makes of it, in the "
+                    f"place of all tokens' (made again from the router's scores, {chosen} experts a token, to "
                     f"{float(np.linalg.norm(off - factor * made)) / size:.1g} of it): {whose(scores.ranks)} count the "
                     "tokens of each expert (the auxiliary loss) alone",
                 )  # fmt: skip

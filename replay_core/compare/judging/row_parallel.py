@@ -122,11 +122,11 @@ def gated(slices: Sequence[HeldByRanks]) -> Iterator[HeldByRanks]:
 def cut_straight(
     what: str, whole: TensorRef, held: HeldByRanks, fused: HeldByRanks, weights: HeldByRanks
 ) -> Fault | None:
-    """Whether ranks hold slices in turn of a layer that is a gate and what it gates in one, and took the halves of their
-    own slice for these, so that one rank gates with what is not the gate.
+    """Whether ranks hold slices in turn of a layer that is a gate and what it gates in one, and took the halves of
+    their own slice for these, so that one rank gates with what is not the gate.
 
     held: the output [sample, position, hidden] of the layer behind, whole on every rank; whole: the other run's. fused:
-    what the two in one put out, a slice in turn on every rank. weights: [hidden, a rank's features] of the layer behind.
+    what the two in one put out, a slice in turn on every rank. weights: of the layer behind.
     """
     ranks, count = held.ranks, len(held.ranks)
     if not fused.ranks == weights.ranks == ranks or not 1 < count <= _EACH or weights.axis != 1 or held.is_cut:

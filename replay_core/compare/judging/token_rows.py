@@ -110,8 +110,8 @@ def dealt_otherwise(what: str, weight: HeldByRanks, given: Sequence[Given]) -> F
     return Fault(
         "dealt otherwise", tuple(sorted(rank for members in odd for rank in members)),
         f"{what}: ranks with the same slice of the weight are {slices}, and ranks that were given the same tokens are "
-        f"{samples}: those of one tensor-parallel group, which hold each slice once, were not given the same samples (the "
-        "sampler deals them by another rank's number)",
+        f"{samples}: those of one tensor-parallel group, which hold each slice once, were not given the same samples "
+        "(the sampler deals them by another rank's number)",
     )  # fmt: skip
 
 
