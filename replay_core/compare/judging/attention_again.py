@@ -213,7 +213,7 @@ def cut_straight(
     return Fault(
         "order", ranks,
         f"{layer} is cut among {whose(ranks)} in turn (rank {ranks[0]} has rows {start} to {start + length - 1}), and "
-        f"is queries, keys and values one after the other: {what} is what attention makes of each rank's own slice taken "
+        f"is queries, keys and values in turn: {what} is what attention makes of each rank's own slice taken "
         "for these, and the other run's is of the whole's; each rank is to have a share of all three",
     )  # fmt: skip
 

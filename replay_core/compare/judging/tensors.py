@@ -126,8 +126,6 @@ class Judge:
         self._inputs_same: dict[tuple[Place, str], bool] = {}
         #: The half precision that module tensors of a micro-batch show, whatever the runs say of themselves.
         self._shown: dict[Place, str] = {}
-        #: And those of any micro-batch of a step.
-        self._shown_in_step: dict[tuple[Any, ...], str] = {}
         #: Whether what the last norm of a block returned was bitwise equal.
         self._norm_same: dict[tuple[Place, str], bool] = {}
         #: How far what was CLOSE in a micro-batch is off.
@@ -223,8 +221,6 @@ class Judge:
             return
         row.figures, row.unmasked = found.figures, found.unmasked
         shown = self._shown.get(row.place)
-        if shown is None and row.place[1] is None and row.name.startswith("grad."):
-            shown = self._shown_in_step.get((row.place[0], *row.place[2:]))  # of all micro-batches, which made it
         if shown is None and row.name.endswith("entropy") and row.place in self._past_fp32:
             shown = "bfloat16"  # of the same logits as the log probabilities, which had the benefit of the doubt
         computed = self._said or ([shown] if shown else [])
@@ -300,8 +296,6 @@ class Judge:
         if halves:
             known = self._shown.get(row.place)
             self._shown[row.place] = coarsest(*halves, *([known] if known else []))
-            if naming.is_module_tensor(row.name):
-                self._shown_in_step[(row.place[0], *row.place[2:])] = self._shown[row.place]
 
     def _is_local(self, row: TensorVerdict) -> bool:
         """Whether what the tensor was computed from is recorded and bitwise equal: then its own error is all there is.
