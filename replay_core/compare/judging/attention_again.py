@@ -75,7 +75,7 @@ class _Attention(Struct, frozen=True):
         number_Q = np.zeros(len(rows))
         for chunk in chunks or (np.arange(len(k_SHD)),):
             seen_QS = sees_QS[:, chunk]
-            some_Q = seen_QS.any(1)
+            some_Q: Bools = np.asarray(seen_QS.any(1))
             own_HQS = np.where(seen_QS, scores_HQS[:, :, chunk], -np.inf)
             own_HQS -= np.where(some_Q[:, None], own_HQS.max(2, keepdims=True), 0.0)
             own_HQS = np.exp(own_HQS)
@@ -352,7 +352,7 @@ def _found(
         bases: list[tuple[float | None, bool]] = [(None, False)]
         bases += [(base, in_pairs) for base in _BASES for in_pairs in (False, True) if width % 2 == 0]
         for base, in_pairs in bases:
-            one = _Attention(*cut, base, in_pairs, through)
+            one = _Attention(cut[0], cut[1], cut[2], base, in_pairs, through)
             again = one(rows, sees)
             if again.shape != there_SO[rows].shape:
                 return None

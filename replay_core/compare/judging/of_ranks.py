@@ -187,13 +187,13 @@ class OfRanks:
             return None
         inner = _slices_within(held)
         if inner is not None:
-            found = _in_sections_of_groups(whole, held, inner)
-            if found is None:
+            of_groups = _in_sections_of_groups(whole, held, inner)
+            if of_groups is None:
                 return None
             # The weight and its gradient are cut as what it puts out is, which few digits of these may not tell.
-            again, sizes = found
+            laid, sizes = of_groups
             self._sections[pattern] = self._sections[_fused(row.name, inner[0])] = sizes
-            return again, whole
+            return laid, whole
         there = laid_of(whole, held.axis)
         cut = held if held.is_cut else there
         if cut is None:
@@ -647,8 +647,8 @@ class OfRanks:
             known = self._inputs[row.key.step]
             said = f"{row.name.removeprefix('grad.').removesuffix('.weight')}.output"
             for scores in (one for one in known[around] if one.parts[0].name.endswith(said)):
-                into = [*known[around], *known[around.rpartition(".")[0]]]
-                if (fault := router_balance.of_own_tokens(what, whole, held, scores, into)) is not None:
+                given_it = [*known[around], *known[around.rpartition(".")[0]]]
+                if (fault := router_balance.of_own_tokens(what, whole, held, scores, given_it)) is not None:
                     return fault
             for inputs in (*known[around], *known[around.rpartition(".")[0]]):
                 for slice_, mine, into in algebra.of_groups(whole, held, inputs):
