@@ -20,6 +20,7 @@ from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import NEAR, InnerProducts, products_of
 from replay_core.compare.pairing.ranks import HeldByRanks, Together, Which, named, narrowed, standing_for
 from replay_core.dtypes import EPS, coarsest, family
+from replay_core.naming import is_module_tensor
 from replay_core.records import Inline, TensorRef
 
 #: What part of a difference an explanation may leave.
@@ -385,7 +386,10 @@ def _slices(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks) -> No
     if (elsewhere := _elsewhere(what, held, blocks, odd, size)) is not None:
         found.fault = elsewhere
         return
-    if name.startswith("grad.") and (mixed := _slices_summed(what, held, blocks)) is not None:
+    is_gradient = name.startswith("grad.")
+    if (is_gradient or is_module_tensor(name)) and (
+        mixed := _slices_summed(what, held, blocks, is_weight=not is_module_tensor(name))
+    ) is not None:
         found.fault = mixed
         return
     if len(found.factors) == len(odd):
@@ -500,7 +504,7 @@ def _copies_not_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) ->
     )  # fmt: skip
 
 
-def _slices_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) -> Fault | None:
+def _slices_summed(what: str, held: HeldByRanks, blocks: list[TensorRef], *, is_weight: bool) -> Fault | None:
     """Slices that are all the same on ranks that have another each, and add up over such groups to the sum of the other
     run's slices: summed over the ranks that share a tensor, not over those that have the same slice.
     """
@@ -518,21 +522,40 @@ def _slices_summed(what: str, held: HeldByRanks, blocks: list[TensorRef]) -> Fau
         else:
             groups.append([number])
     # Which slice is whose cannot be told by what is the same: only that each group has as many ranks as there are.
-    if any(len(members) != len(places) for members in groups):
+    if len(groups) > 1 and any(len(members) != len(places) for members in groups):
         return None
-    total = dict.fromkeys(range(count, count + len(places)), -1.0)
+    total = {count + number: 1.0 for number in range(len(places))}
     nearest = min(
         products.norm({number: 1, count + places.index(place): -1}) for number, place in enumerate(held.stretches)
     )
-    left = products.norm({**total, **{one[0]: 1.0 for one in groups}})
-    if not all(products.finite) or left > NEAR * products.norm(total) or left > _LEFT * nearest:
+    size = products.norm(total)
+    words = None
+    for times, said_of in _of_sums(count, len(places)):
+        left = products.norm({**dict.fromkeys(total, -times), **{one[0]: 1.0 for one in groups}})
+        if all(products.finite) and left <= NEAR * times * size and left <= _LEFT * nearest:
+            words = said_of
+            break
+    if words is None:
         return None
     said = "; ".join(named(held.ranks[number] for number in members) for members in groups)
+    shares = "slice" if is_weight else "samples or tokens"
+    over = (
+        f"over the ranks that share the tensor, where those that have the same {shares} are to be" if len(groups) > 1
+        else f"over all of {whose(held.ranks)}, where those alone are to be that have the same {shares}"
+    )  # fmt: skip
     return Fault(
         "wrong group", held.ranks,
-        f"{what} is the same on ranks that have another slice each ({said}), and adds up to the sum of all slices: it "
-        "is summed over the ranks that share the tensor, where those that have the same slice are to be",
+        f"{what} is the same on ranks that have {'another slice' if is_weight else 'other samples or tokens'} each "
+        f"({said}), and adds up to {words}: it is summed {over}",
     )  # fmt: skip
+
+
+def _of_sums(count: int, places: int) -> list[tuple[float, str]]:
+    """What multiple of the sum of all slices the ranks of a wrong group may hold together, and words for it."""
+    found = [(1.0, "the sum of all slices"), (1 / places, f"the sum of all slices divided by the {places} of them")]
+    if count > places:
+        found.append((count / places, f"{count // places} times the sum of all slices"))
+    return found
 
 
 def _elsewhere(what: str, held: HeldByRanks, blocks: list[TensorRef], odd: list[int], size: float) -> Fault | None:

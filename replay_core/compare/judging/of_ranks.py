@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 from replay_core import naming, pages
 from replay_core.compare.judging import (
     algebra,
+    attention_again,
     contributions,
     key_order,
+    odd_rows,
+    router_balance,
     row_parallel,
     subspaces,
     token_rows,
@@ -104,6 +108,10 @@ class OfRanks:
         self._of_experts: dict[Any, dict[str, list[tuple[int, TensorRef]]]] = defaultdict(lambda: defaultdict(list))
         #: Of a step: what ranks have of the tokens in a module's output, by the module around it.
         self._inputs: dict[int | None, dict[str, list[HeldByRanks]]] = defaultdict(lambda: defaultdict(list))
+        #: Of a step: weights whose gradient is off; and the first activation that is off, in whatever way, with what
+        #: the ranks hold of it, until its weight says whose samples it was made of.
+        self._off_gradients: dict[int | None, set[str]] = defaultdict(set)
+        self._dealt: dict[int | None, tuple[TensorVerdict, HeldByRanks] | None] = {}
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
@@ -121,6 +129,10 @@ class OfRanks:
             return
         self._note_inputs(row, held, together)
         row.ranks = algebra.ranked(together, held)
+        if row.verdict in (Verdict.DIFF, Verdict.SHAPE) and naming.is_module_tensor(row.name):
+            self._dealt.setdefault(row.key.step, (row, held))
+        if row.name.startswith("param.") and held.is_cut:
+            self._explain_dealt(row, held, together)
         if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest:
             return
         try:
@@ -151,6 +163,8 @@ class OfRanks:
             if not is_mean and (not row.verdict.diverges or not held.is_cut):
                 _judge_copies(row, pair, micro_pair, held, together, judge)
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
+                if row.name.startswith("grad."):
+                    self._off_gradients[row.key.step].add(row.name.removeprefix("grad."))
                 self._explain(row, pair, micro_pair, held, judge)
                 if row.verdict.diverges:
                     self._note_first(row, theirs[1], ours[1], held, micro_pair)
@@ -173,7 +187,13 @@ class OfRanks:
             return None
         inner = _slices_within(held)
         if inner is not None:
-            return _in_sections_of_groups(whole, held, inner)
+            of_groups = _in_sections_of_groups(whole, held, inner)
+            if of_groups is None:
+                return None
+            # The weight and its gradient are cut as what it puts out is, which few digits of these may not tell.
+            laid, sizes = of_groups
+            self._sections[pattern] = self._sections[_fused(row.name, inner[0])] = sizes
+            return laid, whole
         there = laid_of(whole, held.axis)
         cut = held if held.is_cut else there
         if cut is None:
@@ -224,8 +244,9 @@ class OfRanks:
                 row.reason = row.reason if row.reason.startswith(said) else f"{said}: {row.reason}"
             return
         fault = found.fault
-        if kind == "positions" and (own := algebra.own_positions(row.name, held)) is not None:
-            fault = own
+        if kind == "positions":
+            own = algebra.own_positions(row.name, held) or attention_again.counted_positions(row.name, held)
+            fault = own or fault
         if kind == "logprob" and (lost := contributions.at_the_ends(row.name, whole, held)) is not None:
             fault = lost
         if kind == "ids" and row.name != "input_ids":
@@ -249,6 +270,11 @@ class OfRanks:
             fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
             if fault is None or fault.kind == "apart":
                 fault = self._of_other_tokens(row, (laid, whole), micro_pair, together, held) or fault
+        is_lookup = row.name.endswith(_EMBEDDINGS) or token_rows.is_lookup(whole, self._tokens[row.key.step])
+        is_open = row.name.startswith("grad.") and (fault is None or fault.kind == "apart")
+        if is_open and len(held.ranks) > 1 and not is_lookup:
+            what = f"{row.name.removeprefix('grad.')}'s gradient"
+            fault = odd_rows.of_rows(what, whole, held, found.parted) or fault
         if row.name.startswith("grad.") and fault is None:
             micros = len({given.micro for given in self._tokens[row.key.step]})
             fault = self._own_means.pop(row.key.step, None) or algebra.by_micros(row.name, found, micros)
@@ -259,7 +285,8 @@ class OfRanks:
                 fault = algebra.cut_across(row.name.removeprefix("grad.").removesuffix(".bias"), held, whole, beside)
         if row.name.startswith("param.") and (fault is None or fault.kind == "apart"):
             fault = self._of_another(row, laid, whole, micro_pair, together, held) or fault
-            if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST:
+            was_off = row.name.removeprefix("param.") in self._off_gradients[row.key.step]
+            if fault is None and not held.is_cut and len(whole.shape) == 2 and whole.numel <= _MOST and not was_off:
                 off_OI = pages.array(laid).astype(np.float64) - pages.array(whole).astype(np.float64)
                 fault = subspaces.of_a_slices_channels(row.name.removeprefix("param."), off_OI.T, row.name, held)
         if len(whole.shape) == 2 and not held.is_cut and (row.key.stage == "modules" or kind == "logprob"):
@@ -271,6 +298,26 @@ class OfRanks:
             row.reason = f"{fault.sentence}; {row.reason}"
         if row.name.startswith("grad.") and (fault is None or fault.kind == "apart"):
             self._note_scaled(row, whole, held, together)
+
+    def _explain_dealt(self, row: TensorVerdict, weight: HeldByRanks, together: Together) -> None:
+        """Whether the step's first activation that is off is the output of this weight, of which ranks that were given
+        the same samples do not hold every slice: the samples are dealt by another number than the rank of a group.
+        """
+        known = self._dealt.get(row.key.step)
+        name = row.name.removeprefix("param.").removesuffix(".weight")
+        if known is None or known[0].name != f"{name}.output" or known[0].ranks is None or weight.axis != 0:
+            return
+        first, output = known
+        self._dealt[row.key.step] = None
+        # Of FSDP and the like every rank has all channels of the output.
+        widths = {ref.shape[0] for ref in weight.parts}
+        if first.ranks is None or first.ranks.fault is not None or weight.ranks != together.ranks or len(widths) > 1:
+            return
+        if any(ref.shape[-1] not in widths for ref in output.parts) or len(set(weight.stretches)) < 2:
+            return
+        fault = token_rows.dealt_otherwise(first.name, weight, self._tokens[row.key.step])
+        if fault is not None:
+            first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
 
     def _note_scaled(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, together: Together) -> None:
         """Explain a gradient as it was before each rank scaled its own: one that is not summed gives each rank a norm
@@ -446,7 +493,9 @@ class OfRanks:
         parted = row.ranks.parted if row.ranks is not None else ()
         slices = reversed(self._slices[row.place[:2]])
         found = (key_order.of_one_key(row.name, held, one, parted) for one in slices)
-        return next((fault for fault in found if fault is not None), None)
+        if (fault := next((fault for fault in found if fault is not None), None)) is not None:
+            return fault
+        return attention_again.of_seen_keys(row.name, whole, held, self._slices[row.place[:2]], parted, None)
 
     def _explain_first_sum(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is the output of this weight, and not the sum it should be
@@ -462,14 +511,20 @@ class OfRanks:
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
         if not held.is_cut:
             fault = None
-            if len(held.parts[0].shape) == 2 and output.axis == 1 and not row.verdict.diverges:
+            # A weight that is off itself explains as much; after its step it is, by what the output made of it.
+            if len(held.parts[0].shape) == 2 and output.axis == 1 and not _is_off_alike(first, row):
                 weight = pages.array(held.parts[0]).astype(np.float64)
                 added = np.zeros(len(weight)) if bias is None else pages.array(bias).astype(np.float64)
                 of_one = (
                     key_order.of_one_key(first.name, output, one, first.ranks.parted, (weight, added))
                     for one in reversed(slices)
+                    if not row.verdict.diverges
                 )
                 fault = next((one for one in of_one if one is not None), None)
+                if fault is None and (first.ranks.fault is None or first.ranks.fault.kind == "apart"):
+                    fault = attention_again.of_seen_keys(
+                        first.name, whole, output, slices, first.ranks.parted, (weight, added)
+                    )
             if row.name.endswith(".bias") and first.ranks.fault is None and not row.verdict.diverges:
                 of_groups = [
                     row_parallel.beside_its_bias(first.name, slice_, own, held.parts[0])
@@ -505,8 +560,17 @@ class OfRanks:
                     first.reason = f"{fault.sentence}; {first.reason}"
                     self._first_off[row.key.step] = first, None
             return
-        for inputs in (*reversed(slices), *row_parallel.gated(slices)):
-            if (fault := row_parallel.of_parts(first.name, output, inputs, held, bias)) is not None:
+        of_parts = (
+            row_parallel.of_parts(first.name, output, inputs, held, bias)
+            for inputs in (*reversed(slices), *row_parallel.gated(slices))
+        )
+        straight = (
+            told(first.name, whole, output, fused, held)
+            for fused in reversed(slices) if _FUSED.search(fused.parts[0].name)
+            for told in (row_parallel.cut_straight, attention_again.cut_straight)
+        )  # fmt: skip
+        for fault in chain(of_parts, straight):
+            if fault is not None:
                 first.ranks.fault = fault
                 first.reason = f"{fault.sentence}; {first.reason}"
                 self._first_off[row.key.step] = first, None
@@ -581,6 +645,11 @@ class OfRanks:
             around = row.name.removeprefix("grad.").removesuffix(".weight").rpartition(".")[0]
             # What feeds a layer stands beside it, or beside the module around it (a block's norm).
             known = self._inputs[row.key.step]
+            said = f"{row.name.removeprefix('grad.').removesuffix('.weight')}.output"
+            for scores in (one for one in known[around] if one.parts[0].name.endswith(said)):
+                given_it = [*known[around], *known[around.rpartition(".")[0]]]
+                if (fault := router_balance.of_own_tokens(what, whole, held, scores, given_it)) is not None:
+                    return fault
             for inputs in (*known[around], *known[around.rpartition(".")[0]]):
                 for slice_, mine, into in algebra.of_groups(whole, held, inputs):
                     if (fault := contributions.without_inputs(what, slice_, mine, into)) is not None:
@@ -781,9 +850,9 @@ def _judge_copies(
 
 def _in_sections_of_groups(
     whole: TensorRef, held: HeldByRanks, inner: list[HeldByRanks]
-) -> tuple[HeldByRanks, TensorRef] | None:
-    """The parts of several groups of ranks, of each of which the slices are shares of several in one (q, k and v); and
-    the other run's. None where they are not.
+) -> tuple[HeldByRanks, tuple[int, ...]] | None:
+    """The parts of several groups of ranks, of each of which the slices are shares of several in one (q, k and v), and
+    the sizes of these. None where they are not.
     """
     for sizes in sections(inner[0]):
         made = [in_sections(one, sizes) for one in inner]
@@ -792,7 +861,7 @@ def _in_sections_of_groups(
             continue
         again = replace(held, parts=parts)
         if algebra.is_near(whole, standing_for(again)):
-            return again, whole
+            return again, sizes
     return None
 
 

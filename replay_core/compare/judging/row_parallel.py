@@ -119,6 +119,61 @@ def gated(slices: Sequence[HeldByRanks]) -> Iterator[HeldByRanks]:
             yield HeldByRanks(gate.ranks, tuple(made), gate.axis, gate.stretches)
 
 
+def cut_straight(
+    what: str, whole: TensorRef, held: HeldByRanks, fused: HeldByRanks, weights: HeldByRanks
+) -> Fault | None:
+    """Whether ranks hold slices in turn of a layer that is a gate and what it gates in one, and took the halves of
+    their own slice for these, so that one rank gates with what is not the gate.
+
+    held: the output [sample, position, hidden] of the layer behind, whole on every rank; whole: the other run's. fused:
+    what the two in one put out, a slice in turn on every rank. weights: of the layer behind.
+    """
+    ranks, count = held.ranks, len(held.ranks)
+    if not fused.ranks == weights.ranks == ranks or not 1 < count <= _EACH or weights.axis != 1 or held.is_cut:
+        return None
+    if any(len(one) != 1 for one in fused.stretches) or fused.axis != len(fused.parts[0].shape) - 1:
+        return None
+    refs = (whole, *held.parts, *fused.parts, *weights.parts)
+    if not all(ref.is_readable and ref.numel <= _MOST for ref in refs) or whole.numel * 2 * count > _AT_ONCE:
+        return None
+    own = [pages.array(ref).astype(np.float64).reshape(-1, ref.shape[-1]) for ref in fused.parts]
+    cut = [pages.array(ref).astype(np.float64) for ref in weights.parts]
+    if any(one.shape[1] != 2 * weight.shape[1] for one, weight in zip(own, cut, strict=True)):
+        return None
+    there, *here = (
+        pages.array(ref).astype(np.float64).reshape(len(own[0]), -1) for ref in (whole, *held.parts)
+    )  # fmt: skip
+    in_turn = [number for _, number in sorted((one[0][0], number) for number, one in enumerate(fused.stretches))]
+    every = np.concatenate([own[number] for number in in_turn], 1)
+    weight = np.concatenate([cut[number] for _, number in sorted(
+        (one[0][0], number) for number, one in enumerate(weights.stretches))], 1)  # fmt: skip
+    near = _LEFT[held.parts[0].dtype in ("bfloat16", "float16")]
+    for is_gate_first in (True, False):
+        right = _gated(every, is_gate_first=is_gate_first) @ weight.T
+        if right.shape != there.shape or np.linalg.norm(right - there) > near * np.linalg.norm(there):
+            continue
+        wrong = sum(_gated(one, is_gate_first=is_gate_first) @ part.T for one, part in zip(own, cut, strict=True))
+        if any(np.linalg.norm(wrong - one) > near * np.linalg.norm(one) for one in here):
+            continue
+        if any(np.linalg.norm(one - there) <= 3 * np.linalg.norm(wrong - one) for one in here):
+            continue
+        (start, length), *_ = fused.stretches[0]
+        layer = fused.parts[0].name.removesuffix(".output")
+        return Fault(
+            "order", ranks,
+            f"{layer} is cut among {whose(ranks)} in turn (rank {ranks[0]} has rows {start} to {start + length - 1}), "
+            f"and is a gate and what it gates one after the other: {what} is the sum of what the halves of each rank's "
+            "own slice make, and the other run's is made of the whole's halves; each rank is to have a share of both",
+        )  # fmt: skip
+    return None
+
+
+def _gated(values: Array, *, is_gate_first: bool) -> Array:
+    first, second = np.split(values, 2, axis=1)
+    gate, up = (first, second) if is_gate_first else (second, first)
+    return np.asarray(gate * _sigmoid(gate) * up)
+
+
 def _sigmoid(values: Array) -> Array:
     """1 / (1 + exp(-x)), of no number so far below zero that exp is infinite."""
     small = np.exp(-np.abs(values))

@@ -88,6 +88,33 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Give
     return None
 
 
+def dealt_otherwise(what: str, weight: HeldByRanks, given: Sequence[Given]) -> Fault | None:
+    """Whether ranks that were given the same tokens do not hold each slice of a weight once, which all of them together
+    are to make what the weight puts out of these.
+    """
+    by_rank: dict[int, list[bytes]] = {}
+    for one in sorted(given, key=lambda one: one.micro):
+        by_rank.setdefault(one.rank, []).append(one.ids.tobytes())
+    if by_rank.keys() != set(weight.ranks):
+        return None
+    groups: dict[tuple[bytes, ...], list[int]] = {}
+    for rank in weight.ranks:
+        groups.setdefault(tuple(by_rank[rank]), []).append(rank)
+    slice_of = dict(zip(weight.ranks, weight.stretches, strict=True))
+    every = set(weight.stretches)
+    odd = [members for members in groups.values() if sorted(slice_of[one] for one in members) != sorted(every)]
+    if not odd:
+        return None
+    slices = "; ".join(named([rank for rank in weight.ranks if slice_of[rank] == one]) for one in sorted(every))
+    samples = "; ".join(named(members) for members in groups.values())
+    return Fault(
+        "dealt otherwise", tuple(sorted(rank for members in odd for rank in members)),
+        f"{what}: ranks with the same slice of the weight are {slices}, and ranks that were given the same tokens are "
+        f"{samples}: those of one tensor-parallel group, which hold each slice once, were not given the same samples "
+        "(the sampler deals them by another rank's number)",
+    )  # fmt: skip
+
+
 def _groups(given: Sequence[Given], key: Callable[[Given], Any]) -> list[_Group]:
     """Those that are asked for together, of one key each; of the same tokens (a tensor-parallel rank beside another)
     as one.

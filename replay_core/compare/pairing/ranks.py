@@ -382,13 +382,19 @@ class RankGroup:
         """
         numbers: dict[bytes, int] = {row.tobytes(): number for number, row in enumerate(whole)}
         held = [[numbers.get(row.tobytes(), -1) for row in mine] for mine in own]
+        groups = self._groups
+        if sum(map(len, held)) != len(whole) and sum(map(len, groups)) * len(own[0]) == len(whole):
+            # Ranks whose samples are all another's are no group with it where all ranks' are just as many as there are.
+            groups = [[number] for number in range(sum(map(len, groups)))]
+            of = {number: mine for members, mine in zip(self._groups, held, strict=True) for number in members}
+            held = [of[number] for (number,) in groups]
         if len(numbers) < len(whole) or any(-1 in mine for mine in held) or sum(map(len, held)) != len(whole):
             return
         times = Counter(number for mine in held for number in mine)
         twice, lost = sorted(one for one in times if times[one] > 1), sorted(set(range(len(whole))) - set(times))
         ranks = list(self._ranks)
         those = [
-            ranks[number] for members, mine in zip(self._groups, held, strict=True) if set(mine) & set(twice)
+            ranks[number] for members, mine in zip(groups, held, strict=True) if set(mine) & set(twice)
             for number in members
         ]  # fmt: skip
         verb = "is" if len(twice) == 1 else "are"
@@ -604,6 +610,15 @@ class RankGroup:
                 continue
             if (stretches := _along_cut(cut[1], total, lengths, is_of_tokens=cut[0] == 1)) is not None:
                 return HeldByRanks(ranks, parts, axis, stretches)
+            rows = self._whole_ids.shape if self._whole_ids is not None else ()
+            if cut[0] == 1 and axis == 0 and len(rows) == 2 and rows[0] > 1 and total == rows[0] * rows[1]:
+                # Tokens of all samples in one row, one sample after the other (what a router is given).
+                flat = tuple(
+                    tuple((sample * rows[1] + at, long) for sample in range(rows[0]) for at, long in mine)
+                    for mine in cut[1]
+                )
+                if lengths == [sum(long for _, long in mine) for mine in flat]:
+                    return HeldByRanks(ranks, parts, axis, flat)
         tried = [*self._within_groups(refs, lengths, total, whole.name)]
         if (in_turn := _one_after_the_other(lengths, total)) is not None:
             tried.append(in_turn)
