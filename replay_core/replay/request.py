@@ -182,7 +182,9 @@ class _Recording(Struct):
         noise = Explained.of(self.values[0], baseline.run, rounded.run, self.micro.batch)
         if held["verdict"] == "DIFF":
             if noise.explains_all:
-                reason = f"{held['max_abs']:.3g} nats off at most, where {ran} and {other} are up to {noise.most:.3g} apart"
+                reason = (
+                    f"{held['max_abs']:.3g} nats off at most, where {ran} and {other} are up to {noise.most:.3g} apart"
+                )
                 baseline.recorded = [{**held, "verdict": "CLOSE", "reason": reason}, *baseline.recorded[1:]]
             return []
         limit = f"{ran} and {other} are up to {noise.most:.3g} apart on these tokens, on average {noise.mean:.3g}"
