@@ -28,7 +28,7 @@ _MOST, _MOST_ROWS = 1 << 22, 1 << 11
 Ints = NDArray[np.int64]
 
 
-class _Rows(Struct):
+class _RankRows(Struct):
     """The rows of a rank's slice that are off: their places in the whole; what they hold and should."""
 
     rank: int
@@ -46,7 +46,7 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, parted: tuple[int, .
     if not 1 <= len(whole.shape) <= 2 or whole.numel > _MOST or (held.is_cut and held.axis != 0) or not parted:
         return None
     there = pages.array(whole).astype(np.float64).reshape(whole.shape[0], -1)
-    found: list[_Rows] = []
+    found: list[_RankRows] = []
     some_are_right = len(parted) < len(held.ranks)
     for number, rank in enumerate(held.ranks):
         if rank not in parted:
@@ -64,7 +64,7 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, parted: tuple[int, .
         if not is_off.any() or (off[~is_off] > _RIGHT).any():
             return None
         some_are_right |= bool((~is_off).any())
-        found.append(_Rows(rank, at[is_off], here[is_off], should[is_off]))
+        found.append(_RankRows(rank, at[is_off], here[is_off], should[is_off]))
     if not found or not some_are_right:
         return None
     is_half = whole.dtype in ("bfloat16", "float16") or held.parts[0].dtype in ("bfloat16", "float16")
@@ -72,7 +72,7 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, parted: tuple[int, .
     return _empty(what, found) or _times(what, found, len(held.ranks), near) or _others(what, found, there, held, near)
 
 
-def _empty(what: str, found: list[_Rows]) -> Fault | None:
+def _empty(what: str, found: list[_RankRows]) -> Fault | None:
     if any(one.here.any() for one in found) or not all(one.there.any(1).all() for one in found):
         return None
     ranks = tuple(one.rank for one in found)
@@ -84,7 +84,7 @@ def _empty(what: str, found: list[_Rows]) -> Fault | None:
     )  # fmt: skip
 
 
-def _times(what: str, found: list[_Rows], count: int, near: float) -> Fault | None:
+def _times(what: str, found: list[_RankRows], count: int, near: float) -> Fault | None:
     """Whether the rows are one multiple of the other run's, by the number of ranks or a divisor of it."""
     here, there = np.concatenate([one.here for one in found]), np.concatenate([one.there for one in found])
     factor = float((here * there).sum() / np.square(there).sum())
@@ -103,7 +103,7 @@ def _times(what: str, found: list[_Rows], count: int, near: float) -> Fault | No
     )  # fmt: skip
 
 
-def _others(what: str, found: list[_Rows], there: Array, held: HeldByRanks, near: float) -> Fault | None:
+def _others(what: str, found: list[_RankRows], there: Array, held: HeldByRanks, near: float) -> Fault | None:
     """Whether the rows are other rows of the other run's, a stretch of them each."""
     if sum(one.places.size for one in found) > _MOST_ROWS or there.shape[1] < 2:
         return None
@@ -134,7 +134,7 @@ def _together(places: Ints, others: Ints) -> Iterator[tuple[tuple[int, int], tup
             begun = at
 
 
-def _said(found: list[_Rows]) -> str:
+def _said(found: list[_RankRows]) -> str:
     """`rank 1 (40 to 47)`."""
     each = []
     for one in found:
