@@ -388,10 +388,6 @@ class Run:
     def steps(self) -> list[int | None]:
         return sorted({record.key.step for record in self.records}, key=lambda s: (s is not None, s or 0))
 
-    def problems_of(self, record: Record) -> list[Problem]:
-        """What is wrong with a record: what opening found, and what reading it showed."""
-        return [one for one in [*self.problems, *record.problems] if one.is_about(record)]
-
     def select(
         self,
         step: Selection | None = None,

@@ -36,7 +36,7 @@ CORE_FLOORS: tuple[tuple[str, ...], ...] = (
     ("kernel", "hashes"),  # the compiled loops: addresses, counts and descriptors; digests of bytes
     ("remote",),  # objects behind a URL, as files that are filled while they are read
     ("mirrored",),  # which files these are
-    ("errors", "regexes", "fold"),  # fold: what a device makes of bytes before they are hashed
+    ("errors", "regexes", "fold", "progress_bars"),  # fold: what a device makes of bytes before they are hashed
 )
 
 #: Rooms of `tui_debugger`, top floor first.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -14,6 +12,7 @@ import transformers
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from replay_core import progress_bars
 from replay_core.demo import faults, task
 from replay_core.demo.policy import Rollout, build_policy, sample, score, score_packed
 from replay_core.errors import SelectionError
@@ -100,7 +99,7 @@ def train_demo(
              "optimizer": recipe.optimizer}  # fmt: skip
     recorder = Recorder(directory, flags=flags, config=asdict(recipe))
     rewards: list[float] = []
-    with _no_progress_bars():
+    with progress_bars.hidden(transformers):  # saving a checkpoint draws one, once a step
         trainer = _Trainer(recipe, recorder, rollouts, fault)
         for step in range(recipe.steps):
             on_event(Progress(step, recipe.steps, "training steps"))
@@ -126,18 +125,6 @@ def train_demo(
         "reward_last": rewards[-1],
         "seconds": round(time.monotonic() - began, 3),
     }
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Saving a checkpoint draws a bar of its own, once a step."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
 
 
 class _Trainer:

@@ -11,6 +11,7 @@ import torch
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from replay_core import progress_bars
 from replay_core.budget import lift_limit
 from replay_core.errors import ModelError, RldbgError, UnavailableError
 from replay_core.replay import adapters, architectures, attention, fit, own_code, sharded
@@ -223,7 +224,11 @@ def _from_whole(directory: Path, plan: ReplayPlan, batch: MicroBatch) -> tuple[A
     config = _config(directory)
     # Before the weights are read: a wrong model is known by its config.
     fit.need_vocabulary(config.get_text_config().vocab_size, batch, str(directory))
-    with _naming_attention(plan.flags, config.model_type), _naming_weights(directory), _no_progress_bar():
+    with (
+        _naming_attention(plan.flags, config.model_type),
+        _naming_weights(directory),
+        progress_bars.hidden(transformers),
+    ):
         if plan.is_critic:
             config.num_labels = 1
         fit.need_stored(_class(plan), config, directory)
@@ -351,18 +356,6 @@ def _naming_weights(directory: Path) -> Iterator[None]:
             found=_listing(directory),
             hint="is every shard there, and whole?",
         ) from error
-
-
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Progress is an event; a bar redrawn by carriage returns is noise in a log."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def _architectures(directory: Path) -> list[str]:

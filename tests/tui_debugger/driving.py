@@ -36,11 +36,16 @@ async def rest(app: RldbgApp, pilot: Pilot[None]) -> None:
     end = time.monotonic() + 30
     while time.monotonic() < end:
         await pilot.pause(0.02)
-        if app.debugger.is_current_with_state and not any(not worker.is_finished for worker in app.debugger.workers):
+        if _is_drawn(app) and not any(not worker.is_finished for worker in app.debugger.workers):
             await pilot.pause()
-            if app.debugger.is_current_with_state:
+            if _is_drawn(app):
                 return
     raise AssertionError("the screen never came to rest")
+
+
+def _is_drawn(app: RldbgApp) -> bool:
+    """Whether everything that changed has been drawn."""
+    return app.debugger.is_whole and not app.debugger._redraw_due
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], object], what: str = "", limit_s: float = 30) -> None:

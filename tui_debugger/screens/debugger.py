@@ -156,11 +156,6 @@ class DebuggerScreen(KeyedScreen):
             self._redraw_due = True
             self.set_timer(_REDRAW_S, self._redraw_stale)
 
-    @property
-    def is_current_with_state(self) -> bool:
-        """Whether everything that changed has been drawn."""
-        return self.is_whole and not self._redraw_due
-
     def _redraw_stale(self) -> None:
         self._redraw_due = False
         parts, self._stale = self._stale, set()
