@@ -59,7 +59,10 @@ def function(reference: str, folder: str | None) -> Callable[..., Any]:
 _editions: dict[Path, tuple[int, dict[str, tuple[int, int]]]] = {}
 #: rldbg itself is nobody's trainer, and neither is what is installed, though the folder may hold both.
 _NOT_THEIRS = ("replay_core", "tui_debugger")
-_INSTALLED = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_INSTALLED = tuple(
+    os.path.join(os.path.normpath(sysconfig.get_path(name)), "")
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 
 def edition(folder: str | None) -> int:
@@ -81,15 +84,17 @@ def edition(folder: str | None) -> int:
 
 def _imported(root: Path) -> dict[str, tuple[int, int]]:
     """Modules that came from sources below `root`: time and size of the file, as they are now."""
+    # Asked a dozen times of a replay, of thousands of modules: as text, a path object of each would take its seconds.
+    below = os.path.join(root, "")
     found = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         if not file.endswith(".py") or name == "__main__" or name.partition(".")[0] in _NOT_THEIRS:
             continue
-        path = Path(file)
-        if root in path.parents and not any(place in path.parents for place in _INSTALLED):
+        path = os.path.normpath(file)
+        if path.startswith(below) and not path.startswith(_INSTALLED):
             with contextlib.suppress(OSError):
-                stat = path.stat()
+                stat = os.stat(path)
                 found[name] = (stat.st_mtime_ns, stat.st_size)
     return found
 
