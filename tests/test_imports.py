@@ -166,8 +166,8 @@ def test_the_recorder_writes_where_only_the_trainers_libraries_are(
 ):
     """`pip install --no-deps rldbg` beside what the trainer has, every other package refused."""
     target = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
-    subprocess.run(pip, check=True, capture_output=True, timeout=120)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, capture_output=True, timeout=120)
     libraries = set().union(*(_tops_of(name) for name in trainer))
     allowed = {*sys.stdlib_module_names, "replay_core", *libraries, *_editable_finders()}
     answer = subprocess.run(

@@ -12,25 +12,40 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+#: What a test file holds -> how it ends, and the words that say why.
+PLANTED = {
+    "test_reason.py": ("def test_it(): pytest.skip('not today')", "FAILED", "does not name: Skipped: not today"),
+    "test_module.py": (
+        "pytest.importorskip('no_such_module')",
+        "ERROR",
+        "does not name: Skipped: could not import 'no_such_module'",
+    ),
+    "test_empty.py": (
+        "@pytest.mark.parametrize('n', [])\ndef test_it(n): pass",
+        "ERROR",
+        "does not name: Skipped: got empty parameter set",
+    ),
+    "test_marker.py": ("@pytest.mark.sloow\ndef test_it(): pass", "ERROR", "'sloow' not found in `markers`"),
+    "test_named.py": ("def test_it(): pytest.skip('no CUDA device')", "SKIPPED", "no CUDA device"),
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("def test_it(): pytest.skip('not today')", "does not name: Skipped: not today"),
-        ("pytest.importorskip('no_such_module')", "does not name: Skipped: could not import 'no_such_module'"),
-        ("@pytest.mark.parametrize('n', [])\ndef test_it(n): pass", "does not name: Skipped: got empty parameter set"),
-        ("@pytest.mark.sloow\ndef test_it(): pass", "'sloow' not found in `markers`"),
-        ("def test_it(): pytest.skip('no CUDA device')", "1 skipped"),
-    ],
-)
-def test_what_is_not_named_fails(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "test_planted.py").write_text(f"import pytest\n{text}\n")
+def test_what_is_not_named_fails(tmp_path: Path) -> None:
+    """One run for all: a start of pytest takes a second or two."""
+    for name, (text, _, _) in PLANTED.items():
+        (tmp_path / name).write_text(f"import pytest\n{text}\n")
+    asked = ["-c", str(ROOT / "pyproject.toml"), "-p", "tests.skips", "-rA", "--continue-on-collection-errors"]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "tests.skips", str(tmp_path)],
+        [sys.executable, "-m", "pytest", *asked, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "COLUMNS": "400"},
     )
-    assert said in ran.stdout, ran.stdout
-    assert (ran.returncode == 0) is (said == "1 skipped")
+    _, _, summary = ran.stdout.partition("short test summary info")
+    for name, (_, ended, said) in PLANTED.items():
+        lines = [line for line in summary.splitlines() if name in line]
+        assert [line.split()[0] for line in lines] == [ended], (name, ran.stdout)
+        assert said in lines[0], (name, ran.stdout)
+    assert ran.returncode == 1
