@@ -36,16 +36,21 @@ async def rest(app: RldbgApp, pilot: Pilot[None]) -> None:
     end = time.monotonic() + 30
     while time.monotonic() < end:
         await pilot.pause(0.02)
-        if _is_drawn(app) and not any(not worker.is_finished for worker in app.debugger.workers):
+        if _rests(app):
             await pilot.pause()
-            if _is_drawn(app):
+            if _rests(app):
                 return
     raise AssertionError("the screen never came to rest")
 
 
-def _is_drawn(app: RldbgApp) -> bool:
-    """Whether everything that changed has been drawn."""
-    return app.debugger.is_whole and not app.debugger._redraw_due
+def _rests(app: RldbgApp) -> bool:
+    """Whether nothing is on its way: a key may be handed on from one to the next for longer than any pause lasts."""
+    if not app.debugger.is_whole or app.debugger._redraw_due:
+        return False
+    if any(not worker.is_finished for worker in app.workers):
+        return False
+    pumps = [app, *(node for screen in app.screen_stack for node in screen.walk_children(with_self=True))]
+    return not any(pump.message_queue_size or pump._next_callbacks for pump in pumps)
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], object], what: str = "", limit_s: float = 30) -> None:

@@ -66,7 +66,9 @@ class ScriptedEngine:
         return [job.kind for job in self.jobs]
 
     def last(self, kind: str) -> Job:
-        return next(job for job in reversed(self.jobs) if job.kind == kind)
+        asked = [job for job in self.jobs if job.kind == kind]
+        assert asked, f"no job was a {kind}: {self.kinds()}"
+        return asked[-1]
 
     async def run(self, job: Job, on_event: OnEvent = ignore) -> Answer:
         self.jobs.append(job)

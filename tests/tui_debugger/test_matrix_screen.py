@@ -86,7 +86,7 @@ async def test_two_marked_cells_are_compared() -> None:
     engine = ScriptedEngine()
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "m", "r", "j", "j", "space", *"jjjj", "space", "equals_sign")
-        params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
+        params = engine.last("compare").params
         assert (params["a"], params["b"]) == ("/runs/demo/matrix/cell2", "/runs/demo/matrix/cell6")
 
 

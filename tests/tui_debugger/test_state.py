@@ -80,7 +80,7 @@ async def test_two_marked_steps_of_one_run_are_compared() -> None:
     async with opened(A, engine=engine) as (app, pilot):
         await press(app, pilot, "1", "g", "space", "G", "space", "equals_sign")
         await until(pilot, lambda: any(job.kind == "compare" for job in engine.jobs), "a comparison that was asked for")
-        params = next(job.params for job in reversed(engine.jobs) if job.kind == "compare")
+        params = engine.last("compare").params
         assert params["a"] == params["b"]
         assert (params["step"], params["scope_b"]["step"]) == (0, 3)
 
