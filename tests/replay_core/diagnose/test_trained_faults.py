@@ -4,12 +4,13 @@ policy is enough for what shows in single steps. `make bench-diagnose` counts ma
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
 from benchmarks.diagnose import forms
-from benchmarks.diagnose.trainer import Recipe, train
+from benchmarks.diagnose.trainer import Recipe, Trained, train
 from replay_core.diagnose.finding import Finding
 from tests.replay_core.diagnose.batches import causes, look
 from tests.replay_core.diagnose.logs import diagnosed_path
@@ -17,10 +18,16 @@ from tests.replay_core.diagnose.logs import diagnosed_path
 pytestmark = pytest.mark.long
 
 
+@lru_cache(maxsize=2)
+def trained(recipe: Recipe) -> Trained:
+    """A run of the recipe: tests that stand beside each other write the same one in several forms."""
+    return train(recipe)
+
+
 def found(directory: Path, form: str = "verl", **recipe: object) -> list[Finding]:
     """Warnings and errors of a short run, but for what an untrained policy is: it answers alike, and does not stop."""
     settings = {"warm": 0, "steps": 3, "kept": 3, "prompts": 4, "limit": 10, "name": "run", **recipe}
-    said = causes(look(forms.DUMPS[form](train(Recipe(**settings)), directory / form)))  # type: ignore[arg-type]
+    said = causes(look(forms.DUMPS[form](trained(Recipe(**settings)), directory / form)))  # type: ignore[arg-type]
     return [one for one in said if one.id not in ("D01", "D03", "D20")]
 
 
