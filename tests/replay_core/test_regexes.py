@@ -24,7 +24,7 @@ def test_it_is_what_compiling_gives() -> None:
 
 def test_nothing_is_compiled_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    monkeypatch.setattr(regexes.re, "compile", lambda text, flags=0: compiled.append(text))
+    monkeypatch.setattr(re, "compile", lambda text, flags=0: compiled.append(text))
     expression = regex("a(b")
     assert compiled == []
     with pytest.raises(AttributeError):

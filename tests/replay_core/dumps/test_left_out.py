@@ -82,7 +82,7 @@ def test_more_names_than_any_dump_has_are_a_problem(dump: Path, monkeypatch: pyt
 def test_a_folder_that_cannot_be_read_is_a_problem(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = dump / "closed"
     closed.mkdir()
-    scandir = listing.os.scandir
+    scandir = os.scandir
 
     def refusing(path: str) -> object:
         if str(path) == str(closed):
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_read_is_a_problem(dump: Path, monkeypatch: pyte
         return scandir(path)
 
     # Run as root, no folder is closed.
-    monkeypatch.setattr(listing.os, "scandir", refusing)
+    monkeypatch.setattr(os, "scandir", refusing)
     run = open_run(dump)
     assert run.steps() == [0, 1]
     assert any(problem.where == str(closed) and "Permission denied" in problem.what for problem in run.problems)

@@ -10,7 +10,7 @@ import pytest
 
 from replay_core.dumps import log_text, metrics, open_run
 from replay_core.dumps.containers import read_container
-from replay_core.dumps.log_text import metric_line
+from replay_core.dumps.metric_lines import metric_line
 from replay_core.errors import BudgetError, DumpError, NotADumpError
 from replay_core.records import Inline, Record, RecordKey
 from tests.fixtures import FIXTURES

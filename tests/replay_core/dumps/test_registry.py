@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import pytest
 
 import replay_core.dumps
-from replay_core.dumps import DIALECTS, open_run, opening, row_tables
+from replay_core.dumps import DIALECTS, listing, open_run, opening, peeking, row_tables
 from replay_core.dumps.dialect import Dialect, in_order
 from replay_core.errors import RldbgError
 from replay_core.records import Run
@@ -93,8 +93,8 @@ def test_files_that_a_dialect_knows_under_any_name_are_found_in_a_folder_under_a
                     continue
                 odd = Path(mkdtemp(dir=tmp_path)) / f"odd{record.path.suffix}"
                 shutil.copy(record.path, odd)
-                opening.listing.forget()
-                opening.peeking.forget()
+                listing.forget()
+                peeking.forget()
                 if dialect.known_by != "rest":
                     assert dialect.detect(odd) == (dialect.known_by == "content"), f"{dialect.name}: {record.path}"
                 if dialect.known_by == "content":

@@ -220,7 +220,7 @@ def test_a_dump_that_brings_the_layout_of_a_mirror_is_refused_and_nobody_is_aske
 
 
 def test_a_folder_that_is_called_as_mirrors_are_is_read_as_any_other(tmp_path: Path) -> None:
-    dump = a_dump(tmp_path / mirrors.FOLDER / "mine")
+    dump = a_dump(tmp_path / mirrored.FOLDER / "mine")
     assert tensor(dump, "logprobs").shape == (8,)
 
 
@@ -228,7 +228,7 @@ def test_what_runs_a_model_refuses_a_remote_dump(tmp_path: Path) -> None:
     from replay_core.desk import perform
 
     with pytest.raises(RequestError, match="read, not run"):
-        perform(Job("replay", {"path": f"{tmp_path}/{mirrors.FOLDER}/x/tree"}))
+        perform(Job("replay", {"path": f"{tmp_path}/{mirrored.FOLDER}/x/tree"}))
 
 
 def test_the_command_line_takes_a_url(store: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

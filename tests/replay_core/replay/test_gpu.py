@@ -21,7 +21,7 @@ def card(monkeypatch, tmp_path):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free * 2**30), 80 * 2**30))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(own * 2**30))
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(gpu.tempfile, "gettempdir", lambda: str(tmp_path))
+        monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
 
     return put
 

@@ -22,11 +22,12 @@ from replay_core.compare.judging import kept_figures, measuring
 from replay_core.compare.judging.kept_figures import KeptFigures, line_of
 from replay_core.desk import perform
 from replay_core.dumps import open_run
-from replay_core.errors import ChildDiedError
+from replay_core.errors import ChildDiedError, RequestError
 from replay_core.executors.in_process import InProcess
 from replay_core.export.outcome import exit_code
 from replay_core.jobs import Answer, Job, OnEvent, ignore
 from replay_core.recorder import Recorder
+from replay_core.records import Selection
 from replay_core.units.folder import UnitFolder
 from replay_core.units.shard import Shard
 from tui_debugger.reports.gathering import gathering_report
@@ -132,7 +133,7 @@ def test_the_judged_document_is_that_of_one_worker_whatever_is_wrong(fault: str,
     a, b = write(tmp_path / "a"), write(tmp_path / "b", fault)
     doc = compared(a, b, tmp_path / "units")
     (found,) = judged(tmp_path / "units", doc)
-    whole = alone(a, b, **{"step": workbench.Selection.parse("0")})
+    whole = alone(a, b, **{"step": Selection.parse("0")})
     assert found == whole
     assert doc["counts"]["done"] == PARTS + 1
 
@@ -153,7 +154,7 @@ def test_any_run_in_any_number_of_shards_is_judged_as_alone(
     assert (docs[1]["agrees"], docs[1]["counts"]["agree"], int(exit_code(docs[1]))) == (None, 0, 0)
     assert gathering_report(docs[1]).startswith("MEASURED")
     (found,) = judged(tmp_path / "units", workbench.gather(tmp_path / "units"))
-    assert found == alone(a, b, exact=exact, step=workbench.Selection.parse("0"))
+    assert found == alone(a, b, exact=exact, step=Selection.parse("0"))
 
 
 def test_the_judge_reads_no_tensor_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,7 @@ def test_a_part_that_died_is_named_and_nothing_is_judged_until_it_is_done(tmp_pa
     assert [job.params.get("part") for job in runner.jobs] == [[1, PARTS], None]
     assert again["agrees"] is False
     assert again["counts"]["done"] == PARTS + 1
-    assert judged(tmp_path / "units", again) == [alone(a, b, step=workbench.Selection.parse("0"))]
+    assert judged(tmp_path / "units", again) == [alone(a, b, step=Selection.parse("0"))]
 
 
 def test_figures_that_are_gone_are_measured_anew_before_anything_is_judged(tmp_path: Path) -> None:
@@ -268,13 +269,13 @@ def test_damaged_figures_are_measured_by_the_judge(part: bytes, damaged: bytes, 
     assert changed
     folder.document(doc["units"][-1]["id"]).unlink()
     again = compared(a, b, tmp_path / "units")
-    assert judged(tmp_path / "units", again) == [alone(a, b, step=workbench.Selection.parse("0"))]
+    assert judged(tmp_path / "units", again) == [alone(a, b, step=Selection.parse("0"))]
 
 
 def test_another_number_of_parts_is_another_question(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a"), write(tmp_path / "b")
     compared(a, b, tmp_path / "units")
-    with pytest.raises(workbench.RequestError, match="another request"):
+    with pytest.raises(RequestError, match="another request"):
         compared(a, b, tmp_path / "units", parts=4)
 
 

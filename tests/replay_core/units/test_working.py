@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from replay_core import workbench
 from replay_core.desk import perform
+from replay_core.dumps import open_run
 from replay_core.errors import ChildDiedError, DumpError, ExitCode, RequestError
 from replay_core.executors.in_process import InProcess
 from replay_core.export.outcome import exit_code
@@ -138,7 +139,7 @@ def test_a_unit_that_takes_its_process_along_is_one_outcome_and_runs_again(
 def test_a_dump_that_has_grown_or_changed_since_is_done_where_it_did(tmp_path: Path) -> None:
     pair = write_run(tmp_path / "a", {}, 3), write_run(tmp_path / "b", {}, 3)
     compared(pair, tmp_path / "out")
-    file = next(record.path for record in workbench.open_run(pair[1]).records if record.key.step == 1)
+    file = next(record.path for record in open_run(pair[1]).records if record.key.step == 1)
     os.utime(file, ns=(0, time.time_ns()))
     changed = Counting()
     doc = compared(pair, tmp_path / "out", changed)
@@ -179,7 +180,7 @@ def test_a_plan_of_another_version_or_torn_is_said(runs: tuple[Path, Path], tmp_
 
 def test_a_truncated_record_fails_its_own_unit_and_no_other(tmp_path: Path) -> None:
     pair = write_run(tmp_path / "a", {}, 3), write_run(tmp_path / "b", {}, 3)
-    file = next(record.path for record in workbench.open_run(pair[1]).records if record.key.step == 1)
+    file = next(record.path for record in open_run(pair[1]).records if record.key.step == 1)
     file.write_bytes(file.read_bytes()[:40])
     doc = compared(pair, tmp_path / "out")
     assert [unit["exit_code"] for unit in doc["units"]] == [0, int(ExitCode.BAD_BYTES), 0]
@@ -198,7 +199,7 @@ def test_a_worker_that_is_alive_runs_and_one_that_is_dead_has_crashed(
         assert during["counts"]["running"] == 1
         assert during["eta_s"] is not None
         # Its disk's clock, not this machine's: an hour apart is no silence.
-        monkeypatch.setattr(folders.time, "time", lambda: 0.0)
+        monkeypatch.setattr(time, "time", lambda: 0.0)
         assert workbench.gather(tmp_path)["counts"]["running"] == 1
         monkeypatch.undo()
     gone = subprocess.Popen([sys.executable, "-c", ""])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tui_debugger.reports.trends import ROWS, SHOWN, trends_lines
+from tui_debugger.reports.trends import ROWS, trends_lines
+from tui_debugger.trend_rows import SHOWN
 
 
 def series(signal: str = "loss", run: str = "a.log", **changes: Any) -> Any:
