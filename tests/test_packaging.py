@@ -44,7 +44,7 @@ def found_by(python: Path | str, home: Path, *options: str, **environment: str) 
         [str(python), *options, "-c", _FOUND],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         cwd=home,
         env={**kept, "HOME": str(home), **environment},
@@ -180,7 +180,7 @@ def test_pip_installs_the_wheel_and_its_command_runs(wheel: Path, tmp_path: Path
     site = installed(wheel, tmp_path / "venv")
     said = subprocess.run(
         [str(tmp_path / "venv" / "bin" / "rldbg"), "info", "--json"],
-        capture_output=True, text=True, check=True, cwd=home, timeout=60,
+        capture_output=True, text=True, check=True, cwd=home, timeout=300,
         env={"PATH": os.environ["PATH"], "HOME": str(home)},
     )  # fmt: skip
     info = json.loads(said.stdout)
@@ -213,7 +213,7 @@ def test_an_installed_rldbg_records_a_script_when_the_environment_asks(
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "OMP_NUM_THREADS": "1"}
     said = subprocess.run(
         [str(tmp_path / "venv" / "bin" / "python"), "-c", _TRAINS],
-        capture_output=True, text=True, check=True, cwd=home, timeout=60,
+        capture_output=True, text=True, check=True, cwd=home, timeout=300,
         env={**environment, **({"RLDBG_RECORD": str(tmp_path / "dump")} if asked else {})},
     )  # fmt: skip
     assert ("2 model calls, 2 losses, 2 steps" in said.stderr) is asked
