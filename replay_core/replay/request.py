@@ -124,14 +124,16 @@ class _Recording(Struct):
             result.training = against_training(self.run, result.run, self.micro.key, done)
         if result.cell.get("optimizer"):
             result.params = against_params(self.run, result.run, self.micro.key)
-        if self.stranger is None:
+        if self.stranger is not None:
+            result.recorded = [{**one, "verdict": None, "reason": self.stranger} for one in result.recorded]
+        rows = self.micro.rows
+        why = self.stranger or (f"only {len(rows)} rows of the micro-batch were replayed" if rows is not None else None)
+        if why is None:
             return
-        said = f"not judged: {self.stranger}"
-        result.recorded = [{**one, "verdict": None, "reason": self.stranger} for one in result.recorded]
         if result.training is not None:
-            result.training = {**result.training, "agrees": None, "sentence": said}
+            result.training = {**result.training, "agrees": None, "sentence": f"not judged: {why}"}
         if result.params is not None:
-            result.params = {**result.params, "sentence": said}
+            result.params = {**result.params, "sentence": f"not judged: {why}"}
 
     def row(self) -> CellResult:
         """Row 0 of a matrix: what the trainer recorded, and the settings it named. Nothing is run for it."""

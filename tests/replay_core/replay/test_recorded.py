@@ -162,6 +162,15 @@ def test_a_backward_with_random_weights_is_not_judged_by_the_recorded_losses(dem
     assert exit_code(doc) == 0
 
 
+def test_a_backward_of_some_rows_is_not_judged_by_the_gradients_of_all(demo, tmp_path):
+    doc = ask(demo, tmp_path / "out", plan={"backward": True, "rows": "0,1"})
+    trained = [cell["recorded_training"] for cell in doc["cells"] if cell["recorded_training"]]
+    assert trained
+    assert {one["agrees"] for one in trained} == {None}
+    assert trained[0]["sentence"] == "not judged: only 2 rows of the micro-batch were replayed"
+    assert exit_code(doc) == 0
+
+
 NEEDED = ("input_ids", "attention_mask", "response_mask", "log_probs")
 
 
