@@ -114,9 +114,10 @@ def test_where_each_row_alone_has_a_row_that_stands_out_so_may_a_cell(tmp_path: 
     near_RC, wrong_RC = true_RC + 1e-5 * noise_RC, true_RC + 0.05 * noise_RC
 
     def rounded(name: str, finer_RC: torch.Tensor, alone_RC: torch.Tensor = alone_RC) -> bool:
-        runs = [dumped(tmp_path / f"{name}{n}", one) for n, one in enumerate((true_RC, alone_RC, own_RC, finer_RC))]
-        found = of_gradients(*runs[:3], [NAME], half=True)
-        of_the_cell(runs[0], runs[3], found, half=True)
+        given = (true_RC, alone_RC, own_RC, finer_RC)
+        true, alone, own, finer = (dumped(tmp_path / f"{name}{n}", one) for n, one in enumerate(given))
+        found = of_gradients(true, alone, own, [NAME], half=True)
+        of_the_cell(true, finer, found, half=True)
         return found[0].is_rounding
 
     assert rounded("sent", near_RC)
