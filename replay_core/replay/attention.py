@@ -117,7 +117,7 @@ def _flash_reasons(flags: Flags) -> list[str]:
         reasons.append("flash-attention runs on CUDA only")
     if flags.dtype in ("float32", "float64"):
         reasons.append("flash-attention computes in float16 and bfloat16 only")
-    if flags.packing and (not flags.block_mask or flags.fault == "foreign_key"):
+    if flags.packing and (not flags.block_mask or flags.fault in ("foreign_key", "run_on")):
         reasons.append("flash-attention cuts samples at the position ids and has no mask to leave out or to spoil")
     if not reasons and flags.device == "cuda":
         reasons += _broken(package)

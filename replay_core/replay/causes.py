@@ -167,16 +167,36 @@ def cause_of_reference(evidence: Evidence | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def cause_of_recording(held: Mapping[str, Any]) -> dict[str, Any]:
-    """Why what was recorded (`held`, an entry of a cell's `recorded`) is what no cell computes, where nothing is wrong
-    with any of them: the trainer had other weights, or other maths.
+def cause_of_recording(
+    held: Mapping[str, Any],
+    made: str | None = None,
+    left: float = 0.0,
+    why: Mapping[str, Any] | None = None,
+    tried: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Why what was recorded (`held`, an entry of a cell's `recorded`) is what no cell computes.
+
+    Args:
+        made: what was made on purpose that gives it but for `left` nats on average; why: the cause of that, which is
+            none of the model's own where it is None.
+        tried: what was made on purpose and does not give it.
     """
+    known: dict[str, Any] = {"is_noise": False, "off": [], "exact": [], "causes": [], "evidence": None, "also": []}
+    if made is not None:
+        kind, also = ("maths", "") if why is None else (why["kind"], f"; {why['sentence']}")
+        sentence = (
+            f"the recording: recorded {held['field']} is {made}: {left:.2g} nats off that on average, "
+            f"{held['mean_abs']:.3g} off each row alone{also}"
+        )
+        return {**known, "kind": kind, "sentence": sentence}
+    none = f"; it is not {', nor '.join(tried)}" if tried else ""
     return {
-        "kind": "maths", "is_noise": False, "off": [], "exact": [], "causes": [], "evidence": None, "also": [],
+        **known,
+        "kind": "maths",
         "sentence": f"the recording: {KINDS['maths'].said}: nothing was found wrong with what was replayed, and "
         f"recorded {held['field']} is {held['mean_abs']:.3g} nats off it on average: weights of another step or "
-        "checkpoint, an adapter, a temperature, or a forward that is not the model's",
-    }  # fmt: skip
+        f"checkpoint, an adapter, a temperature, or a forward that is not the model's{none}",
+    }
 
 
 def cause_of_gradients(found: Sequence[HeldGradient], finer: str) -> dict[str, Any]:

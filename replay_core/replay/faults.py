@@ -1,9 +1,12 @@
 """Deliberate mistakes, one per way a batch goes wrong, for learning what each looks like and for tests. numpy only.
 
     boundary       every inner boundary of the pack one token late: an off-by-one in cu_seqlens
+    early          every inner boundary of the pack one token early
     foreign_key    every sample after the first sees one key of the sample before it
     no_positions   the pack is given no position_ids: the library counts through it
+    run_on         positions count through the pack, and samples are kept apart
     padded_mask    the padded batch's mask calls every slot a token
+    padded_zeros   the same, with position 0 in padding, where `padded_mask` has 1
     raise, abort, hang    the model raises, its process aborts in C, it never returns
 
 The missing mask between packed samples is the flag `block_mask=off`.
@@ -30,31 +33,42 @@ _NAP_S = 0.2
 
 def spoil(forward: Forward, flags: Flags) -> Forward:
     """The forward's inputs with the mistake the flags name; unchanged where it cannot be made."""
-    if flags.fault == "padded_mask" and forward.attention_mask is not None and not flags.packing:
-        return replace(forward, attention_mask=np.ones_like(forward.attention_mask))
+    if flags.fault in ("padded_mask", "padded_zeros") and forward.attention_mask is not None and not flags.packing:
+        full, positions_BS = np.ones_like(forward.attention_mask), forward.position_ids
+        if flags.fault == "padded_zeros" and positions_BS is not None:
+            positions_BS = np.where(forward.attention_mask == 0, 0, positions_BS)
+        return replace(forward, attention_mask=full, position_ids=positions_BS)
     if forward.segments < 2 or forward.valid is None:
         return forward
     lengths: Ints = np.asarray(forward.valid, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     if flags.fault == "no_positions":
         return replace(forward, position_ids=None)
-    if flags.fault == "boundary":
-        late = starts + (starts > 0)
-        spans = np.diff(np.append(late, lengths.sum()))
-        return replace(forward, position_ids=(np.arange(lengths.sum()) - np.repeat(late, spans))[None])
+    if flags.fault in ("boundary", "early"):
+        moved = starts + (starts > 0) * (1 if flags.fault == "boundary" else -1)
+        spans = np.diff(np.append(moved, lengths.sum()))
+        return replace(forward, position_ids=(np.arange(lengths.sum()) - np.repeat(moved, spans))[None])
+    if flags.fault == "run_on":
+        return replace(forward, position_ids=np.arange(lengths.sum())[None], allowed_TT=_apart(lengths))
     if flags.fault == "foreign_key":
         return replace(forward, allowed_TT=_with_a_foreign_key(lengths, starts))
     return forward
 
 
-def _with_a_foreign_key(lengths: Ints, starts: Ints) -> Bools:
+def _apart(lengths: Ints) -> Bools:
+    """Which token may look at which: the earlier ones of its own sample, and itself."""
     sample_T = np.repeat(np.arange(lengths.size), lengths)
     order_T = np.arange(sample_T.size)
-    allowed_TT = (sample_T[:, None] == sample_T) & (order_T[:, None] >= order_T)
+    allowed_TT: Bools = (sample_T[:, None] == sample_T) & (order_T[:, None] >= order_T)
+    return allowed_TT
+
+
+def _with_a_foreign_key(lengths: Ints, starts: Ints) -> Bools:
+    sample_T = np.repeat(np.arange(lengths.size), lengths)
+    allowed_TT = _apart(lengths)
     for sample in range(1, lengths.size):
         allowed_TT[sample_T == sample, starts[sample] - 1] = True
-    marked: Bools = allowed_TT
-    return marked
+    return allowed_TT
 
 
 def strike(flags: Flags) -> None:

@@ -190,7 +190,10 @@ class Flags(Struct, frozen=True):
     )  # fmt: skip
     fault: str = _flag(
         "none", "A deliberate mistake, for learning", reference="none", effective=None, option="--debug-fault",
-        values=("none", "boundary", "foreign_key", "no_positions", "padded_mask", "raise", "abort", "hang"),
+        values=(
+            "none", "boundary", "early", "foreign_key", "no_positions", "run_on", "padded_mask", "padded_zeros",
+            "raise", "abort", "hang",
+        ),
         phrase="fault {value}",
     )  # fmt: skip
     device: str = _flag(

@@ -551,6 +551,26 @@ class Bench:
         plan = plan if backward else replace(plan, backward=False, micros=None)
         return self._once(replace(plan, capture="none", forward=None, optimizer=None))
 
+    def beside(self, flags: Flags, name: str, **changes: Any) -> CellResult:
+        """A setting that nobody asked for, run beside the answer and held to each row alone; why it differs is not
+        asked (`why_beside`). `changes`: of the plan.
+        """
+        plan = self._plan_beside(flags, name, **changes)
+        self._tell(Progress(0, None, f"no cell is the recording: is it {flags.label()}?"))
+        result = self._once(plan)
+        if result.run is not None and self.baseline.run is not None:
+            result.comparison = compare_runs(self.baseline.run, result.run)
+            result.segments = segments(self.baseline.run, result.run, result.cell["final_hidden"])
+        return result
+
+    def why_beside(self, result: CellResult, flags: Flags, name: str) -> dict[str, Any] | None:
+        """Why that setting is not what each row alone computes."""
+        return self._cause(result, self._plan_beside(flags, name))
+
+    def _plan_beside(self, flags: Flags, name: str, **changes: Any) -> ReplayPlan:
+        plan = self._asking_plan(self.plan.with_flags(flags, str(self.out / f"tried_{name}")))
+        return replace(plan, capture="none", forward=None, **changes)
+
     def _number_of(self, result: CellResult) -> int:
         """The cell's number, also of the one that is being explained before it is among the results."""
         return next(number for number, one in enumerate([*self.results, result]) if one is result)

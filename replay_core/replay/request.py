@@ -22,6 +22,7 @@ from replay_core.replay.axes import Axes
 from replay_core.replay.causes import cause_of_recording
 from replay_core.replay.flags import FLAGS, settings_asked, settings_known
 from replay_core.replay.forecast import unavailable
+from replay_core.replay.guesses import explain
 from replay_core.replay.kept import Kept
 from replay_core.replay.losses import Loss
 from replay_core.replay.matrix import Bench, CellResult, OnCell, breaking, cells_for, failing, floors, run_axes
@@ -316,8 +317,7 @@ def answer(
             bench.run(plan.flags, "cell")
         bench.explain_rest()
         replayed.notes += recording.weigh(bench)
-    if request.why:
-        _explain_recording(bench)
+    replayed.notes += _explain_recording(bench, recording, why=request.why)
     replayed.recording = recording.stated(bench.results)
     replayed.floors = floors(bench.results)
     if request.twice:
@@ -329,16 +329,29 @@ def _is_large(plan: ReplayPlan, run: Run, micro: RecordedBatch) -> bool:
     return ahead.is_large(ahead.parameters_in(resolve(plan, run)[0]), micro.batch.ids_BS.size)
 
 
-def _explain_recording(bench: Bench) -> None:
-    """Say of a recording that no cell comes near why, where nothing is wrong with any of them."""
+def _explain_recording(bench: Bench, recording: _Recording, *, why: bool) -> list[str]:
+    """Say of a recording that no cell comes near why, where nothing is wrong with any of them. Notes on what was not
+    asked.
+    """
     baseline = bench.baseline
     held = baseline.recorded[0] if baseline.recorded else None
     if held is None or held["verdict"] != "DIFF" or held["mean_abs"] is None:
-        return
+        return []
     others = [result.recorded[0]["mean_abs"] for result in bench.results if result.recorded]
     is_near = any(mean is not None and mean < held["mean_abs"] / 2 for mean in others)
-    if not is_near and all(result.cause is None or result.cause["is_noise"] for result in bench.results):
+    if is_near or not all(result.cause is None or result.cause["is_noise"] for result in bench.results):
+        return []
+    micro = recording.micro
+    is_trainers = held["name"] not in ("values", AGAINST) and bench.plan.forward is None and micro.rows is None
+    if is_trainers and _is_large(bench.plan, recording.run, micro) and not why:
+        return ["what the trainer may have computed in its place was not tried with so large a model: --why tries it"]
+    if is_trainers:
+        baseline.cause = explain(
+            bench, recording.hold, recording.run, micro.batch, was_packed=micro.samples.packs is not None
+        )
+    elif why:
         baseline.cause = cause_of_recording(held)
+    return []
 
 
 def _settings(run: Run, plan: ReplayPlan) -> dict[str, Any]:

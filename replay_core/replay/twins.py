@@ -15,7 +15,7 @@ _FUSED_ON_CPU = ("sdpa", "sdpa-flash", "flash")
 #: Effective settings in which two cells may differ and still have run the same.
 _NOT_SETTINGS = ("attention_flag", "attn_implementation")
 #: Mistakes that can only be made in a pack, and the one that only padding has.
-_IN_PACKS, _IN_PADDING = ("boundary", "foreign_key", "no_positions"), ("padded_mask",)
+_IN_PACKS, _IN_PADDING = ("boundary", "early", "foreign_key", "no_positions", "run_on"), ("padded_mask", "padded_zeros")
 
 
 def normal(flags: Flags, rows: int) -> Flags:

@@ -1,0 +1,101 @@
+"""What a trainer computed whose recorded log-probabilities no cell computes: known mistakes are made on purpose, one
+after the other, until one gives what was recorded.
+
+Nothing is read off the values: a mistake is named where making it takes (nearly) all of the distance away, and its kind
+is what the interventions say of that very setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from replay_core.errors import JobCancelledError, RldbgError
+from replay_core.records import Run
+from replay_core.replay.batch import MicroBatch
+from replay_core.replay.causes import cause_of_recording
+from replay_core.replay.flags import Flags
+from replay_core.replay.matrix import Bench, CellResult
+from replay_core.replay.references import resolve
+
+#: What is left of the distance, on average and at its worst token, where a mistake is what the trainer made.
+_LEFT, _LEFT_AT_MOST = 0.1, 0.5
+
+
+class Guess(Struct, frozen=True):
+    """What the trainer may have done: its settings, and how a sentence says it. `step`: with the weights of that."""
+
+    said: str
+    name: str
+    flags: Flags
+    step: int | None = None
+
+
+def guesses(flags: Flags, run: Run, batch: MicroBatch, step: int | None, *, was_packed: bool) -> Iterator[Guess]:
+    """Likeliest first. `flags`: of the padded batch as it is; `step`: whose weights the replay has."""
+    packs = list(_packs(flags)) if batch.rows > 1 else []
+    padded = list(_padded(flags)) if not batch.valid_BS.all() else []
+    yield from (*packs, *padded) if was_packed else (*padded, *packs)
+    for other in sorted(key for key in run.models if key is not None and key != step):
+        if step is not None and abs(other - step) == 1:
+            yield Guess(f"each row under the weights of step {other}", f"step{other}", flags, other)
+
+
+def _packs(flags: Flags) -> Iterator[Guess]:
+    pack = replace(flags, packing=True, positions="cumsum", padding="recorded")
+    yield Guess("a pack of these samples", "pack", pack)
+    yield Guess("a pack without the mask between samples", "no_mask", replace(pack, block_mask=False))
+    for fault, said in (
+        ("no_positions", "a pack without position ids"),
+        ("early", "a pack whose boundaries are one token early"),
+        ("boundary", "a pack whose boundaries are one token late"),
+        ("run_on", "a pack whose positions count through it, its samples kept apart"),
+        ("foreign_key", "a pack in which each sample sees one key of the sample before it"),
+    ):
+        yield Guess(said, fault, replace(pack, fault=fault))
+
+
+def _padded(flags: Flags) -> Iterator[Guess]:
+    yield Guess("a padded batch whose positions count the padding", "slots", replace(flags, positions="arange"))
+    full = replace(flags, fault="padded_mask")
+    yield Guess("a padded batch whose mask calls padding tokens", "full_mask", full)
+    said = "a padded batch without a mask, its positions counting the padding"
+    yield Guess(said, "no_padding", replace(full, positions="arange"))
+    said = "a padded batch whose mask calls padding tokens, at position 0"
+    yield Guess(said, "full_zeros", replace(flags, fault="padded_zeros"))
+
+
+def explain(
+    bench: Bench, hold: Callable[[CellResult], None], run: Run, batch: MicroBatch, *, was_packed: bool
+) -> dict[str, Any]:
+    """Why the recording is what no cell computes. `hold`: hold a result to it; `batch`: all that was recorded of it."""
+    baseline = bench.baseline
+    held = baseline.recorded[0]
+    own = Flags.from_mapping(baseline.cell["flags"])
+    padded = replace(own, rows_per_forward=None)
+    tried = []
+    step = bench.plan.step if bench.plan.model == "checkpoint" else None
+    for guess in guesses(padded, run, batch, step, was_packed=was_packed):
+        try:
+            changes = {} if guess.step is None else {"model": resolve(replace(bench.plan, step=guess.step), run)[0]}
+            result = bench.beside(guess.flags, guess.name, **changes)
+        except JobCancelledError:
+            raise
+        except RldbgError:
+            continue
+        if result.run is None:
+            continue
+        hold(result)
+        if not result.recorded or result.recorded[0]["mean_abs"] is None:
+            continue
+        tried.append(guess.said)
+        got = result.recorded[0]
+        is_it = got["mean_abs"] <= _LEFT * held["mean_abs"] and got["max_abs"] <= _LEFT_AT_MOST * held["max_abs"]
+        if not is_it:
+            continue
+        why = None if guess.step is not None else bench.why_beside(result, guess.flags, guess.name)
+        return cause_of_recording(held, guess.said, got["mean_abs"], why)
+    return cause_of_recording(held, tried=tried)

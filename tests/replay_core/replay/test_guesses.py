@@ -1,0 +1,158 @@
+"""A recording that no cell computes is what a known mistake gives, where making it on purpose gives the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from replay_core import workbench
+from replay_core.export.outcome import exit_code
+from replay_core.recorder import Recorder
+from replay_core.replay.flags import Flags
+from tests.builders import Here
+from tui_debugger.reports.replay import replay_report
+
+Tensor = torch.Tensor
+_LENGTHS = (9, 5, 12, 7)
+_ROTARY = hf.Qwen2Config(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2,
+)  # fmt: skip
+_LEARNED = hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2)
+
+
+class Trainer:
+    """Rows of unequal length, padded on the left, and the mistakes that a trainer makes with them."""
+
+    def __init__(self, config: hf.PreTrainedConfig) -> None:
+        torch.manual_seed(3)
+        self.model = hf.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        width = max(_LENGTHS)
+        self.mask_BS = (torch.arange(width)[None] >= width - torch.tensor(_LENGTHS)[:, None]).long()
+        self.ids_BS = torch.randint(4, 60, self.mask_BS.shape) * self.mask_BS
+        self.lengths = torch.tensor(_LENGTHS)
+
+    def padded(self, mask_BS: Tensor | None = None, positions_BS: Tensor | None = None) -> Tensor:
+        mask_BS = self.mask_BS if mask_BS is None else mask_BS
+        if positions_BS is None:
+            positions_BS = (self.mask_BS.cumsum(1) - 1).clamp(min=0)
+        return self._score(self.ids_BS, mask_BS, positions_BS)
+
+    def packed(self, sample_T: Tensor, positions_T: Tensor) -> Tensor:
+        """Samples as `sample_T` has them, laid back into rows."""
+        ids_1T = self.ids_BS[self.mask_BS.bool()][None]
+        order_T = torch.arange(ids_1T.shape[1])
+        sees_TT = (sample_T[:, None] == sample_T) & (order_T[:, None] >= order_T)
+        bias_11TT = torch.zeros(sees_TT.shape).masked_fill(~sees_TT, torch.finfo(torch.float32).min)[None, None]
+        scores_T = torch.cat([torch.zeros(1), self._score(ids_1T, bias_11TT, positions_T[None])[0]])
+        rows_BS = torch.zeros(self.mask_BS.shape)
+        rows_BS[self.mask_BS.bool()] = scores_T
+        return rows_BS[:, 1:]
+
+    def pack(self, late: int = 0) -> tuple[Tensor, Tensor]:
+        """Of each token of a pack: its sample, and its position, with boundaries so many tokens late."""
+        starts = self.lengths.cumsum(0) - self.lengths
+        starts = starts + late * (starts > 0)
+        order_T = torch.arange(int(self.lengths.sum()))
+        sample_T = (order_T[:, None] >= starts).sum(1) - 1
+        return sample_T, order_T - starts[sample_T]
+
+    def _score(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        return logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+
+
+def _no_mask(trainer: Trainer) -> Tensor:
+    sample_T, positions_T = trainer.pack()
+    return trainer.packed(torch.zeros_like(sample_T), positions_T)
+
+
+def _counted_through(trainer: Trainer) -> Tensor:
+    sample_T, positions_T = trainer.pack()
+    return trainer.packed(sample_T, torch.arange(positions_T.numel()))
+
+
+def _slots(trainer: Trainer) -> Tensor:
+    return trainer.padded(positions_BS=torch.arange(trainer.mask_BS.shape[1]).expand(trainer.mask_BS.shape))
+
+
+def _temperature(trainer: Trainer) -> Tensor:
+    return 0.7 * trainer.padded()
+
+
+def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], Tensor]) -> Any:
+    trainer = Trainer(config)
+    response_BS = trainer.mask_BS.clone()
+    response_BS[:, :1] = 0
+    for row, length in enumerate(_LENGTHS):
+        response_BS[row, : trainer.mask_BS.shape[1] - length + 1] = 0
+    with Recorder(path) as recorder:
+        recorder.checkpoint(0, trainer.model)
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)
+        recorder.checkpoint(1, trainer.model)
+        with recorder.step(1) as record:
+            record(
+                "forward_data", micro=0, input_ids=trainer.ids_BS, attention_mask=trainer.mask_BS,
+                response_mask=response_BS, log_probs=recorded(trainer), temperature=1.0,
+            )  # fmt: skip
+    plan = {"dump": str(path), "step": 1, "rank": 0, "micro": 0, "model": "checkpoint",
+            "flags": Flags.parse("threads=1 attention=eager").to_mapping()}  # fmt: skip
+    return workbench.replay(plan, path / "out", Here())
+
+
+@pytest.mark.parametrize(
+    ("config", "recorded", "kind", "said"),
+    [
+        (_ROTARY, _no_mask, "other_samples", "is a pack without the mask between samples"),
+        (_ROTARY, lambda one: one.packed(*one.pack(-1)), "other_samples", "whose boundaries are one token early"),
+        (_ROTARY, lambda one: one.packed(*one.pack(1)), "other_samples", "whose boundaries are one token late"),
+        (_LEARNED, _counted_through, "positions", "whose positions count through it"),
+        (_LEARNED, _slots, "positions", "is a padded batch whose positions count the padding"),
+        (_ROTARY, lambda one: one.padded(torch.ones_like(one.mask_BS)), "padding", "whose mask calls padding tokens"),
+    ],
+    ids=["no mask", "early", "late", "counted through", "slots", "padding seen"],
+)  # fmt: skip
+def test_the_mistake_that_gives_the_recording_is_named_with_what_it_does(
+    tmp_path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], Tensor], kind: str, said: str
+) -> None:
+    doc = answer(tmp_path / "dump", config, recorded)
+    cause = doc["cells"][doc["baseline"]]["cause"]
+    assert cause["kind"] == kind, cause
+    assert said in cause["sentence"]
+    assert exit_code(doc) == 1
+    assert replay_report(doc).startswith("RECORDING  log_probs is not what each row alone computes")
+    assert f"  {kind}: the recording: recorded log_probs {said.removeprefix('whose')}"[:40] in replay_report(doc)
+
+
+def test_weights_of_the_step_before_are_named(tmp_path: Path) -> None:
+    def before(trainer: Trainer) -> Tensor:
+        old = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "dump" / "checkpoints" / "step_000000").eval()
+        trainer.model = old
+        return trainer.padded()
+
+    cause = answer(tmp_path / "dump", _ROTARY, before)["cells"][0]["cause"]
+    assert cause["kind"] == "maths"
+    assert "is each row under the weights of step 0" in cause["sentence"]
+
+
+def test_what_no_known_mistake_gives_is_other_maths_and_says_what_was_tried(tmp_path: Path) -> None:
+    cause = answer(tmp_path / "dump", _ROTARY, _temperature)["cells"][0]["cause"]
+    assert cause["kind"] == "maths"
+    assert "it is not a padded batch whose positions count the padding, nor " in cause["sentence"]
+    assert "nor each row under the weights of step 0" in cause["sentence"]
+
+
+def test_a_recording_that_is_right_is_asked_nothing(tmp_path: Path) -> None:
+    doc = answer(tmp_path / "dump", _ROTARY, Trainer.padded)
+    assert doc["cells"][0]["cause"] is None
+    assert exit_code(doc) == 0
