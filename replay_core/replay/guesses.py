@@ -25,7 +25,7 @@ from replay_core.replay.references import resolve
 _LEFT, _LEFT_AT_MOST = 0.1, 0.5
 
 
-class Guess(Struct, frozen=True):
+class Mistake(Struct, frozen=True):
     """What the trainer may have done: its settings, and how a sentence says it. `step`: with the weights of that."""
 
     said: str
@@ -34,20 +34,20 @@ class Guess(Struct, frozen=True):
     step: int | None = None
 
 
-def guesses(flags: Flags, run: Run, batch: MicroBatch, step: int | None, *, was_packed: bool) -> Iterator[Guess]:
+def guesses(flags: Flags, run: Run, batch: MicroBatch, step: int | None, *, was_packed: bool) -> Iterator[Mistake]:
     """Likeliest first. `flags`: of the padded batch as it is; `step`: whose weights the replay has."""
     packs = list(_packs(flags)) if batch.rows > 1 else []
     padded = list(_padded(flags)) if not batch.valid_BS.all() else []
     yield from (*packs, *padded) if was_packed else (*padded, *packs)
     for other in sorted(key for key in run.models if key is not None and key != step):
         if step is not None and abs(other - step) == 1:
-            yield Guess(f"each row under the weights of step {other}", f"step{other}", flags, other)
+            yield Mistake(f"each row under the weights of step {other}", f"step{other}", flags, other)
 
 
-def _packs(flags: Flags) -> Iterator[Guess]:
+def _packs(flags: Flags) -> Iterator[Mistake]:
     pack = replace(flags, packing=True, positions="cumsum", padding="recorded")
-    yield Guess("a pack of these samples", "pack", pack)
-    yield Guess("a pack without the mask between samples", "no_mask", replace(pack, block_mask=False))
+    yield Mistake("a pack of these samples", "pack", pack)
+    yield Mistake("a pack without the mask between samples", "no_mask", replace(pack, block_mask=False))
     for fault, said in (
         ("no_positions", "a pack without position ids"),
         ("early", "a pack whose boundaries are one token early"),
@@ -55,17 +55,17 @@ def _packs(flags: Flags) -> Iterator[Guess]:
         ("run_on", "a pack whose positions count through it, its samples kept apart"),
         ("foreign_key", "a pack in which each sample sees one key of the sample before it"),
     ):
-        yield Guess(said, fault, replace(pack, fault=fault))
+        yield Mistake(said, fault, replace(pack, fault=fault))
 
 
-def _padded(flags: Flags) -> Iterator[Guess]:
-    yield Guess("a padded batch whose positions count the padding", "slots", replace(flags, positions="arange"))
+def _padded(flags: Flags) -> Iterator[Mistake]:
+    yield Mistake("a padded batch whose positions count the padding", "slots", replace(flags, positions="arange"))
     full = replace(flags, fault="padded_mask")
-    yield Guess("a padded batch whose mask calls padding tokens", "full_mask", full)
+    yield Mistake("a padded batch whose mask calls padding tokens", "full_mask", full)
     said = "a padded batch without a mask, its positions counting the padding"
-    yield Guess(said, "no_padding", replace(full, positions="arange"))
+    yield Mistake(said, "no_padding", replace(full, positions="arange"))
     said = "a padded batch whose mask calls padding tokens, at position 0"
-    yield Guess(said, "full_zeros", replace(flags, fault="padded_zeros"))
+    yield Mistake(said, "full_zeros", replace(flags, fault="padded_zeros"))
 
 
 def explain(
