@@ -20,7 +20,8 @@ from replay_core.replay import versions
 def test_the_dtype_of_loading_has_the_word_of_the_version(
     monkeypatch: pytest.MonkeyPatch, version: str, word: str
 ) -> None:
-    monkeypatch.setattr(transformers, "__version__", version)
+    # That module's own: collected in another order, this test's transformers is another object.
+    monkeypatch.setattr(f"{versions.__name__}.transformers.__version__", version)
     assert versions.loaded_in(torch.bfloat16) == {word: torch.bfloat16}
 
 
