@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ import transformers as hf
 
 from replay_core.replay import why
 from replay_core.replay.batch import MicroBatch
-from replay_core.replay.bench import SAME, ReplayBench
+from replay_core.replay.bench import SAME, ReplayBench, worst
 from replay_core.replay.flags import Flags
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.plan import ReplayPlan
@@ -35,7 +38,30 @@ def moved_by_last_places(config: hf.PreTrainedConfig) -> tuple[float, float]:
     batch = MicroBatch(ids_BS, np.arange(120)[None] >= 9)
     alone = Flags.parse("dtype=float32 attention=eager rows_per_forward=1")
     alone_ND = bench.hidden(alone, batch)
-    return why._of_last_places(bench, alone, batch, alone_ND), bench.apart(flags, alone, batch)
+    moved_N = why._moved_by_last_places(bench, alone, batch, alone_ND, 0)
+    assert moved_N is not None
+    return worst(moved_N), bench.apart(flags, alone, batch)
+
+
+def beyond(distance: dict[int, float], moved: dict[int, float], monkeypatch: pytest.MonkeyPatch, **config: int) -> Any:
+    """What is left of how far 400 tokens are off, and what is allowed them, where last places move some so far."""
+    causal_lm = SimpleNamespace(config=SimpleNamespace(_attn_implementation="eager", **config))
+    bench: Any = ReplayBench(cast(Any, None), LoadedModel(causal_lm, "made here"), 1.0)
+    laid = [torch.full((400,), 1e-6) for _ in range(2)]
+    for of_N, known in zip(laid, (distance, moved), strict=True):
+        for token, value in known.items():
+            of_N[token] = value
+    monkeypatch.setattr(why, "_moved_by_last_places", lambda *_: laid[1])
+    return worst(cast(Any, why._beyond_last_places)(bench, None, None, None, laid[0])), bench.same
+
+
+def test_what_last_places_do_is_allowed_and_a_token_of_a_mixture_near_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert beyond({5: 3e-5}, {9: 1e-5}, monkeypatch) == (pytest.approx(3e-5), pytest.approx(4e-5))
+    assert beyond({5: 0.3}, {5: 0.4, 9: 1e-5}, monkeypatch, num_experts=4) == (pytest.approx(1e-6), pytest.approx(4e-5))
+    assert beyond({5: 0.3}, {5: 0.4}, monkeypatch) == (pytest.approx(0.3), SAME), "no mixture sends a token elsewhere"
+    assert beyond({5: 0.3, 7: 0.2}, {5: 0.4}, monkeypatch, num_experts=4)[0] == pytest.approx(0.3), "token 7 is no tie"
+    many = dict.fromkeys(range(20), 0.3)
+    assert beyond(many, many, monkeypatch, num_experts=4)[0] == pytest.approx(0.3), "nor are there many ties"
 
 
 @pytest.mark.long
