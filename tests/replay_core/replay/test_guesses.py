@@ -17,7 +17,6 @@ from replay_core.replay.flags import Flags
 from tests.builders import Here
 from tui_debugger.reports.replay import replay_report
 
-Tensor = torch.Tensor
 _LENGTHS = (9, 5, 12, 7)
 _ROTARY = hf.Qwen2Config(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -39,13 +38,13 @@ class Trainer:
         self.ids_BS = torch.randint(4, 60, self.mask_BS.shape) * self.mask_BS
         self.lengths = torch.tensor(_LENGTHS)
 
-    def padded(self, mask_BS: Tensor | None = None, positions_BS: Tensor | None = None) -> Tensor:
+    def padded(self, mask_BS: torch.Tensor | None = None, positions_BS: torch.Tensor | None = None) -> torch.Tensor:
         mask_BS = self.mask_BS if mask_BS is None else mask_BS
         if positions_BS is None:
             positions_BS = (self.mask_BS.cumsum(1) - 1).clamp(min=0)
         return self._score(self.ids_BS, mask_BS, positions_BS)
 
-    def packed(self, sample_T: Tensor, positions_T: Tensor) -> Tensor:
+    def packed(self, sample_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Samples as `sample_T` has them, laid back into rows."""
         ids_1T = self.ids_BS[self.mask_BS.bool()][None]
         order_T = torch.arange(ids_1T.shape[1])
@@ -56,7 +55,7 @@ class Trainer:
         rows_BS[self.mask_BS.bool()] = scores_T
         return rows_BS[:, 1:]
 
-    def pack(self, late: int = 0) -> tuple[Tensor, Tensor]:
+    def pack(self, late: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each token of a pack: its sample, and its position, with boundaries so many tokens late."""
         starts = self.lengths.cumsum(0) - self.lengths
         starts = starts + late * (starts > 0)
@@ -64,31 +63,31 @@ class Trainer:
         sample_T = (order_T[:, None] >= starts).sum(1) - 1
         return sample_T, order_T - starts[sample_T]
 
-    def _score(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    def _score(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             logits = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
         return logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
 
 
-def _no_mask(trainer: Trainer) -> Tensor:
+def _no_mask(trainer: Trainer) -> torch.Tensor:
     sample_T, positions_T = trainer.pack()
     return trainer.packed(torch.zeros_like(sample_T), positions_T)
 
 
-def _counted_through(trainer: Trainer) -> Tensor:
+def _counted_through(trainer: Trainer) -> torch.Tensor:
     sample_T, positions_T = trainer.pack()
     return trainer.packed(sample_T, torch.arange(positions_T.numel()))
 
 
-def _slots(trainer: Trainer) -> Tensor:
+def _slots(trainer: Trainer) -> torch.Tensor:
     return trainer.padded(positions_BS=torch.arange(trainer.mask_BS.shape[1]).expand(trainer.mask_BS.shape))
 
 
-def _temperature(trainer: Trainer) -> Tensor:
+def _temperature(trainer: Trainer) -> torch.Tensor:
     return 0.7 * trainer.padded()
 
 
-def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], Tensor]) -> Any:
+def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], torch.Tensor]) -> Any:
     trainer = Trainer(config)
     response_BS = trainer.mask_BS.clone()
     response_BS[:, :1] = 0
@@ -123,7 +122,7 @@ def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer]
     ids=["no mask", "early", "late", "counted through", "slots", "padding seen"],
 )  # fmt: skip
 def test_the_mistake_that_gives_the_recording_is_named_with_what_it_does(
-    tmp_path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], Tensor], kind: str, said: str
+    tmp_path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], torch.Tensor], kind: str, said: str
 ) -> None:
     doc = answer(tmp_path / "dump", config, recorded)
     cause = doc["cells"][doc["baseline"]]["cause"]
@@ -135,7 +134,7 @@ def test_the_mistake_that_gives_the_recording_is_named_with_what_it_does(
 
 
 def test_weights_of_the_step_before_are_named(tmp_path: Path) -> None:
-    def before(trainer: Trainer) -> Tensor:
+    def before(trainer: Trainer) -> torch.Tensor:
         old = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "dump" / "checkpoints" / "step_000000").eval()
         trainer.model = old
         return trainer.padded()
