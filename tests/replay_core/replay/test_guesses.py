@@ -151,6 +151,26 @@ def test_what_no_known_mistake_gives_is_other_maths_and_says_what_was_tried(tmp_
     assert "nor each row under the weights of step 0" in cause["sentence"]
 
 
+def test_a_small_part_that_is_off_where_the_rest_is_exact_is_no_half_precision(tmp_path: Path) -> None:
+    """A leak that moves later samples by thousandths of a nat: within what a recording in bfloat16 may be off."""
+
+    def leaks_a_little(trainer: Trainer) -> torch.Tensor:
+        right_BT, leaking_BT = trainer.padded(), _no_mask(trainer)
+        return right_BT + 0.01 * (leaking_BT - right_BT)
+
+    doc = answer(tmp_path / "dump", _ROTARY, leaks_a_little)
+    assert exit_code(doc) == 1
+    assert "are exactly what each row alone computes in float32" in replay_report(doc).splitlines()[0]
+
+
+def test_a_recording_in_bfloat16_has_no_exact_tokens(tmp_path: Path) -> None:
+    def in_half(trainer: Trainer) -> torch.Tensor:
+        trainer.model.bfloat16()
+        return trainer.padded().float()
+
+    assert exit_code(answer(tmp_path / "dump", _ROTARY, in_half)) == 0
+
+
 def test_a_recording_that_is_right_is_asked_nothing(tmp_path: Path) -> None:
     doc = answer(tmp_path / "dump", _ROTARY, Trainer.padded)
     assert doc["cells"][0]["cause"] is None
