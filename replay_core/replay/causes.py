@@ -174,18 +174,20 @@ def cause_of_recording(
     why: Mapping[str, Any] | None = None,
     tried: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Why what was recorded (`held`, an entry of a cell's `recorded`) is what no cell computes.
+    """Why what was recorded (`held`, an entry of a cell's `recorded`) is what no cell computes; or what the trainer's
+    own forward gives, which has no `name`.
 
     Args:
         made: what was made on purpose that gives it but for `left` nats on average; why: the cause of that, which is
             none of the model's own where it is None.
         tried: what was made on purpose and does not give it.
     """
+    whose, what = ("the recording", f"recorded {held['field']}") if "name" in held else ("its forward", "what it gives")
     known: dict[str, Any] = {"is_noise": False, "off": [], "exact": [], "causes": [], "evidence": None, "also": []}
     if made is not None:
         kind, also = ("maths", "") if why is None else (why["kind"], f"; {why['sentence']}")
         sentence = (
-            f"the recording: recorded {held['field']} is {made}: {left:.2g} nats off that on average, "
+            f"{whose}: {what} is {made}: {left:.2g} nats off that on average, "
             f"{held['mean_abs']:.3g} off each row alone{also}"
         )
         return {**known, "kind": kind, "sentence": sentence}
@@ -193,8 +195,8 @@ def cause_of_recording(
     return {
         **known,
         "kind": "maths",
-        "sentence": f"the recording: {KINDS['maths'].said}: nothing was found wrong with what was replayed, and "
-        f"recorded {held['field']} is {held['mean_abs']:.3g} nats off it on average: weights of another step or "
+        "sentence": f"{whose}: {KINDS['maths'].said}: nothing was found wrong with what was replayed, and "
+        f"{what} is {held['mean_abs']:.3g} nats off it on average: weights of another step or "
         f"checkpoint, an adapter, a temperature, or a forward that is not the model's{none}",
     }
 

@@ -7,7 +7,7 @@ is what the interventions say of that very setting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -34,7 +34,7 @@ class Mistake(Struct, frozen=True):
     step: int | None = None
 
 
-def guesses(flags: Flags, run: Run, batch: MicroBatch, step: int | None, *, was_packed: bool) -> Iterator[Mistake]:
+def mistakes(flags: Flags, run: Run, batch: MicroBatch, step: int | None, *, was_packed: bool) -> Iterator[Mistake]:
     """Likeliest first. `flags`: of the padded batch as it is; `step`: whose weights the replay has."""
     packs = list(_packs(flags)) if batch.rows > 1 else []
     padded = list(_padded(flags)) if not batch.valid_BS.all() else []
@@ -69,33 +69,38 @@ def _padded(flags: Flags) -> Iterator[Mistake]:
 
 
 def explain(
-    bench: Bench, hold: Callable[[CellResult], None], run: Run, batch: MicroBatch, *, was_packed: bool
+    bench: Bench,
+    held: Mapping[str, Any],
+    distance: Callable[[CellResult], tuple[float, float] | None],
+    run: Run,
+    batch: MicroBatch,
+    *,
+    was_packed: bool,
 ) -> dict[str, Any]:
-    """Why the recording is what no cell computes. `hold`: hold a result to it; `batch`: all that was recorded of it."""
-    baseline = bench.baseline
-    held = baseline.recorded[0]
-    own = Flags.from_mapping(baseline.cell["flags"])
-    padded = replace(own, rows_per_forward=None)
+    """Why something that was computed elsewhere is what no cell computes.
+
+    Args:
+        held: how far it is from each row alone (`mean_abs`, `max_abs`), and what it is (`causes.cause_of_recording`).
+        distance: how far a result is from it, on average and at its worst token; None where that is not known.
+        batch: all that was recorded of the micro-batch.
+    """
+    padded = replace(Flags.from_mapping(bench.baseline.cell["flags"]), rows_per_forward=None)
     tried = []
     step = bench.plan.step if bench.plan.model == "checkpoint" else None
-    for guess in guesses(padded, run, batch, step, was_packed=was_packed):
+    for mistake in mistakes(padded, run, batch, step, was_packed=was_packed):
         try:
-            changes = {} if guess.step is None else {"model": resolve(replace(bench.plan, step=guess.step), run)[0]}
-            result = bench.beside(guess.flags, guess.name, **changes)
+            changes = {} if mistake.step is None else {"model": resolve(replace(bench.plan, step=mistake.step), run)[0]}
+            result = bench.beside(mistake.flags, mistake.name, **changes)
         except JobCancelledError:
             raise
         except RldbgError:
             continue
-        if result.run is None:
+        found = None if result.run is None else distance(result)
+        if found is None:
             continue
-        hold(result)
-        if not result.recorded or result.recorded[0]["mean_abs"] is None:
-            continue
-        tried.append(guess.said)
-        got = result.recorded[0]
-        is_it = got["mean_abs"] <= _LEFT * held["mean_abs"] and got["max_abs"] <= _LEFT_AT_MOST * held["max_abs"]
-        if not is_it:
-            continue
-        why = None if guess.step is not None else bench.why_beside(result, guess.flags, guess.name)
-        return cause_of_recording(held, guess.said, got["mean_abs"], why)
+        tried.append(mistake.said)
+        mean, most = found
+        if mean <= _LEFT * held["mean_abs"] and most <= _LEFT_AT_MOST * held["max_abs"]:
+            why = None if mistake.step is not None else bench.why_beside(result, mistake.flags, mistake.name)
+            return cause_of_recording(held, mistake.said, mean, why)
     return cause_of_recording(held, tried=tried)

@@ -232,6 +232,12 @@ def replayed(run: Run, batch: MicroBatch) -> Floats:
     return values.reshape(batch.ids_BS.shape)
 
 
+def replayed_N(run: Run, batch: MicroBatch) -> Floats:
+    """The same, of the tokens that have a next one."""
+    found: Floats = replayed(run, batch).reshape(-1)[batch.layout().slots("next")]
+    return found
+
+
 class Explained(Struct, frozen=True):
     """How far a replay in two dtypes is apart on the tokens that were recorded, in nats; and whether that, or the
     rounding of what was stored, explains how far the recording is from the nearer of the two, but for a few tokens or

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -37,6 +38,7 @@ from replay_core.replay.recorded import (
     against_training,
     exact_beside_others,
     read_recorded,
+    replayed_N,
 )
 from replay_core.replay.references import RANDOM, resolve
 
@@ -136,6 +138,12 @@ class _Recording(Struct):
             result.training = {**result.training, "agrees": None, "sentence": f"not judged: {why}"}
         if result.params is not None:
             result.params = {**result.params, "sentence": f"not judged: {why}"}
+
+    def distance(self, result: CellResult) -> tuple[float, float] | None:
+        """How far a result is from it in nats, on average and at its worst token."""
+        self.hold(result)
+        got = result.recorded[0] if result.recorded else None
+        return None if got is None or got["mean_abs"] is None else (got["mean_abs"], got["max_abs"])
 
     def row(self) -> CellResult:
         """Row 0 of a matrix: what the trainer recorded, and the settings it named. Nothing is run for it."""
@@ -328,6 +336,7 @@ def answer(
             bench.run(plan.flags, "cell")
         bench.explain_rest()
         replayed.notes += recording.weigh(bench)
+    _explain_forward(bench, recording, why=request.why)
     replayed.notes += _explain_recording(bench, recording, why=request.why)
     replayed.recording = recording.stated(bench.results)
     replayed.floors = floors(bench.results)
@@ -358,11 +367,38 @@ def _explain_recording(bench: Bench, recording: _Recording, *, why: bool) -> lis
         return ["what the trainer may have computed in its place was not tried with so large a model: --why tries it"]
     if is_trainers:
         baseline.cause = explain(
-            bench, recording.hold, recording.run, micro.batch, was_packed=micro.samples.packs is not None
+            bench, held, recording.distance, recording.run, micro.batch, was_packed=_is_pack(micro)
         )
     elif why:
         baseline.cause = cause_of_recording(held)
     return []
+
+
+def _explain_forward(bench: Bench, recording: _Recording, *, why: bool) -> None:
+    """Say why the trainer's own forward is not what each row alone gives, where the library's own batch is right."""
+    micro, baseline = recording.micro, bench.baseline
+    own = next((one for one in bench.results if one.cell.get("forward")), None)
+    if own is None or own.run is None or own.agreement is not False or own.cause is not None or baseline.run is None:
+        return
+    others = (one for one in bench.results if one is not own)
+    is_large = _is_large(bench.plan, recording.run, micro) and not why
+    if micro.rows is not None or is_large or any(one.agreement is False for one in others):
+        return
+    own_N = replayed_N(own.run, micro.batch)
+
+    def distance(result: CellResult) -> tuple[float, float]:
+        assert result.run is not None
+        off_N = np.abs(replayed_N(result.run, micro.batch) - own_N)
+        return float(off_N.mean()), float(off_N.max())
+
+    mean, most = distance(baseline)
+    if np.isfinite(mean) and mean > LOGPROB_NOISE_FP32:
+        held = {"mean_abs": mean, "max_abs": most}
+        own.cause = explain(bench, held, distance, recording.run, micro.batch, was_packed=_is_pack(micro))
+
+
+def _is_pack(micro: RecordedBatch) -> bool:
+    return micro.samples.packs is not None
 
 
 def _settings(run: Run, plan: ReplayPlan) -> dict[str, Any]:

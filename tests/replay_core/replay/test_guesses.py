@@ -87,7 +87,7 @@ def _temperature(trainer: Trainer) -> torch.Tensor:
     return 0.7 * trainer.padded()
 
 
-def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], torch.Tensor]) -> Any:
+def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer], torch.Tensor], **asked: Any) -> Any:
     trainer = Trainer(config)
     response_BS = trainer.mask_BS.clone()
     response_BS[:, :1] = 0
@@ -104,7 +104,7 @@ def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer]
                 "forward_data", micro=0, input_ids=trainer.ids_BS, attention_mask=trainer.mask_BS,
                 response_mask=response_BS, log_probs=recorded(trainer), temperature=1.0,
             )  # fmt: skip
-    plan = {"dump": str(path), "step": 1, "rank": 0, "micro": 0, "model": "checkpoint",
+    plan = {"dump": str(path), "step": 1, "rank": 0, "micro": 0, "model": "checkpoint", **asked,
             "flags": Flags.parse("threads=1 attention=eager").to_mapping()}  # fmt: skip
     return workbench.replay(plan, path / "out", Here())
 
@@ -131,6 +131,29 @@ def test_the_mistake_that_gives_the_recording_is_named_with_what_it_does(
     assert exit_code(doc) == 1
     assert replay_report(doc).startswith("RECORDING  log_probs is not what each row alone computes")
     assert f"  {kind}: the recording: recorded log_probs {said.removeprefix('whose')}"[:40] in replay_report(doc)
+
+
+_FORWARD = """
+import torch
+
+
+def log_probs(model, batch):
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    slots = torch.arange(ids.shape[1])[None].expand_as(ids)
+    logits = model(ids, attention_mask=mask, position_ids=slots, use_cache=False).logits
+    return logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+"""
+
+
+def test_a_trainers_own_forward_is_told_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_forward_of_a_test.py").write_text(_FORWARD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = {"forward": "own_forward_of_a_test:log_probs", "forward_path": str(tmp_path)}
+    doc = answer(tmp_path / "dump", _LEARNED, Trainer.padded, **asked)
+    cause = doc["cells"][-1]["cause"]
+    assert cause["kind"] == "positions", cause
+    assert "its forward: what it gives is a padded batch whose positions count the padding" in cause["sentence"]
+    assert exit_code(doc) == 1
 
 
 def test_weights_of_the_step_before_are_named(tmp_path: Path) -> None:
