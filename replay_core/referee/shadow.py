@@ -25,6 +25,7 @@ from replay_core.referee.arithmetic import Arithmetic, Noise, Rounding, TrueTens
 from replay_core.referee.products import KeptProducts, Products
 from replay_core.referee.recorded import Recorded
 from replay_core.referee.weights import SideModel
+from replay_core.replay.stated import stated
 
 #: Bytes that are kept of recorded tensors, of modules' inputs, of products, and of claims with the noise of each (40 an
 #: element).
@@ -474,8 +475,10 @@ class Shadow:
             self.unrooted.append(name)
             return
         if name not in self.claims:
-            heads = getattr(self.causal_lm.config, "num_attention_heads", 1) if kind == "attention" and handed else 1
-            heads = heads if isinstance(heads, int) and truth.shape[1] % heads == 0 else 1
+            heads = 1
+            if kind == "attention" and handed:
+                heads = stated(self.causal_lm.config, "num_attention_heads", owner) or 1
+            heads = heads if truth.shape[1] % heads == 0 else 1
             if kind != "logprobs" and (rows := _chosen_rows(truth, recorded, self._most)) is not None:
                 truth, recorded = truth[rows], recorded[rows]
             self.claims[name] = Claim(name, owner, handed, kind, dtype, recorded, truth.clone(), once, heads, rows)

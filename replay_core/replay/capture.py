@@ -251,6 +251,17 @@ def heads_first(a: Tensors, width_a: int, b: Tensors, width_b: int) -> frozenset
     )  # fmt: skip
 
 
+def by_key(a: Tensors, width_a: int, b: Tensors, width_b: int) -> frozenset[str]:
+    """Names of the tensors of two forwards of one row each that hold of every token a number per key: longer in a
+    longer forward.
+    """
+    return frozenset(
+        name for name, one in a.items()
+        if name in b and one.ndim > 2 and (one.shape[1], b[name].shape[1:2]) == (width_a, (width_b,))
+        and one.shape[2:] != b[name].shape[2:]
+    )  # fmt: skip
+
+
 def _tells(name: str, value: torch.Tensor) -> bool:
     """Whether two settings have this tensor to compare: a mask's form follows the kernel (bool, float, none)."""
     leaf = name.rpartition(".")[2]

@@ -26,6 +26,7 @@ from replay_core.replay.capture import (
     EACH_OF_TWO,
     Capture,
     Tensors,
+    by_key,
     forecast_bytes,
     heads_first,
     modules_matching,
@@ -41,6 +42,7 @@ from replay_core.replay.model import LoadedModel
 from replay_core.replay.packing import Arrangement, Forward, arrange
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.routing import Imposed, token_numbers
+from replay_core.replay.stated import stated
 
 #: Tokens of the first row that the probe runs.
 _PROBE_TOKENS = 16
@@ -106,7 +108,7 @@ class BatchReplay(Struct, dict=True):
         return head, flat_ND[slots.to(flat_ND.device)], targets.to(flat_ND.device)
 
     def _compute(self) -> Computed:
-        heads = getattr(self.model.config, "num_attention_heads", 1)
+        heads = stated(self.model.config, "num_attention_heads") or 1
         attention.need_memory(self.flags, self.arrangement.forwards, heads)
         forecast_mib = need_logits(self.flags, self._logit_rows(), self._words(), self.plan.logit_chunk)
         head, final_hidden = self._probe()
@@ -314,17 +316,26 @@ class BatchReplay(Struct, dict=True):
         found: frozenset[str] = self.model.known.get("by_head", frozenset())
         return found
 
-    def _heads_first(self, hooked: list[str], ids_T: Any) -> frozenset[str]:
+    @property
+    def by_key(self) -> frozenset[str]:
+        """What of a model's tensors is no vector of a token: scores by which keys are chosen."""
+        if "by_key" not in self.model.known and self._probe_ids().size >= _FEWEST_TO_TELL:
+            self.probed_head()
+        found: frozenset[str] = self.model.known.get("by_key", frozenset())
+        return found
+
+    def _heads_first(self, hooked: list[str], ids_T: Any) -> tuple[frozenset[str], Tensors]:
+        """Tensors whose tokens lie behind the heads; and all, of one token fewer than there are."""
         passes: list[tuple[Tensors, int]] = []
-        for width in (ids_T.size, ids_T.size - 1):
+        for width in (ids_T.size - 1, ids_T.size):
             some_1T = ids_T[None, :width]
             forward = Forward(some_1T, torch.arange(width)[None].numpy(), None)
             with Capture(self.model.backbone, hooked, width) as capture:
                 self.model.backbone(**{**self.inputs(forward), "use_cache": False})
             passes.append((capture.tensors, width))
             if not any(one.ndim == 4 and one.shape[2] == width for one in capture.tensors.values()):
-                return frozenset()
-        return heads_first(*passes[0], *passes[1])
+                return frozenset(), passes[0][0]
+        return heads_first(*passes[1], *passes[0]), passes[0][0]
 
     def _probed(self) -> tuple[Head, str, Tensors, int]:
         ids_T = self._probe_ids()
@@ -334,8 +345,9 @@ class BatchReplay(Struct, dict=True):
         # Dropout would make the head's two ways to its logits differ.
         with _evaluating(self.model.causal_lm), attention.pinned(self.flags):
             hooked = modules_matching(backbone, None)
+            shorter: Tensors = {}
             if "by_head" not in self.model.known and width >= _FEWEST_TO_TELL:
-                self.model.known["by_head"] = self._heads_first(hooked, ids_T)
+                self.model.known["by_head"], shorter = self._heads_first(hooked, ids_T)
             inputs = {**self.inputs(forward), "use_cache": False}
             before = backbone(**inputs).last_hidden_state
             during: list[Any] = []
@@ -344,6 +356,8 @@ class BatchReplay(Struct, dict=True):
                 logits = self.model.causal_lm(**inputs).logits
             with Capture(backbone, hooked, width, self.by_head) as capture:
                 hidden = backbone(**inputs).last_hidden_state
+            if shorter:
+                self.model.known["by_key"] = by_key(capture.tensors, width, shorter, width - 1)
             finite = bool(torch.isfinite(logits).all())
             self.model.known["not_finite"] = None if finite else _not_finite(self.model.causal_lm)
             # A model that alternates is the same every other time: the pass of the logits is asked as well.

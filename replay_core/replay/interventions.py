@@ -25,6 +25,7 @@ from replay_core.replay.cell import BatchReplay
 from replay_core.replay.double import finite_masks
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.packing import Forward
+from replay_core.replay.stated import stated
 from replay_core.samples.layout import Bools, Ints
 
 #: Relative change from which on a token has moved, and up to which it has not; noise of other groupings (experts) and
@@ -124,7 +125,8 @@ class TokenWatch(Capture):
     """A capture that keeps of every tensor only how each token's vector lies to a few directions.
 
     heads: the attention whose work each head is kept of by itself, and their number: one may lose keys that the others
-    see, and what goes into the output projection is the heads side by side.
+    see, and what goes into the output projection is the heads side by side. by_key: names of what is not kept: scores
+    of a token with every other, of which those that it may not see are hidden only later.
     """
 
     def __init__(
@@ -134,14 +136,16 @@ class TokenWatch(Capture):
         forward: Forward,
         heads: tuple[str, int] | None = None,
         by_head: Container[str] = (),
+        by_key: Container[str] = (),
     ) -> None:
+        self._by_key = by_key
         self._rows, width = (int(size) for size in forward.input_ids.shape)
         self._heads = heads
         super().__init__(backbone, modules, width, by_head)
         self.laid: dict[str, torch.Tensor] = {}
 
     def _take(self, name: str, tensor: torch.Tensor) -> None:
-        found = by_slot(tensor.detach(), self._rows, self._width)
+        found = None if name in self._by_key else by_slot(tensor.detach(), self._rows, self._width)
         if found is None:
             return
         self.laid[name] = _laid(found)
@@ -180,7 +184,8 @@ class Observer:
         hidden = []
         with self.asking.one_pass(), torch.no_grad(), evaluating(self.cell.model.causal_lm):
             for forward in self.forwards(ids):
-                watch = TokenWatch(self.cell.model.backbone, self.modules, forward, heads, self.cell.by_head)
+                cell = self.cell
+                watch = TokenWatch(cell.model.backbone, self.modules, forward, heads, cell.by_head, cell.by_key)
                 with watch:
                     hidden.append(self.cell.forward(compiling.plain, forward))
                 laid.append(watch.laid)
@@ -190,8 +195,8 @@ class Observer:
 
     def heads(self, module: str) -> tuple[str, int] | None:
         """An attention whose heads can be told apart, and how many it has."""
-        number = getattr(self.cell.model.config, "num_attention_heads", None)
-        return (module, number) if isinstance(number, int) and number > 1 else None
+        number = stated(self.cell.model.config, "num_attention_heads", module)
+        return (module, number) if number is not None and number > 1 else None
 
     def nudged(self, module: str, token: int) -> Trace:
         """A pass in which one token of every sample comes to this module as another, and to nothing before it.

@@ -35,7 +35,8 @@ _BLOCK = regex(r"(?i)chunk|block_?(?:size|len)")
 _OTHER = regex(r"(?i)layer|pattern|mamba|ssm|conv|linear|feed_forward|scan|expert|moe|theta|freq|patch")
 #: Attention that chooses its keys in ways that no number tells: of it nothing is said.
 _SPARSE = regex(
-    r"(?i)sparse.*att|att.*sparse|block_?sparse|sparse_(block|config|topk)|dilat|index_topk|keep_window|lsh"
+    r"(?i)sparse.*att|att.*sparse|block_?sparse|sparse_(block|config|topk)|dilat|index_topk|^index(er)?_(n_heads|budget)"
+    r"|keep_window|lsh"
 )
 _FULL = regex(r"(?i)full|global")
 _OF_LAYERS = ("layer_types", "attention_layers")
@@ -94,8 +95,8 @@ def windows_of(config: Any, module: str) -> tuple[list[int], list[int]] | None:
     sparse in other ways.
     """
     numbers: dict[str, list[int]] = {"window": [], "block": []}
-    said = dict(_named(config.to_dict()))
-    for name, value in said.items():
+    said = config.to_dict()
+    for name, value in _named(said):
         if _SPARSE.search(name) and value not in (None, False):
             return None
         which = "window" if _WINDOW.search(name) else "block" if _BLOCK.search(name) else None

@@ -50,6 +50,7 @@ from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.reading import read_batch
 from replay_core.replay.segments import tokens_of
 from replay_core.replay.shrinking import COLUMNS, Excerpt, company_of, first_parts, likely, part_of, smallest
+from replay_core.replay.stated import stated
 
 #: Nats within which log-probabilities of one hidden state do.
 SAME_NATS = 1e-4
@@ -912,4 +913,5 @@ def figures(distance_N: torch.Tensor) -> dict[str, float]:
 
 def is_mixture(model: LoadedModel) -> bool:
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return any((getattr(model.config, name, None) or 0) > 1 for name in names)
+    parts = (one for one in vars(model.config).values() if hasattr(one, "to_dict"))
+    return any((stated(one, name) or 0) > 1 for one in (model.config, *parts) for name in names)

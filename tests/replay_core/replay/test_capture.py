@@ -5,6 +5,7 @@ from replay_core.errors import CellError, RequestError
 from replay_core.replay.capture import (
     Capture,
     TraceableCapture,
+    by_key,
     forecast_bytes,
     heads_first,
     join,
@@ -100,6 +101,12 @@ def test_tokens_behind_the_heads_are_found_and_laid_by_token_though_there_are_as
 def test_attention_weights_and_states_of_a_fixed_size_are_no_tensors_of_heads():
     weights, state = torch.rand(1, 4, 4, 4), torch.rand(1, 2, 4, 4)
     assert heads_first({"w": weights, "s": state}, 4, {"s": state}, 3) == frozenset()
+
+
+def test_a_number_per_key_is_no_vector_of_a_token():
+    longer = {"scores": torch.rand(1, 4, 4), "blocks": torch.rand(1, 4, 2, 8), "state": torch.rand(1, 4, 4)}
+    shorter = {"scores": torch.rand(1, 3, 3), "blocks": torch.rand(1, 3, 1, 8), "state": torch.rand(1, 3, 4)}
+    assert by_key(longer, 4, shorter, 3) == {"scores", "blocks"}
 
 
 def test_a_module_called_twice_keeps_its_calls_apart():

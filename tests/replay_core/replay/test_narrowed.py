@@ -116,9 +116,13 @@ def test_windows_and_blocks_are_what_the_config_names_and_no_number_of_layers_or
     module = "layers.1.self_attn"
     assert windows_of(Config(sliding_window=7, attention_chunk_size=8), module) == ([7], [8])
     assert windows_of(Config(attn_config={"window": [3, 4]}), module) == ([3, 4], [])
+    of_layers = {"0": {"sliding_window": 3}, "1": {"sliding_window": 9}}
+    assert windows_of(Config(per_layer_config=of_layers), module) == ([3, 9], []), "each layer may have one of its own"
     others = {"max_window_layers": 2, "num_local_experts": 4, "mamba_chunk_size": 8, "sliding_window_pattern": 2}
     assert windows_of(Config(**others, use_sliding_window=True, sliding_window=None), module) == ([], [])
     full = ["sliding_attention", "full_attention"]
     assert windows_of(Config(sliding_window=7, layer_types=full), module) == ([], [])
     assert windows_of(Config(sliding_window=7, layer_types=full), "layers.0.self_attn") == ([7], [])
     assert windows_of(Config(index_topk=16), module) is None, "keys are chosen in ways that no window tells"
+    assert windows_of(Config(indexer_n_heads=4, indexer_budget=16), module) is None
+    assert windows_of(Config(indexer_n_heads=None, index_name="wiki", sliding_window=7), module) == ([7], [])
