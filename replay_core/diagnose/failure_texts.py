@@ -188,10 +188,6 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the installed version does not know the model's architecture, the model is newer than transformers or the engine",
      _VERSIONS),
     # Ray.
-    (r"register[_ ]center", "the register center actor of the worker group never came up: its first worker was not "
-     "scheduled or did not start (resources that another job or a stale Ray session holds, a node that did not join, a "
-     "worker that died at its start)",
-     "ray status and ray list actors show what is pending or dead; ray stop --force on every node, and start anew"),
     (r"ObjectStoreFullError|[Oo]bject store (?:is full|memory)|because it is full|out of (?:object store )?disk",
      "Ray's object store is full: references to batches are kept, or it is small (it lies in /dev/shm)",
      "ray memory names who holds what; raise object_store_memory; drop references after each step"),
@@ -491,7 +487,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "returns more than one number, and no key is named that picks one, or none for a sample",
      "print what it returns; let it return a float, or name the key (--reward-key)"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
-    (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function"
+    (r"openai\.|judge.*(?:fail|time)|reward[ _](?:server|model|function"
      r"|manager).*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error"
      r"|unreachable)|SandboxError|compute_score|code execution.*(?:fail|time)",
      "the reward failed: a judge, verifier or sandbox that does not answer in time or raises on a response",
@@ -536,6 +532,9 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
 
 #: The same of texts that only tell of another failure.
 _CONSEQUENCES: tuple[tuple[str, str], ...] = (
+    (r"register[_ ]center", "the register center actor of the worker group never came up: its first worker was not "
+     "scheduled or did not start (resources that another job or a stale Ray session holds, a node that did not join, a "
+     "worker that died at its start)"),
     (r"^class_name: |ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)"
      r"|WorkerCrashedError|worker died or was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
      "an actor or worker of Ray died; this line only tells that it is gone"),

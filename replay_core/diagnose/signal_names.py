@@ -216,6 +216,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "perf/throughput prime-rl", "perf/tokens_per_gpu_per_sec slime", "tokens_per_sec_per_gpu NeMo-RL",
         "performance/tokens_per_sec_per_gpu NeMo-RL", "learner_tokens_per_second_step open-instruct",
     ),
+    "run_seconds": ("train_runtime *",),
     "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
     "explained_variance": ("critic/vf_explained_var verl", "explained_variance *", "ppo/val/var_explained TRL"),
     "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL", "ppo/val/clipfrac TRL",

@@ -71,6 +71,9 @@ def _back_at(series: Series) -> int | None:
         if abs(way) <= max(FAR * noise, 1e-9) or not -1 <= left / way <= NEAR:
             continue
         step = (values[at - 1] - values[at]) * math.copysign(1, way)
+        # A KL of peaks that had come down before is none that first weights took back.
+        if series.signal == "kl" and abs(values[at - 1] - begun) < 0.5 * abs(way):
+            continue
         if step > 0 and (best is None or step > best[0]):
             best = step, at
     return None if best is None else best[1]
