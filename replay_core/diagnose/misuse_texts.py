@@ -8,41 +8,6 @@ from __future__ import annotations
 
 #: What a broader row would take for something else: these go first.
 FIRST: tuple[tuple[str, str, str], ...] = (
-    # What a driver or a container refuses.
-    (r"[Ee]rror 802\b|system not yet initialized", "CUDA cannot be initialised on this node: the fabric manager of its "
-     "NVSwitches does not run, or is of another version than the driver (error 802)",
-     "systemctl restart nvidia-fabricmanager on that node, and nvidia-smi -q | grep -A2 Fabric; leave the node out until "
-     "torch.cuda.is_available() is true there"),
-    (r"CUDA-capable device\(s\) is/are busy or unavailable|[Aa]ll CUDA-capable devices are busy",
-     "the GPU is taken: another process (the trainer beside its engine, another engine, an orphan of the last run) has "
-     "it, and its compute mode lets one process in; or the GPU is in a bad state",
-     "nvidia-smi shows its processes and its compute mode; end the orphan; nvidia-smi -c 0 lets several in; one GPU per "
-     "engine (CUDA_VISIBLE_DEVICES)"),
-    (r"pidfd_getfd|pidfd_open", "GPU memory cannot be shared with the process that is to read it, since the container "
-     "does not permit it (pidfd_getfd needs ptrace): the one that writes a checkpoint in the background, or an engine "
-     "that is given weights", "docker run --cap-add=SYS_PTRACE (or kernel.yama.ptrace_scope=0); without expandable "
-     "segments (PYTORCH_CUDA_ALLOC_CONF) memory is shared another way; save synchronously"),
-    (r"[Ss]ome modules are dispatched on the CPU or the disk", "the model does not fit into the GPU memory that is free: "
-     "modules of it were put on the CPU or the disk (device_map), which a quantised model does not allow",
-     "nvidia-smi: what else is on the GPU; a smaller model, fewer bits, or more GPUs (device_map={'': 0} tells at once)"),
-    (r"[Ii]nference tensors cannot be saved for backward|[Ii]nplace update to inference tensor"
-     r"|[Ii]nference tensors do not track version", "a tensor that was made under torch.inference_mode() is used in "
-     "training: a cache of the model (rotary cos and sin, a mask, a buffer) that generation, an evaluation or a pass for "
-     "log-probabilities has filled", "torch.no_grad() in place of inference_mode() there; or clear (clone) the cache "
-     "before the training pass; the frame names the module"),
-    # What servers refuse.
-    (r"(?:[Ee]rror|[Ss]tatus)(?: code)?:? 402\b|\b402 (?:Client Error|Payment)|[Ii]nsufficient (?:funds|credits?|balance"
-     r"|quota)|insufficient_quota|exceeded your current quota|credit balance is too low",
-     "the account of the API has no credit left (402): the judge, or the model that is asked, answers nothing any more, "
-     "and what stands in its place is no score",
-     "pay in, or use another key; go on from the last checkpoint before the first of these lines"),
-    (r"[Ee]xpected exactly one model_id|[Ee]xpected exactly one (?:lora|adapter)",
-     "the sampling server refuses a batch of requests for several models or adapters (LoRA): two runs, or the policy and "
-     "another model, sample from it at once", "one run at a time per server, or a server for each; raise instead of "
-     "retrying: the samples of these requests are missing"),
-    (r"APIConnectionError|APITimeoutError|[Hh]eartbeat failed for", "a remote service no longer answers (the API that "
-     "trains or samples, an inference server, a judge): it hangs or is down, or the network to it broke; the run waits "
-     "for it", "ask its address by hand, look at its own log or status page; go on from the last checkpoint"),
     (r"Torch not compiled with CUDA", "the installed torch is a build for the CPU alone: nothing runs on the GPU, and "
      "code that asks for one fails", "pip install a torch of the CUDA version that nvidia-smi shows; print "
      "torch.version.cuda, which is None now"),
@@ -264,10 +229,6 @@ BATCHES: tuple[tuple[str, str, str], ...] = (
     (r"Boolean value of Tensor with more than one value",
      "a tensor stands where one number or truth value is asked for: a reward, metric or mask of a whole batch in an if",
      "reduce it (.any(), .all(), .mean()) or loop over its elements"),
-    (r"(?:[Ee]rror code|[Ss]tatus(?: code)?):? 4(?:00|22)\b|\b4(?:00 (?:Client Error|Bad Request)|22 Unprocessable)",
-     "the server refuses the request itself (400, 422): what is asked for is none it can do, and asking again does not "
-     "help; its own words, behind the code, say what", "send one such request by hand; compare its fields with the "
-     "version of the server; samples of these requests are missing from what is trained on"),
 )  # fmt: skip
 
 #: Errors of code and of data's types: they say how, and the frame says why.

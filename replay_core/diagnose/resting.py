@@ -17,6 +17,8 @@ from replay_core.diagnose.signals import RunLog, Series
 
 #: Steps of a reward before that it rests is no chance, and standard errors by which its thirds may differ.
 LONG, APART = 100, 2.576
+#: Steps at the least that are the first ones.
+EARLY = 5
 #: A share of right answers over that is solved.
 SOLVED = 0.8
 
@@ -32,7 +34,8 @@ class Rest(Struct, frozen=True):
 
 def rests(log: RunLog) -> Rest | None:
     """The reward of 100 steps and more that does not rise: neither by the rank test nor in the mean of its last third
-    over that of its first. None where it does, or is near a best of 1, or is one number in all of them.
+    over that of its first, or of all over that of its first few. None where it does, or is near a best of 1, or is one
+    number in all of them.
     """
     series = log.get("reward")
     values = [] if series is None else series.finite
@@ -44,6 +47,11 @@ def rests(log: RunLog) -> Rest | None:
     error = math.sqrt((pvariance(first) + pvariance(last)) / third)
     is_share = min(values) >= 0 and max(values) <= 1
     if (is_share and now >= SOLVED) or now - begun > APART * error or trends.drift(values) > trends.DRIFT_Z:
+        return None
+    # What was learnt in the first steps is learnt: the rest is above them.
+    few = max(EARLY, len(values) // 20)
+    rest = values[few:]
+    if fmean(rest) - fmean(values[:few]) > APART * math.sqrt(pvariance(rest) / few):
         return None
     # A reward that is centred, as one that is normalised, has nowhere to go.
     sigma = math.sqrt(pvariance(values))
@@ -69,15 +77,17 @@ def signs(log: RunLog) -> list[str]:
     losses = [step for step in told if step.loss is not None]
     still = sum(1 for step in losses if step.loss == 0)
     if not known and losses and still >= DEAD * len(losses) and not any(step.grad for step in losses):
-        found.append(f"in {still} of {len(losses)} steps the loss is 0, as it is where all rewards of a group are equal")
-    for series in log.all("truncated")[:1]:
-        if (cut := fmean(series.finite) if series.finite else 0.0) >= CUT:
-            found.append(f"{cut:.0%} of the responses are cut at the token limit")
+        found.append(
+            f"in {still} of {len(losses)} steps the loss is 0, as it is where all rewards of a group are equal"
+        )
+    cut = next((fmean(series.finite) for series in log.all("truncated")[:1] if series.finite), 0.0)
+    if cut >= CUT:
+        found.append(f"{cut:.0%} of the responses are cut at the token limit")
     never = [one.name for one in log.all("reward_function") if one.finite and not any(one.finite)]
     never = [name for name in never if not name.endswith("std")]
     if never:
         found.append(f"{', '.join(never[:2])} is 0 in every line")
-    for series in log.all("kl")[:1]:
-        if len(series.finite) >= LONG and (far := median(map(abs, series.finite))) < HARDLY:
-            found.append(f"the KL to the reference stays at {far:.2g}: the policy hardly moves")
+    far = next((one.finite for one in log.all("kl")[:1] if len(one.finite) >= LONG), None)
+    if far is not None and (still := median(map(abs, far))) < HARDLY:
+        found.append(f"the KL to the reference stays at {still:.2g}: the policy hardly moves")
     return found

@@ -29,7 +29,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?:CUDA|HIP|NPU|XPU|MPS)(?: (?:driver )?[Ee]rror)?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|Triton Error \[CUDA\]: out of memory|MPS backend out of memory"
         r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory"
-        r"|RayTaskError\(OutOfMemoryError\)",
+        r"|RayTaskError\(OutOfMemoryError\)|RESOURCE_EXHAUSTED: Out of memory",
     ),
     (
         "oom_host",
@@ -222,12 +222,14 @@ _NOTEBOOK = regex(r"^\W{0,4}((?:\w+\.)*[A-Za-z_]\w*)\s+Traceback \(most recent c
 #: Its frames: File path:line, in function(...); Cell In[3], line 7; path in function(...).
 _NOTEBOOK_FRAME = regex(
     r"^(?:File (?P<file>[^\s:][^:]{0,300}):(?P<at>\d+)(?:, in (?P<in>[^(]{1,200}))?"
-    r"|(?P<cell>(?:Cell In|Input In) ?\[\d+\]|<ipython-input-[^>]{1,80}>)(?:, line (?P<line>\d+)| in (?P<inside>[^(]{1,200}))?"
+    r"|(?P<cell>(?:Cell In|Input In) ?\[\d+\]|<ipython-input-[^>]{1,80}>)"
+    r"(?:, line (?P<line>\d+)| in (?P<inside>[^(]{1,200}))?"
     r"|(?P<old>[~/][^\s:]{1,300}) in (?P<func>[^(]{1,200}))"
 )
 _ARROW = regex(r"^-{1,6}> ?(\d+) (.*)$")
 #: pydantic's account of a configuration: a field on a line of its own, and what is wrong with it behind blanks.
 _VALIDATES = regex(r"\b\d+ validation errors? for ")
+_BARE = regex(r"validation errors? for \S+$")
 _FIELD, _COMPLAINT = regex(r"^[A-Za-z_][\w.\[\]-]{0,120}$"), regex(r"^\s+(\S.*?)(?: \[type=.*)?$")
 _MOST_SAID = 400
 #: Lines that a notebook's traceback may go on for.
@@ -310,7 +312,9 @@ class Watch:
             frames = tuple(self._frames.pop(line.stream, ()))
             kind = _kind(text)
             # A class that is no error by its name (KeyboardInterrupt, OutOfResources) ends the cell all the same.
-            return True, Event(kind if kind in DEATHS else "traceback", text.rstrip(": ")[:_LONGEST], line.number, line.rank, frames)
+            return True, Event(
+                kind if kind in DEATHS else "traceback", text.rstrip(": ")[:_LONGEST], line.number, line.rank, frames
+            )
         if frame := _NOTEBOOK_FRAME.match(text):
             where = frame["file"] or frame["cell"] or frame["old"]
             inside = frame["in"] or frame["inside"] or frame["func"] or "<module>"
@@ -354,7 +358,7 @@ class Watch:
             del self._validates[line.stream]
             return False
         if field is not None:
-            told.text += f"{';' if told.text[-1:] != ':' and '; ' in told.text or ': ' in told.text else ':'} {field[0]}"
+            told.text += f"{':' if _BARE.search(told.text) else ';'} {field[0]}"
         elif complaint is not None and not complaint[1].startswith("For further information"):
             told.text += f" ({complaint[1]})"
         return True

@@ -47,6 +47,7 @@ _LIKELY = regex(
     rb"|(?i:loss|rewards?|kl|entropy|grad_norm|score)[\w/.]{0,30}[\"'`]?\s{0,8}[:=|\t, ]\s{0,60}[-+]?(?:\d|\.\d|nan"
     rb"|inf)"
     rb"|(?i:\b(?:step|epoch|iter)\w{0,6}\s{0,8}[,|\t ]\s{0,8}(?:training loss|loss|reward)\b)|(?i:\bloss\b\s{0,8}[,|])"
+    rb"|(?m:^)\s{0,8}\|\s{0,8}(?i:step|iter(?:ation)?|epoch)s?\s{0,8}\|"
     rb"|(?m:^)it\s{1,4}\d{1,12} \|"
     rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}[\[(]?\d"
     rb"|" + ROW.encode() + rb"|" + BAR.encode() + rb"|" + HINT.pattern.encode()

@@ -78,8 +78,10 @@ _WIDEST = 4000
 
 def table_head(line: str) -> list[str] | None:
     """The names of a pasted table's columns, the step's first if it has one; None for any other line."""
-    if ("oss" not in line and "eward" not in line) or len(line) > _WIDEST:
+    if len(line) > _WIDEST:
         return None
+    if "oss" not in line and "eward" not in line:
+        return _head_of_figures(line)
     names = [re.sub(r"\s*/\s*", "/", name) for name in _cells(re.sub(r"\s/\s", "/", line))]
     if not _HEAD.match(line) and not (
         len(names) >= _FEWEST
@@ -91,17 +93,37 @@ def table_head(line: str) -> list[str] | None:
     return ["loss" if name.replace("_", " ").lower() in ("training loss", "loss") else name for name in names]
 
 
+#: What a table in Markdown may tell of, beside a loss or a reward.
+_FIGURES = regex(
+    r"(?i)\b(?:kl|entropy|grad_norm|grad norm|score|accuracy|acc|response_length|lr|learning_rate)\w{0,12}\b"
+)
+
+
+def _head_of_figures(line: str) -> list[str] | None:
+    """The names of a table between bars whose first column are steps, and of which one at least is a figure's."""
+    if "|" not in line or not _FIGURES.search(line):
+        return None
+    names = [_PLAIN.sub("", cell) for cell in _cells(line)]
+    return names if len(names) >= _FEWEST and _OF_STEPS.match(names[0]) and all(map(_NAME.match, names)) else None
+
+
+#: What Markdown sets around a word; what is said of a row that stands for all after it.
+_PLAIN, _ONWARDS = regex(r"[*`]{1,3}"), regex(r"^(\d{1,12})\s?(?:\+|and later|onwards?)$")
+
+
 def table_row(line: str, names: list[str]) -> tuple[int | None, dict[str, float]]:
     """A row of a table with these columns; no metrics for any other line."""
-    cells = _cells(line)
+    cells = [_PLAIN.sub("", cell) for cell in _cells(line)] if "*" in line or "`" in line else _cells(line)
     if len(cells) != len(names):
         return None, {}
     step = cells[0] if _OF_STEPS.match(names[0]) else None
+    if step is not None and (later := _ONWARDS.match(step)) is not None:
+        step = cells[0] = later[1]
     if step is not None and not step.isdigit():
         return None, {}
     values = _numbers((name, cell) for name, cell in zip(names, cells, strict=True) if _CELL.match(cell))
     if step is not None:
-        del values[names[0]]
+        values.pop(names[0], None)
         return int(step), values
     # Without a step a row is known by its numbers.
     return (None, values) if 2 * len(values) > len(names) else (None, {})

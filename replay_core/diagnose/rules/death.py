@@ -128,7 +128,8 @@ def _of_numbers_before(dead: Finding, ends: list[Told], log: RunLog) -> Finding 
         claim=f"{names} {'is' if len(bad) == 1 else 'are'} not finite at step {point.step}, and the run died of it at "
         f"line {dead.where.line}: {_words(next(one for one in ends if _SAMPLING.search(one.text)))}",
         evidence=(first.shown_at(point, "a finite number"), *dead.evidence),
-        cause="an update with a gradient that is not finite made the weights NaN, and sampling from their probabilities "
+        cause="an update with a gradient that is not finite made the weights NaN, and sampling from their "
+        "probabilities "
         "fails an assertion of the GPU's kernel: the crash is what follows, no index out of range; gradients that are "
         "not clipped (max_grad_norm), a learning rate too high, a ratio or KL that overflows, 0/0 in a group without a "
         "spread",
@@ -357,7 +358,9 @@ def _words(one: Told) -> str:
     # "Error(s) in loading state_dict for Model:" says what on the lines below.
     below = next((line.strip() for line in more if line.strip() and not line.lstrip().startswith("File ")), "")
     text = f"{first} {below}" if first.rstrip().endswith(":") and below else first
-    return text if len(text) <= 120 else text[:117] + "..."
+    # Which fields of a configuration are wrong is what there is to say.
+    text, most = text.removeprefix("pydantic_core._pydantic_core."), 240 if "validation error" in text else 120
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _frame(one: Told) -> list[Evidence]:
@@ -390,7 +393,8 @@ _BARE = regex(r"^(?:\w+\.)*AssertionError\W*$")
 #: A file that is not there, where a program was to be started; and what the frames say of which.
 _ABSENT = regex(r"^FileNotFoundError|RayTaskError\(FileNotFoundError\)")
 _STARTS = regex(r"subprocess_exec|create_subprocess|subprocess\.py|_execute_child|Popen")
-_PROGRAMS = regex(r"(docker[_ ]compose|docker|podman|apptainer|singularity|kubectl|git|nvcc|ninja|gcc|node|npm|ffmpeg|lean|"
+_PROGRAMS = regex(r"(docker[_ ]compose|docker|podman|apptainer|singularity|kubectl|git|nvcc|ninja|gcc|node|npm|ffmpeg"
+    r"|lean|"
                   r"lake|bwrap|firejail|java|tmux|rsync|ssh|nsjail|conda)(?=[_\W])")  # fmt: skip
 _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 

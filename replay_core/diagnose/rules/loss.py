@@ -839,12 +839,13 @@ def _no_step(log: RunLog) -> Finding | None:
         link="optimizer",
         cause="it resumed from a checkpoint that is at the last step already (its global_step is the run's total), or "
         "max_steps or the number of epochs is reached, or the data set is empty: nothing was trained",
-        next_step="start without resume_from_checkpoint (an empty output folder), or raise max_steps or num_train_epochs",
+        next_step="start without resume_from_checkpoint (an empty output folder), or raise max_steps or "
+        "num_train_epochs",
     )
 
 
 def _all_right(log: RunLog, steps: list[StepTold]) -> bool:
-    """Whether nine of ten of these steps have the best reward there is: a share of 1, which other steps do not reach."""
+    """Whether nine of ten of these steps have the best reward there is, a share of 1."""
     reward = log.get("reward")
     by_step = {} if reward is None else {point.step: point.value for point in reward.points}
     known = [by_step[step.step] for step in steps if step.step in by_step]

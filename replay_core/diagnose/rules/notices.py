@@ -417,18 +417,26 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         # A few samples that are masked whole are lost; a loss of 0 says that all are.
         loss = log.get("loss") if known.link == "masks" else None
         spared = loss is not None and any(loss.finite) and len(lines) < MANY
-        mild = len(lines) < known.fewest or spared or _TIED.search(text) is not None or (_BY_DESIGN.search(text) and not (lost or fails))
+        # Of a judge that fails its own words may say why.
+        why = failure_of(text) if known.link == "rewards" else None
+        why = None if why is None or why.general or why.follows or why.cause.startswith("the reward failed") else why
+        mild = (
+            len(lines) < known.fewest
+            or spared
+            or _TIED.search(text) is not None
+            or (_BY_DESIGN.search(text) and not (lost or fails))
+        )
         yield finding(
             "info" if mild else known.severity,
             "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "
             "initialized"
             if lost
-            else known.claim,
+            else known.claim + ("" if why is None else f": {in_short(why.cause)}"),
             lines[0].point.where(),
             shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
             shown("lines that say so", len(lines), "0", "log"),
             link=known.link,
-            cause=known.cause,
-            next_step=known.next_step,
+            cause=known.cause if why is None else why.cause,
+            next_step=known.next_step if why is None else why.next_step,
             steps=steps_of(told.point for told in lines),
         )

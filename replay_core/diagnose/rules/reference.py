@@ -350,7 +350,8 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 f"{max(values):.2g}",
                 bad[0].where(series.name),
                 series.shown(min(values), f"> {-BF16:.2g}"),
-                cause=f"{one} is never below 0, but e^x - 1 - x of log-probabilities in bf16 is off by up to {BF16:.1g}",
+                cause=f"{one} is never below 0, but e^x - 1 - x of log-probabilities in bf16 is off by up to "
+                f"{BF16:.1g}",
                 next_step="compute the KL in float32; look at it again where it comes to more than that",
                 steps=series.steps(under=K3_FLOOR),
             )
@@ -437,10 +438,10 @@ def _learns(log: RunLog) -> bool:
 def kl_explodes(log: RunLog) -> Finding | None:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
     more: a warning, info while the reward rises with it (by .15 of its first and more), over 3 an error (a warning).
-    Over 10 in 3 steps and more, or over 100 in one, is a warning wherever it ends, an error where it is over 3 then and
-    the reward has not risen. From below .2 to over 1 in one step, and staying there: an error, in 4 steps and more; and so in two, where the
-    reward stays below .85 of its first as well. It rises in every run that learns; a run without a KL term
-    may reach 0.5.
+    Peaks of over 10 in 3 steps and more, or over 100 in one, and ten times the median, are a warning wherever it ends,
+    an error where it is over 3 then and the reward has not risen. From below .2 to over 1 in one step, and staying
+    there: an error, in 4 steps and more; and so in two, where the reward stays below .85 of its first as well. It rises
+    in every run that learns; a run without a KL term may reach 0.5.
     """
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
@@ -470,15 +471,21 @@ def kl_explodes(log: RunLog) -> Finding | None:
     skip_if(series.name == "objective/kl", "it is summed over each response (TRL's PPO), and grows with its length")
     begun, now = min(values[:4]), sorted(values[-3:])[1]
     peaks = [point for point in finite if abs(point.value) > PEAK]
-    if peaks and (len(peaks) >= PEAKS or max(values) > PEAK**2) and max(values) > LEAPT * begun:
+    if (
+        peaks
+        and (len(peaks) >= PEAKS or max(values) > PEAK**2)
+        and max(values) > max(LEAPT * begun, PEAK * median(values))
+    ):
         top = max(peaks, key=lambda point: abs(point.value))
         return finding(
             "error" if now > 3 * FAR and not _learns(log) else "warning",
-            f"KL to the reference explodes: {series.name} comes to {abs(top.value):.3g} per token at step {top.step}, and "
+            f"KL to the reference explodes: {series.name} comes to {abs(top.value):.3g} per token at step {top.step}, "
+            f"and "
             f"is over {PEAK:g} in {len(peaks)} of {len(finite)} steps ({begun:.2g} at first)",
             peaks[0].where(series.name),
             series.shown_at(top, f"< {FAR:g}"),
-            cause="single updates take the policy far away: a learning rate too high, no clipping of ratio or gradient, "
+            cause="single updates take the policy far away: a learning rate too high, no clipping of ratio or "
+            "gradient, "
             "a KL coefficient too low; a reward that rises meanwhile does not make it the same model",
             next_step="lower the learning rate; clip the gradient at 1; look at grad_norm of the step before each peak",
             steps=[p.step for p in peaks],

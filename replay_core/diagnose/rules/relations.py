@@ -56,7 +56,9 @@ def _back_at(series: Series) -> int | None:
         # However it wavers: of one and the same weights it is 0.
         for at in range(2 * SIDE, len(values) - 2):
             level = median(values[at - SIDE : at])
+            # Peaks that had come down before are none that first weights took back.
             falls = min(values[at - SIDE : at]) > 0 and max(values[0], values[at]) < NOTHING * level
+            falls = falls and values[at - 1] > 0.2 * level
             # Of exactly 0 there is one reason, and the first update may already take it far.
             soon = values[at + 1 : at + (2 if values[at] == 0 else 3)]
             if falls and level > LEVEL and max(soon) < 0.5 * level:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding, error, finding, info, shown, warning
+from replay_core.diagnose.finding import Finding, finding, info, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.series import seen
@@ -44,15 +44,16 @@ def seconds(log: RunLog) -> Series | None:
 def slow_steps(log: RunLog) -> Iterator[Finding]:
     """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning.
 
-    8 steps or more, and only where it lengthens the step by a quarter; worth knowing alone where such steps (3 and more)
-    come as often as an evaluation. Counts, and the longest of many calls, are no phases. Steps that get 1.5 times and a second slower for
-    good (the last quarter over the first half, a rise that chance does not explain) are a warning, info where responses
-    get longer by as much, or more batches are generated for each (dynamic sampling); so is, where no time is logged, a
-    throughput that falls by as much. The second iteration slower than the first, or both far slower than the rest, is
-    the signature of compilation: info. The ranges of the GRPO notes are compared as info, and for the log of their own
-    trainer. Where the rise is far beyond chance (z over 4) they may be as short as they like. A phase whose median
-    takes a larger share of a step than it should is a warning: the synchronisation of weights over .35, writing
-    checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or reference .6.
+    8 steps or more, and only where it lengthens the step by a quarter; worth knowing alone where such steps (3 and
+    more) come as often as an evaluation. Counts, and the longest of many calls, are no phases. Steps that get 1.5 times
+    and a second slower for good (the last quarter over the first half, a rise that chance does not explain) are a
+    warning, info where responses get longer by as much, or more batches are generated for each (dynamic sampling); so
+    is, where no time is logged, a throughput that falls by as much. The second iteration slower than the first, or both
+    far slower than the rest, is the signature of compilation: info. The ranges of the GRPO notes are compared as info,
+    and for the log of their own trainer. Where the rise is far beyond chance (z over 4) they may be as short as they
+    like. A phase whose median takes a larger share of a step than it should is a warning: the synchronisation of
+    weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or
+    reference .6.
     """
     whole = seconds(log)
     if whole is None:
