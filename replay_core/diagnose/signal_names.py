@@ -264,6 +264,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "reward_function",
         "",
     ),
+    # What a harness scores an answer by: its form to the letter, or whatever number it ends in.
+    (regex(r"(?i)^(?:[\w./@ -]+[/_. -])?(?:strict|flex(?:ible)?)(?:[-_ ](?:match|extract))?$"), "held_out", ""),
 )
 
 #: What home-grown trainers call the same signals: words in any case, joined by `_`, `/`, `.`, `-` or blanks, without

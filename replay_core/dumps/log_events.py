@@ -395,7 +395,7 @@ class Watch:
         if kind is None:
             return None
         frames = tuple(self._frames.pop(line.stream, ())) if kind in DEATHS else ()
-        found = Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)
+        event = Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)
         if _VALIDATES.search(line.text):
-            self._validates[line.stream] = found
-        return found
+            self._validates[line.stream] = event
+        return event

@@ -136,6 +136,34 @@ def _cells(line: str) -> list[str]:
     return _TWO_WORDS.sub(lambda two: two[0].replace(" ", "_"), text).split()
 
 
+#: How a table between bars heads a column of one step, or of the model that training began with.
+_OF_A_COLUMN = regex(
+    r"(?i)^(?:(?:step|iter(?:ation)?|epoch|ckpt|checkpoint)[ _-]?(\d{1,12})|base(?:line)?"
+    r"|init(?:ial)?|start)$"
+)
+_SHARE = regex(rf"^({_NUM}(?:\s?%)?)$", re.IGNORECASE)
+
+
+def step_columns(line: str) -> list[int] | None:
+    """The steps of a table whose columns are steps (2 and more), and whose rows are metrics; None for any other line.
+    """
+    if "|" not in line or len(line) > _WIDEST:
+        return None
+    found = [_OF_A_COLUMN.match(_PLAIN.sub("", cell)) for cell in _cells(line)[1:]]
+    steps = [int(each[1] or 0) for each in found if each is not None]
+    numbered = sum(1 for each in found if each is not None and each[1])
+    return steps if numbered >= 2 and len(steps) == len(found) else None
+
+
+def column_row(line: str, steps: list[int]) -> tuple[str, list[tuple[int, float]]]:
+    """The metric of a row of such a table, and its values by step; no values for any other line."""
+    name, *cells = [_PLAIN.sub("", cell) for cell in _cells(line)] if "|" in line else [""]
+    if len(cells) != len(steps) or not _NAME.match(name):
+        return "", []
+    told = ((step, _numbers([(name, cell)])) for step, cell in zip(steps, cells, strict=True) if _SHARE.match(cell))
+    return name, [(step, values[name]) for step, values in told if name in values]
+
+
 def is_aside(values: dict[str, float]) -> bool:
     """Whether these metrics belong to the step before: an evaluation's, or a summary of the run."""
     return any(_ASIDE.search(key) for key in values) and not any(_OF_A_STEP.search(key) for key in values)

@@ -160,3 +160,16 @@ def test_a_table_in_markdown_is_read_and_its_nan_told(tmp_path: Path) -> None:
     )
     found = diagnosed(tmp_path, table).findings[0]
     assert (found.id, found.severity, found.steps[0]) == ("D21", "error", 90)
+
+
+def test_a_process_that_does_not_know_its_own_number_is_not_another(tmp_path: Path) -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.84 GiB. GPU 0 has a total capacity of 79.33 "
+        "GiB "
+        "of which 1.59 GiB is free. Process 151619 has {held} GiB memory in use. Of the allocated memory {own} GiB is "
+        "allocated by PyTorch, and 2.33 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    alone = diagnosed(tmp_path, text.format(held=77.73, own=74.89)).findings[0]
+    assert "another process" not in alone.cause
+    beside = diagnosed(tmp_path, text.format(held=57.73, own=17.5)).findings[0]
+    assert "another process holds most of the GPU" in beside.cause
