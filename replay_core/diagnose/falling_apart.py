@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from msgspec import Struct
+
 from replay_core.diagnose import trends
 from replay_core.diagnose.signals import Point, RunLog, Series
 
@@ -36,7 +38,8 @@ def _is_lost(values: list[float]) -> bool:
     return begun > 0 and min(values) >= 0 and median(last) <= LOST * begun and max(last) <= NOT_OVER * begun
 
 
-#: How many times the median gradient norm a spike is, and steps after the reward has fallen to half in which it counts.
+#: How many times the median gradient norm before it a spike is, and steps after the reward has fallen to half in which
+#: it counts.
 SPIKE, AROUND = 10.0, 3
 #: How far entropy and mean length of a policy that falls apart come from where they began.
 DISSOLVES, STRAYS = 3.0, 3.0
@@ -68,13 +71,25 @@ def falls_apart(log: RunLog) -> tuple[int | None, str] | None:
     return (since, " and ".join(told)) if told else None
 
 
-def spike_before(log: RunLog, since: int | None) -> tuple[Series, Point] | None:
-    """The largest gradient norm up to that step and a few after it, where it is ten times the median of the run's."""
+class Spike(Struct, frozen=True):
+    """A gradient norm far above those before it, where the reward is lost; and the largest of the whole run."""
+
+    norms: Series
+    point: Point
+    before: float
+    largest: Point
+
+
+def spike_before(log: RunLog, since: int | None) -> Spike | None:
+    """The largest gradient norm up to that step and a few after it, where it is ten times the median before it."""
     norms = log.get("grad_norm")
     points = [] if norms is None else [p for p in norms.points if p.step is not None and math.isfinite(p.value)]
     near = [p for p in points if since is not None and p.step is not None and p.step <= since + AROUND]
     if norms is None or not near:
         return None
     top = max(near, key=lambda point: point.value)
-    usual = median(p.value for p in points if p.value) if any(p.value for p in points) else 0.0
-    return (norms, top) if top.value > SPIKE * usual > 0 else None
+    # A step whose groups have no spread has no gradient, and tells nothing of those that have.
+    before = [p.value for p in near[: near.index(top)] if p.value > 0]
+    if len(before) < 2 or top.value <= SPIKE * median(before):
+        return None
+    return Spike(norms, top, median(before), max(points, key=lambda point: point.value))

@@ -88,6 +88,6 @@ def signs(log: RunLog) -> list[str]:
     if never:
         found.append(f"{', '.join(never[:2])} is 0 in every line")
     far = next((one.finite for one in log.all("kl")[:1] if len(one.finite) >= LONG), None)
-    if far is not None and (still := median(map(abs, far))) < HARDLY:
-        found.append(f"the KL to the reference stays at {still:.2g}: the policy hardly moves")
+    if far is not None and (moved := median(map(abs, far))) < HARDLY:
+        found.append(f"the KL to the reference stays at {moved:.2g}: the policy hardly moves")
     return found

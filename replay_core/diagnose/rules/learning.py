@@ -720,12 +720,18 @@ def reward_falls(log: RunLog) -> Finding | None:
     harder = harder_prompts(log, series)
     if (apart := falls_apart(log)) is not None and harder is None:
         begun, spike = trends.level(values[:3]), spike_before(log, apart[0])
-        behind = "" if spike is None else f", behind a gradient norm of {spike[1].value:.3g} at step {spike[1].step}"
+        behind = ""
+        if spike is not None:
+            norm, at = spike.point.value, spike.point.step
+            behind = f", behind a gradient norm of {norm:.3g} at step {at} ({spike.before:.2g} before"
+            if spike.largest is not spike.point:
+                behind += f", and up to {spike.largest.value:.3g} at step {spike.largest.step}"
+            behind += ")"
         return error(
             f"{series.name} falls from {begun:.3g} to {now:.3g} while {apart[1]}{behind}: the policy falls apart",
             series.first(under=begun / 2),
             series.shown(now, f">= {begun:.3g}"),
-            *([] if spike is None else [spike[0].shown_at(spike[1])]),
+            *([] if spike is None else [spike.norms.shown_at(spike.point, f"about {spike.before:.2g}")]),
             cause="updates push the policy away from what it could do: a learning rate too high, weights on advantages "
             "(a sign, a scale) or a clipping that is made wrongly, no KL"
             + (

@@ -140,3 +140,15 @@ def test_a_collapse_of_length_goes_before_a_kl_of_the_first_step(tmp_path: Path)
     ]  # fmt: skip
     found = diagnosed(tmp_path, verl(steps)).findings[0]
     assert (found.id, found.severity) == ("L09", "error")
+
+
+def test_a_policy_that_falls_apart_is_told_with_the_gradient_that_it_follows(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    steps: list[Metrics] = [
+        {"reward": around(rng, 0.9, 0.02) if n < 8 else abs(around(rng, 0.01, 0.005)), "entropy": around(rng, 0.16, 0.01) if n < 8 else 0.9,
+         "grad_norm": {7: 3.6, 22: 46.8}.get(n, around(rng, 0.2, 0.02)), "completions/clipped_ratio": 0.01}
+        for n in range(40)
+    ]  # fmt: skip
+    found = diagnosed(tmp_path, trl(steps, 0)).findings[0]
+    assert (found.id, found.severity) == ("L08", "error")
+    assert "behind a gradient norm of 3.6 at step 7 (0.2 before, and up to 46.8 at step 22)" in found.claim
