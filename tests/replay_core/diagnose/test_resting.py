@@ -145,8 +145,9 @@ def test_a_collapse_of_length_goes_before_a_kl_of_the_first_step(tmp_path: Path)
 def test_a_policy_that_falls_apart_is_told_with_the_gradient_that_it_follows(tmp_path: Path) -> None:
     rng = random.Random(4)
     steps: list[Metrics] = [
-        {"reward": around(rng, 0.9, 0.02) if n < 8 else abs(around(rng, 0.01, 0.005)), "entropy": around(rng, 0.16, 0.01) if n < 8 else 0.9,
-         "grad_norm": {7: 3.6, 22: 46.8}.get(n, around(rng, 0.2, 0.02)), "completions/clipped_ratio": 0.01}
+        {"reward": around(rng, 0.9, 0.02) if n < 8 else abs(around(rng, 0.01, 0.005)),
+         "entropy": around(rng, 0.16, 0.01) if n < 8 else 0.9, "completions/clipped_ratio": 0.01,
+         "grad_norm": {7: 3.6, 22: 46.8}.get(n, around(rng, 0.2, 0.02))}
         for n in range(40)
     ]  # fmt: skip
     found = diagnosed(tmp_path, trl(steps, 0)).findings[0]
