@@ -359,10 +359,14 @@ def why_raw(algorithm: Algorithm) -> str:
         return f"{algorithm.estimator} is stated, and neither a mean is subtracted nor a std divided by"
     if not algorithm.estimator:
         return (
-            "no baseline is computed: right for REINFORCE and RAFT, and wrong where a baseline is meant (GRPO, RLOO); "
-            "the run states no estimator that is known here"
+            "no baseline is computed: right for REINFORCE and RAFT, and wrong where a baseline is meant (GRPO, RLOO), "
+            "which groups of one response (rollout n = 1) have none of; the run states no estimator that is known here"
         )
-    return "no baseline is computed"
+    return (
+        "no baseline is computed: groups of one response (rollout.n, num_generations or n_samples_per_prompt of 1) "
+        "have "
+        "none, so that GRPO and RLOO leave them their raw rewards; or the advantage is made without one"
+    )
 
 
 def kl_weight(algorithm: Algorithm) -> float | None:

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from replay_core.diagnose.environment_texts import ENVIRONMENT, SERVICES
 from replay_core.diagnose.misuse_texts import BATCHES, CODE, FIRST, MODELS, SETTINGS
 from replay_core.regexes import regex
 
@@ -188,10 +189,6 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "the installed version does not know the model's architecture, the model is newer than transformers or the engine",
      _VERSIONS),
     # Ray.
-    (r"register[_ ]center", "the register center actor of the worker group never came up: its first worker was not "
-     "scheduled or did not start (resources that another job or a stale Ray session holds, a node that did not join, a "
-     "worker that died at its start)",
-     "ray status and ray list actors show what is pending or dead; ray stop --force on every node, and start anew"),
     (r"ObjectStoreFullError|[Oo]bject store (?:is full|memory)|because it is full|out of (?:object store )?disk",
      "Ray's object store is full: references to batches are kept, or it is small (it lies in /dev/shm)",
      "ray memory names who holds what; raise object_store_memory; drop references after each step"),
@@ -491,7 +488,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "returns more than one number, and no key is named that picks one, or none for a sample",
      "print what it returns; let it return a float, or name the key (--reward-key)"),
     (r"wandb", "Weights & Biases cannot be reached or is not logged in", "wandb login, or WANDB_MODE=offline"),
-    (r"openai\.|APIConnectionError|APITimeoutError|judge.*(?:fail|time)|reward[ _](?:server|model|function"
+    (r"judge.*(?:fail|time)|reward[ _](?:server|model|function"
      r"|manager).*(?:fail|tim(?:e|ed)[ _-]?out|error|unreachable)|sandbox.*(?:fail|tim(?:e|ed)[ _-]?out|error"
      r"|unreachable)|SandboxError|compute_score|code execution.*(?:fail|time)",
      "the reward failed: a judge, verifier or sandbox that does not answer in time or raises on a response",
@@ -517,7 +514,9 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
     (r"Request failed: [45]\d\d|Internal Server Error|50[234] (?:Server Error|Bad Gateway|Service Unavailable)",
      "a server (engine, judge, sandbox) answered with an error: what failed stands in its own log",
      "the server's log at that time; send it the request by hand"),
-    (r"Connection ?[Rr]efused(?:Error)?|Cannot connect to host|Failed to establish a new connection",
+    (r"Connection ?[Rr]efused(?:Error)?|All connection attempts failed|Cannot connect to host|Failed to establish a "
+     r"new "
+     r"connection",
      "no server listens there: it did not start, died, or the address is another", "curl the address from that node"),
     (r"^a traceback whose exception is not in the log", "a traceback ends without its exception: the log was cut, or "
      "other lines stand where it was", "the lines that follow in the whole log; the last frame and its code say where"),
@@ -536,6 +535,9 @@ _GENERAL: tuple[tuple[str, str, str], ...] = (
 
 #: The same of texts that only tell of another failure.
 _CONSEQUENCES: tuple[tuple[str, str], ...] = (
+    (r"register[_ ]center", "the register center actor of the worker group never came up: its first worker was not "
+     "scheduled or did not start (resources that another job or a stale Ray session holds, a node that did not join, a "
+     "worker that died at its start)"),
     (r"^class_name: |ActorDiedError|RayActorError|ActorUnavailableError|actor (?:is dead|died|has died)"
      r"|WorkerCrashedError|worker died or was killed|OwnerDiedError|ObjectLostError|ObjectReconstructionFailed",
      "an actor or worker of Ray died; this line only tells that it is gone"),
@@ -545,6 +547,8 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"ChildFailedError|^\s*exitcode\s+: |^\s*rank\s+: |ProcessExitedException|ProcessRaisedException"
      r"|ProcessGroup.*abort|Sending process|closing signal|CalledProcessError|exited with (?:exit )?code [1-9]",
      "the launcher saw a process fail and ended the others"),
+    (r"scheduler died during initialization|[Ss]erver failed to start|NCCL communicator was aborted",
+     "a process that was to come up (an engine, a rank) died, or was not ready in time"),
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "
      r"?[Pp]ipe|ConnectionResetError|EOFError|Socket closed|[Rr]ead error|retrieving ncclUniqueId|UNAVAILABLE",
      "the process at the other end is gone: it died first"),
@@ -555,7 +559,7 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
 _KNOWN: tuple[Failure, ...] = (
     *(
         Failure(regex(pattern), cause, step)
-        for pattern, cause, step in (*FIRST, *_DEATHS, *MODELS, *SETTINGS, *BATCHES)
+        for pattern, cause, step in (*FIRST, *ENVIRONMENT, *_DEATHS, *MODELS, *SETTINGS, *BATCHES, *SERVICES)
     ),
     *(Failure(regex(pattern), cause, _OTHER_FIRST, follows=True) for pattern, cause in _CONSEQUENCES),
     *(Failure(regex(pattern), cause, step, general=True) for pattern, cause, step in (*CODE, *_GENERAL)),

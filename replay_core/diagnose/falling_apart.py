@@ -6,10 +6,13 @@ follows from it.
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
+from msgspec import Struct
+
 from replay_core.diagnose import trends
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import Point, RunLog, Series
 
 #: Of where it began: what is left of a reward that is lost, and what no value of the last quarter exceeds.
 LOST, NOT_OVER = 0.05, 0.25
@@ -35,6 +38,9 @@ def _is_lost(values: list[float]) -> bool:
     return begun > 0 and min(values) >= 0 and median(last) <= LOST * begun and max(last) <= NOT_OVER * begun
 
 
+#: How many times the median gradient norm before it a spike is, and steps after the reward has fallen to half in which
+#: it counts.
+SPIKE, AROUND = 10.0, 3
 #: How far entropy and mean length of a policy that falls apart come from where they began.
 DISSOLVES, STRAYS = 3.0, 3.0
 
@@ -48,14 +54,42 @@ def falls_apart(log: RunLog) -> tuple[int | None, str] | None:
     if reward is None or len(reward.finite) < 2 * trends.MIN_STEPS or not _is_lost(reward.finite):
         return None
     since = reward.first(under=trends.level(reward.finite[:3]) / 2).step
+    told = []
     if (cut := runs_into_the_limit(log)) is not None:
-        return since, f"responses run into the token limit ({cut[0]:.0%} at first, {cut[1]:.0%} now)"
+        told.append(f"responses run into the token limit ({cut[0]:.0%} at first, {cut[1]:.0%} now)")
     for name, words, far in (("entropy", "the entropy goes from {:.3g} to {:.3g}", DISSOLVES),
                              ("response_length", "responses go from {:.3g} tokens to {:.3g}", STRAYS)):  # fmt: skip
         values = [] if (series := log.get(name)) is None else series.finite
         if len(values) < 2 * trends.MIN_STEPS or not (begun := trends.level(values[:3])) > 0:
             continue
         now = trends.level(values)
+        # How long they are is said with the limit that they run into.
+        if name == "response_length" and cut is not None:
+            continue
         if now > far * begun or (name == "response_length" and now < begun / far):
-            return since, words.format(begun, now)
-    return None
+            told.append(words.format(begun, now))
+    return (since, " and ".join(told)) if told else None
+
+
+class Spike(Struct, frozen=True):
+    """A gradient norm far above those before it, where the reward is lost; and the largest of the whole run."""
+
+    norms: Series
+    point: Point
+    before: float
+    largest: Point
+
+
+def spike_before(log: RunLog, since: int | None) -> Spike | None:
+    """The largest gradient norm up to that step and a few after it, where it is ten times the median before it."""
+    norms = log.get("grad_norm")
+    points = [] if norms is None else [p for p in norms.points if p.step is not None and math.isfinite(p.value)]
+    near = [p for p in points if since is not None and p.step is not None and p.step <= since + AROUND]
+    if norms is None or not near:
+        return None
+    top = max(near, key=lambda point: point.value)
+    # A step whose groups have no spread has no gradient, and tells nothing of those that have.
+    before = [p.value for p in near[: near.index(top)] if p.value > 0]
+    if len(before) < 2 or top.value <= SPIKE * median(before):
+        return None
+    return Spike(norms, top, median(before), max(points, key=lambda point: point.value))

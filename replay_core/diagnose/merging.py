@@ -17,6 +17,8 @@ RARE = 0.25
 SYMPTOMS = frozenset({"D20", "D24", "D25", "D26", "L02", "L08", "L09", "L10"})
 #: What an info of explains away: a loss of 0 by construction.
 NORMAL = frozenset({"D02"})
+#: What costs time alone: read last of what is wrong.
+SPEED = frozenset({"D32", "D33", "D37", "L05"})
 #: Findings that a computation was made again and came out as one known mistake makes it, in most steps.
 PROOFS = frozenset({"D04", "D08", "D28", "D50", "D52", "D59", "D92", "D93"})
 
@@ -79,15 +81,20 @@ def _worst_first(found: Iterable[Finding]) -> list[Finding]:
     """Causes before what they explain, worse before milder, earlier links before later ones.
 
     A mistake that was proved goes before symptoms, however grave: those say that something is wrong, and it says what.
+    What costs time alone goes behind what is wrong.
     """
     every = list(found)
     is_proved = any(_is_proof(one) for one in every)
+    # How fast a run is says nothing of what it learns.
+    is_wrong = any(one.id not in SPEED and one.severity != "info" and one.downstream_of is None for one in every)
 
     def order(one: Finding) -> tuple[bool, float, int, int, str]:
         often = 0 if one.share >= 0.5 else 1 if one.share >= RARE else 2
         grave = float(SEVERITIES.index(one.severity))
         if is_proved and one.id in SYMPTOMS:
             grave = max(grave, 0.5)
+        if is_wrong and one.id in SPEED:
+            grave = max(grave, 1.5)
         # What only says that a figure is as it is meant to be is read last.
         is_normal = one.id in NORMAL and one.severity == "info"
         return one.downstream_of is not None, grave + is_normal, often, *_along(one)

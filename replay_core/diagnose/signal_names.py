@@ -216,6 +216,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "perf/throughput prime-rl", "perf/tokens_per_gpu_per_sec slime", "tokens_per_sec_per_gpu NeMo-RL",
         "performance/tokens_per_sec_per_gpu NeMo-RL", "learner_tokens_per_second_step open-instruct",
     ),
+    "run_seconds": ("train_runtime *",),
     "mfu": ("mfu *", "perf/mfu verl", "MFU prime-rl", "perf/mfu/actor verl"),
     "explained_variance": ("critic/vf_explained_var verl", "explained_variance *", "ppo/val/var_explained TRL"),
     "value_clip_fraction": ("critic/vf_clipfrac verl", "val/clipfrac_avg TRL", "ppo/val/clipfrac TRL",
@@ -263,6 +264,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "reward_function",
         "",
     ),
+    # What a harness scores an answer by: its form to the letter, or whatever number it ends in.
+    (regex(r"(?i)^(?:[\w./@ -]+[/_. -])?(?:strict|flex(?:ible)?)(?:[-_ ](?:match|extract))?$"), "held_out", ""),
 )
 
 #: What home-grown trainers call the same signals: words in any case, joined by `_`, `/`, `.`, `-` or blanks, without

@@ -29,7 +29,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?:CUDA|HIP|NPU|XPU|MPS)(?: (?:driver )?[Ee]rror)?:? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|Triton Error \[CUDA\]: out of memory|MPS backend out of memory"
         r"|torch(?:\.cuda)?\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|[Cc]uda (?:failure|error) 2 .?out of memory"
-        r"|RayTaskError\(OutOfMemoryError\)",
+        r"|RayTaskError\(OutOfMemoryError\)|RESOURCE_EXHAUSTED: Out of memory",
     ),
     (
         "oom_host",
@@ -217,6 +217,23 @@ _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
 _MARKED = regex(r"\b(?:ERROR|CRITICAL)\b")
 _FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
 _BEGINS = "Traceback (most recent call last)"
+#: How IPython heads a traceback: the exception's class stands before it, and its text behind all frames and their code.
+_NOTEBOOK = regex(r"^\W{0,4}((?:\w+\.)*[A-Za-z_]\w*)\s+Traceback \(most recent call last\)\s*$")
+#: Its frames: File path:line, in function(...); Cell In[3], line 7; path in function(...).
+_NOTEBOOK_FRAME = regex(
+    r"^(?:File (?P<file>[^\s:][^:]{0,300}):(?P<at>\d+)(?:, in (?P<in>[^(]{1,200}))?"
+    r"|(?P<cell>(?:Cell In|Input In) ?\[\d+\]|<ipython-input-[^>]{1,80}>)"
+    r"(?:, line (?P<line>\d+)| in (?P<inside>[^(]{1,200}))?"
+    r"|(?P<old>[~/][^\s:]{1,300}) in (?P<func>[^(]{1,200}))"
+)
+_ARROW = regex(r"^-{1,6}> ?(\d+) (.*)$")
+#: pydantic's account of a configuration: a field on a line of its own, and what is wrong with it behind blanks.
+_VALIDATES = regex(r"\b\d+ validation errors? for ")
+_BARE = regex(r"validation errors? for \S+$")
+_FIELD, _COMPLAINT = regex(r"^[A-Za-z_][\w.\[\]-]{0,120}$"), regex(r"^\s+(\S.*?)(?: \[type=.*)?$")
+_MOST_SAID = 400
+#: Lines that a notebook's traceback may go on for.
+_LONG_TRACE = 5000
 #: The exception behind a frame, where a paste has lost its newlines.
 _ON_ONE_LINE = regex(r"\s((?:[\w.]+\.)?\w+(?:Error|Exception): .*)")
 #: What stands in the place of an exception that a log does not hold.
@@ -242,7 +259,7 @@ def _hints(text: str) -> bool:
     return HINT.search(text) is not None
 
 
-class Event(Struct, frozen=True):
+class Event(Struct):
     """One thing the log tells: its kind, its words, and the frames of the traceback that led to it."""
 
     kind: str
@@ -262,18 +279,63 @@ class Watch:
         self._inside: dict[str, bool] = {}
         self._harmless: set[str] = set()
         self._last_frame: dict[str, TrainerLine] = {}
+        #: Streams whose last line says that a configuration does not validate: which of its fields stands below.
+        self._validates: dict[str, Event] = {}
+        #: Streams that are inside a traceback of a notebook: the class of its exception, and where it began.
+        self._named: dict[str, tuple[str, int]] = {}
 
     def untold(self, after: int) -> Iterator[Event]:
         """Tracebacks behind that line (the last of metrics) whose exception the log does not hold: it was cut, or lost
         in a paste. Stacks that a program prints by the way have no such head.
         """
         for stream, frames in self._frames.items():
+            if stream in self._named:
+                continue
             last = self._last_frame[stream]
             if last.number > after and (self._inside.get(stream) is False or last.number <= 2 * len(frames)):
                 yield Event("traceback", UNTOLD, last.number, last.rank, tuple(frames))
+        for stream, (name, began) in self._named.items():
+            if began > after:
+                frames = self._frames.get(stream, deque())
+                yield Event("traceback", f"{name} (its text is not in the log)", began, None, tuple(frames))
+
+    def _in_notebook(self, line: TrainerLine) -> tuple[bool, Event | None]:
+        """Whether a line is one of a notebook's traceback, and the event where it is its exception."""
+        name, began = self._named[line.stream]
+        text = line.text.strip()
+        if line.number - began > _LONG_TRACE:
+            del self._named[line.stream]
+            return False, None
+        short = name.rpartition(".")[2]
+        if re.match(rf"(?:[\w.]+\.)?{re.escape(short)}(?::|\s*$)", text):
+            del self._named[line.stream]
+            frames = tuple(self._frames.pop(line.stream, ()))
+            kind = _kind(text)
+            # A class that is no error by its name (KeyboardInterrupt, OutOfResources) ends the cell all the same.
+            return True, Event(
+                kind if kind in DEATHS else "traceback", text.rstrip(": ")[:_LONGEST], line.number, line.rank, frames
+            )
+        if frame := _NOTEBOOK_FRAME.match(text):
+            where = frame["file"] or frame["cell"] or frame["old"]
+            inside = frame["in"] or frame["inside"] or frame["func"] or "<module>"
+            at = frame["at"] or frame["line"] or "?"
+            kept = self._frames.setdefault(line.stream, deque(maxlen=_FRAMES))
+            kept.append(f'File "{where}", line {at}, in {inside.strip()}'[:200])
+        elif (arrow := _ARROW.match(text)) and (known := self._frames.get(line.stream)):
+            kept = known
+            kept.append(arrow[2].strip()[:200])
+        return True, None
 
     def event(self, line: TrainerLine) -> Event | None:
         """The line as an event, if it is one."""
+        if head := _NOTEBOOK.match(line.text):
+            self._named[line.stream] = head[1], line.number
+            self._frames.pop(line.stream, None)
+            return None
+        if line.stream in self._named:
+            is_of_it, found = self._in_notebook(line)
+            if is_of_it:
+                return found
         # An engine logs each line of a traceback behind its own clock and file.
         prefix = _LOGGER.match(line.text)
         if prefix is None:
@@ -288,7 +350,22 @@ class Watch:
         """Whether a line is one of a traceback, whose exception is told."""
         return stream in self._inside or stream in self._code_follows or bool(self._frames.get(stream))
 
+    def _takes_field(self, line: TrainerLine) -> bool:
+        """Whether a line goes on with the account of a configuration that does not validate, which then holds it."""
+        told = self._validates[line.stream]
+        field, complaint = _FIELD.match(line.text.rstrip()), _COMPLAINT.match(line.text)
+        if (field is None and complaint is None) or len(told.text) > _MOST_SAID:
+            del self._validates[line.stream]
+            return False
+        if field is not None:
+            told.text += f"{':' if _BARE.search(told.text) else ';'} {field[0]}"
+        elif complaint is not None and not complaint[1].startswith("For further information"):
+            told.text += f" ({complaint[1]})"
+        return True
+
     def _event(self, line: TrainerLine) -> Event | None:
+        if line.stream in self._validates and self._takes_field(line):
+            return None
         is_frame, is_indented = _FRAME.match(line.text), line.text[:1].isspace()
         if is_frame or (is_indented and line.stream in self._code_follows):
             kept = self._frames.setdefault(line.stream, deque(maxlen=_FRAMES))
@@ -318,4 +395,7 @@ class Watch:
         if kind is None:
             return None
         frames = tuple(self._frames.pop(line.stream, ())) if kind in DEATHS else ()
-        return Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)
+        event = Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)
+        if _VALIDATES.search(line.text):
+            self._validates[line.stream] = event
+        return event

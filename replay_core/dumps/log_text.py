@@ -28,7 +28,7 @@ from replay_core.dumps.listing import listing
 from replay_core.dumps.log_events import DEATHS, HINT, KEPT, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_settings import LogSettings
-from replay_core.dumps.metric_lines import is_aside, metric_line, table_head, table_row
+from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
 from replay_core.dumps.unnumbered import Unnumbered
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
@@ -47,6 +47,7 @@ _LIKELY = regex(
     rb"|(?i:loss|rewards?|kl|entropy|grad_norm|score)[\w/.]{0,30}[\"'`]?\s{0,8}[:=|\t, ]\s{0,60}[-+]?(?:\d|\.\d|nan"
     rb"|inf)"
     rb"|(?i:\b(?:step|epoch|iter)\w{0,6}\s{0,8}[,|\t ]\s{0,8}(?:training loss|loss|reward)\b)|(?i:\bloss\b\s{0,8}[,|])"
+    rb"|(?m:^)\s{0,8}\|\s{0,8}(?i:step|iter(?:ation)?|epoch)s?\s{0,8}\|"
     rb"|(?m:^)it\s{1,4}\d{1,12} \|"
     rb"|" + BULLETED.encode() + rb"|\b(?i:step|iter|iteration|update|epoch|episode)[\s_]?\s{0,8}[:=#]?\s{0,8}[\[(]?\d"
     rb"|" + ROW.encode() + rb"|" + BAR.encode() + rb"|" + HINT.pattern.encode()
@@ -140,6 +141,7 @@ def _log(path: Path) -> _Log:
     counted: dict[str, int] = {}
     grammar: dict[tuple[str, int | None], list[tuple[int, str]]] = {}
     heads: dict[str, list[str]] = {}
+    columns: dict[str, list[int]] = {}
     boxes: dict[str, BoxedTables] = {}
     bulleted: dict[str, BulletedSteps] = {}
     watch = Watch()
@@ -160,6 +162,12 @@ def _log(path: Path) -> _Log:
             step, values = boxes.setdefault(line.stream, BoxedTables()).take(line.text)
         elif "Train step " in line.text:
             boxes.setdefault(line.stream, BoxedTables()).hear(line.text)
+        if not values and (steps := step_columns(line.text)):
+            columns[line.stream] = steps
+        elif not values and line.stream in columns:
+            name, told_at = column_row(line.text, columns[line.stream])
+            for at, value in told_at:
+                log.add(at, {name: value}, line.rank, line.number)
         if not values and last is None:
             log.settings.take(line.text)
         if values:

@@ -78,8 +78,10 @@ _WIDEST = 4000
 
 def table_head(line: str) -> list[str] | None:
     """The names of a pasted table's columns, the step's first if it has one; None for any other line."""
-    if ("oss" not in line and "eward" not in line) or len(line) > _WIDEST:
+    if len(line) > _WIDEST:
         return None
+    if "oss" not in line and "eward" not in line:
+        return _head_of_figures(line)
     names = [re.sub(r"\s*/\s*", "/", name) for name in _cells(re.sub(r"\s/\s", "/", line))]
     if not _HEAD.match(line) and not (
         len(names) >= _FEWEST
@@ -91,17 +93,37 @@ def table_head(line: str) -> list[str] | None:
     return ["loss" if name.replace("_", " ").lower() in ("training loss", "loss") else name for name in names]
 
 
+#: What a table in Markdown may tell of, beside a loss or a reward.
+_FIGURES = regex(
+    r"(?i)\b(?:kl|entropy|grad_norm|grad norm|score|accuracy|acc|response_length|lr|learning_rate)\w{0,12}\b"
+)
+
+
+def _head_of_figures(line: str) -> list[str] | None:
+    """The names of a table between bars whose first column are steps, and of which one at least is a figure's."""
+    if "|" not in line or not _FIGURES.search(line):
+        return None
+    names = [_PLAIN.sub("", cell) for cell in _cells(line)]
+    return names if len(names) >= _FEWEST and _OF_STEPS.match(names[0]) and all(map(_NAME.match, names)) else None
+
+
+#: What Markdown sets around a word; what is said of a row that stands for all after it.
+_PLAIN, _ONWARDS = regex(r"[*`]{1,3}"), regex(r"^(\d{1,12})\s?(?:\+|and later|onwards?)$")
+
+
 def table_row(line: str, names: list[str]) -> tuple[int | None, dict[str, float]]:
     """A row of a table with these columns; no metrics for any other line."""
-    cells = _cells(line)
+    cells = [_PLAIN.sub("", cell) for cell in _cells(line)] if "*" in line or "`" in line else _cells(line)
     if len(cells) != len(names):
         return None, {}
     step = cells[0] if _OF_STEPS.match(names[0]) else None
+    if step is not None and (later := _ONWARDS.match(step)) is not None:
+        step = cells[0] = later[1]
     if step is not None and not step.isdigit():
         return None, {}
     values = _numbers((name, cell) for name, cell in zip(names, cells, strict=True) if _CELL.match(cell))
     if step is not None:
-        del values[names[0]]
+        values.pop(names[0], None)
         return int(step), values
     # Without a step a row is known by its numbers.
     return (None, values) if 2 * len(values) > len(names) else (None, {})
@@ -112,6 +134,34 @@ def _cells(line: str) -> list[str]:
     if "|" in text or "\t" in text or "," in text:
         return [cell.strip() for cell in re.split(r"[|\t]" if re.search(r"[|\t]", text) else ",", text)]
     return _TWO_WORDS.sub(lambda two: two[0].replace(" ", "_"), text).split()
+
+
+#: How a table between bars heads a column of one step, or of the model that training began with.
+_OF_A_COLUMN = regex(
+    r"(?i)^(?:(?:step|iter(?:ation)?|epoch|ckpt|checkpoint)[ _-]?(\d{1,12})|base(?:line)?"
+    r"|init(?:ial)?|start)$"
+)
+_SHARE = regex(rf"^({_NUM}(?:\s?%)?)$", re.IGNORECASE)
+
+
+def step_columns(line: str) -> list[int] | None:
+    """The steps of a table whose columns are steps (2 and more), and whose rows are metrics; None for any other line.
+    """
+    if "|" not in line or len(line) > _WIDEST:
+        return None
+    found = [_OF_A_COLUMN.match(_PLAIN.sub("", cell)) for cell in _cells(line)[1:]]
+    steps = [int(each[1] or 0) for each in found if each is not None]
+    numbered = sum(1 for each in found if each is not None and each[1])
+    return steps if numbered >= 2 and len(steps) == len(found) else None
+
+
+def column_row(line: str, steps: list[int]) -> tuple[str, list[tuple[int, float]]]:
+    """The metric of a row of such a table, and its values by step; no values for any other line."""
+    name, *cells = [_PLAIN.sub("", cell) for cell in _cells(line)] if "|" in line else [""]
+    if len(cells) != len(steps) or not _NAME.match(name):
+        return "", []
+    told = ((step, _numbers([(name, cell)])) for step, cell in zip(steps, cells, strict=True) if _SHARE.match(cell))
+    return name, [(step, values[name]) for step, values in told if name in values]
 
 
 def is_aside(values: dict[str, float]) -> bool:

@@ -14,7 +14,8 @@ from statistics import median
 from msgspec import Struct
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding, finding, info, warning
+from replay_core.diagnose.finding import Finding, finding, info, shown, warning
+from replay_core.diagnose.resting import rests, signs
 from replay_core.diagnose.rule import Skip, rule
 from replay_core.diagnose.rules.learning import tells_of_rate
 from replay_core.diagnose.rules.states import MOST_NATS, FigureState, Test
@@ -192,12 +193,14 @@ def glance(log: RunLog) -> Iterator[Finding]:
     Of 3 lines and more a figure that goes one way in each: a KL to 5 times its beginning (and over .5), an entropy to 3
     times (over 1.5) or a fifth (under .15), a gradient norm, loss or critic's loss to 10 times (over 10), a length to
     2.5 times or a third, a reward to a third, engine and trainer to 4 times, a step's seconds to 2.5 times: worth
-    knowing. A KL below -.5 of an estimator that may be: a warning. A reward that is within a tenth of its beginning
-    (or half the spread of lines) after 150 steps, does not rise by more than chance, is not centred at 0 and is no best
-    of .8 and more of 1: worth knowing; so is one that wavers by less than a hundredth in 5 lines and more, and a share
-    of right answers of .05 that does not rise in 5. One (or a reward) whose last two of 10 values and more fall
-    out of the range of all before by more than that range, to a tenth: a warning. A loss, where no reward is logged,
-    that comes from under 5 to 8.5 nats and more: a warning.
+    knowing. A KL below -.5 of an estimator that may be: a warning. A reward that is within a tenth of its beginning (or
+    half the spread of lines) after 150 steps, does not rise by more than chance, is not centred at 0 and is no best of
+    .8 and more of 1: worth knowing; a warning where it does not rise in 100 lines and more (by the rank test and the
+    means of its thirds), and a sign of why is logged: .15 of the steps without a spread or loss, .2 of the responses
+    cut, a reward function that never pays, a KL below .003; so in 300 lines without one. Worth knowing is one that
+    wavers by less than a hundredth in 5 lines and more, and a share of right answers of .05 that does not rise in 5.
+    One (or a reward) whose last two of 10 values and more fall out of the range of all before by more than that range,
+    to a tenth: a warning. A loss, where no reward is logged, that comes from under 5 to 8.5 nats and more: a warning.
     """
     lines = max((len(series.points) for series in log.signals()), default=0)
     said: set[str] = set()
@@ -367,12 +370,38 @@ def _negative(log: RunLog) -> Iterator[Finding]:
 
 #: Steps (or lines) over which a reward that is to rise does; and what of itself is no rise.
 LASTS, STILL = 150, 0.1
+#: Steps in which a reward that does not rise is told of without a reason.
+SURELY = 300
 #: Shares of the spread from line to line: by which it does not move, and of a reward that is centred at 0.
 OF_SPREAD, CENTRED = 0.5, 0.2
 
 
 def _flat(log: RunLog) -> Iterator[Finding]:
-    """A reward that is where it was after 150 steps and more, and not near a best of 1."""
+    """A reward that is where it was after 150 steps and more, and not near a best of 1; or that does not rise in 100
+    lines and more, with what tells why.
+    """
+    why = signs(log) if (rest := rests(log)) is not None else []
+    if rest is not None and (why or rest.steps >= SURELY):
+        yield warning(
+            f"the reward does not rise in {rest.steps} steps: {rest.reward.name} is {rest.begun:.3g} in the first "
+            f"third "
+            f"and {rest.now:.3g} in the last" + (f"; {why[0]}" if why else ""),
+            rest.reward.ended,
+            rest.reward.shown(rest.now, f"> {rest.begun:.3g}"),
+            *(shown(f"and {number}.", words) for number, words in enumerate(why, 1)),
+            cause="nothing that is paid for is learnt: " + (
+                "what teaches is too little (prompts too hard or too easy for the group's answers to differ, answers "
+                "that "
+                "are cut before they end, too few samples in a step for the noise of their rewards)" if why else
+                "too few samples in a step for the noise of their rewards, prompts too hard or too easy, a reward "
+                "that does "
+                "not tell answers apart"
+            ) + "; or the policy hardly moves (a learning rate too small or run out, a KL that holds it)",
+            next_step="larger groups and batches, prompts that are solved now and then; raise the token limit where "
+            "answers "
+            "are cut; score ten responses by hand",
+        )  # fmt: skip
+        return
     series = log.get("reward")
     values = [] if series is None else series.finite
     first, last = (None, None) if series is None else (series.points[0].step, series.points[-1].step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -37,7 +38,7 @@ _GONE = regex(r"remote process exited|[Cc]onnection (?:closed|reset)|ncclRemoteE
 _ALONE = regex(r"nccl(?:System|Internal|InvalidUsage|UnhandledCuda)\w*|invalid usage|unhandled (?:system|cuda) error")
 #: How a process ends after a C++ exception or an assertion, which is told before it or by another line.
 _ABORT = regex(
-    r"terminate called|code:? 134\b|code(?: =|:)? -6\b|SIGABRT|exitcode: -6\b|signal: 6\b|Signal 6\b|Received 6 "
+    r"terminate called|code:? 134\b|code(?: =|:)? -6\b|SIGABRT|exitcode\s*: -6\b|signal: 6\b|Signal 6\b|Received 6 "
     r"|\bAborted\b"
 )
 #: What a launcher or scheduler does to the others, and says of the one that failed.
@@ -80,7 +81,8 @@ def died(log: RunLog) -> Iterator[Finding]:
     at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
     causes = [one for one in at_the_end if not _follows(one)] or at_the_end
     if causes and not any(one.kind.startswith("oom") for one in causes if not _waited_in_vain(one)):
-        yield _dead(_told_elsewhere(at_the_end, log), went_on=False, counted=log.is_counted)
+        dead = _dead(_told_elsewhere(at_the_end, log), went_on=False, counted=log.is_counted)
+        yield _of_numbers_before(dead, at_the_end, log) or dead
         return
     if causes:
         return  # a rank that ran out of memory is why the others waited
@@ -99,6 +101,41 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+#: What sampling from probabilities that are no numbers ends in, where a kernel checks them.
+_SAMPLING = regex(r"device-side assert|probability tensor contains|invalid multinomial|[Pp]robabilities contain NaN")
+_NUMBERS = ("grad_norm", "loss", "pg_loss", "kl", "entropy", "policy_kl")
+
+
+def _of_numbers_before(dead: Finding, ends: list[Told], log: RunLog) -> Finding | None:
+    """The end again, where an assertion on the GPU follows a step whose metrics are not finite: the weights are not,
+    and what is drawn from their probabilities is none. None of any other end.
+    """
+    if not any(_SAMPLING.search(one.text) for one in ends):
+        return None
+    bad = []
+    for series in (each for name in _NUMBERS for each in log.all(name)[:1]):
+        points = series.points[-3:]
+        if points and not math.isfinite(points[-1].value):
+            bad.append((series, next(p for p in points if not math.isfinite(p.value))))
+    if not bad:
+        return None
+    first, point = min(bad, key=lambda each: -1 if each[1].step is None else each[1].step)
+    names = ", ".join(series.name for series, _ in bad)
+    return replace(
+        dead,
+        claim=f"{names} {'is' if len(bad) == 1 else 'are'} not finite at step {point.step}, and the run died of it at "
+        f"line {dead.where.line}: {_words(next(one for one in ends if _SAMPLING.search(one.text)))}",
+        evidence=(first.shown_at(point, "a finite number"), *dead.evidence),
+        cause="an update with a gradient that is not finite made the weights NaN, and sampling from their "
+        "probabilities "
+        "fails an assertion of the GPU's kernel: the crash is what follows, no index out of range; gradients that are "
+        "not clipped (max_grad_norm), a learning rate too high, a ratio or KL that overflows, 0/0 in a group without a "
+        "spread",
+        next_step="clip the gradient (max_grad_norm=1), skip steps whose norm is not finite; rldbg record -- YOUR "
+        "COMMAND from a checkpoint before that step names the first tensor",
+    )
 
 
 def _told_elsewhere(ends: list[Told], log: RunLog) -> list[Told]:
@@ -147,6 +184,11 @@ def _weight(one: Told) -> int:
     return 1 if known is None or known.general else 0
 
 
+def _tells(one: Told) -> tuple[int, bool]:
+    """The same, and of two alike the one that raised before the one that relays it: its frames say where."""
+    return _weight(one), _RELAYED.search(_said(one)) is not None
+
+
 def _is_preempted(one: Told) -> bool:
     """Whether a scheduler ended it: a run that goes on from its checkpoint after that is as it should be."""
     text = one.text
@@ -162,7 +204,7 @@ def _is_preempted(one: Told) -> bool:
 def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
     # of a list of weights that do not fit the empty one.
-    one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=_weight)
+    one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=_tells)
     # NCCL's watchdog also tells of a kernel that failed, which is no wait.
     failed = "CUDA error" in one.text
     hang = _hang(every) if one.kind == "nccl" and not failed else None
@@ -207,7 +249,7 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
         *(shown(f"{rank} waited in", what) for rank, what in (hang.waits if hang else ())),
         shown("lines that tell of an end", len(every), "0", "log"),
         # What else is wrong may be its cause.
-        link="time" if untold else "",
+        link="time" if untold or by_hand else "",
         cause=cause,
         next_step=next_step,
         steps=steps_of([one.point]),
@@ -316,7 +358,9 @@ def _words(one: Told) -> str:
     # "Error(s) in loading state_dict for Model:" says what on the lines below.
     below = next((line.strip() for line in more if line.strip() and not line.lstrip().startswith("File ")), "")
     text = f"{first} {below}" if first.rstrip().endswith(":") and below else first
-    return text if len(text) <= 120 else text[:117] + "..."
+    # Which fields of a configuration are wrong is what there is to say.
+    text, most = text.removeprefix("pydantic_core._pydantic_core."), 240 if "validation error" in text else 120
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _frame(one: Told) -> list[Evidence]:
@@ -346,6 +390,12 @@ _UNKNOWN_WEIGHT = (
 _VOCABULARY = 30000
 _OF_NONE = regex(r"'NoneType' object has no attribute '(\w+)'")
 _BARE = regex(r"^(?:\w+\.)*AssertionError\W*$")
+#: A file that is not there, where a program was to be started; and what the frames say of which.
+_ABSENT = regex(r"^FileNotFoundError|RayTaskError\(FileNotFoundError\)")
+_STARTS = regex(r"subprocess_exec|create_subprocess|subprocess\.py|_execute_child|Popen")
+_PROGRAMS = regex(r"(docker[_ ]compose|docker|podman|apptainer|singularity|kubectl|git|nvcc|ninja|gcc|node|npm|ffmpeg"
+    r"|lean|"
+                  r"lake|bwrap|firejail|java|tmux|rsync|ssh|nsjail|conda)(?=[_\W])")  # fmt: skip
 _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
@@ -362,6 +412,17 @@ def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
         if (known := failure_of(code)) is not None and not known.general:
             return in_short(known.cause), known.cause, known.next_step
         short = f"a condition of the code does not hold, `{code[:100]}`"
+    elif _ABSENT.search(_said(one)) and _STARTS.search(one.text):
+        called = _PROGRAMS.search(one.text)
+        program = called[1].replace("_", " ").strip() if called else ""
+        return (
+            f"a program that is to be started is not installed there{f' ({program})' if program else ''}",
+            "a subprocess is to be started and its program is not found on this node, or not in the PATH of the worker"
+            + (f": {program}, by the function that starts it" if program else "")
+            + " (a tool's sandbox, a compiler, a container's command)",
+            f"which {program.split()[0] if program else 'PROGRAM'} on the node that failed, in the worker's own "
+            "environment; install it in the image, or choose an environment that does not need it",
+        )
     elif short == _SHAPES and _PARALLEL.search(one.text):
         return (
             "the parallel sizes do not make the number of processes",

@@ -152,7 +152,9 @@ def raw_in_log(log: RunLog) -> Finding | None:
             top = given(log.get("advantage_max"))
             return finding(
                 severity_of_raw(log.algorithm),
-                "advantages are the raw rewards: nothing is subtracted, their range is the rewards' in every step",
+                "advantages are the raw rewards, as those of groups of one response (n = 1) are: nothing is "
+                "subtracted, "
+                "their range is the rewards' in every step",
                 top,
                 top.shown(top.last.value, "another number than the reward"),
                 reward.shown(reward.last.value),

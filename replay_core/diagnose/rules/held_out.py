@@ -7,8 +7,9 @@ from statistics import median
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.finding import Finding, error, info, shown, warning
-from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.regexes import regex
 
 #: Share of its first level by which a held-out result falls before it is worth a warning.
 LOST = 0.15
@@ -50,6 +51,52 @@ def overfits(log: RunLog) -> Finding | None:
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
             )
     return None
+
+
+#: How a harness calls one task scored by form and by answer; what the first loses, and by what the second may waver.
+_STRICT, _FLEXIBLE = (
+    regex(r"(?i)strict(?:[-_ ](?:match|extract))?"),
+    regex(
+        r"(?i)flex(?:ible)?(?:[-_ ](?:match"
+        r"|extract))?"
+    ),
+)
+FORM_LOST, HOLDS = 0.15, 0.05
+
+
+@rule("L41", "the form of answers is lost", link="trend", scope="signals", needs=("held_out",),
+      source="lm-evaluation-harness: strict-match and flexible-extract of gsm8k")  # fmt: skip
+def form_lost(log: RunLog) -> Finding | None:
+    """One task that a harness scores by its form (strict) falls by .15 of itself over 4 evaluations and more, and by
+    its answer (flexible) by less than .05: a warning.
+    """
+    every = {series.name: series for series in (*log.all("held_out"), *log.all("reward_function"))}
+    flexible = {_FLEXIBLE.sub("*", name): series for name, series in every.items() if _FLEXIBLE.search(name)}
+    found = []
+    for name, strict in every.items():
+        by_answer = flexible.get(_STRICT.sub("*", name)) if _STRICT.search(name) else None
+        if by_answer is None or min(len(strict.finite), len(by_answer.finite)) < 4:
+            continue
+        begun, now = median(strict.finite[:2]), median(strict.finite[-2:])
+        first, last = median(by_answer.finite[:2]), median(by_answer.finite[-2:])
+        if begun > 0 and now < (1 - FORM_LOST) * begun and last > (1 - HOLDS) * first > 0:
+            found.append((now / begun, strict, by_answer, begun, now, last))
+    skip_if(not every or not flexible, "needs one task scored strictly and flexibly")
+    if not found:
+        return None
+    _, strict, by_answer, begun, now, last = min(found, key=lambda each: each[0])
+    return warning(
+        f"the form is lost and the answers are not: {strict.name} falls from {begun:.3g} to {now:.3g} while "
+        f"{by_answer.name} stays at {last:.3g}",
+        strict.ended,
+        strict.shown(now, f">= {(1 - FORM_LOST) * begun:.3g}"),
+        by_answer.shown(last),
+        cause="training pays for another form of answer than the evaluation reads: prompt, template or marker of the "
+        "answer differ between them, or the reward takes any form",
+        next_step="read ten held-out answers before and after the fall; give training the evaluation's prompt, or pay "
+        "for "
+        "its form",
+    )
 
 
 #: How much of itself a held-out loss rises, and what is left of training's, before it is what was learnt by heart.

@@ -14,7 +14,7 @@ from msgspec import Struct
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, kl_weight, largest_norm, stated_number
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit
+from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit, spike_before
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -719,11 +719,19 @@ def reward_falls(log: RunLog) -> Finding | None:
     before, now = median(values[: len(values) // 3]), median(values[-(len(values) // 4) :])
     harder = harder_prompts(log, series)
     if (apart := falls_apart(log)) is not None and harder is None:
-        begun = trends.level(values[:3])
+        begun, spike = trends.level(values[:3]), spike_before(log, apart[0])
+        behind = ""
+        if spike is not None:
+            norm, at = spike.point.value, spike.point.step
+            behind = f", behind a gradient norm of {norm:.3g} at step {at} ({spike.before:.2g} before"
+            if spike.largest is not spike.point:
+                behind += f", and up to {spike.largest.value:.3g} at step {spike.largest.step}"
+            behind += ")"
         return error(
-            f"{series.name} falls from {begun:.3g} to {now:.3g} while {apart[1]}: the policy falls apart",
+            f"{series.name} falls from {begun:.3g} to {now:.3g} while {apart[1]}{behind}: the policy falls apart",
             series.first(under=begun / 2),
             series.shown(now, f">= {begun:.3g}"),
+            *([] if spike is None else [spike.norms.shown_at(spike.point, f"about {spike.before:.2g}")]),
             cause="updates push the policy away from what it could do: a learning rate too high, weights on advantages "
             "(a sign, a scale) or a clipping that is made wrongly, no KL"
             + (

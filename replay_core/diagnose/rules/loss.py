@@ -22,7 +22,7 @@ from replay_core.diagnose.columns import Scalar
 from replay_core.diagnose.compared import disagrees
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, look_at, shown, warning
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.log_steps import numbers, steps_of, steps_told
+from replay_core.diagnose.log_steps import StepTold, numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.rules.summed import summed_kl, undivided
@@ -820,6 +820,40 @@ def zero_loss_is_expected(log: RunLog) -> Finding | None:
     return None
 
 
+#: Seconds that no step of a language model takes.
+AT_ONCE = 0.5
+
+
+def _no_step(log: RunLog) -> Finding | None:
+    """A summary of a run that came back at once, with a loss of 0 and no other."""
+    took, loss = log.get("run_seconds"), log.get("loss")
+    if took is None or not took.finite or loss is None or any(loss.finite) or len(loss.finite) > 1:
+        return None
+    if took.finite[-1] >= AT_ONCE or log.has("reward"):
+        return None
+    return warning(
+        f"no step was taken: training came back after {took.finite[-1]:.2g} s, with a loss of 0",
+        took,
+        took.shown(took.finite[-1], "seconds for each step"),
+        loss.shown(0.0, "> 0"),
+        link="optimizer",
+        cause="it resumed from a checkpoint that is at the last step already (its global_step is the run's total), or "
+        "max_steps or the number of epochs is reached, or the data set is empty: nothing was trained",
+        next_step="start without resume_from_checkpoint (an empty output folder), or raise max_steps or "
+        "num_train_epochs",
+    )
+
+
+def _all_right(log: RunLog, steps: list[StepTold]) -> bool:
+    """Whether nine of ten of these steps have the best reward there is, a share of 1."""
+    reward = log.get("reward")
+    by_step = {} if reward is None else {point.step: point.value for point in reward.points}
+    known = [by_step[step.step] for step in steps if step.step in by_step]
+    values = list(by_step.values())
+    is_share = bool(values) and min(values) >= 0 and max(values) == 1
+    return is_share and len(known) == len(steps) and 10 * sum(value == 1 for value in known) >= 9 * len(known)
+
+
 @rule("L01", "loss 0, and the log does not say why", link="loss", scope="signals", needs=("loss|pg_loss",),
       source="the causes of a loss of 0: docs/evidence.md#loss-of-zero")  # fmt: skip
 def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
@@ -828,8 +862,12 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
     The causes: no reward differs (D01, D03), no token counts (D07), the ratio is 1 (D02, no error), the gradient is
     lost (D23), the displayed loss is one micro-batch's. Looked at only where neither a gradient norm, the spread of
     rewards nor micro-batches are logged for the step. A quarter of the steps and more is a warning, else info: where
-    rewards are rare, a step may have none.
+    rewards are rare, a step may have none; info, too, where nine of ten of these steps have a reward of 1, the best of
+    all: every answer is right. A run that came back within half a second with a loss of 0 took no step: a warning.
     """
+    if (none := _no_step(log)) is not None:
+        yield none
+        return
     told_in_micros = {point.step for point in log.micros("pg_loss")}
     zero = [step for step in steps_told(log) if step.loss == 0 and step.step not in told_in_micros]
     untold = [step for step in zero if step.is_dead is None and not step.grad]
@@ -842,9 +880,11 @@ def zero_loss_untold(log: RunLog) -> Iterator[Finding]:
             else "an on-policy ratio of 1, which is no error, or a gradient that is lost (both need grad_norm)"
         )
         told = [point for point in given(log.get("loss") or log.get("pg_loss")).points if math.isfinite(point.value)]
+        solved = _all_right(log, untold)
         yield finding(
-            "warning" if 4 * len(untold) >= len(told) else "info",
-            f"{'loss and gradient are' if both else 'the loss is'} 0, and the log does not say why",
+            "warning" if 4 * len(untold) >= len(told) and not solved else "info",
+            f"{'loss and gradient are' if both else 'the loss is'} 0, "
+            + ("in steps whose answers are all right" if solved else "and the log does not say why"),
             untold[0].point.where("loss"),
             *numbers(loss=0.0, grad_norm=untold[0].grad, steps=len(untold)),
             cause="one of: equal rewards (needs reward_std or frac_reward_zero_std, per group), no token in the mask "

@@ -57,6 +57,10 @@ _FREE = regex(rf"of which {_SIZE} is free|; {_SIZE} free;")
 _TOTAL = regex(rf"total capacity of {_SIZE}|{_SIZE} total capacity")
 _UNALLOCATED = regex(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _OTHERS = regex(rf"Process \d+ has {_SIZE} memory in use")
+_ALLOCATED = regex(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
+_THIS_ONE = regex(r"this process has [\d.]+ [KMGT]iB memory in use")
+#: GiB that a process holds beside what torch has reserved: its CUDA context, NCCL's buffers.
+_CONTEXT = 3.0
 _LOGITS = regex(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|\.float\(\)")
 _OPTIMIZER = regex(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
 _ATTENTION = regex(r"attention|sdpa|flash_attn", re.IGNORECASE)
@@ -180,7 +184,7 @@ def _phase(one: Told, told: Sequence[Told]) -> tuple[str, str] | None:
 def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence], str, str]:
     """Evidence, cause and next step of the allocator's line and the frames under it."""
     free, total, spare = (gib(text, pattern) for pattern in (_FREE, _TOTAL, _UNALLOCATED))
-    others = sum(float(n) * _UNITS[u] for n, u in _OTHERS.findall(text)) / 2**30
+    others = sum(_of_others(text, spare))
     numbers = {"asked for": tried, "free": free, "capacity": total, "reserved, unallocated": spare}
     cause, next_step = _blamed(text, tried, spare)
     if others and total and others > 0.6 * total:
@@ -200,6 +204,21 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
     if frame:
         evidence.append(shown("last frame", frame[:160], None, line))
     return evidence, cause, next_step
+
+
+def _of_others(text: str, spare: float | None) -> list[float]:
+    """GiB of each other process on the GPU. In a container torch does not know its own number there, and lists itself:
+    the process that holds what torch has allocated and reserved is this one.
+    """
+    found = [float(number) * _UNITS[unit] / 2**30 for number, unit in _OTHERS.findall(text)]
+    allocated = gib(text, _ALLOCATED)
+    if _THIS_ONE.search(text) or allocated is None:
+        return found
+    own = allocated + (spare or 0.0)
+    itself = next((size for size in found if own - 0.1 <= size <= own + _CONTEXT), None)
+    if itself is not None:
+        found.remove(itself)
+    return found
 
 
 def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, str]:

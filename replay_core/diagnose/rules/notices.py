@@ -336,6 +336,8 @@ def _long_tail(log: RunLog) -> Iterator[Finding]:
 
 #: A head that is to be trained begins at random.
 _BY_DESIGN = regex(r"newly initialized.*(?:score|v_head|value_head|classifier|summary)\.")
+#: A head alone: small models share it with the embedding, and their checkpoints do not hold it twice.
+_TIED = regex(r"newly initialized: \['(?:\w+\.)*lm_head\.weight'\]")
 #: A checkpoint of a run of one's own, by its name.
 _TRAINED = regex(r"checkpoint at \S*(?:global_step|checkpoint[-_/]|ckpt|step[-_]?\d|iter[-_]?\d|epoch)")
 
@@ -346,6 +348,9 @@ def _goes_on(log: RunLog) -> bool:
     return bool(steps) and min(steps) > 2 and not log.is_counted
 
 
+_OF_LOGGER = regex(r"^(?:[\w.]+:\d+ )?\[?(?:ERROR|CRITICAL)\]?:?\s?(?:[\w.]+:\s?)?")
+#: Characters of it that are shown.
+LONGEST = 200
 _NUMBERS = regex(r"0x[0-9a-f]+|[\d.:,-]+|'[^']{0,80}'")
 #: Lines of one error before it is worth knowing; and before it is a habit, over several steps and within one.
 AGAIN, HABIT, MANY = 3, 5, 20
@@ -359,9 +364,12 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     lines = max(alike.values(), key=len, default=[])
     if len(lines) < AGAIN:
         return
-    words = lines[0].text.splitlines()[0][:160]
-    known = failure_of(words)
+    whole = lines[0].text.splitlines()[0]
+    known = failure_of(whole)
     known = None if known is not None and (known.general or known.follows) else known
+    # What fails stands behind the logger's name, and often at the end.
+    whole = _OF_LOGGER.sub("", whole)
+    words = whole if len(whole) <= LONGEST else f"{whole[: LONGEST // 2]} ... {whole[-LONGEST // 2 :]}"
     yield finding(
         # Eight workers that say one thing at the start are no habit.
         "warning" if len(lines) >= (HABIT if len({told.point.step for told in lines}) > 1 else MANY) else "info",
@@ -409,18 +417,26 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         # A few samples that are masked whole are lost; a loss of 0 says that all are.
         loss = log.get("loss") if known.link == "masks" else None
         spared = loss is not None and any(loss.finite) and len(lines) < MANY
-        mild = len(lines) < known.fewest or spared or (_BY_DESIGN.search(text) and not (lost or fails))
+        # Of a judge that fails its own words may say why.
+        why = failure_of(text) if known.link == "rewards" else None
+        why = None if why is None or why.general or why.follows or why.cause.startswith("the reward failed") else why
+        mild = (
+            len(lines) < known.fewest
+            or spared
+            or _TIED.search(text) is not None
+            or (_BY_DESIGN.search(text) and not (lost or fails))
+        )
         yield finding(
             "info" if mild else known.severity,
             "a head that was trained begins at random again: the checkpoint does not hold it, and it was newly "
             "initialized"
             if lost
-            else known.claim,
+            else known.claim + ("" if why is None else f": {in_short(why.cause)}"),
             lines[0].point.where(),
             shown("line", lines[0].text.splitlines()[0][:200], None, f"line {lines[0].point.line}"),
             shown("lines that say so", len(lines), "0", "log"),
             link=known.link,
-            cause=known.cause,
-            next_step=known.next_step,
+            cause=known.cause if why is None else why.cause,
+            next_step=known.next_step if why is None else why.next_step,
             steps=steps_of(told.point for told in lines),
         )

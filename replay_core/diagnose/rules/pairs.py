@@ -53,6 +53,10 @@ def _saturated(log: RunLog, likely: Series | None) -> Finding | None:
 UNMOVED, NEAR, LINES = math.log(2), 5e-4, 3
 
 
+#: Over ln 2, a loss that no noise of a few batches makes.
+WORSE = 0.02
+
+
 def _few(log: RunLog, likely: Series | None, unlikely: Series | None) -> Finding | None:
     """What few lines show: no token counted, a policy that stays its reference, both responses that fall."""
     if likely is not None and unlikely is not None and not any((*likely.finite, *unlikely.finite)) and likely.finite:
@@ -89,6 +93,28 @@ def _few(log: RunLog, likely: Series | None, unlikely: Series | None) -> Finding
             next_step="print the names whose requires_grad is set, and one weight before and after a step",
         )
     first, second = _of(log, "pair_reward", "chosen"), _of(log, "pair_reward", "rejected")
+    worse = len(margin.finite) == len(loss.finite) and 2 <= len(loss.finite) < FEWEST and margin.finite[-1] < 0
+    if (
+        worse
+        and min(loss.finite) > UNMOVED + WORSE
+        and first is not None
+        and min(map(abs, first.finite), default=0) > 1
+    ):
+        return warning(
+            f"the pairs are told apart worse than by a policy that is its reference: the loss is "
+            f"{loss.finite[-1]:.3g}, "
+            f"over ln 2 = 0.693 in all {len(loss.finite)} lines, and the margin comes to {margin.finite[-1]:.3g}",
+            loss,
+            loss.shown(loss.finite[-1], "< 0.693"),
+            margin.shown(margin.finite[-1], "> 0"),
+            first.shown(first.finite[0], "about 0 at first"),
+            cause="implicit rewards are far from 0 from the first line on: the reference is not what the policy began "
+            "as "
+            "(another checkpoint, an adapter that is merged in one of them, dropout that is left on), or the learning "
+            "rate is too high",
+            next_step="log-probabilities of policy and reference before the first update must be equal (a loss of "
+            "0.6931)",
+        )
     if LINES <= len(margin.finite) < FEWEST and max(margin.finite) < 0:
         return info(
             f"the rejected responses are preferred so far: the margin is {median(margin.finite):.3g}, below 0 in every "
@@ -121,9 +147,10 @@ def pairs(log: RunLog) -> Finding | None:
     same text. A margin that falls by more than chance explains and is below 0 at the end (12 steps and more): an error,
     the rejected ones are learnt. Chosen responses whose reward falls below -2 while each nat of margin costs them 1.25
     and more: a warning, both become unlikely. Log-probabilities of exactly 0 in every line: an error, no token is
-    counted. A loss of ln 2 and a margin of 0 in every one of 3 lines (2 with a gradient norm of 0): a warning.
-    Of 3 to 11 lines a margin below 0 in all, or a chosen reward that falls in each, below -2: worth knowing. A loss
-    below .005 at a margin of 8 and more, in the median of the last 3 steps: a warning, there is nothing left to
+    counted. A loss of ln 2 and a margin of 0 in every one of 3 lines (2 with a gradient norm of 0): a warning. Of 2 to
+    11 lines a loss over .713 in all, a margin below 0 in the last and chosen rewards beyond 1 from the first on: a
+    warning. Of 3 to 11 lines a margin below 0 in all, or a chosen reward that falls in each, below -2: worth knowing. A
+    loss below .005 at a margin of 8 and more, in the median of the last 3 steps: a warning, there is nothing left to
     learn, and the policy has gone far for it.
     """
     likely, unlikely = _of(log, "pair_logps", "chosen"), _of(log, "pair_logps", "rejected")

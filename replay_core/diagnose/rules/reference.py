@@ -14,7 +14,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.compared import distance
-from replay_core.diagnose.finding import Finding, error, finding, shown, warning
+from replay_core.diagnose.finding import Finding, error, finding, info, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -283,6 +283,18 @@ def estimator(batch: StepBatch) -> Finding | None:
 
 
 _TOLD_KL = regex(r"negative: (-\d+(?:\.\d+)?)")
+#: By what bf16 may be off at 1, and how many times that below 0 the KL comes above it where rounding is all there is.
+BF16, ABOVE = 2.0**-8, 20.0
+
+
+def _is_rounded(values: list[float]) -> bool:
+    """Whether a KL is below 0 in less than half of the steps, and by less than bf16 rounds and a twentieth of what it
+    comes to above.
+    """
+    negative = [value for value in values if value < 0]
+    return 2 * len(negative) < len(values) and -min(values) < min(BF16, max(values) / ABOVE)
+
+
 #: Nats of a whole response: what the plain estimator may come to by chance, and TRL itself keeps silent of by now.
 SLIGHT = -1.0
 
@@ -291,7 +303,8 @@ SLIGHT = -1.0
       needs=("kl|policy_kl|rollout_k3|rollout_k1|event:negative_kl",),
       source="trl#2854; Schulman, Approximating KL Divergence; marin#1708")  # fmt: skip
 def kl_sign(log: RunLog) -> Iterator[Finding]:
-    """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong.
+    """k3 = r - 1 - log r is never negative: under -1e-6 its arguments, its dtype or its formula are wrong. Worth
+    knowing alone where it is in less than half of the steps, and by less than bf16 rounds and a twentieth of its most.
 
     As a term of the loss (kl_loss, NeMo-RL's kl_penalty) a KL that is below -1e-3 in any step is k1: a warning, its
     gradient is 0 on average (info where the run states k1). k1 = -log r is negative for half the tokens, and its mean
@@ -331,7 +344,18 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         # What the run states is of its KL loss, and of what is logged under that name.
         stated = log.algorithm.kl_estimator if "loss" in series.name and series.signal == "kl" else ""
         one = "k3" if series.formula == "k3" else stated if stated in ("k2", "k3") else ""
-        if one and bad:
+        if one and bad and _is_rounded(values):
+            yield info(
+                f"{series.name} is below 0 by what rounding makes of it: down to {min(values):.2g}, and up to "
+                f"{max(values):.2g}",
+                bad[0].where(series.name),
+                series.shown(min(values), f"> {-BF16:.2g}"),
+                cause=f"{one} is never below 0, but e^x - 1 - x of log-probabilities in bf16 is off by up to "
+                f"{BF16:.1g}",
+                next_step="compute the KL in float32; look at it again where it comes to more than that",
+                steps=series.steps(under=K3_FLOOR),
+            )
+        elif one and bad:
             yield error(
                 f"{series.name} is negative, which its estimator {one} cannot be",
                 bad[0].where(series.name),
@@ -396,15 +420,28 @@ LITTLE = 0.15
 FAR, LEAPT = 1.0, 20.0
 
 
+#: A KL per token that no policy near its reference comes to, and steps over it.
+PEAK, PEAKS = 10.0, 3
+
+
+def _learns(log: RunLog) -> bool:
+    """Whether the reward has risen by .3 of all it spans; a little more reward is no return for another policy."""
+    reward = log.get("reward")
+    told = reward.finite if reward is not None else []
+    learns = len(told) >= 8 and median(told[-3:]) > median(told[:3]) + 0.3 * (max(told) - min(told))
+    return learns and median(told[-3:]) - median(told[:3]) > LITTLE * abs(median(told[:3]))
+
+
 @rule("L10", "the KL to the reference explodes", link="trend", scope="signals", needs=("kl",),
       explains=("D01", "D03", "D14", "D20", "D24", "D25", "D26", "L08", "L09"),
       source="rldbg; TRL and verl runs that learn stay below 0.3 per token")  # fmt: skip
 def kl_explodes(log: RunLog) -> Finding | None:
     """KL per token (median of the last 3 steps) over 1 and over 20 times the least of its first 4 steps, in 8 steps and
     more: a warning, info while the reward rises with it (by .15 of its first and more), over 3 an error (a warning).
-    From below .2 to over 1 in one step, and staying there: an error, in 4 steps and more; and so in two, where the
-    reward stays below .85 of its first as well. It rises in every run that learns; a run without a KL term
-    may reach 0.5.
+    Peaks of over 10 in 3 steps and more, or over 100 in one, and ten times the median, are a warning wherever it ends,
+    an error where it is over 3 then and the reward has not risen. From below .2 to over 1 in one step, and staying
+    there: an error, in 4 steps and more; and so in two, where the reward stays below .85 of its first as well. It rises
+    in every run that learns; a run without a KL term may reach 0.5.
     """
     series = given(log.get("kl"))
     finite = [point for point in series.points if math.isfinite(point.value)]
@@ -433,12 +470,28 @@ def kl_explodes(log: RunLog) -> Finding | None:
     skip_if(sorted(point.value for point in finite[-3:])[1] < 0, "the KL is negative: D29 says what that means")
     skip_if(series.name == "objective/kl", "it is summed over each response (TRL's PPO), and grows with its length")
     begun, now = min(values[:4]), sorted(values[-3:])[1]
+    peaks = [point for point in finite if abs(point.value) > PEAK]
+    if (
+        peaks
+        and (len(peaks) >= PEAKS or max(values) > PEAK**2)
+        and max(values) > max(LEAPT * begun, PEAK * median(values))
+    ):
+        top = max(peaks, key=lambda point: abs(point.value))
+        return finding(
+            "error" if now > 3 * FAR and not _learns(log) else "warning",
+            f"KL to the reference explodes: {series.name} comes to {abs(top.value):.3g} per token at step {top.step}, "
+            f"and "
+            f"is over {PEAK:g} in {len(peaks)} of {len(finite)} steps ({begun:.2g} at first)",
+            peaks[0].where(series.name),
+            series.shown_at(top, f"< {FAR:g}"),
+            cause="single updates take the policy far away: a learning rate too high, no clipping of ratio or "
+            "gradient, "
+            "a KL coefficient too low; a reward that rises meanwhile does not make it the same model",
+            next_step="lower the learning rate; clip the gradient at 1; look at grad_norm of the step before each peak",
+            steps=[p.step for p in peaks],
+        )
     if now > FAR and now > LEAPT * begun:
-        reward = log.get("reward")
-        told = reward.finite if reward is not None else []
-        learns = len(told) >= 8 and median(told[-3:]) > median(told[:3]) + 0.3 * (max(told) - min(told))
-        # A little more reward is no return for another policy.
-        learns = learns and median(told[-3:]) - median(told[:3]) > LITTLE * abs(median(told[:3]))
+        learns = _learns(log)
         mark = next(point for point in finite if abs(point.value) > FAR)
         return finding(
             ("warning" if learns else "error") if now > 3 * FAR else "info" if learns else "warning",

@@ -56,7 +56,9 @@ def _back_at(series: Series) -> int | None:
         # However it wavers: of one and the same weights it is 0.
         for at in range(2 * SIDE, len(values) - 2):
             level = median(values[at - SIDE : at])
+            # Peaks that had come down before are none that first weights took back.
             falls = min(values[at - SIDE : at]) > 0 and max(values[0], values[at]) < NOTHING * level
+            falls = falls and values[at - 1] > 0.2 * level
             # Of exactly 0 there is one reason, and the first update may already take it far.
             soon = values[at + 1 : at + (2 if values[at] == 0 else 3)]
             if falls and level > LEVEL and max(soon) < 0.5 * level:
@@ -71,6 +73,9 @@ def _back_at(series: Series) -> int | None:
         if abs(way) <= max(FAR * noise, 1e-9) or not -1 <= left / way <= NEAR:
             continue
         step = (values[at - 1] - values[at]) * math.copysign(1, way)
+        # A KL of peaks that had come down before is none that first weights took back.
+        if series.signal == "kl" and abs(values[at - 1] - begun) < 0.5 * abs(way):
+            continue
         if step > 0 and (best is None or step > best[0]):
             best = step, at
     return None if best is None else best[1]

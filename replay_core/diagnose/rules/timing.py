@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import pairwise
 from statistics import mean, median
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.finding import Finding, error, finding, info, shown, warning
+from replay_core.diagnose.finding import Finding, finding, info, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.series import seen
@@ -43,14 +44,16 @@ def seconds(log: RunLog) -> Series | None:
 def slow_steps(log: RunLog) -> Iterator[Finding]:
     """After the first two steps (warm-up), a step or phase over 6 times its own median is a warning.
 
-    8 steps or more, and only where it lengthens the step by a quarter. Steps that get 1.5 times and a second slower for
-    good (the last quarter over the first half, a rise that chance does not explain) are a warning, info where responses
-    get longer by as much, or more batches are generated for each (dynamic sampling); so is, where no time is logged, a
-    throughput that falls by as much. The second iteration slower than the first, or both far slower than the rest, is
-    the signature of compilation: info. The ranges of the GRPO notes are compared as info, and for the log of their own
-    trainer. Where the rise is far beyond chance (z over 4) they may be as short as they like. A phase whose median
-    takes a larger share of a step than it should is a warning: the synchronisation of weights over .35, writing
-    checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or reference .6.
+    8 steps or more, and only where it lengthens the step by a quarter; worth knowing alone where such steps (3 and
+    more) come as often as an evaluation. Counts, and the longest of many calls, are no phases. Steps that get 1.5 times
+    and a second slower for good (the last quarter over the first half, a rise that chance does not explain) are a
+    warning, info where responses get longer by as much, or more batches are generated for each (dynamic sampling); so
+    is, where no time is logged, a throughput that falls by as much. The second iteration slower than the first, or both
+    far slower than the rest, is the signature of compilation: info. The ranges of the GRPO notes are compared as info,
+    and for the log of their own trainer. Where the rise is far beyond chance (z over 4) they may be as short as they
+    like. A phase whose median takes a larger share of a step than it should is a warning: the synchronisation of
+    weights over .35, writing checkpoints .4, scoring, waiting and evaluation .5, log-probabilities of old policy or
+    reference .6.
     """
     whole = seconds(log)
     if whole is None:
@@ -59,7 +62,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
     yield from _expected(log, whole)
     phases = [
         series for series in [*log.all("phase_seconds"), *([whole] if whole else [])]
-        if len(series.finite) >= trends.MIN_STEPS + trends.WARM_UP
+        if len(series.finite) >= trends.MIN_STEPS + trends.WARM_UP and not _NO_PHASE.search(series.name)
     ]  # fmt: skip
     if not phases:
         return
@@ -79,8 +82,11 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         named = [stall for stall in stalls if stall[1].signal == "phase_seconds"] or stalls
         factor, series, point = max(named, key=lambda stall: stall[0])
         slow = steps_of(point for _, _, point in stalls)
-        yield warning(
-            f"{series.name} takes {factor:.1f} times its own median at step {point.step}",
+        every = _every(slow)
+        yield finding(
+            "info" if every else "warning",
+            f"{series.name} takes {factor:.1f} times its own median at step {point.step}"
+            + (f", as it does every {every} steps: an evaluation or a checkpoint" if every else ""),
             point.where(series.name),
             series.shown_at(point, f"< {STALL:g} x {middles[series.name]:.3g} s"),
             shown("such steps", len({point.step for _, _, point in stalls}), None, "log"),
@@ -120,6 +126,16 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
 
 #: A rise that no jitter of short steps makes, as a normal quantile.
 SURELY = 4.0
+
+
+#: What stands among the times of a step and is none of the step's own: counts, and the longest of many calls.
+_NO_PHASE = regex(r":(?:count|num|n|max|min|std)$|(?:^|[/_])(?:num|count)(?:[/_]|$)|slowest|[/_](?:max|min)$")
+
+
+def _every(steps: Collection[int]) -> int | None:
+    """How many steps lie between these (3 and more), where it is always the same number, 2 and more."""
+    apart = {b - a for a, b in pairwise(sorted(steps))}
+    return min(apart) if len(steps) >= 3 and len(apart) == 1 and min(apart) > 1 else None
 
 
 def _growing(phases: list[Series], by: float) -> Series | None:
@@ -278,11 +294,25 @@ _ITEM = regex(r"\.item\(\)|aten\._local_scalar_dense|data.dependent", re.IGNOREC
 _UNPAD = regex(r"unpad|flash|varlen|max_seqlen|cu_seq", re.IGNORECASE)
 
 
+#: Steps on each side of a change, and how much longer those behind it may take to be as fast.
+ASIDE, AS_FAST = 5, 1.25
+
+
+def _as_fast(log: RunLog, step: int | None) -> bool:
+    """Whether the log tells that steps after this one take no longer than those before."""
+    whole = seconds(log)
+    points = [] if whole is None or step is None else [p for p in whole.points[trends.WARM_UP :] if p.step is not None]
+    before = [p.value for p in points if step is not None and p.step is not None and p.step <= step]
+    after = [p.value for p in points if step is not None and p.step is not None and p.step > step]
+    return min(len(before), len(after)) >= ASIDE and median(after) <= AS_FAST * median(before)
+
+
 @rule("D32", "compiled code is compiled again and again", link="time", scope="signals",
       needs=("event:recompile|event:recompile_limit",),
       source="torchtitan#2823, #3898; torch 2.x: recompile_limit 8")  # fmt: skip
 def recompiles(log: RunLog) -> Finding | None:
-    """More than one recompile of a function is a warning; the recompile limit (8) is an error.
+    """More than one recompile of a function is a warning; the recompile limit (8) is an error; worth knowing alone
+    where 5 steps and more on both sides of it tell that they take no longer.
 
     The first call compiles for its lengths, the second with a new length once more for any length, and that is
     normal: the second iteration may be slower than the first. dynamic=False compiles for every length; at the limit
@@ -292,8 +322,11 @@ def recompiles(log: RunLog) -> Finding | None:
     if hit:
         limit = _LIMIT.search(hit[0].text)
         number = limit.group(2) or limit.group(1) if limit else "8"
-        return error(
-            "the recompile limit is reached: the function runs without compilation from here on",
+        same = _as_fast(log, hit[0].point.step)
+        return finding(
+            "info" if same else "error",
+            "the recompile limit is reached: the function runs without compilation from here on"
+            + (", and steps take no longer for it" if same else ""),
             hit[0].point.where(),
             shown("limit", number, None, f"line {hit[0].point.line}"),
             shown("recompiles logged", len(again), None, "log"),

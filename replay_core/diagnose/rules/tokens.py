@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import filters_overlong
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.falling_apart import runs_into_the_limit
+from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.resting import rests
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
 from replay_core.diagnose.rules.learning import harder_prompts, learns_between
@@ -129,12 +131,13 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
 
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
     info; so it is below 0.5 where a reward over 0 does not fall over 8 steps and more, and no more are cut than before
-    (an agent's limit of turns); a warning where hardly any ends (0.97, in 8 steps and more; 0.85, in 16;
-    0.98 in each of 2 and more, their mean length within .01 of the limit). With a
-    reward of 0 for all of them it is the cause of D01.
-    A warning at most where hardly any was cut at first and the reward was lost as they came to be (L08): the policy
-    falls apart. Skipped where the longest response is one token: each ends at the limit, as it is meant to; and
-    where what is logged is above 1, which is no fraction (L30).
+    (an agent's limit of turns); a warning where a quarter is cut in each third of 100 steps and more in which the
+    reward does not rise (two fifths of 8 lines and more over 40 steps, whose reward stays below .2), and where hardly
+    any ends (0.97, in 8 steps and more; 0.85, in 16; 0.98 in each of 2 and more, their mean length within .01 of the
+    limit). With a reward of 0 for all of them it is the cause of D01. A warning at most where hardly any was cut at
+    first and the reward was lost as they came to be (L08): the policy falls apart. Skipped where the longest response
+    is one token: each ends at the limit, as it is meant to; and where what is logged is above 1, which is no fraction
+    (L30).
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
@@ -158,10 +161,18 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     # Of fewer steps: hardly any response has ended in any of them, and the mean is next to the limit.
     always = always or (count >= 2 and min(series.finite) >= ALL_BUT and _at_the_limit(log))
     apart = runs_into_the_limit(log) is not None
+    idle = _all_along(series, MANY) and rests(log) is not None
+    idle = idle or (_all_along(series, OFTEN) and _earns_little(reward))
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
     return finding(
-        ("warning" if always else "info") if teaches else "error" if (now >= 1 or nothing) and not apart else "warning",
-        f"{now:.0%} of the responses are cut at the token limit" + _from_the_start(series, longest),
+        ("warning" if always or idle else "info")
+        if teaches
+        else "error"
+        if (now >= 1 or nothing) and not apart
+        else "warning",
+        f"{now:.0%} of the responses are cut at the token limit"
+        + _from_the_start(series, longest)
+        + (f", and the reward does not rise in {len(given(reward).finite)} lines" if idle else ""),
         next(p for p in series.points if p.value >= MANY).where(series.name),
         series.shown(now, f"< {MANY}"),
         *nothing,
@@ -173,6 +184,27 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         + "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D19",
         steps=steps_of(p for p in series.points if p.value >= MANY),
     )
+
+
+#: Of few lines: the share that is cut, lines and steps of them, and a share of the best reward that is little.
+OFTEN, FEW_LINES, FEW_STEPS, LITTLE = 0.4, 8, 40, 0.2
+
+
+def _earns_little(reward: Series | None) -> bool:
+    """Whether a reward that is a share stays small over 8 lines and 40 steps."""
+    values = [] if reward is None else reward.finite
+    if reward is None or len(values) < FEW_LINES:
+        return False
+    first, last = reward.points[0].step, reward.points[-1].step
+    is_long = first is not None and last is not None and last - first >= FEW_STEPS
+    return is_long and min(values) >= 0 and 0 < max(values) < LITTLE and not trends.rises(values)
+
+
+def _all_along(series: Series, least: float) -> bool:
+    """Whether that share and more of the responses is cut in the mean of each third of the run."""
+    third = max(1, len(series.finite) // 3)
+    parts = [series.finite[:third], series.finite[third:-third], series.finite[-third:]]
+    return all(sum(part) >= least * len(part) for part in parts if part)
 
 
 def _at_the_limit(log: RunLog) -> bool:
@@ -380,6 +412,27 @@ def _ids_by_sample(sheet: Sheet) -> dict[str, int]:
 
 #: How much longer, or shorter, responses get before it is no longer reasoning that is learnt.
 GROWN, SHRUNK = 3.0, 1 / 3
+#: Responses that are cut: next to none, more, and as many as no reward makes up for.
+SELDOM_CUT, MORE_CUT, MUCH_CUT = 0.02, 0.04, 0.1
+#: Growth that is told of where nothing is earned by it, and steps and certainty (a normal quantile) that it takes.
+DOUBLED, MANY_STEPS, SURELY = 1.7, 24, 4.0
+#: What is left of the mean length where hardly an answer is, while the reward falls.
+LEFT = 0.1
+
+
+def _gains(reward: Series | None) -> bool:
+    """Whether the reward has risen by .3 of all it spans, from its first third to its last."""
+    values = [] if reward is None else reward.finite
+    third = len(values) // 3
+    return third > 0 and median(values[-third:]) - median(values[:third]) > 0.3 * (max(values) - min(values))
+
+
+def _shrinks(log: RunLog, now: float) -> bool:
+    """Whether the entropy has come to a fifth of what it was at first."""
+    entropy = log.get("entropy")
+    return entropy is not None and len(entropy.finite) >= 12 and now < trends.level(entropy.finite[:3]) / 5
+
+
 #: A mean of so few tokens is hardly a response.
 HARDLY = 2.0
 
@@ -390,33 +443,59 @@ HARDLY = 2.0
 def lengths(log: RunLog) -> Finding | None:
     """The mean length's last 3 steps over its first 3, in 12 steps and more, and a trend that chance does not explain:
     threefold, or one and a half where half of the responses are cut at the limit, is a warning; so is a third. Worth
-    knowing alone where the reward rises by more than chance explains, no more than a quarter is cut, and the entropy
-    has not collapsed: so look reasoning that is learnt, and answers that get to the point; or where it falls as other
-    prompts make it fall (L08). An error where all are cut in the end, or hardly a token is left (a mean below 2).
+    knowing alone where the reward rises by more than chance explains, no more than a quarter is cut (a tenth, where
+    next to none was at first and the reward gains less than .3 of all it spans), and the entropy has not collapsed: so
+    look reasoning that is learnt, and answers that get to the point; or where it falls as other prompts make it fall
+    (L08). An error where all are cut in the end, or hardly a token is left (a mean below 2), or a tenth of the length
+    while the reward falls. Of 24 steps and more 1.7 times is a warning, where the reward does not rise, and ever more
+    are cut. Silent where L08 says that the policy falls apart.
     """
     series = given(log.get("response_length"))
     values = series.finite
     skip_if(len(values) < 12, "needs the response length of 12 steps")
     begun, now, z = trends.level(values[:3]), trends.level(values, 3), trends.drift(values)
     cut = next((level for _, level in log.level("truncated")), 0.0)
-    longer = begun > 0 and z > trends.DRIFT_Z and now > (1.5 if cut >= 0.5 else GROWN) * begun
+    first_cut = next((trends.level(one.finite[:3]) for one in log.all("truncated")[:1] if one.finite), 0.0)
+    reward = log.get("reward")
+    # More of them run into the limit: what grows is no longer paid for.
+    more_cut = first_cut < SELDOM_CUT and cut >= max(MORE_CUT, 2 * first_cut)
+    idle = len(values) >= MANY_STEPS and reward is not None and not trends.rises(reward.finite) and more_cut
+    grown = 1.5 if cut >= 0.5 else DOUBLED if idle and z > SURELY else GROWN
+    longer = begun > 0 and z > trends.DRIFT_Z and now > grown * begun
     # A response has one token at the least: what ends there may have begun anywhere.
     most = max(values[:3]) if now < HARDLY else begun
     if not longer and not (z < -trends.DRIFT_Z and now < SHRUNK * most):
         return None
-    reward = log.get("reward")
+    if longer and falls_apart(log) is not None and harder_prompts(log, given(reward)) is None:
+        return None  # L08 says it, with the reward that goes
     falls = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
-    entropy = next((level for _, level in log.level("entropy") if not longer and 0 <= level < ENTROPY_MIN), None)
+    entropy = next((level for _, level in log.level("entropy") if 0 <= level < ENTROPY_MIN), None)
+    if longer and entropy is not None and not _shrinks(log, entropy):
+        entropy = None
     hardly = not longer and now < HARDLY
     # The log of a reward that rises does not tell whether it is length that is paid: L32 does, and held-out results.
-    few = cut < MANY and entropy is None and not hardly
+    dearly = longer and first_cut < SELDOM_CUT and cut >= MUCH_CUT and not _gains(reward)
+    few = cut < MANY and entropy is None and not hardly and not dearly
     learns = few and reward is not None and trends.rises(reward.finite)
     others = (
         few and falls and (harder_prompts(log, given(reward)) is not None or bool(learns_between(given(reward).finite)))
     )
-    also = "" if entropy is None else f", and the entropy to {entropy:.2g}: the policy has collapsed onto one answer"
+    also = (
+        ""
+        if entropy is None
+        else f", and the entropy to {entropy:.2g}: the policy "
+        + ("repeats itself" if longer else "has collapsed onto one answer")
+    )
+    if longer and MORE_CUT <= cut < 0.5 and more_cut:
+        also += f", {cut:.0%} of them are cut at the limit ({first_cut:.0%} at first)"
+    if longer and idle:
+        also += ", and the reward does not rise"
     return finding(
-        "error" if (longer and cut >= 1) or hardly else "info" if learns or others else "warning",
+        "error"
+        if (longer and cut >= 1) or hardly or (falls and not longer and now < LEFT * begun)
+        else "info"
+        if learns or others
+        else "warning",
         (
             f"responses get far {'longer' if longer else 'shorter'} "
             f"{'while the reward rises' if learns else 'with other prompts'}: "

@@ -1,0 +1,153 @@
+"""Failure texts of what a run stands on: drivers, containers, devices, remote services, engines that do not come up.
+
+Rows of the table of `failure_texts.py`: (pattern, cause, next step). Texts were read in the sources and public issues
+of torch, the NVIDIA driver, Ray, vLLM, SGLang, tinker, openai, datasets, JAX, MLX and sandboxes of agents.
+"""
+
+from __future__ import annotations
+
+#: What a driver, a container or a device refuses, what a service says once and for all, what is not installed.
+ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
+    (r"validation errors? for .{0,400}Extra inputs are not permitted",
+     "the configuration does not validate: it holds fields that this program does not have, as a file made for another "
+     "program (another trainer's configuration) or another version does",
+     "look which file is given; compare its fields with --help or the default configuration of this program"),
+    (r"[Ee]rror 802\b|system not yet initialized",
+     "CUDA cannot be initialised on this node: the fabric manager of its NVSwitches does not run, or is of "
+     "another version than the driver (error 802)",
+     "systemctl restart nvidia-fabricmanager on that node, and nvidia-smi -q | grep -A2 Fabric; leave the node "
+     "out until torch.cuda.is_available() is true there"),
+    (r"CUDA-capable device\(s\) is/are busy or unavailable|[Aa]ll CUDA-capable devices are busy",
+     "the GPU is taken: another process (the trainer beside its engine, another engine, an orphan of the last "
+     "run) has it, and its compute mode lets one process in; or the GPU is in a bad state",
+     "nvidia-smi shows its processes and its compute mode; end the orphan; nvidia-smi -c 0 lets several in; one "
+     "GPU per engine (CUDA_VISIBLE_DEVICES)"),
+    (r"pidfd_getfd|pidfd_open",
+     "GPU memory cannot be shared with the process that is to read it, since the container does not permit it "
+     "(pidfd_getfd needs ptrace): the one that writes a checkpoint in the background, or an engine that is given "
+     "weights",
+     "docker run --cap-add=SYS_PTRACE (or kernel.yama.ptrace_scope=0); without expandable segments "
+     "(PYTORCH_CUDA_ALLOC_CONF) memory is shared another way; save synchronously"),
+    (r"[Ss]ome modules are dispatched on the CPU or the disk",
+     "the model does not fit into the GPU memory that is free: modules of it were put on the CPU or the disk "
+     "(device_map), which a quantised model does not allow",
+     "nvidia-smi: what else is on the GPU; a smaller model, fewer bits, or more GPUs (device_map={'': 0} tells at "
+     "once)"),
+    (r"[Ii]nference tensors cannot be saved for backward|[Ii]nplace update to inference tensor|"
+     r"[Ii]nference tensors do not track version",
+     "a tensor that was made under torch.inference_mode() is used in training: a cache of the model (rotary cos "
+     "and sin, a mask, a buffer) that generation, an evaluation or a pass for log-probabilities has filled",
+     "torch.no_grad() in place of inference_mode() there; or clear (clone) the cache before the training pass; "
+     "the frame names the module"),
+    (r"(?:[Ee]rror|[Ss]tatus)(?: code)?:? 402\b|\b402 (?:Client Error|Payment)|[Ii]nsufficient (?:funds|credits?|"
+     r"balance|quota)|insufficient_quota|exceeded your current quota|credit balance is too low",
+     "the account of the API has no credit left (402): the judge, or the model that is asked, answers nothing any "
+     "more, and what stands in its place is no score",
+     "pay in, or use another key; go on from the last checkpoint before the first of these lines"),
+    (r"[Ee]xpected exactly one model_id|[Ee]xpected exactly one (?:lora|adapter)",
+     "the sampling server refuses a batch of requests for several models or adapters (LoRA): two runs, or the "
+     "policy and another model, sample from it at once",
+     "one run at a time per server, or a server for each; raise instead of retrying: the samples of these "
+     "requests are missing"),
+    (r"APIConnectionError|APITimeoutError|[Hh]eartbeat failed for",
+     "a remote service no longer answers (the API that trains or samples, an inference server, a judge): it hangs "
+     "or is down, or the network to it broke; the run waits for it",
+     "ask its address by hand, look at its own log or status page; go on from the last checkpoint"),
+    (r"[Cc]ould not find any running Ray instance",
+     "no Ray cluster runs at that address",
+     "ray start --head on the first node (and ray start --address=... on the others), or leave the address out"),
+    (r"[Ff]ound no NVIDIA driver",
+     "there is no NVIDIA driver on this node, or the container does not see it",
+     "nvidia-smi there; docker run --gpus all"),
+    (r"detected CUDA version .{0,40}mismatches the version",
+     "a kernel is compiled by another CUDA than torch was made with",
+     "CUDA_HOME of torch.version.cuda's toolkit, or a torch of the installed one"),
+    (r"[Ii]nvalid device argument|did you call init\?",
+     "a GPU is named by a number that this process does not see",
+     "print CUDA_VISIBLE_DEVICES, LOCAL_RANK and torch.cuda.device_count() there"),
+    (r"unable to find an engine to execute this computation",
+     "cuDNN finds no way to compute it: no GPU memory is left for its workspace, or its version does not fit torch",
+     "a smaller batch; pip list | grep -i cudnn: one version alone"),
+    (r"Expected is_sm\d+",
+     "flash attention's backward does not take this head dimension on this GPU",
+     "attn_implementation='sdpa', or a GPU it is made for"),
+    (r"[Cc]an't move a model that has some modules offloaded|offloaded to (?:the )?(?:cpu|disk).{0,80}(?:train|"
+     r"move)",
+     "the model does not fit into the GPU memory that is free: parts of it were put on the CPU or the disk, and "
+     "such a model cannot be moved or trained",
+     "nvidia-smi: what else is on the GPU; a smaller model, fewer bits, or more GPUs"),
+    (r"[Cc]an't train a model that has been loaded in \d-bit",
+     "a quantised model lies on another GPU than the process trains on",
+     "device_map={'': LOCAL_RANK} when it is loaded"),
+    (r"RESOURCE_EXHAUSTED|\[metal::malloc\]|maximum allowed buffer size",
+     "out of memory of the device (TPU, GPU by XLA, Apple's): one array alone is larger than what is left",
+     "a smaller batch or fewer tokens; shard or rematerialise; chunk the logits"),
+    (r"[Mm]inimum loss scale reached",
+     "fp16 overflows in every step until the loss scale is at its minimum: gradients are not finite",
+     "train in bf16; look for the first NaN"),
+    (r"optimizer got an empty parameter list",
+     "no parameter is trained: every weight is frozen, or the adapter's target modules match nothing",
+     "print the names whose requires_grad is set"),
+    (r"[Pp]lease specify `target_modules`",
+     "PEFT does not know which layers of this architecture the adapter goes on",
+     "target_modules='all-linear', or the names of the model's linear layers"),
+    (r"Attention mask should be of size",
+     "mask and keys are of other lengths: a cache of keys and values that is kept under gradient checkpointing, "
+     "or a patched attention of another version of transformers",
+     "use_cache=False in training; the versions that the framework pins"),
+    (r"Tokenizer class \w+ does not exist",
+     "the installed transformers does not know the model's tokenizer",
+     "pip show transformers; install a version that does (the model's card names it), sentencepiece and tokenizers"),
+    (r"KeyError: ['\"]\w+For(?:CausalLM|ConditionalGeneration)['\"]",
+     "the installed version does not know the model's architecture, which is newer than transformers or the engine",
+     "update transformers and the engine together"),
+    (r"DatasetNotFoundError|doesn't exist on the Hub or cannot be accessed",
+     "there is no such data set, or it is gated or private and no token is there",
+     "open its page; huggingface-cli login, HF_TOKEN in every worker's environment"),
+    (r"[Nn]umpy is not available",
+     "torch was compiled for another NumPy (1.x against 2.x)",
+     "pip install 'numpy<2', or update torch"),
+    (r"InvalidGitRepositoryError",
+     "a logger asks for the git repository of the script, and there is none",
+     "run it inside a repository, or switch that off (WANDB_DISABLE_GIT=true)"),
+    (r"[Ff]ailed to (?:create|start|build) (?:the )?(?:sandbox|container|environment)|"
+     r"[Ss]andbox.{0,40}(?:could not|cannot) be (?:created|started)",
+     "the sandbox that the agent or the judge runs in cannot be made: no room (quota, disk, memory), an image "
+     "that is missing, or a daemon that is down",
+     "start one by hand with the same image; look at the provider's quota, docker ps, df -h"),
+    (r"database is locked",
+     "several processes write one SQLite file (a tracker's, a cache's), or it lies on a network mount",
+     "a file for each process, on a local disk"),
+)  # fmt: skip
+
+#: What services say of a request, which more particular texts go before.
+SERVICES: tuple[tuple[str, str, str], ...] = (
+    (r"(?:[Ee]rror code|[Ss]tatus(?: code)?):? 4(?:00|22)\b|\b4(?:00 (?:Client Error|Bad Request)|22 Unprocessable)",
+     "the server refuses the request itself (400, 422): what is asked for is none it can do, and asking again "
+     "does not help; its own words, behind the code, say what",
+     "send one such request by hand; compare its fields with the version of the server; samples of these requests "
+     "are missing from what is trained on"),
+    (r"(?:[Ee]rror|[Ss]tatus)(?: code)?:? 40[13]\b|AuthenticationError|AuthError\b|[Ii]ncorrect API key|"
+     r"invalid_api_key|NoCredentialsError|[Uu]nable to locate credentials|[Ii]nvalid API key",
+     "a remote service refuses the key: it is missing in this process's environment, mistyped, or has no right to "
+     "what is asked",
+     "set the service's key in every worker's environment (Ray workers do not inherit it); call it once by hand"),
+    (r"(?:[Ee]rror|[Ss]tatus)(?: code)?:? 404\b.{0,200}model|[Tt]he model `[^`]{1,120}` does not exist|"
+     r"model_not_found",
+     "the server does not know the model that is asked of it: another name than it serves (--served-model-name, "
+     "an adapter that was not loaded)",
+     "curl HOST:PORT/v1/models lists what it serves"),
+    (r"(?:[Ee]rror|[Ss]tatus)(?: code)?:? 5\d\d\b|APIStatusError|InternalServerError",
+     "a remote service answers with an error of its own (5xx): it is overloaded, restarts, or fails on this "
+     "request",
+     "its own log at that time; send it the request by hand; go on from the last checkpoint"),
+    (r"RateLimit(?:Error|Exception)",
+     "a server limits the rate of requests: every rank downloads, or a judge is called too often",
+     "download once and share the cache; fewer calls at once, with retries"),
+    (r"FileExistsError|IsADirectoryError",
+     "a path that is to be made is there already: another rank made it, or a run of before",
+     "exist_ok=True, or an output folder for each run"),
+    (r"openai\.",
+     "the reward failed: a judge, verifier or sandbox that does not answer in time or raises on a response",
+     "call it by hand on the response it names; catch it, count it, and do not score it 0 in silence"),
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""A reward that is meant to rise and does not, over as many steps as make it no chance; and what goes with that.
+
+What a run of hundreds of steps has not learnt it will hardly learn of more of them: prompts that teach nothing, answers
+that are cut, a rate too small, too few samples in each step.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median, pvariance
+
+from msgspec import Struct
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.log_steps import steps_told
+from replay_core.diagnose.signals import RunLog, Series
+
+#: Steps of a reward before that it rests is no chance, and standard errors by which its thirds may differ.
+LONG, APART = 100, 2.576
+#: Steps at the least that are the first ones.
+EARLY = 5
+#: A share of right answers over that is solved.
+SOLVED = 0.8
+
+
+class Rest(Struct, frozen=True):
+    """The reward's mean in the first and last third of the run, and of how many steps."""
+
+    reward: Series
+    begun: float
+    now: float
+    steps: int
+
+
+def rests(log: RunLog) -> Rest | None:
+    """The reward of 100 steps and more that does not rise: neither by the rank test nor in the mean of its last third
+    over that of its first, or of all over that of its first few. None where it does, or is near a best of 1, or is one
+    number in all of them.
+    """
+    series = log.get("reward")
+    values = [] if series is None else series.finite
+    if series is None or len(values) < LONG or len(set(values)) == 1:
+        return None
+    third = len(values) // 3
+    first, last = values[:third], values[-third:]
+    begun, now = fmean(first), fmean(last)
+    error = math.sqrt((pvariance(first) + pvariance(last)) / third)
+    is_share = min(values) >= 0 and max(values) <= 1
+    if (is_share and now >= SOLVED) or now - begun > APART * error or trends.drift(values) > trends.DRIFT_Z:
+        return None
+    # What was learnt in the first steps is learnt: the rest is above them.
+    few = max(EARLY, len(values) // 20)
+    rest = values[few:]
+    if fmean(rest) - fmean(values[:few]) > APART * math.sqrt(pvariance(rest) / few):
+        return None
+    # A reward that is centred, as one that is normalised, has nowhere to go.
+    sigma = math.sqrt(pvariance(values))
+    if abs(fmean(values)) < CENTRED * sigma and min(values) < 0 < max(values):
+        return None
+    return Rest(series, begun, now, len(values))
+
+
+#: Of the spread from line to line, a mean that is none.
+CENTRED = 0.1
+#: Shares of steps that teach nothing, of responses that are cut, and a KL per token, that tell why.
+DEAD, CUT, HARDLY = 0.15, 0.2, 0.003
+
+
+def signs(log: RunLog) -> list[str]:
+    """What of the log tells why nothing is learnt, in words; the most telling first."""
+    found = []
+    told = steps_told(log)
+    known = [step for step in told if step.is_dead is not None]
+    dead = sum(1 for step in known if step.is_dead)
+    if known and dead >= DEAD * len(known):
+        found.append(f"in {dead} of {len(known)} steps no group has a spread of rewards, and no gradient")
+    losses = [step for step in told if step.loss is not None]
+    still = sum(1 for step in losses if step.loss == 0)
+    if not known and losses and still >= DEAD * len(losses) and not any(step.grad for step in losses):
+        found.append(
+            f"in {still} of {len(losses)} steps the loss is 0, as it is where all rewards of a group are equal"
+        )
+    cut = next((fmean(series.finite) for series in log.all("truncated")[:1] if series.finite), 0.0)
+    if cut >= CUT:
+        found.append(f"{cut:.0%} of the responses are cut at the token limit")
+    never = [one.name for one in log.all("reward_function") if one.finite and not any(one.finite)]
+    never = [name for name in never if not name.endswith("std")]
+    if never:
+        found.append(f"{', '.join(never[:2])} is 0 in every line")
+    far = next((one.finite for one in log.all("kl")[:1] if len(one.finite) >= LONG), None)
+    if far is not None and (moved := median(map(abs, far))) < HARDLY:
+        found.append(f"the KL to the reference stays at {moved:.2g}: the policy hardly moves")
+    return found
