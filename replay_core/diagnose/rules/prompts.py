@@ -392,7 +392,11 @@ def _twice_in_its_group(
     batch: StepBatch, group_B: Array, each: list[bytes], sums_B: Array, said: Column
 ) -> Finding | None:
     """Rows that are copies of others of their group: what doubles a batch under the ids that it had."""
-    rows = list(zip(group_B.tolist(), each, strict=True))
+    # Later passes over one rollout are recorded as micro-batches of their own.
+    micro_of = {row: micro for (_, micro), samples in batch.laid.rows_by_micro().items() for row in samples}
+    rows = [
+        (group, key, micro_of.get(row)) for row, (group, key) in enumerate(zip(group_B.tolist(), each, strict=True))
+    ]
     counts = Counter(rows)
     twice_B = np.array([counts[row] > 1 for row in rows], dtype=bool) & (sums_B < IMPROBABLE)
     sizes = np.bincount(group_B)
@@ -402,7 +406,7 @@ def _twice_in_its_group(
     chance = 0.0 if doubled else _by_chance(sizes[group_B] - 1, sums_B)
     if twice_B.sum() < 4 or twice_B.mean() < 0.25 or twice_B.sum() <= 3 * chance + 2:
         return None
-    different = np.bincount(np.array([group for group, _ in counts]), minlength=sizes.size)
+    different = np.bincount(np.array([group for group, *_ in counts]), minlength=sizes.size)
     # A group of one response over and over is how its engine samples.
     if 2 * int((different[sizes > 1] > 1).sum()) < int((sizes > 1).sum()):
         return None

@@ -10,11 +10,13 @@ import pytest
 
 from replay_core.diagnose.algorithm import Algorithm, measures_groups
 from replay_core.diagnose.collected import parting
+from replay_core.recorder import Recorder
 from tests.replay_core.diagnose.batches import (
     Fields,
     causes,
     grpo,
     healthy,
+    look,
     masks,
     of,
     seen,
@@ -45,7 +47,9 @@ def _scored(scores_B: Any, **more: Any) -> Fields:
 )
 def test_scores_of_other_answers_show_beside_what_is_right(tmp_path: Path, scores_B: Any, words: str) -> None:
     found = of(seen(tmp_path, _scored(scores_B, acc=RIGHT), "D100"), "D100")
-    assert found is not None and found.severity == "error" and words in found.claim
+    assert found is not None
+    assert found.severity == "error"
+    assert words in found.claim
 
 
 @pytest.mark.parametrize(
@@ -60,8 +64,10 @@ def test_scores_of_their_own_answers_and_of_none_are_quiet(tmp_path: Path, score
 def test_a_reward_in_place_of_one_that_is_not_a_number_is_told(tmp_path: Path) -> None:
     raw_B = np.where(np.arange(16) % 3 == 0, np.nan, np.linspace(0.1, 1, 16)).astype(np.float32)
     found = of(seen(tmp_path, _scored(np.nan_to_num(raw_B), raw_rewards=raw_B), "D21"), "D21")
-    assert found is not None and found.severity == "warning"
-    assert "6 of 16 samples" in found.claim and "counts as wrong" in found.claim
+    assert found is not None
+    assert found.severity == "warning"
+    assert "6 of 16 samples" in found.claim
+    assert "counts as wrong" in found.claim
 
 
 @pytest.mark.parametrize("what", ["other rewards", "a mean in their place", "two reward functions"])
@@ -119,6 +125,17 @@ def test_rows_that_are_copies_under_their_own_group_are_told(tmp_path: Path, ord
     assert words in found.claim
 
 
+def test_later_passes_over_a_batch_are_no_copies(tmp_path: Path) -> None:
+    """Each pass is a record of its own, with the rows and the log-probabilities of the first."""
+    fields = healthy()
+    recorder = Recorder(tmp_path / "d")
+    for step in range(2):
+        with recorder.step(step) as record:
+            for micro in range(2):
+                record("forward_data", micro=micro, **fields)
+    assert causes(look(tmp_path / "d", "D75")) == []
+
+
 def test_answers_that_are_drawn_twice_by_chance_are_no_copies(tmp_path: Path) -> None:
     fields = _doubled([0, 0, 2, 3, 4, 4, 6, 7, 8, 8, 10, 11, 12, 13, 14, 15])
     # As probable as answers of one word are: two of four are often the same.
@@ -131,7 +148,8 @@ def test_rows_of_one_rank_that_part_name_the_rank(off: list[int]) -> None:
     rank_B = np.repeat([0, 1, 2], 8)
     rows = [np.where(np.isin(rank_B, off), 0.2 * step, 1e-7) + 1e-8 for step in range(6)]
     found = parting(rows, None, [rank_B] * len(rows))
-    assert found is not None and found.ranks == (off, [rank for rank in (0, 1, 2) if rank not in off])
+    assert found is not None
+    assert found.ranks == (off, [rank for rank in (0, 1, 2) if rank not in off])
     assert f"in the rows of rank{'s' * (len(off) > 1)} {off[0]}" in found.where
 
 
@@ -139,7 +157,9 @@ def test_rows_of_every_rank_that_part_name_none() -> None:
     rank_B = np.repeat([0, 1], 8)
     rows = [np.where(np.arange(16) % 2 == 0, 0.2 * step, 1e-7) + 1e-8 for step in range(6)]
     found = parting(rows, None, [rank_B] * len(rows))
-    assert found is not None and found.is_in_part and found.ranks is None
+    assert found is not None
+    assert found.is_in_part
+    assert found.ranks is None
 
 
 @pytest.mark.parametrize(

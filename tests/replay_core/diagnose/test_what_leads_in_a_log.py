@@ -32,7 +32,8 @@ def test_a_loss_that_is_the_entropy_bonus_leads_over_the_reward_that_it_costs(tm
     text = _openrlhf(policy_loss=[-each for each in entropy], entropy_loss=entropy, reward=reward,
                      actor_grad_norm=_wavering(2, 0.5, 20, 0.1))  # fmt: skip
     first = diagnosed(tmp_path, text).findings[0]
-    assert first.id == "D25" and "the loss is the entropy bonus" in first.claim
+    assert first.id == "D25"
+    assert "the loss is the entropy bonus" in first.claim
 
 
 def test_a_reward_that_falls_leads_over_the_groups_without_a_spread_that_follow(tmp_path: Path) -> None:
@@ -55,7 +56,8 @@ def test_gradients_of_a_loss_of_ordinary_size_hold_a_loss_scale(tmp_path: Path) 
     text = verl([{"actor/grad_norm": norm, "actor/pg_loss": loss, "response_length/mean": 5.0}
                  for norm, loss in zip(norms, losses, strict=True)])  # fmt: skip
     first = diagnosed(tmp_path, text).findings[0]
-    assert first.id == "L11" and "the loss scale of fp16, 65536" in first.claim
+    assert first.id == "L11"
+    assert "the loss scale of fp16, 65536" in first.claim
 
 
 def test_gradients_of_a_loss_that_is_as_large_are_a_sum(tmp_path: Path) -> None:
