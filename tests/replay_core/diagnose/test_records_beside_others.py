@@ -178,3 +178,103 @@ def test_rows_of_every_rank_that_part_name_none() -> None:
 )
 def test_whose_rewards_an_advantage_is_measured_against(facts: dict[str, Any], told: bool) -> None:
     assert measures_groups(Algorithm(facts)) == told
+
+
+def _forwarded(**more: Any) -> Fields:
+    """The healthy batch after an update: old log-probabilities, and a policy that has moved from them."""
+    fields = healthy()
+    moved = np.random.default_rng(5).normal(0, 0.1, fields["old_log_probs"].shape) * masks(fields)
+    fields["log_probs"] = (fields["old_log_probs"] + moved).astype(np.float32)
+    return {**fields, **more}
+
+
+def _ratio(fields: Fields, logs: Any) -> Any:
+    return (np.exp(logs) * masks(fields)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda new, old, ref: new, "the policy's probability itself"),
+        (lambda new, old, ref: (new - old) * np.log(2), "2 to the difference"),
+        (lambda new, old, ref: (new - old) / 2, "the root of new over old"),
+        (lambda new, old, ref: new - ref, "the policy over its reference"),
+        (lambda new, old, ref: new - old, ""),
+    ],
+)
+def test_a_ratio_that_is_another_figure_is_named(tmp_path: Path, made: Any, words: str) -> None:
+    fields = _forwarded()
+    fields["prob_ratio"] = _ratio(fields, made(fields["log_probs"], fields["old_log_probs"], fields["ref_log_prob"]))
+    found = of(seen(tmp_path, fields, "D61"), "D61")
+    assert (found is not None) == bool(words)
+    assert found is None or words in found.claim
+
+
+def test_a_ratio_of_whole_responses_is_worth_knowing(tmp_path: Path) -> None:
+    fields = _forwarded()
+    mask_BT = masks(fields)
+    logs = (fields["log_probs"] - fields["old_log_probs"]) * mask_BT
+    mean_B = logs.sum(1) / mask_BT.sum(1)
+    fields["prob_ratio"] = _ratio(fields, np.broadcast_to(mean_B[:, None], logs.shape))
+    found = of(seen(tmp_path, fields, "D61"), "D61")
+    assert found is not None
+    assert found.severity == "info"
+
+
+def _along(weights_BT: Any) -> Fields:
+    fields = healthy()
+    made_B = grpo(np.where(np.arange(16) % 3 == 0, 1.0, 0.0) + np.arange(16) % 2, np.repeat(np.arange(4), 4))
+    fields["advantages"] = (made_B[:, None] * weights_BT * masks(fields)).astype(np.float32)
+    fields["returns"] = fields["advantages"].copy()
+    return fields
+
+
+def test_advantages_that_are_discounted_from_the_end_or_stop_early_are_told(tmp_path: Path) -> None:
+    mask_BT = masks(healthy())
+    left_BT = mask_BT[:, ::-1].cumsum(1)[:, ::-1] - 1
+    place_BT = mask_BT.cumsum(1)
+    for name, weights_BT, words in (
+        ("discounted", 0.9**left_BT, "grow along the response: each is 1.111 times"),
+        ("half", place_BT <= mask_BT.sum(1, keepdims=True) / 2, "end before the response does"),
+        ("whole", np.ones(mask_BT.shape), ""),
+    ):
+        recorder = Recorder(tmp_path / name, flags={"adv_estimator": "grpo"})
+        with recorder.step(0) as record:
+            record("trajectory", **_along(weights_BT))
+        found = of(look(tmp_path / name, "D78"), "D78")
+        assert (found is not None) == bool(words), name
+        assert found is None or words in found.claim
+
+
+def _summed(directory: Path, factor: float) -> Path:
+    recorder = Recorder(directory)
+    for step in range(5):
+        with recorder.step(step) as record:
+            pg = 0.03 * (-1) ** step + 0.01 * step
+            record("loss", micro=0, pg_loss=np.float32(pg), loss=np.float32(factor * pg))
+    return directory
+
+
+@pytest.mark.parametrize(("factor", "severity"), [(-1.0, "error"), (-4.0, "error"), (1.0, None)])
+def test_a_loss_that_is_negated_where_it_is_summed_up(tmp_path: Path, factor: float, severity: str | None) -> None:
+    found = of(look(_summed(tmp_path / "d", factor), "D49"), "D49")
+    assert (None if found is None else found.severity) == severity
+    assert found is None or "wrong sign" in found.claim
+
+
+def test_advantages_of_the_step_before_show_in_every_pass_over_a_rollout(tmp_path: Path) -> None:
+    """Two passes hold each sample twice: a std over n - 1 is another one then."""
+    recorder = Recorder(tmp_path / "d")
+    draw = np.random.default_rng(2)
+    groups_B, before_B = np.repeat(np.arange(4), 4), None
+    for step in range(4):
+        fields = healthy()
+        rewards_B = draw.integers(0, 5, 16) / 4
+        set_rewards(fields, rewards_B)
+        set_advantages(fields, grpo(rewards_B if before_B is None else before_B, groups_B))
+        before_B = rewards_B
+        with recorder.step(step) as record:
+            for micro in range(2):
+                record("forward_data", micro=micro, **fields)
+    found = of(look(tmp_path / "d", "D76"), "D76")
+    assert found is not None
