@@ -23,6 +23,10 @@ _ESTIMATORS = {
 }  # fmt: skip
 #: Estimators whose baseline is made of a sample's own group.
 OF_GROUPS = frozenset({"grpo", "dr_grpo", "rloo"})
+#: Those whose baseline is a critic's, the batch's, a greedy response's, or none.
+_OF_NO_GROUP = frozenset({"gae", "reinforce", "reinforce++", "remax"})
+#: Words for how many responses are drawn to a prompt.
+GROUP_SIZE = ("rollout_n", "num_generations", "n_samples_per_prompt", "group_size")
 #: Further words for the two sides of a clip range.
 _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprange_high")
 #: Words for the weight of a KL to the reference; the first is that of one in the loss alone.
@@ -265,6 +269,16 @@ def divides_by_length(algorithm: Algorithm) -> bool:
     how = aggregation(algorithm)
     meant = algorithm.value("advantage_length_norm", "length_normalized_advantage", "adv_length_norm")
     return how.endswith("token-mean") and meant is not True
+
+
+def measures_groups(algorithm: Algorithm) -> bool:
+    """Whether advantages are, or may be, measured against the other responses to a prompt. A name as PPO stands for
+    the loss as well: it says so where no more than one response is stated, or as the estimator's own.
+    """
+    size = algorithm.number(*GROUP_SIZE)
+    return algorithm.estimator not in _OF_NO_GROUP or not (
+        algorithm.names_an_estimator or (size is not None and size <= 1)
+    )
 
 
 def is_truncated(algorithm: Algorithm) -> bool | None:

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Evidence, shown
+from replay_core.diagnose.finding import Evidence, listed, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import DISAGREE, UNSURE, Gap, also
 
@@ -265,6 +265,8 @@ class WeightsLeftBehind(Struct, frozen=True):
     is_growing: bool = False
     """Whether it grows to the last step, over more steps than samples of an asynchronous run are old."""
     prompts: tuple[int, int] | None = None
+    ranks: tuple[list[int], list[int]] | None = None
+    """The ranks whose rows part, and those whose rows agree, in every later step, where each rank does either."""
 
     @property
     def is_in_part(self) -> bool:
@@ -273,13 +275,19 @@ class WeightsLeftBehind(Struct, frozen=True):
     @property
     def where(self) -> str:
         """In words, which rows part; nothing where all of them do."""
+        if self.ranks is not None:
+            off, fine = (f"rank{'s' * (len(each) > 1)} {listed(each)}" for each in self.ranks)
+            return f", in the rows of {off} alone, while those of {fine} agree"
         if self.prompts is not None:
             return f", in all rows of {self.prompts[0]} of {self.prompts[1]} prompts and in none of the others"
         return f", in a part of the rows ({self.rows[0]} of {self.rows[1]}), while the others agree"
 
 
-def parting(by_step: Sequence[Array], prompts_B: Array | None) -> WeightsLeftBehind | None:
-    """Of mean |d| per sample [B] by step, NaN where nothing is compared, and of the last step's prompts [B].
+def parting(
+    by_step: Sequence[Array], prompts_B: Array | None, ranks: Sequence[Array | None] = ()
+) -> WeightsLeftBehind | None:
+    """Of mean |d| per sample [B] by step, NaN where nothing is compared, and of the last step's prompts [B]; of each
+    step's ranks [B], where they are known.
 
     Weights that the engine never gets leave none of it in the first step and ever more later. Other precision, another
     template or a temperature show in the first step as well; weights of a fixed age no longer grow once the run is
@@ -316,8 +324,9 @@ def parting(by_step: Sequence[Array], prompts_B: Array | None) -> WeightsLeftBeh
     if not in_part:
         return WeightsLeftBehind(first, late, (known[-1].size, known[-1].size), growing)
     return WeightsLeftBehind(
-        first, late, (int(off[-1].sum()), known[-1].size), growing, _of_prompts(by_step[-1], limit / 3, prompts_B)
-    )
+        first, late, (int(off[-1].sum()), known[-1].size), growing, _of_prompts(by_step[-1], limit / 3, prompts_B),
+        _of_ranks(by_step[1:], limit / 3, ranks[1:]),
+    )  # fmt: skip
 
 
 def comes_to_rest(later: Sequence[float]) -> bool:
@@ -356,3 +365,23 @@ def _of_prompts(by_sample_B: Array, limit: float, prompts_B: Array | None) -> tu
     heard_B = np.isfinite(by_sample_B)
     off, fine = set(prompts_B[heard_B & (by_sample_B > limit)]), set(prompts_B[heard_B & (by_sample_B <= limit)])
     return None if off & fine else (len(off), len(off | fine))
+
+
+#: The share of a rank's rows that part before it is the rank that does: sure tokens agree whatever the weights.
+MOST = 0.5
+
+
+def _of_ranks(
+    by_step: Sequence[Array], limit: float, ranks: Sequence[Array | None]
+) -> tuple[list[int], list[int]] | None:
+    off: dict[int, list[float]] = {}
+    for by_sample_B, rank_B in zip(by_step, ranks, strict=False):
+        if rank_B is None:
+            return None
+        for rank in np.unique(rank_B):
+            mine_B = (rank_B == rank) & np.isfinite(by_sample_B)
+            if mine_B.any():
+                off.setdefault(int(rank), []).append(float((by_sample_B[mine_B] > limit).mean()))
+    part = sorted(rank for rank, shares in off.items() if np.median(shares) >= MOST)
+    fine = sorted(rank for rank, shares in off.items() if not any(shares))
+    return (part, fine) if part and fine and len(part) + len(fine) == len(off) else None

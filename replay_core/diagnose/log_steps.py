@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from replay_core.diagnose.algorithm import measures_groups
 from replay_core.diagnose.finding import Evidence, shown
 from replay_core.diagnose.signal_names import ORDER
 from replay_core.diagnose.signals import Point, RunLog, Series
@@ -34,12 +35,16 @@ class StepTold(Struct, frozen=True):
     point: Point
     has_critic: bool = False
     """Advantages are not of the rewards alone."""
+    of_groups: bool = True
+    """Advantages are measured against the other responses to a prompt; else their spread tells nothing of them."""
 
     @property
     def is_dead(self) -> bool | None:
         """Whether no advantage differs from 0. None: the log does not tell."""
         if self.advantage:
             return False  # groups of one have no spread, and advantages
+        if not self.of_groups:
+            return None if self.advantage is None else self.advantage == 0
         if self.frac_zero is not None:
             # Rounding may leave each group a spread that is none.
             return self.frac_zero >= 1 or (self.group_std is not None and self.group_std <= NO_STD)
@@ -91,6 +96,7 @@ def steps_told(log: RunLog) -> list[StepTold]:
         found.append(StepTold(
             step, shown, at("grad_norm", step), at("frac_zero_std", step), groups.get(step), batch_std, advantage,
             at("truncated", step), point, log.has("value_mean") or log.has("value_loss"),
+            measures_groups(log.algorithm),
         ))  # fmt: skip
     return found
 

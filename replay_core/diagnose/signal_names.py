@@ -122,7 +122,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
         "reward/mean prime-rl", "total_reward NeMo-RL", "Avg Reward NeMo-RL", "Avg Total Reward NeMo-RL", "R *",
     ),
     "reward_std": (
-        "reward_std TRL within-group", "rewards_std grpo_notes whole-batch", "std_reward grpo_notes whole-batch",
+        "reward_std TRL within-group", "group_reward_std OpenRLHF within-group", "rewards_std grpo_notes whole-batch",
+        "std_reward grpo_notes whole-batch",
     ),
     "reward_max": (
         "critic/score/max verl", "critic/full-score/max *", "critic/rewards/max verl", "rewards/reward/max tunix",

@@ -18,7 +18,7 @@ from replay_core.diagnose.algorithm import (
     stated_number,
 )
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
 from replay_core.diagnose.rules.summed import ESTIMATORS, logged_kl
@@ -52,6 +52,8 @@ def added_up(case: Case) -> Iterator[Finding]:
     against pg_loss itself: one factor of 1.5 and more in all micro-batches that are no count of ranks is an error (a
     world size, an accumulation that is not divided), a warning where it is the count of micro-batches, which Megatron's
     schedule divides by afterwards; an error where it is one over that count, and pg_loss a share of the update already.
+    One negative factor in all of them is an error; one below two thirds that neither the micro-batches of an update nor
+    what is stated makes is worth knowing.
     """
     rows = [
         (loss, pg, kl or 0.0, record)
@@ -187,12 +189,35 @@ def _factor(case: Case, rows: list[tuple[float, float, Record]]) -> Finding | No
     found = [loss / pg for loss, pg, _ in rows]
     factor = sorted(found)[len(found) // 2]
     ranks = len({record.key.rank for _, _, record in rows})
-    if factor <= 0 or max(abs(one - factor) for one in found) > 1e-3 * factor or round(factor, 2) == ranks:
+    if not factor or max(abs(one - factor) for one in found) > 1e-3 * abs(factor) or round(factor, 2) == ranks:
         return None
     micros = _micros_of_update([record for *_, record in rows])
     record = max(rows, key=lambda row: abs(row[1]))[2]
     told = [shown("micro-batches that agree", len(rows)), shown("micro-batches of an update", micros)]
+    if factor < 0:
+        return error(
+            f"the loss has the wrong sign: it is {factor:.4g} times pg_loss, which is all that is recorded of it",
+            Where.of(record, "loss"),
+            shown("loss / pg_loss", factor, "> 0", record.path.name),
+            *told,
+            cause="the sum is negated where the terms are added up, or an objective is taken for a loss: each update "
+            "climbs where it should descend",
+            next_step=_LOOK_AT_SUM,
+        )
     if factor < 1 / WEIGHED:
+        stated = case.algorithm.number("divisor", "gradient_accumulation_steps")
+        if micros == 1 == ranks and stated is not None and abs(factor * stated - 1) > 1e-3:
+            return info(
+                f"the loss is {factor:.4g} times its terms: pg_loss is all that is recorded of it, and an update has "
+                "one micro-batch",
+                Where.of(record, "loss"),
+                shown("loss / pg_loss", factor, "1", record.path.name),
+                *told,
+                shown("gradient accumulation that is stated", stated),
+                cause="right where other ranks or micro-batches that are not recorded hold the rest of the update; "
+                "else it is divided by a count (ranks, accumulation) that is not there: updates are that much smaller",
+                next_step=_LOOK_AT_SCALE,
+            )
         if micros < 2 or abs(factor * micros - 1) > 1e-3 or not any(map(is_share_of_update, case.batches())):
             return None
         return error(

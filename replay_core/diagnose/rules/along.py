@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import OF_GROUPS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.flat import Array
@@ -27,7 +28,9 @@ def along_the_response(batch: StepBatch) -> Finding | None:
     """Where no values are recorded, the advantages of each response from its first counted token on, over responses
     that have one there and three counted tokens and more (4 of them and more): an error where all but the first token's
     are 0, or all but the last's; a warning where they are 0 behind the first turn (a gap in the mask) and one number
-    before it, or fall from token to token by one factor that is the same in every response.
+    before it, or fall from token to token by one factor that is the same in every response; or rise so, where an
+    estimator of groups is stated and no such discount; and where four of five that have an advantage have
+    one number up to some token and 0 from there to the end.
     An error, too, where each place has one number in all responses, and rewards differ: another axis. A warning where
     the first token, or the last one, of every response that has an advantage has 0, and all others one number: shifted.
 
@@ -52,6 +55,8 @@ def along_the_response(batch: StepBatch) -> Finding | None:
         _told(rows, turns)
         or _ends_elsewhere(batch, column.values_N, counted_N)
         or _by_place(batch, column.values_N, counted_N)
+        or _grows(batch, rows)
+        or _stops_early(rows)
     )
     if told is None:
         raise Skip("advantages change along responses in no way that is known: rewards by turn or by token")
@@ -172,6 +177,52 @@ def _ends_elsewhere(batch: StepBatch, a_N: Array, counted_N: Array) -> tuple[Sev
                     early,
                 )
     return None
+
+
+def _grows(batch: StepBatch, rows: list[Array]) -> tuple[Severity, str, str, int] | None:
+    """A reward that is discounted back from the last token."""
+    factors = [row[1:] / row[:-1] for row in rows if row.all()]
+    if len(factors) < FEWEST:
+        return None
+    every = np.concatenate(factors)
+    factor = float(np.median(every))
+    if not factor > 0 or not FADES[0] < 1 / factor < FADES[1] or np.abs(every - factor).max() > CLOSE * factor:
+        return None
+    algorithm = batch.laid.algorithm
+    stated = algorithm.number("gamma", "discount", "discount_factor")
+    if algorithm.estimator not in OF_GROUPS or (stated is not None and abs(stated * factor - 1) <= CLOSE):
+        return None
+    return (
+        "warning",
+        f"advantages grow along the response: each is {factor:.4g} times that of the token before it, a discount of "
+        f"{1 / factor:.4g} from the end",
+        "the reward is discounted back from the last token: of a long response the first tokens hardly learn; an "
+        "estimator of groups gives one advantage to all of them (a discount of 1)",
+        len(factors),
+    )
+
+
+#: Of the responses with an advantage, the share that ends early before it is how they are made.
+STOPS = 0.8
+
+
+def _stops_early(rows: list[Array]) -> tuple[Severity, str, str, int] | None:
+    """Responses whose advantage is one number, and 0 from some token on that counts as well."""
+    heard = [row for row in rows if row[0] != 0]
+    heads = [row[: int(np.flatnonzero(row)[-1]) + 1] for row in heard]
+    if any(np.ptp(head) > CLOSE * abs(head[0]) for head in heads):
+        return None
+    early = [len(head) / len(row) for head, row in zip(heads, heard, strict=True) if len(head) < len(row)]
+    if len(early) < FEWEST or len(early) < STOPS * len(heard):
+        return None
+    return (
+        "warning",
+        f"advantages end before the response does: they are one number on its first tokens ({np.median(early):.0%} of "
+        "it, median) and 0 on the rest, which counts in the mask",
+        "they are spread over another mask or another length than the one that is recorded (cut at a limit, divided by "
+        "ranks or slices): the ends of responses learn nothing",
+        len(early),
+    )
 
 
 def _told(rows: list[Array], turns: list[Array]) -> tuple[Severity, str, str, int] | None:

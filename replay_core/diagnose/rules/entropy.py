@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import entropy_bonus
+from replay_core.diagnose.entropy_term import STRONG, fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart
-from replay_core.diagnose.finding import Finding, finding, shown
+from replay_core.diagnose.finding import Finding, finding, info, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -16,14 +16,16 @@ ENTROPY_MIN = 0.05
 ENTROPY_GROWTH = 2.0
 #: And by how much more, nats, half as much again is too much: near the uniform policy it cannot double.
 MORE, HALF = 0.7, 1.5
-#: Of a climb, where it begins; the largest coefficient that recipes give the entropy, and what may be left of the loss.
-ONSET, STRONG, PART = 0.1, 0.05, 0.05
+#: Of a climb, where it begins.
+ONSET = 0.1
 #: A rise by so much, nats, of a policy whose loss is a bonus on it.
 LITTLE = 0.3
 #: And how many times its beginning is a policy that falls apart, where the reward falls with it.
 APART = 3.0
 #: How many times smaller entropy gets before it is a collapse: runs that learn halve it.
 FALLEN = 4.0
+#: And how many times before it is worth knowing, of a policy that earns no more for it.
+HALVED = 2.0
 #: And where the reward rises with it: a policy that learns one answer to a prompt gets sure of it.
 FALLEN_LEARNING = 12.0
 #: A reward near 1; steps that tell where a run began.
@@ -33,12 +35,13 @@ IN_PACE = 0.9
 
 
 @rule("D25", "entropy collapses or explodes", link="trend", scope="signals", needs=("entropy",),
-      explains=("D01", "D20", "L08", "L09", "L10"),
+      explains=("D01", "D20", "L08", "L09", "L10", "L17"),
       source="verl#5953, #2738; rllm#116")  # fmt: skip
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning (info down to a fifth of that, and a twelfth of
     its beginning, over 16 steps and more where the reward does not fall and is .8 and more of 1, or rises, or the
-    entropy began under .1); over twice its beginning (or .7 nats and half as much more; .7 nats alone where the
+    entropy began under .1); worth knowing under half of its beginning, and falling, where the reward of 16 steps and
+    more does not rise; over twice its beginning (or .7 nats and half as much more; .7 nats alone where the
     reward falls) and rising, or under a quarter of it and falling, too; an error where the reward falls while it
     comes to three times its beginning (a warning where all of it is lost: L08 says so), or where it rises by .3 nats
     and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
@@ -71,7 +74,18 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             next_step="raise the upper clip bound, add an entropy or KL term, check the sampling temperature",
         )
     begun, now = trends.level(values[:3]), trends.level(values, 3)
-    if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
+    falls = now >= ENTROPY_MIN and trends.drift(values) < -trends.DRIFT_Z
+    if falls and begun / FALLEN <= now < begun / HALVED and _earns_nothing_by_it(log):
+        yield info(
+            f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token, and the reward does not "
+            "rise with it",
+            series.between(under=begun / HALVED),
+            series.shown(now, f"> {begun / HALVED:.3g}"),
+            cause="the policy gets sure of its answers without getting better ones: the beginning of an entropy "
+            "collapse (no KL or entropy term, a clip range that favours likely tokens, a learning rate too high)",
+            next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
+        )
+    if falls and now < begun / FALLEN:
         reward = log.get("reward")
         rises = reward is not None and trends.rises(reward.finite)
         learns = rises and (now >= begun / FALLEN_LEARNING or trends.together(values, given(reward).finite) < -IN_PACE)
@@ -87,6 +101,17 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
         )
     yield from _grown(log, series, begun, now)
+
+
+def _earns_nothing_by_it(log: RunLog) -> bool:
+    """Whether rewards of 16 steps and more do not rise, and are not those of a policy that is right already."""
+    reward = log.get("reward")
+    rewards = [] if reward is None else reward.finite
+    return (
+        len(rewards) >= 2 * trends.MIN_STEPS
+        and trends.drift(rewards) < trends.DRIFT_Z
+        and trends.level(rewards) < max(RIGHT, 0.9 * max(rewards))
+    )
 
 
 def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:
@@ -112,7 +137,7 @@ def _grown(log: RunLog, series: Series, begun: float, now: float) -> Iterator[Fi
     if lost:
         # Near the uniform policy it can neither double nor grow by half.
         limit = min(limit, begun + MORE)
-    bonus = None if reward is not None and trends.rises(reward.finite) else _bonus(log, series)
+    bonus = None if reward is not None and trends.rises(reward.finite) else fitted_bonus(log)
     if bonus is not None:
         limit = min(limit, begun + LITTLE)
     if not (begun > 0 and now > limit and trends.rises(series.finite)):
@@ -171,24 +196,3 @@ def _holds(reward: Series) -> bool:
     return trends.level(last, len(last)) > trends.level(values[: len(values) // 2], len(values)) and (
         trends.drift(last) >= -trends.DRIFT_Z
     )
-
-
-def _bonus(log: RunLog, entropy: Series) -> float | None:
-    """The coefficient c of a loss that is -c times the entropy, over 8 steps and more, but for a twentieth of its
-    spread; None where it is none, or as small as recipes have it.
-    """
-    loss = log.get("loss")
-    if loss is None:
-        return None
-    by_step = {point.step: point.value for point in loss.points if math.isfinite(point.value)}
-    pairs = [(one.value, by_step[one.step]) for one in entropy.points if one.step in by_step]
-    if len(pairs) < trends.MIN_STEPS:
-        return None
-    middle_e, middle_l = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
-    squares = sum((e - middle_e) ** 2 for e, _ in pairs)
-    spread = sum((each - middle_l) ** 2 for _, each in pairs)
-    if not squares or not spread:
-        return None
-    slope = sum((e - middle_e) * (each - middle_l) for e, each in pairs) / squares
-    left = sum((each - middle_l - slope * (e - middle_e)) ** 2 for e, each in pairs)
-    return -slope if -slope > STRONG and left < PART * spread else None

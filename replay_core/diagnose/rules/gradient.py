@@ -277,7 +277,8 @@ def summed(log: RunLog) -> Finding | None:
     """The gradient norm (before clipping) is over 50 in each of 8 steps and more, and its median over 10 times the mean
     response length: a warning. A loss that is summed over each response's tokens is divided by the samples and comes to
     a few times the length. Where rewards are larger than 1 (as far as logged), by as much more; not where it leaps
-    within the run, or a critic is trained.
+    within the run, or a critic is trained. Nor where the loss is of ordinary size beside it: a sum makes both large
+    (L11).
     """
     series, length = given(log.get("grad_norm")), log.get("response_length")
     values = series.finite
@@ -289,6 +290,7 @@ def summed(log: RunLog) -> Finding | None:
     size = max([1.0, *rewards])
     if min(values) < AT_LEAST * size or now < SUMMED * long * size or max(values[:4]) * EXPLODED < max(values):
         return None
+    skip_if(_is_scaled(log, now), "the loss is of ordinary size: gradients alone are large (L11)")
     return warning(
         f"the gradient norm is large in every step: {series.name} is {now:.3g}, {now / long:.3g} times the mean "
         f"response length of {long:.3g}: the loss is most likely a sum over all tokens, not divided by them",
@@ -501,6 +503,17 @@ def odd_norm(log: RunLog) -> Iterator[Finding]:
     yield from found or _sum_for_mean(log)
 
 
+#: The gradient norm over a loss that is no sum; a loss that is 0 by construction tells nothing; what a norm comes to
+#: without the loss scale that fp16 begins with.
+OVER_LOSS, TELLS, FP16, USUAL = 1e4, 1e-3, 65536.0, (0.05, 20.0)
+
+
+def _is_scaled(log: RunLog, norm: float) -> bool:
+    """Whether the gradient is scaled and the loss is not: a loss that is added up is as large as its gradient."""
+    losses = [median(map(abs, one.finite)) for name in ("loss", "pg_loss") if (one := log.get(name)) and one.finite]
+    return bool(losses) and norm > HUGE and TELLS < max(losses) < norm / OVER_LOSS
+
+
 #: Norms that recipes clip at. Of others with two digits few steps may be equal as they are printed.
 _BOUNDS = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -522,12 +535,21 @@ def _odd(log: RunLog) -> Iterator[Finding]:
             next_step="log what clip_grad_norm_ returns: the norm before clipping",
         )
     elif low > ABSURD or (begun > HUGE and len(values) > 1):
+        scaled = _is_scaled(log, begun)
+        fp16 = scaled and USUAL[0] < begun / FP16 < USUAL[1]
         yield finding(
             "error" if low > ABSURD else "warning",
-            f"grad_norm is {begun:.3g} from the first step on: gradients are far too large",
+            f"grad_norm is {begun:.3g} from the first step on: gradients are far too large"
+            + (", and the loss is not" if scaled else "")
+            + (f": the loss scale of fp16, {FP16:g}, is left in them" if fp16 else ""),
             series.place,
             series.shown(begun, f"< {HUGE:g}"),
-            cause=_SCALED,
+            *([shown(f"grad_norm over {FP16:g}", begun / FP16)] if fp16 else []),
+            cause="the loss scale is not taken out of the gradients before they are measured and clipped "
+            "(scaler.unscale_): clipping then leaves next to nothing of an update, or without it each is so many times "
+            "too large"
+            if fp16
+            else _SCALED,
             next_step="rldbg record --gradients . -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D28",
             steps=series.steps(over=HUGE),
         )

@@ -788,7 +788,11 @@ def reward_falls(log: RunLog) -> Finding | None:
             "falls apart by a ratio or its clipping that is made wrongly (look at KL and entropy), or the judge "
             "changed or broke: the reward alone does not tell them apart",
             next_step=_RECORD,
-            steps=[p.step for p in series.points[-(len(values) // 4) :]],
+            steps=[
+                p.step
+                for at, p in enumerate(series.points, len(values) // 4 - len(series.points))
+                if at >= 0 or p.value < (before + now) / 2
+            ],
         )
     return None
 
@@ -864,6 +868,17 @@ def _always_up(values: list[float]) -> bool:
     )
 
 
+#: Of its most: what a reward that is learnt begins with at most, and comes to at least.
+_UNLEARNT, _LEARNT = 0.8, 0.95
+
+
+def _is_learnt(values: list[float]) -> bool:
+    """Whether a reward climbs to next to its most within the run, and stays: ties hide it from a rank test."""
+    most, begun = max(values), trends.level(values[:3])
+    climbs = min(values[0], begun) >= 0 and max(values[0], begun) <= _UNLEARNT * most
+    return climbs and trends.level(values) >= _LEARNT * most and trends.drift(values) > 0
+
+
 _FORM = regex(r"format|(?:^|[/_.])fmt", re.IGNORECASE)
 _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])", re.IGNORECASE)
 
@@ -873,8 +888,9 @@ _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])"
       source="open-r1, rllm: a format's reward that outweighs the answer's")  # fmt: skip
 def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
-    explains (12 steps and more): an error. Of 3 and more, where one rises and the other falls in every step, and each
-    by half: worth knowing.
+    explains (12 steps and more): an error. So does one for the format that comes to 19 twentieths of its most from
+    four fifths and less: it is learnt in the first steps, and at rest since. Of 3 and more, where one rises and the
+    other falls in every step, and each by half: worth knowing.
     """
 
     def known(pattern: re.Pattern[str], fewest: int = 12) -> list[Series]:
@@ -899,7 +915,7 @@ def form_over_answers(log: RunLog) -> Finding | None:
     skip_if(not pairs, "needs an accuracy reward, and a format reward or the whole one, of 12 steps")
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
-        if up > trends.DRIFT_Z and down < -trends.DRIFT_Z:
+        if (up > trends.DRIFT_Z or (form is not whole and _is_learnt(form.finite))) and down < -trends.DRIFT_Z:
             return error(
                 f"{form.name} rises while {right.name} falls: "
                 + (

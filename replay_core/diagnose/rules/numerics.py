@@ -23,6 +23,7 @@ from replay_core.diagnose.signals import RunLog
 from replay_core.errors import RldbgError
 from replay_core.naming import Phase, canonical, meaning
 from replay_core.records import Record, TensorRef
+from replay_core.regexes import regex
 
 #: What is no computed number: masks of attention hold -inf on purpose, positions and ids are whole numbers.
 _EXPECTED = ("mask", "ids", "positions", "layout", "note")
@@ -67,7 +68,8 @@ def not_finite(case: Case) -> Finding | None:
     """Every floating tensor in order of computation (rollout, rewards, old, reference, advantages, modules, losses,
     gradients, norm, parameters): the first NaN or infinity on a token that counts is an error and is where to
     look; later ones follow from it. One only outside the mask is worth saying (info). Sentinels a framework writes
-    for "none" do not count.
+    for "none" do not count. A warning where another record of the rewards has them, the rewards are the same numbers
+    elsewhere, and one number stands in their place: what could not be scored is trained on as if it were.
     """
     bad: list[_Bad] = []
     steps: list[int] = []
@@ -84,6 +86,8 @@ def not_finite(case: Case) -> Finding | None:
     counting = sorted((one for one in bad if one.counts), key=lambda one: one.order)
     if counting:
         return _first(counting, steps)
+    elif bad and (filled := _filled_in(case)) is not None:
+        return filled
     elif bad:
         first = min(bad, key=lambda one: one.order)
         of_reward = first.name.startswith("reward")
@@ -97,6 +101,58 @@ def not_finite(case: Case) -> Finding | None:
             else "values outside the mask are never used; a product with the mask would still keep NaN x 0 = NaN",
         )
     return None
+
+
+_REWARD_NAME = regex(r"(?i)reward|score")
+#: Rewards that are equal in both records, before one of them is the other filled in.
+EQUAL = 4
+
+
+def _filled_in(case: Case) -> Finding | None:
+    """Rewards that are not finite in one record, and one number in the one that is trained on."""
+    holders = total = 0
+    named, into = "", set[float]()
+    place: Where | None = None
+    steps: list[int] = []
+    for batch in case.batches():
+        reward_B = batch.reward_B
+        if reward_B is None or not np.isfinite(reward_B).all():
+            continue
+        names = sorted(
+            {name for sheet, _ in batch.columns.sheets for name in sheet.names() if _REWARD_NAME.search(name)}
+        )
+        for name in names if not named else [named]:
+            raw_B = batch.columns.per_sample(name)
+            if raw_B is None or name == batch.columns.reward_name:
+                continue
+            bad_B = ~np.isfinite(raw_B)
+            if not bad_B.any() and not named:
+                continue
+            if (~bad_B).sum() < EQUAL or not np.allclose(raw_B[~bad_B], reward_B[~bad_B], atol=1e-6):
+                return None
+            named = name
+            holders, total = holders + int(bad_B.sum()), total + len(bad_B)
+            into.update(np.round(reward_B[bad_B], 6).tolist())
+            if bad_B.any():
+                place = place or batch.laid.where(name, sample=bad_B)
+                steps += [] if batch.step is None else [batch.step]
+            break
+    if place is None or len(into) != 1:
+        return None
+    value = into.pop()
+    found = warning(
+        f"{named} is not a number for {share(holders, total)} samples, and they are trained on with a reward of "
+        f"{value:g}: what could not be scored counts as {'wrong' if value == 0 else 'an answer of that worth'}",
+        place,
+        shown(f"samples whose {named} is not finite", holders, "0"),
+        shown("reward in their place, in all of them", value),
+        shown("rewards of the others that are the same in both", total - holders),
+        cause="the reward function fails (an exception, a parse, a time-out, a division by 0) and its NaN is hidden by "
+        "nan_to_num or a default: group means and advantages hold rewards that nobody gave",
+        next_step="score one of these responses by hand; leave such samples out, or out of their group's mean",
+        steps=steps,
+    )
+    return replace(found, link="rewards")
 
 
 #: The link of the chain that a phase of the computation belongs to.

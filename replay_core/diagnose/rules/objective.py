@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import numpy as np
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, error, finding, share, shown
+from replay_core.diagnose.finding import Finding, error, finding, info, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import STOOD, before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -150,12 +151,17 @@ def _fitting(batch: StepBatch, logged: Logged) -> Iterator[Surrogate]:
 def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
     """The recorded ratio beside exp(policy - old): an error where it is its inverse on 99 % of the tokens that moved
     (|log ratio| > 1e-3, 8 and more), or where GSPO is stated and it is e to the sum of a response's log ratios. An
-    error, too, where it is exactly 1 on all tokens that a later update of the batch has moved (by .02 nats and more).
+    error, too, where it is exactly 1 on all tokens that a later update of the batch has moved (by .02 nats and more),
+    and where another figure makes it on 99 % of all tokens, and exp(policy - old) does not on 8 and more: the policy's
+    probability itself, the policy over its reference, a power of 2. Worth knowing where it is one for each response
+    (GSPO), and nothing says so.
     """
     recorded = given(batch.columns.of("is_ratio"))
     ratio_N, known_N, source = ratios(batch)
     known_N = known_N & recorded.said_N & np.isfinite(recorded.values_N) & (recorded.values_N > 0)
     logs_N = np.log(np.where(known_N, ratio_N, 1.0))
+    if (other := _another_ratio(batch, recorded, logs_N, known_N)) is not None:
+        return other
     moved_N = known_N & (np.abs(logs_N) > MOVED)
     skip_if(moved_N.sum() < FEWEST, "the ratio has not moved from 1")
     later_N = known_N & (np.abs(logs_N) > STOOD) & ~before_any_update_N(batch)
@@ -204,6 +210,51 @@ def ratio_made_wrongly(batch: StepBatch) -> Finding | None:
             cause="GSPO takes the length-normalised ratio, the geometric mean of a response's token ratios; RLOO takes "
             "the whole response's",
         )
+
+
+def _another_ratio(batch: StepBatch, recorded: Column, logs_N: Array, known_N: Array) -> Finding | None:
+    """A recorded ratio that is another figure than new over old, on next to all tokens."""
+    told_N = np.log(np.where(known_N, recorded.values_N, 1.0))
+    odd_N = known_N & (np.abs(told_N - logs_N) > MOVED)
+    if odd_N.sum() < FEWEST:
+        return None
+    policy, ref = given(batch.columns.of("policy_logprobs")), batch.columns.of("ref_logprobs")
+    each: list[tuple[str, str, Array]] = [
+        ("the policy's probability itself: nothing stands below it",
+         "the old log-probabilities are not subtracted (0, or another mask, in their place)", policy.values_N),
+        ("2 to the difference of log-probabilities, not e to it",
+         "exp2 stands for exp, or logarithms are of base 2 on one side", logs_N * math.log(2)),
+        ("half the power: the root of new over old", "log-probabilities are halved, or averaged with the old ones",
+         logs_N / 2),
+    ]  # fmt: skip
+    if ref is not None:
+        over_N = np.where(ref.said_N, policy.values_N - ref.values_N, np.nan)
+        each.append(
+            ("the policy over its reference", "the reference's log-probabilities stand for the old ones", over_N)
+        )
+    for what, cause, expected_N in each:
+        close_N = np.abs(told_N - expected_N) <= 1e-3 * np.abs(expected_N) + 1e-4
+        if close_N[odd_N].mean() >= 0.99 and close_N[known_N].mean() >= 0.99:
+            return error(
+                f"the recorded ratio is {what}",
+                batch.laid.where("is_ratio", at=odd_N),
+                shown("tokens that agree with it", float(close_N[known_N].mean()), None, recorded.source),
+                shown("tokens that exp(policy - old) does not make", int(odd_N.sum()), "0"),
+                link="ratio",
+                cause=cause,
+            )
+    mean_B = np.nan_to_num(batch.flat.mean(np.where(known_N, logs_N, 0.0), known_N))
+    mean_N = np.repeat(mean_B, batch.flat.lengths_B)
+    if batch.laid.algorithm.is_by_sequence or not (np.abs(told_N - mean_N)[odd_N] <= 1e-4).all():
+        return None
+    return info(
+        "the ratio is one number for each response, e to the mean of its log ratios (GSPO), and no such is stated",
+        batch.laid.where("is_ratio", at=odd_N),
+        shown("tokens whose ratio is the response's and not their own", int(odd_N.sum()), "0", recorded.source),
+        link="ratio",
+        cause="right where sequences are meant to be weighed; else a mean over the response is taken before the "
+        "exponential",
+    )
 
 
 @rule("D59", "importance weights are not trainer over rollout", link="ratio", scope="batch",

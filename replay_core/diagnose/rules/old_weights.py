@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, ENOUGH, Misplaced, parting, synced_every
 from replay_core.diagnose.compared import TOLD_APART, gap_of, old_is_odd, worst_of
@@ -55,6 +56,7 @@ class _StepGap(Struct, frozen=True):
     ahead: float | None = None
     """How far the rollout lies beyond the trainer on the way from the reference, in shares of that way; None where the
     policy has hardly moved, or the rollout lies elsewhere."""
+    rank_B: Array | None = None
 
 
 def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
@@ -88,8 +90,15 @@ def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
             mean = float(np.nanmean(by_sample_B))
         yield _StepGap(
             batch.step, mean, between.from_reference, between.is_stale, version, place, command,
-            by_sample_B, batch.prompt_B, ahead_of(between),
+            by_sample_B, batch.prompt_B, ahead_of(between), _rank_B(batch),
         )  # fmt: skip
+
+
+def _rank_B(batch: StepBatch) -> Array | None:
+    """The rank [B] that sampled each of them; None where one alone is recorded, or none."""
+    ranks = [None if key is None else key.rank for key in batch.laid.keys_of("rollout_logprobs")]
+    known = [rank for rank in ranks if rank is not None]
+    return np.array(known) if len(known) == len(ranks) and len(set(known)) > 1 else None
 
 
 @rule("D12", "the engine samples with old weights", link="rollout_logprobs", scope="case",
@@ -120,9 +129,10 @@ def stale(case: Case) -> Finding | None:
     A third sign, in 4 steps and more: the first step has none of it (.01 nats and less), and it grows with the updates
     to ten times that and .03 (or five times that, and .03 in one step, where nearly every step has more than those
     before it: tau .7), by a quarter from the earlier half to the later (Kendall's tau .4), in all rows or in a part of
-    them whose others agree. Weights of one age do not grow: silent where the last third of 7 steps and more has
-    no more than 1.15 times the middle third. An error beside versions, too, where they follow the steps, so that the
-    engine says it is up to date; without any a warning in fewer than 12 steps, since an asynchronous run begins so.
+    them whose others agree (an error where those are the rows of some ranks, and of no others). Weights of one age do
+    not grow: silent where the last third of 7 steps and more has no more than 1.15 times the middle third. An error
+    beside versions, too, where they follow the steps, so that the engine says it is up to date; without
+    any a warning in fewer than 12 steps, since an asynchronous run begins so.
     Where what was sampled agrees with the reference, too, a run that begins in the dump has to be as long, or its
     mismatch past D09's limit of an error.
     Where no versions are recorded: none of it (.01 nats) in every k-th step, the first and two more among them, and
@@ -319,13 +329,14 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
     # Versions that stay behind are said to; those that keep pace with the steps say that the engine is up to date.
     if told and (len(told) < len(every) or len({version for _, version in told}) > 1) and len(ages) > 1:
         return None
-    found = parting([one.by_sample_B for one in every], every[-1].prompt_B)
+    found = parting([one.by_sample_B for one in every], every[-1].prompt_B, [one.rank_B for one in every])
     if found is None:
         return None
     up_to_date = len(told) == len(every) and len(ages) == 1
     later = [one for one in every[1:] if one.mean > DISAGREE]
     worst = max(later or every, key=lambda one: one.mean)
-    sure = up_to_date or found.is_growing or bool(told)
+    # Samples that are old on purpose are so on every rank.
+    sure = up_to_date or found.is_growing or bool(told) or found.ranks is not None
     return finding(
         "error" if sure else "warning",
         "the engine's weights are not updated, or not all of them: it agrees with the trainer in the first step, and "
@@ -337,7 +348,9 @@ def _never_updated(every: list[_StepGap]) -> Finding | None:
         shown("mean |trainer - rollout| later, where they part", found.last, "as in the first step"),
         shown("by step", ", ".join(f"{one.mean:.3g}" for one in every[:12])),
         *([shown("rows that part in the last step", share(*found.rows))] if found.is_in_part else []),
-        cause="a part of the rows is sampled with old weights: a prefix cache (KV cache) of the engine that is not "
+        cause="the replica of the engine that samples for this rank has old weights: the weight sync does not reach it"
+        if found.ranks is not None
+        else "a part of the rows is sampled with old weights: a prefix cache (KV cache) of the engine that is not "
         "emptied after a weight update, or one replica (rank, adapter) of the engine that a weight sync never reaches"
         if found.is_in_part
         else "weights are never synchronised into the engine after its start (a sync that fails silently, a renamed "

@@ -7,6 +7,7 @@ from itertools import accumulate
 from statistics import median
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.entropy_term import fitted_bonus
 from replay_core.diagnose.finding import Evidence, Finding, error, shown
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.entropy import ENTROPY_MIN
@@ -88,7 +89,7 @@ AT_FIRST = 0.1
 def lost(log: RunLog) -> Finding | None:
     """The reward, .1 and more in the first step, falls in each of the next 2, to a tenth of the first within 6 steps,
     and stays below that in 8 steps and more: an error. What else breaks (length, answers cut off, entropy) comes after
-    it. Not where a held-out result rises.
+    it. Not where a held-out result rises, nor where the loss is the entropy bonus alone (D25).
     """
     series = given(log.get("reward"))
     values = series.values
@@ -106,6 +107,7 @@ def lost(log: RunLog) -> Finding | None:
         return None
     if log.has("held_out") and trends.rises(given(log.get("held_out")).finite):
         return None
+    skip_if(fitted_bonus(log) is not None, "the loss is the entropy bonus, which outweighs the reward (D25)")
     cut = log.get("truncated")
     before = cut is not None and cut.finite and max(cut.values[:gone]) < 0.25
     return error(

@@ -340,7 +340,8 @@ def stands_twice(batch: StepBatch) -> Finding | None:
     drawings of one text agree but for their batch; the epochs of a batch are one.
 
     A warning, too, where the last rows of the batch are its first ones, in order, bit for bit, count tokens, and leave
-    groups of one size without them.
+    groups of one size without them. And where a quarter and more of the rows have a twin in their own group, more than
+    their probabilities explain, whose groups are not of one response (D64).
     """
     if any(key is not None and key.epoch for key in batch.laid.keys_of("input_ids")):
         batch = batch.once
@@ -362,12 +363,12 @@ def stands_twice(batch: StepBatch) -> Finding | None:
     # Groups of one prompt may draw one text twice: as often as it is probable, times those that draw.
     prompt_B = batch.prompt_B
     if prompt_B is not None:
-        others_B = np.bincount(prompt_B)[prompt_B] - np.bincount(group_B)[group_B]
-        chance_B = np.minimum(1.0, np.maximum(others_B, 0) * np.exp(np.minimum(sums_B, 0.0)))
-        if twice_B.sum() <= 3 * float(chance_B.sum()) + 2:
-            return None
+        theirs_B = np.unique(np.stack([prompt_B, group_B]), axis=1, return_inverse=True, return_counts=True)
+        others_B = np.bincount(prompt_B)[prompt_B] - theirs_B[2][theirs_B[1].reshape(-1)]
+        if twice_B.sum() <= 3 * _by_chance(others_B, sums_B) + 2:
+            return _twice_in_its_group(batch, group_B, each, sums_B, said)
     if twice_B.sum() < 4 or twice_B.mean() < 0.25:
-        return None
+        return _twice_in_its_group(batch, group_B, each, sums_B, said)
     return warning(
         f"{share(int(twice_B.sum()), len(batch))} samples stand in the batch twice, under another group",
         batch.laid.where("input_ids", sample=twice_B),
@@ -376,6 +377,52 @@ def stands_twice(batch: StepBatch) -> Finding | None:
         cause="the batch was filled up by repeating it, ranks drew the same prompts with the same seed, or a gather "
         "duplicated what they had: the batch is smaller than it looks",
     )
+
+
+def _by_chance(others_B: Array, sums_B: Array) -> float:
+    """How many samples have a twin by chance, of log-probabilities and of as many others drawn to their prompt."""
+    return float(np.minimum(1.0, np.maximum(others_B, 0) * np.exp(np.minimum(sums_B, 0.0))).sum())
+
+
+#: The log-probability of rows that come again in their order, before it is no chance.
+IN_ORDER = -14.0
+
+
+def _twice_in_its_group(
+    batch: StepBatch, group_B: Array, each: list[bytes], sums_B: Array, said: Column
+) -> Finding | None:
+    """Rows that are copies of others of their group: what doubles a batch under the ids that it had."""
+    # Later passes over one rollout are recorded as micro-batches of their own.
+    micro_of = {row: micro for (_, micro), samples in batch.laid.rows_by_micro().items() for row in samples}
+    rows = [
+        (group, key, micro_of.get(row)) for row, (group, key) in enumerate(zip(group_B.tolist(), each, strict=True))
+    ]
+    counts = Counter(rows)
+    twice_B = np.array([counts[row] > 1 for row in rows], dtype=bool) & (sums_B < IMPROBABLE)
+    sizes = np.bincount(group_B)
+    half = len(rows) // 2
+    # Of two halves that are one, each row has its twin at its own place: chance draws all of them in their order.
+    doubled = 2 * half == len(rows) and rows[:half] == rows[half:] and float(sums_B[:half].sum()) < IN_ORDER
+    chance = 0.0 if doubled else _by_chance(sizes[group_B] - 1, sums_B)
+    if twice_B.sum() < 4 or twice_B.mean() < 0.25 or twice_B.sum() <= 3 * chance + 2:
+        return None
+    different = np.bincount(np.array([group for group, *_ in counts]), minlength=sizes.size)
+    # A group of one response over and over is how its engine samples.
+    if 2 * int((different[sizes > 1] > 1).sum()) < int((sizes > 1).sum()):
+        return None
+    return warning(
+        f"the second half of the batch is a copy of the first: {half} samples stand in it twice, under the same groups"
+        if doubled
+        else f"{share(int(twice_B.sum()), len(batch))} samples stand in their group twice, to the last bit of their "
+        "log-probabilities",
+        batch.laid.where("input_ids", sample=half if doubled else twice_B),
+        shown("samples with the tokens and log-probabilities of another of their group", int(twice_B.sum()), "0",
+              said.source),
+        shown("different samples", len(counts), str(len(batch))),
+        shown("samples of a group", listed(sorted({int(size) for size in sizes if size}))),
+        cause="a gather duplicated what every rank had, the batch was filled up or concatenated with itself, or the "
+        "engine drew with one seed more than once: a group has fewer answers than it counts, and these weigh double",
+    )  # fmt: skip
 
 
 def _filled_up(batch: StepBatch, group_B: Array, said: Column) -> Finding | None:

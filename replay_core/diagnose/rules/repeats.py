@@ -161,7 +161,9 @@ def of_the_step_before(case: Case) -> Finding | None:
     looked: list[int] = []
     last, many = -1, False
     where = None
-    for batch in case.batches():
+    for each in case.batches():
+        # Each pass over a rollout holds its samples: a std over n - 1 is not that of twice as many.
+        batch = each.once
         advantage_B, reward_B, group_B = batch.advantage_B, batch.reward_B, batch.group_B
         if advantage_B is None or reward_B is None or group_B is None or batch.step is None:
             continue

@@ -429,10 +429,16 @@ def of_the_answers(case: Case) -> Finding | None:
     there are as many truths as groups); where rows of one prompt have different truths, which other prompts have, too;
     and where a reward for right answers (accuracy, correctness) is 0 for all.
 
+    Where a reward for right answers of two values is recorded beside the score, texts or not: an error where the score
+    is high just where that of the row (or group) before or after is, in .97 of all and less than .85 by its own; and
+    where it is high just where its own is low.
+
     A warning where wrong answers (8, and a tenth of those paid in full; another number or letter than the truth) have
     what right ones have. And where right answers are all paid for some ground truths (3 and more) and never for others
     (3 and more, of two right answers each), while wrong ones are not.
     """
+    if (beside := _beside_right(case)) is not None:
+        return beside
     looked: list[_Answered] = []
     for batch in case.batches():
         texts, truths = batch.columns.texts("response_text"), batch.columns.texts("ground_truth")
@@ -492,6 +498,59 @@ def of_the_answers(case: Case) -> Finding | None:
         "computed: a row is paid for its neighbour's answer",
         steps=steps,
     )
+
+
+def _beside_right(case: Case) -> Finding | None:
+    """Scores that are high where another row's answer is right, or where their own is wrong, as a reward for right
+    answers that is recorded beside them tells.
+    """
+    rows: list[tuple[StepBatch, Array, Array]] = []
+    named = ""
+    for batch in case.batches():
+        reward_B = batch.reward_B
+        if reward_B is None or not np.isfinite(reward_B).all():
+            continue
+        for name, right_B in for_right_answers(batch).items():
+            told = named in ("", name) and name != batch.columns.reward_name
+            if told and np.isin(right_B, (0.0, 1.0, -1.0)).all():
+                rows.append((batch, reward_B, right_B > 0))
+                named = name
+                break
+    right = sum(int(right_B.sum()) for *_, right_B in rows)
+    total = sum(len(right_B) for *_, right_B in rows)
+    if total < FEWEST or min(right, total - right) < RIGHT:
+        return None
+    every = np.concatenate([reward_B for _, reward_B, _ in rows])
+    middle = (float(every.min()) + float(every.max())) / 2
+
+    def agreement(by: int) -> float:
+        same = [np.roll(right_B, by) == (reward_B > middle) for _, reward_B, right_B in rows if len(right_B) > abs(by)]
+        return float(np.concatenate(same).mean()) if same else 0.0
+
+    own = agreement(0)
+    batch = rows[0][0]
+    sizes = np.bincount(batch.group_B) if batch.group_B is not None else np.zeros(0, int)
+    group = int(sizes[0]) if sizes.size > 1 and np.unique(sizes).size == 1 else 0
+    by = max((1, -1, 2, -2, *((group, -group) if group > 1 else ())), key=agreement)
+    turned = own <= 1 - OTHER
+    if own >= OWN or not (turned or agreement(by) >= OTHER):
+        return None
+    where = f"{abs(by)} row{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
+    paid = batch.columns.reward_name
+    return error(
+        f"scores are turned around: {paid} is high just where {named} is 0"
+        if turned
+        else f"scores belong to other samples: {paid} is high where {named} of the answer {where} is 1, not of its own",
+        batch.laid.where(paid, sample=int(np.flatnonzero((rows[0][1] > middle) != rows[0][2])[:1].sum())),
+        shown(f"scores that agree with their own {named}", own, f">= {OWN:g}"),
+        *([] if turned else [shown(f"that agree with {named} {where}", agreement(by))]),
+        shown("samples", total), shown("of them right", right),
+        cause="the comparison, or the sign of the score, is turned around: wrong answers are paid, right ones are not"
+        if turned
+        else "scores come back in another order than the samples, or were rolled or shuffled after they were computed: "
+        "a row is paid for its neighbour's answer",
+        steps=[batch.step for batch, *_ in rows if batch.step is not None],
+    )  # fmt: skip
 
 
 #: Steps, and how well the changes of two figures go together before one makes the other: of 12 pairs by chance, one in

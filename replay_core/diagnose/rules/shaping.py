@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.objectives import kl
+from replay_core.regexes import regex
 
 #: What a recomputed penalty may leave of the recorded one (rms), and how alike two series are that only whitening
 #: tells apart.
@@ -294,3 +296,68 @@ def _to_come(batch: StepBatch) -> Iterator[Array]:
             sample = sample_N[place]
             out_N[place] = coming
         yield out_N
+
+
+#: How a penalty on long answers is called, and the words of its settings.
+_OVERLONG = regex(r"(?i)over_?long|too_?long|over_?length")
+_LIMIT = ("max_response_length", "max_completion_length", "max_tokens", "max_new_tokens", "generate_max_len")
+_BUFFER = ("overlong_buffer_len", "overlong_buffer.len", "overlong_buffer", "soft_overlong_cache", "soft_cache_length")
+_FACTOR = ("overlong_penalty_factor", "overlong_buffer.penalty_factor", "penalty_factor")
+#: Lengths that tell, and the share of samples whose penalty is that of their length.
+LENGTHS, OF_LENGTH = 3, 0.95
+
+
+@rule("D105", "a penalty on long answers falls on short ones", link="rewards", scope="case", lasts=True,
+      explains=("L08", "L09", "D20", "D104"),
+      source="DAPO section 3.3 (soft overlong punishment): (L_max - L_cache - |y|) / L_cache")  # fmt: skip
+def overlong_turned(case: Case) -> Finding | None:
+    """A recorded penalty on overlong answers (16 samples and more, of 3 lengths and more, none above 0), one number of
+    a response's length: an error where it is never larger for a longer response, and smaller for the shortest. Shown
+    beside what a stated limit, buffer and factor make of it.
+    """
+    lengths: list[float] = []
+    penalties: list[float] = []
+    first: StepBatch | None = None
+    named = ""
+    steps: list[int] = []
+    for batch in case.batches():
+        response_N = batch.response_N if batch.response_N is not None else batch.trained_N
+        names = sorted({name for sheet, _ in batch.columns.sheets for name in sheet.names() if _OVERLONG.search(name)})
+        each = next(((name, told) for name in names if (told := batch.columns.per_sample(name)) is not None), None)
+        if response_N is None or each is None or not np.isfinite(each[1]).all():
+            continue
+        named, first = each[0], first or batch
+        lengths += batch.flat.count(response_N).tolist()
+        penalties += each[1].tolist()
+        steps += [] if batch.step is None else [batch.step]
+    if first is None or len(lengths) < FEWEST:
+        raise Skip(f"needs a recorded penalty on overlong answers, of {FEWEST} responses")
+    length_B, penalty_B = np.array(lengths), np.array(penalties)
+    sizes = np.unique(length_B)
+    by_length = np.array([np.median(penalty_B[length_B == size]) for size in sizes])
+    own = np.abs(penalty_B - by_length[np.searchsorted(sizes, length_B)]) <= 1e-4
+    skip_if(
+        len(sizes) < LENGTHS or own.mean() < OF_LENGTH or penalty_B.max() > 1e-6,
+        f"needs a penalty that a response's length makes, of {LENGTHS} lengths",
+    )
+    if (np.diff(by_length) < -1e-6).any() or by_length[-1] - by_length[0] < 1e-6:
+        return None
+    number = case.algorithm.number
+    limit, buffer, factor = number(*_LIMIT), number(*_BUFFER), number(*_FACTOR)
+
+    def meant(size: float) -> str | None:
+        if not limit or not buffer:
+            return None
+        return f"{min(0.0, max(-1.0, (limit - buffer - size) / buffer)) * (1.0 if factor is None else factor):.3g}"
+
+    return error(
+        f"the penalty on long answers falls on short ones: {named} is {by_length[0]:.3g} at {sizes[0]:g} tokens and "
+        f"{by_length[-1]:.3g} at {sizes[-1]:g}",
+        first.laid.where(named, sample=int(np.argmin(penalty_B[: len(first)]))),
+        *(shown(f"penalty at {size:g} tokens", float(value), meant(float(size)), named)
+          for size, value in ((sizes[0], by_length[0]), (sizes[-1], by_length[-1]))),
+        shown("samples", len(lengths)), shown("different lengths", len(sizes)),
+        cause="the difference of length and limit is taken the wrong way round: short answers are punished, and what "
+        "runs to the limit is not; responses grow until they are cut",
+        steps=steps,
+    )  # fmt: skip

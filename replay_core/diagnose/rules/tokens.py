@@ -134,10 +134,11 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     (an agent's limit of turns); a warning where a quarter is cut in each third of 100 steps and more in which the
     reward does not rise (two fifths of 8 lines and more over 40 steps, whose reward stays below .2), and where hardly
     any ends (0.97, in 8 steps and more; 0.85, in 16; 0.98 in each of 2 and more, their mean length within .01 of the
-    limit). With a reward of 0 for all of them it is the cause of D01. A warning at most where hardly any was cut at
-    first and the reward was lost as they came to be (L08): the policy falls apart. Skipped where the longest response
-    is one token: each ends at the limit, as it is meant to; and where what is logged is above 1, which is no fraction
-    (L30).
+    limit; mean and longest response one number in 8 steps and more: all run to the limit, whatever share of them is
+    counted as cut). With a reward of 0 for all of them it is the cause of D01. A warning at most where hardly any was
+    cut at first and the reward was lost as they came to be (L08): the policy falls apart. Skipped where the longest
+    response is one token: each ends at the limit, as it is meant to; and where what is logged is above 1, which is no
+    fraction (L30).
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
@@ -160,6 +161,9 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     always = (now >= MOST and count >= trends.MIN_STEPS) or (now >= MOSTLY and count >= HABIT)
     # Of fewer steps: hardly any response has ended in any of them, and the mean is next to the limit.
     always = always or (count >= 2 and min(series.finite) >= ALL_BUT and _at_the_limit(log))
+    # What is counted as cut has no end token in its last place: an end that nobody heeds may stand there by chance.
+    pinned = _of_one_length(log)
+    always = always or pinned is not None
     apart = runs_into_the_limit(log) is not None
     idle = _all_along(series, MANY) and rests(log) is not None
     idle = idle or (_all_along(series, OFTEN) and _earns_little(reward))
@@ -172,12 +176,17 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         else "warning",
         f"{now:.0%} of the responses are cut at the token limit"
         + _from_the_start(series, longest)
-        + (f", and the reward does not rise in {len(given(reward).finite)} lines" if idle else ""),
+        + (f", and the reward does not rise in {len(given(reward).finite)} lines" if idle else "")
+        if pinned is None
+        else f"every response is {pinned:g} tokens long in every step: all run to the limit, and no end token ends one "
+        f"({now:.0%} are counted as cut)",
         next(p for p in series.points if p.value >= MANY).where(series.name),
         series.shown(now, f"< {MANY}"),
         *nothing,
         cause="the policy no longer ends its answers: hardly any was cut at first, and the reward was lost with it"
         if apart
+        else "the engine does not stop at the end token (ignore_eos, another id), or the limit is far too small"
+        if pinned is not None
         else "the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
         + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
         next_step=("" if apart else "raise the token limit, and see whether the responses would end; ")
@@ -213,6 +222,15 @@ def _at_the_limit(log: RunLog) -> bool:
     if mean is None or longest is None or len(mean.finite) != len(longest.finite):
         return False
     return all(each >= 0.99 * top for each, top in zip(mean.finite, longest.finite, strict=True))
+
+
+def _of_one_length(log: RunLog) -> float | None:
+    """The length, in tokens, of every response in each of 8 steps and more: mean and longest are one number in all."""
+    mean, longest = log.get("response_length"), log.get("response_length_max")
+    if mean is None or longest is None or len(mean.finite) < trends.MIN_STEPS:
+        return None
+    lengths = {*mean.values, *longest.values}
+    return mean.finite[0] if len(lengths) == 1 and len(mean.values) == len(longest.values) else None
 
 
 def _from_the_start(series: Series, longest: list[float]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from replay_core.diagnose.algorithm import (
+    GROUP_SIZE,
     Algorithm,
     entropy_bonus,
     filters_groups,
@@ -99,7 +100,7 @@ def _unfiltered(batch: StepBatch) -> _Shows | None:
         return None
     sizes_G = np.bincount(group_B)
     # Parts of groups, as one rank of several may hold them, tell nothing of the whole.
-    whole = batch.laid.algorithm.number("rollout_n", "num_generations", "n_samples_per_prompt", "group_size")
+    whole = batch.laid.algorithm.number(*GROUP_SIZE)
     if sizes_G.min() < 2 or np.unique(sizes_G).size > 1 or (whole is not None and sizes_G[0] != whole):
         return None
     equal_G = ranges_G(reward_B, group_B) <= 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)

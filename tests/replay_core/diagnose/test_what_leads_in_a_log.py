@@ -1,0 +1,130 @@
+"""Logs whose cause stands beside what follows from it: a bonus, a loss scale, a length, a format, an entropy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.replay_core.diagnose.logs import diagnosed, only, told, trl, verl, worrying
+
+
+def _openrlhf(**series: list[float]) -> str:
+    """Steps as OpenRLHF's trainer prints them."""
+    steps = [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
+    return "".join(
+        f"(PPOTrainer pid=9) 2026-10-04 09:{n:02d}:30.114 | INFO     | openrlhf.trainer.ppo_trainer:fit:388 - "
+        f"✨ Global step {n}: {step}\n"
+        for n, step in enumerate(steps, 1)
+    )
+
+
+def _wavering(start: float, end: float, steps: int, noise: float, seed: int = 0) -> list[float]:
+    values = np.linspace(start, end, steps) + np.random.default_rng(seed).normal(0, noise, steps)
+    return [round(float(value), 4) for value in values]
+
+
+def test_a_loss_that_is_the_entropy_bonus_leads_over_the_reward_that_it_costs(tmp_path: Path) -> None:
+    entropy = [0.74, 1.1, 1.5, 1.7, 2.1, *_wavering(2.2, 2.5, 15, 0.01)]
+    reward = [0.55, 0.28, 0.12, 0.09, *[0.04] * 4, *[0.0] * 12]
+    text = _openrlhf(policy_loss=[-each for each in entropy], entropy_loss=entropy, reward=reward,
+                     actor_grad_norm=_wavering(2, 0.5, 20, 0.1))  # fmt: skip
+    first = diagnosed(tmp_path, text).findings[0]
+    assert first.id == "D25"
+    assert "the loss is the entropy bonus" in first.claim
+
+
+def test_a_reward_that_falls_leads_over_the_groups_without_a_spread_that_follow(tmp_path: Path) -> None:
+    reward = [*_wavering(0.5, 0.02, 12, 0.05), *[0.0, 0.0, 0.0, 0.02, 0.0, 0.0, 0.02, 0.0]]
+    reward = [max(each, 0.0) for each in reward]
+    text = _openrlhf(
+        policy_loss=[0.02 * (each > 0) for each in reward], reward=reward,
+        group_reward_std=[0.8 * each for each in reward], actor_grad_norm=[0.9 * (each > 0) for each in reward],
+        kl=[0.06 * n + 0.004 for n in range(20)],
+    )  # fmt: skip
+    found = diagnosed(tmp_path, text)
+    assert found.findings[0].id == "L08"
+    assert only(found, "D01").downstream_of == "L08"
+    assert "L01" not in [one.id for one in found.findings]
+
+
+def test_gradients_of_a_loss_of_ordinary_size_hold_a_loss_scale(tmp_path: Path) -> None:
+    norms = _wavering(6.5e4, 6.6e4, 12, 8e3)
+    losses = _wavering(0.02, 0.03, 12, 0.02)
+    text = verl([{"actor/grad_norm": norm, "actor/pg_loss": loss, "response_length/mean": 5.0}
+                 for norm, loss in zip(norms, losses, strict=True)])  # fmt: skip
+    first = diagnosed(tmp_path, text).findings[0]
+    assert first.id == "L11"
+    assert "the loss scale of fp16, 65536" in first.claim
+
+
+def test_gradients_of_a_loss_that_is_as_large_are_a_sum(tmp_path: Path) -> None:
+    norms, losses = _wavering(6.5e4, 6.6e4, 12, 8e3), _wavering(4e3, -3e3, 12, 900)
+    text = verl([{"actor/grad_norm": norm, "actor/pg_loss": loss, "response_length/mean": 5.0}
+                 for norm, loss in zip(norms, losses, strict=True)])  # fmt: skip
+    assert "fp16" not in " ".join(one.claim for one in diagnosed(tmp_path, text).findings)
+    assert "L37" in [one.id for one in diagnosed(tmp_path, text).findings]
+
+
+def test_responses_of_one_length_in_all_steps_run_to_the_limit(tmp_path: Path) -> None:
+    rewards = _wavering(0.2, 0.4, 12, 0.05)
+    steps = [{"reward": each, "completions/mean_length": 14.0, "completions/max_length": 14.0,
+              "completions/clipped_ratio": 0.44} for each in rewards]  # fmt: skip
+    first = diagnosed(tmp_path, trl(steps)).findings[0]
+    assert (first.id, first.severity) == ("D20", "warning")
+    assert "every response is 14 tokens long in every step" in first.claim
+
+
+def test_a_share_that_is_cut_among_lengths_that_waver_is_no_more_than_that(tmp_path: Path) -> None:
+    rewards, lengths = _wavering(0.2, 0.4, 12, 0.05), _wavering(9, 10, 12, 0.5)
+    steps = [{"reward": each, "completions/mean_length": length, "completions/max_length": 14.0,
+              "completions/clipped_ratio": 0.44} for each, length in zip(rewards, lengths, strict=True)]  # fmt: skip
+    assert worrying(diagnosed(tmp_path, trl(steps))) == []
+
+
+#: A format that is learnt in two steps, and one that is never.
+LEARNT, NEVER = [0.54, 0.67, *[1.0, 0.96, 1.0, 0.92, 1.0, 1.0, 0.96, 1.0] * 3], [0.5, 0.6] * 13
+FALLS = [0.54, 0.3, 0.2, 0.25, 0.17, 0.2, 0.04, 0.2, 0.08, 0.0, 0.04, 0.12, *[0.0, 0.04] * 7]
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "leads"),
+    [(LEARNT, FALLS, True), (NEVER, FALLS, False), (LEARNT, FALLS[::-1], False), ([1.0] * 26, FALLS, False)],
+)
+def test_a_format_that_is_learnt_at_once_while_answers_are_lost(
+    tmp_path: Path, form: list[float], right: list[float], leads: bool
+) -> None:
+    steps = [{"rewards/format_reward/mean": a, "rewards/accuracy_reward/mean": b, "reward": a + 0.1 * b,
+              "rewards/accuracy/mean": None, "rewards/accuracy/std": None, "entropy": 0.6}
+             for a, b in zip(form, right, strict=True)]  # fmt: skip
+    ids = [one.id for one in diagnosed(tmp_path, trl(steps)).findings]
+    assert ("L12" in ids) == leads
+    assert not leads or ids[0] == "L12"
+
+
+def test_an_entropy_that_falls_for_no_reward_is_worth_knowing(tmp_path: Path) -> None:
+    entropy, reward = _wavering(0.8, 0.25, 26, 0.03), _wavering(0.55, 0.55, 26, 0.1)
+    for name, values, expected in (("flat", reward, True), ("rises", _wavering(0.2, 0.7, 26, 0.03), False)):
+        (tmp_path / name).mkdir()
+        text = verl([{"actor/entropy": a, "critic/score/mean": b, "actor/grad_norm": 0.2 + 0.1 * b}
+                     for a, b in zip(entropy, values, strict=True)])  # fmt: skip
+        found = diagnosed(tmp_path / name, text)
+        assert worrying(found) == []
+        assert (("D25", "info") in told(found)) == expected
+
+
+def test_groups_of_one_response_have_no_spread_and_advantages_all_the_same(tmp_path: Path) -> None:
+    """A critic's baseline, or the batch's: what is logged of each group's spread tells nothing of advantages."""
+    for estimator, silent in (("gae", True), ("reinforce_plus_plus", True), ("grpo", False)):
+        folder = tmp_path / estimator
+        folder.mkdir()
+        lines = [{"config": {"adv_estimator": estimator, "rollout_n": 1 if silent else 8}}]
+        lines += [{"step": n, "reward": value, "reward_std": 0.0, "grad_norm": 0.9, "loss": 1e-8}
+                  for n, value in enumerate(_wavering(0.4, 0.6, 10, 0.05))]  # fmt: skip
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        path = folder / "metrics.jsonl"
+        path.write_text(text)
+        ids = [one.id for one in diagnosed(folder, text).findings]
+        assert ("D01" in ids) != silent, (estimator, ids)
