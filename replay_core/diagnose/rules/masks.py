@@ -508,7 +508,7 @@ def _prompts_shared(batch: StepBatch) -> list[int] | None:
 
 
 @rule("D18", "padding counts in the loss", link="masks", scope="batch", needs=("mask",),
-      explains=("D07", "D09", "D14", "D17", "D19", "D24", "D28", "D41"), lasts=True,
+      explains=("D07", "D09", "D14", "D17", "D19", "D24", "D28", "D41", "D78"), lasts=True,
       source="a mask built from the padded length; it dilutes every mean and leaves mismatch figures "
       "unchanged")  # fmt: skip
 def padding_trained(batch: StepBatch) -> Finding | None:
