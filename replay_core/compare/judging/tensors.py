@@ -126,6 +126,8 @@ class Judge:
         self._inputs_same: dict[tuple[Place, str], bool] = {}
         #: The half precision that module tensors of a micro-batch show, whatever the runs say of themselves.
         self._shown: dict[Place, str] = {}
+        #: And the one that modules of any micro-batch of a step were computed in by both runs.
+        self._of_both: dict[Place, str] = {}
         #: Whether what the last norm of a block returned was bitwise equal.
         self._norm_same: dict[tuple[Place, str], bool] = {}
         #: How far what was CLOSE in a micro-batch is off.
@@ -194,7 +196,7 @@ class Judge:
             elif not self._bitwise_only and lays_out(pair.name, micro_pair):
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, micro_pair)
             else:
-                self._numbers(row, self._measured(pair, micro_pair))
+                self._numbers(row, self._measured(pair, micro_pair), micro_pair)
             if row.verdict.diverges and not by_digest and (said := copies.explained(row.name, a, b)) is not None:
                 row.reason = f"{row.reason}; {said}"
             if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
@@ -211,7 +213,7 @@ class Judge:
         known = None if self._known is None else self._known.get(pair, micro_pair)
         return self._look.measured(pair, micro_pair) if known is None else known
 
-    def _numbers(self, row: TensorVerdict, found: Measured) -> None:
+    def _numbers(self, row: TensorVerdict, found: Measured, micro_pair: MicroBatchPair) -> None:
         assert row.a is not None
         assert row.b is not None
         a, b = row.a[1], row.b[1]
@@ -224,7 +226,7 @@ class Judge:
         if shown is None and row.name.endswith("entropy") and row.place in self._past_fp32:
             shown = "bfloat16"  # of the same logits as the log probabilities, which had the benefit of the doubt
         computed = self._said or ([shown] if shown else [])
-        mixed = found.rounded is not None
+        mixed = found.rounded is not None and not self._is_sum_of_halves(row, found.dtypes, micro_pair)
         # In half precision most tokens may be off by next to nothing as well, though by something, and none by far.
         is_half = any(coarsest(dtype) in ("bfloat16", "float16") for dtype in computed)
         is_noise = 2 * found.figures.mismatched > found.figures.total.count and (
@@ -242,7 +244,7 @@ class Judge:
             bitwise_only=self._bitwise_only,
             worst_sample=found.worst_sample,
             name=row.name,
-            rounded=found.rounded,
+            rounded=found.rounded if mixed else None,
             shift=found.shift,
         )
         judgement = judge(found.figures, found.unmasked, row.context, self._tolerances)
@@ -296,6 +298,18 @@ class Judge:
         if halves:
             known = self._shown.get(row.place)
             self._shown[row.place] = coarsest(*halves, *([known] if known else []))
+        if len(halves) == 2 and naming.is_module_tensor(row.name):
+            self._of_both[_step_of(row.place)] = coarsest(*halves)
+
+    def _is_sum_of_halves(self, row: TensorVerdict, dtypes: tuple[str, str], micro_pair: MicroBatchPair) -> bool:
+        """Whether a weight's gradient has few digits where it is of one piece, and more where it is a sum of several:
+        both runs compute in half precision (autocast), which hands on what is rounded, and a sum is not rounded again.
+        """
+        if naming.meaning(row.name).kind != "gradient":
+            return False
+        together = micro_pair.together
+        whole, summed = dtypes[::-1] if together is not None and together.which == "a" else dtypes
+        return family(summed) == "float32" and family(whole) == self._of_both.get(_step_of(row.place))
 
     def _is_local(self, row: TensorVerdict) -> bool:
         """Whether what the tensor was computed from is recorded and bitwise equal: then its own error is all there is.
@@ -312,6 +326,11 @@ class Judge:
             return bool(known)
         # A projection whose inputs were not recorded: the norm in front of it is what feeds it.
         return self._norm_same.get((row.place, _parent(_parent(module))), False)
+
+
+def _step_of(place: Place) -> Place:
+    step, _, rank, role = place
+    return step, None, rank, role
 
 
 def _parent(module: str) -> str:
