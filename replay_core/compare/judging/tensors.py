@@ -223,6 +223,12 @@ class Judge:
             return
         row.figures, row.unmasked = found.figures, found.unmasked
         shown = self._shown.get(row.place)
+        if shown is None and row.place[1] is None and naming.meaning(row.name).kind == "gradient":
+            shown = self._of_both.get(_step_of(row.place))  # of all micro-batches, which made it
+        is_moved = shown is None and (row.key.step or 0) > 0 and naming.meaning(row.name).kind == "activation"
+        if is_moved:
+            # What weights put out as they are (an embedding), in a step whose gradients before it half precision made.
+            shown = _half_of_both(micro_pair)
         if shown is None and row.name.endswith("entropy") and row.place in self._past_fp32:
             shown = "bfloat16"  # of the same logits as the log probabilities, which had the benefit of the doubt
         computed = self._said or ([shown] if shown else [])
@@ -236,7 +242,7 @@ class Judge:
             naming.meaning(row.name),
             finest(*found.dtypes) if mixed else coarsest(*found.dtypes, *computed),
             exact=found.exact,
-            local=self._is_local(row),
+            local=self._is_local(row) or (is_moved and shown is not None),
             noise=self._noise[row.place],
             mean_error=self._mean_error[row.place],
             known_fp32=self._known_fp32 or mixed or (found.shows_fp32 and not (is_half and is_noise)),
@@ -326,6 +332,17 @@ class Judge:
             return bool(known)
         # A projection whose inputs were not recorded: the norm in front of it is what feeds it.
         return self._norm_same.get((row.place, _parent(_parent(module))), False)
+
+
+def _half_of_both(micro_pair: MicroBatchPair) -> str | None:
+    """The half precision that modules of a micro-batch put out in both runs; None where one of them has none."""
+    theirs = micro_pair.b.tensors
+    return next(
+        (ref.dtype for place, (_, ref) in micro_pair.a.tensors.items()
+         if place[1] == "modules" and family(ref.dtype) in ("bfloat16", "float16") and place in theirs
+         and family(theirs[place][1].dtype) == family(ref.dtype)),
+        None,
+    )  # fmt: skip
 
 
 def _step_of(place: Place) -> Place:
