@@ -55,7 +55,7 @@ def noise_beside_its_weight(
     name: str, stage: str, own: FacingTensors, micro_pair: MicroBatchPair, computed: str = "float64"
 ) -> str | None:
     """Why the gradient of a bias (canonical `name`) is no further off than its weight's lets it be; None where it is,
-    or nobody knows. computed: the dtype that its terms were rounded to, where it is coarser than what they are stored in.
+    or nobody knows. computed: the dtype that its terms were rounded to, which may be coarser than the stored one.
 
     Raises:
         DumpError: the bytes of one cannot be read.

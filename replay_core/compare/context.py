@@ -15,7 +15,7 @@ from replay_core.compare.judging import digests
 from replay_core.compare.judging.faults import whose
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import EXACT_KINDS
-from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError, TensorPair
+from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError, Side, TensorPair
 from replay_core.errors import DumpError
 from replay_core.measure.pair import figures
 from replay_core.measure.statistics import as_real, as_reals
@@ -114,8 +114,8 @@ def _are_the_same(one: tuple[TensorRef, ...], other: tuple[TensorRef, ...]) -> b
     return all(has(other, ref) for ref in one) and all(has(one, ref) for ref in other)
 
 
-#: What a wrapper around the whole model hands on (DistributedDataParallel, torch.compile): the model's own output, which
-#: no module of the other run bears the name of.
+#: What a wrapper around the whole model hands on (DistributedDataParallel, torch.compile): the model's own output,
+#: which no module of the other run bears the name of.
 _OF_WRAPPERS = ("module.output", "_orig_mod.output")
 
 

@@ -261,7 +261,11 @@ class Updates:
             return None
         sizes = _sections_of(weight.facing)
         made = [of_rank(one.facing.in_sections(sizes).copies(), rank) for one in (gradient, beside[-1])]
-        return rounding_alone(made[0], made[1], _computed(gradient.row)) if made[0] is not None and made[1] is not None else None
+        return (
+            rounding_alone(made[0], made[1], _computed(gradient.row))
+            if made[0] is not None and made[1] is not None
+            else None
+        )
 
     def _rate_of(self, of_a: tuple[Record, TensorRef] | None) -> float:
         """The greatest step that the baseline made between two records of its own next to this one, of the module's own
