@@ -313,8 +313,9 @@ def test_a_sum_of_what_autocast_rounded_has_more_digits_than_one_piece(tmp_path:
     parts = [random(32, 32, seed=seed).bfloat16().float() for seed in (9, 10)]
     whole = (parts[0] + parts[1]).bfloat16().float()
     assert off_in(compared(tmp_path / "summed", halves(whole), *[halves(parts[0] + parts[1])] * 2)) == {}
-    # The other way round a reduction in bfloat16 took digits away.
-    rounded = compared(tmp_path / "rounded", halves(parts[0] + parts[1]), *[halves(whole)] * 2)
+    # The other way round digits are gone that the one process has, and more than a cast took them.
+    less = ((parts[0] + parts[1]) * 1.002).bfloat16().float()
+    rounded = compared(tmp_path / "rounded", halves(parts[0] + parts[1]), *[halves(less)] * 2)
     assert off_in(rounded) == {"grad.lm_head.weight": (0, 1)}
 
 
