@@ -51,9 +51,11 @@ _FEWEST_INPUTS = 8
 F64 = NDArray[np.float64]
 
 
-def noise_beside_its_weight(name: str, stage: str, own: FacingTensors, micro_pair: MicroBatchPair) -> str | None:
+def noise_beside_its_weight(
+    name: str, stage: str, own: FacingTensors, micro_pair: MicroBatchPair, computed: str = "float64"
+) -> str | None:
     """Why the gradient of a bias (canonical `name`) is no further off than its weight's lets it be; None where it is,
-    or nobody knows.
+    or nobody knows. computed: the dtype that its terms were rounded to, which may be coarser than the stored one.
 
     Raises:
         DumpError: the bytes of one cannot be read.
@@ -65,14 +67,14 @@ def noise_beside_its_weight(name: str, stage: str, own: FacingTensors, micro_pai
     of_weight, said = weight.copies(), None
     for rank, pair in own.copies().items():
         beside = of_rank(of_weight, rank)
-        if beside is None or (found := _is_noise(pair, beside)) is None:
+        if beside is None or (found := _is_noise(pair, beside, computed)) is None:
             return None
         said = said or found
     return said
 
 
-def _is_noise(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, TensorRef]) -> str | None:
-    dtype = family(coarsest(bias[0].dtype, bias[1].dtype, weight[0].dtype, weight[1].dtype))
+def _is_noise(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, TensorRef], computed: str) -> str | None:
+    dtype = family(coarsest(bias[0].dtype, bias[1].dtype, weight[0].dtype, weight[1].dtype, computed))
     of_bias, of_weight = bias[0].shape, weight[0].shape
     if dtype not in EPS or len(of_bias) != 1 or of_bias != bias[1].shape or of_weight != weight[1].shape:
         return None
@@ -112,14 +114,16 @@ def _is_noise(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, Tensor
     )
 
 
-def rounding_alone(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, TensorRef]) -> NDArray[np.bool_] | None:
+def rounding_alone(
+    bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, TensorRef], computed: str = "float64"
+) -> NDArray[np.bool_] | None:
     """Of each element of a bias whether its gradient is what rounding leaves of a sum that cancels, in both runs, [O];
-    None where nobody knows. bias, weight: the gradients of a module's.
+    None where nobody knows. bias, weight: the gradients of a module's; computed: what their terms were rounded to.
 
     Raises:
         DumpError: the bytes of one cannot be read.
     """
-    dtype = family(coarsest(bias[0].dtype, bias[1].dtype, weight[0].dtype, weight[1].dtype))
+    dtype = family(coarsest(bias[0].dtype, bias[1].dtype, weight[0].dtype, weight[1].dtype, computed))
     (rows,) = bias[0].shape if len(bias[0].shape) == 1 else (0,)
     is_one = bias[0].shape == bias[1].shape and weight[0].shape == weight[1].shape
     if dtype not in EPS or not is_one or len(weight[0].shape) != 2 or weight[0].shape[0] != rows or not rows:

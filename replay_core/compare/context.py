@@ -15,7 +15,7 @@ from replay_core.compare.judging import digests
 from replay_core.compare.judging.faults import whose
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.verdict import EXACT_KINDS
-from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError, TensorPair
+from replay_core.compare.pairing.align import MicroBatchPair, Rowwise, ShapesDifferError, Side, TensorPair
 from replay_core.errors import DumpError
 from replay_core.measure.pair import figures
 from replay_core.measure.statistics import as_real, as_reals
@@ -114,6 +114,11 @@ def _are_the_same(one: tuple[TensorRef, ...], other: tuple[TensorRef, ...]) -> b
     return all(has(other, ref) for ref in one) and all(has(one, ref) for ref in other)
 
 
+#: What a wrapper around the whole model hands on (DistributedDataParallel, torch.compile): the model's own output,
+#: which no module of the other run bears the name of.
+_OF_WRAPPERS = ("module.output", "_orig_mod.output")
+
+
 def why_missing(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:
     """What to say of a one-sided tensor; None where its own side says the same in another stage, which was compared.
 
@@ -126,11 +131,21 @@ def why_missing(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:
         for there, ref in side.named(pair.name)
         if ref is not own and micro_pair.alone is not None and id(ref) not in micro_pair.alone
     ]
+    if pair.name in _OF_WRAPPERS and _is_handed_on(own, side, micro_pair):
+        return None
     if not twins:
         return f"only {which} has it"
     if any(_says_the_same(own, ref, MicroBatchPair(micro_pair.key, side, side)) for _, ref in twins):
         return None
     return f"only {which} has it in {record.key.stage}; it is not known to be what {which} says in {twins[0][0]}"
+
+
+def _is_handed_on(own: TensorRef, side: Side, micro_pair: MicroBatchPair) -> bool:
+    """Whether some module that was compared put out, byte for byte, what a wrapper hands on."""
+    every = _of_every_rank(own, micro_pair)
+    outputs = [_of_every_rank(ref, micro_pair) for (_, stage), (_, ref) in side.tensors.items()
+               if stage == "modules" and ref is not own and id(ref) not in (micro_pair.alone or ())]  # fmt: skip
+    return micro_pair.alone is not None and any(_are_the_same(every, other) for other in outputs)
 
 
 def _says_the_same(one: TensorRef, other: TensorRef, micro_pair: MicroBatchPair) -> bool:

@@ -149,7 +149,7 @@ class Updates:
             self._gradients[place] = [*self._gradients.get(place, [])[1 - _STEPS :], known]
             if row.verdict is Verdict.DIFF and not row.by_digest:
                 self._clear(known, _read_by(lambda: noise_beside_its_weight(
-                    row.name, pair.one[0].key.stage, known.facing, micro_pair)))  # fmt: skip
+                    row.name, pair.one[0].key.stage, known.facing, micro_pair, _computed(row))))  # fmt: skip
             return
         before, self._weights[place] = self._weights.get(place), known
         gradients = self._gradients.get(place, [])
@@ -261,7 +261,11 @@ class Updates:
             return None
         sizes = _sections_of(weight.facing)
         made = [of_rank(one.facing.in_sections(sizes).copies(), rank) for one in (gradient, beside[-1])]
-        return rounding_alone(made[0], made[1]) if made[0] is not None and made[1] is not None else None
+        return (
+            rounding_alone(made[0], made[1], _computed(gradient.row))
+            if made[0] is not None and made[1] is not None
+            else None
+        )
 
     def _rate_of(self, of_a: tuple[Record, TensorRef] | None) -> float:
         """The greatest step that the baseline made between two records of its own next to this one, of the module's own
@@ -333,6 +337,11 @@ def _read_by(look: Callable[[], str | None]) -> str | None:
 
 def _follow(before: int | None, step: int | None) -> bool:
     return before is not None and step is not None and before + 1 == step
+
+
+def _computed(row: TensorVerdict) -> str:
+    """The dtype that a row was judged by."""
+    return "float64" if row.context is None else row.context.row
 
 
 def _parted_by_table(row: TensorVerdict) -> bool:

@@ -183,7 +183,7 @@ class OfRanks:
         run's, which may be laid together of slices too; None where neither is laid so.
         """
         pattern = _NUMBER.sub("#", row.name.removeprefix("grad.").removeprefix("param."))
-        if not _FUSED.search(pattern) or not all(ref.is_readable for ref in (whole, *held.parts)):
+        if not _FUSED.search(row.name) or not all(ref.is_readable for ref in (whole, *held.parts)):
             return None
         inner = _slices_within(held)
         if inner is not None:

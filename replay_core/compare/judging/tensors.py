@@ -126,6 +126,8 @@ class Judge:
         self._inputs_same: dict[tuple[Place, str], bool] = {}
         #: The half precision that module tensors of a micro-batch show, whatever the runs say of themselves.
         self._shown: dict[Place, str] = {}
+        #: And the one that modules of any micro-batch of a step were computed in by both runs.
+        self._of_both: dict[Place, str] = {}
         #: Whether what the last norm of a block returned was bitwise equal.
         self._norm_same: dict[tuple[Place, str], bool] = {}
         #: How far what was CLOSE in a micro-batch is off.
@@ -194,7 +196,7 @@ class Judge:
             elif not self._bitwise_only and lays_out(pair.name, micro_pair):
                 row.verdict, row.reason, row.figures = _judge_layout(a, b, micro_pair)
             else:
-                self._numbers(row, self._measured(pair, micro_pair))
+                self._numbers(row, self._measured(pair, micro_pair), micro_pair)
             if row.verdict.diverges and not by_digest and (said := copies.explained(row.name, a, b)) is not None:
                 row.reason = f"{row.reason}; {said}"
             if (parted := copies.parted(a, b)) is not None and not row.verdict.diverges:
@@ -211,7 +213,7 @@ class Judge:
         known = None if self._known is None else self._known.get(pair, micro_pair)
         return self._look.measured(pair, micro_pair) if known is None else known
 
-    def _numbers(self, row: TensorVerdict, found: Measured) -> None:
+    def _numbers(self, row: TensorVerdict, found: Measured, micro_pair: MicroBatchPair) -> None:
         assert row.a is not None
         assert row.b is not None
         a, b = row.a[1], row.b[1]
@@ -221,10 +223,16 @@ class Judge:
             return
         row.figures, row.unmasked = found.figures, found.unmasked
         shown = self._shown.get(row.place)
+        if shown is None and row.place[1] is None and naming.meaning(row.name).kind == "gradient":
+            shown = self._of_both.get(_step_of(row.place))  # of all micro-batches, which made it
+        is_moved = shown is None and (row.key.step or 0) > 0 and naming.meaning(row.name).kind == "activation"
+        if is_moved:
+            # What weights put out as they are (an embedding), in a step whose gradients before it half precision made.
+            shown = _half_of_both(micro_pair)
         if shown is None and row.name.endswith("entropy") and row.place in self._past_fp32:
             shown = "bfloat16"  # of the same logits as the log probabilities, which had the benefit of the doubt
         computed = self._said or ([shown] if shown else [])
-        mixed = found.rounded is not None
+        mixed = found.rounded is not None and not self._is_sum_of_halves(row, found.dtypes, micro_pair)
         # In half precision most tokens may be off by next to nothing as well, though by something, and none by far.
         is_half = any(coarsest(dtype) in ("bfloat16", "float16") for dtype in computed)
         is_noise = 2 * found.figures.mismatched > found.figures.total.count and (
@@ -234,7 +242,7 @@ class Judge:
             naming.meaning(row.name),
             finest(*found.dtypes) if mixed else coarsest(*found.dtypes, *computed),
             exact=found.exact,
-            local=self._is_local(row),
+            local=self._is_local(row) or (is_moved and shown is not None),
             noise=self._noise[row.place],
             mean_error=self._mean_error[row.place],
             known_fp32=self._known_fp32 or mixed or (found.shows_fp32 and not (is_half and is_noise)),
@@ -242,7 +250,7 @@ class Judge:
             bitwise_only=self._bitwise_only,
             worst_sample=found.worst_sample,
             name=row.name,
-            rounded=found.rounded,
+            rounded=found.rounded if mixed else None,
             shift=found.shift,
         )
         judgement = judge(found.figures, found.unmasked, row.context, self._tolerances)
@@ -296,6 +304,18 @@ class Judge:
         if halves:
             known = self._shown.get(row.place)
             self._shown[row.place] = coarsest(*halves, *([known] if known else []))
+        if len(halves) == 2 and naming.is_module_tensor(row.name):
+            self._of_both[_step_of(row.place)] = coarsest(*halves)
+
+    def _is_sum_of_halves(self, row: TensorVerdict, dtypes: tuple[str, str], micro_pair: MicroBatchPair) -> bool:
+        """Whether a weight's gradient has few digits where it is of one piece, and more where it is a sum of several:
+        both runs compute in half precision (autocast), which hands on what is rounded, and a sum is not rounded again.
+        """
+        if naming.meaning(row.name).kind != "gradient":
+            return False
+        together = micro_pair.together
+        whole, summed = dtypes[::-1] if together is not None and together.which == "a" else dtypes
+        return family(summed) == "float32" and family(whole) == self._of_both.get(_step_of(row.place))
 
     def _is_local(self, row: TensorVerdict) -> bool:
         """Whether what the tensor was computed from is recorded and bitwise equal: then its own error is all there is.
@@ -312,6 +332,22 @@ class Judge:
             return bool(known)
         # A projection whose inputs were not recorded: the norm in front of it is what feeds it.
         return self._norm_same.get((row.place, _parent(_parent(module))), False)
+
+
+def _half_of_both(micro_pair: MicroBatchPair) -> str | None:
+    """The half precision that modules of a micro-batch put out in both runs; None where one of them has none."""
+    theirs = micro_pair.b.tensors
+    return next(
+        (ref.dtype for place, (_, ref) in micro_pair.a.tensors.items()
+         if place[1] == "modules" and family(ref.dtype) in ("bfloat16", "float16") and place in theirs
+         and family(theirs[place][1].dtype) == family(ref.dtype)),
+        None,
+    )  # fmt: skip
+
+
+def _step_of(place: Place) -> Place:
+    step, _, rank, role = place
+    return step, None, rank, role
 
 
 def _parent(module: str) -> str:

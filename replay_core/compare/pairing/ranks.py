@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from replay_core import pages
+from replay_core import naming, pages
 from replay_core.compare.pairing.dims import Cut, Dims, Stretch, parsed, share, within
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.compare.pairing.pipeline import handed_over
@@ -606,7 +606,7 @@ class RankGroup:
         total, lengths = whole.shape[axis], [ref.shape[axis] for ref in parts]
         for cut in self._cuts_of(refs):
             # Heads may stand before the tokens, and tokens before samples; what is of all samples has no axis of them.
-            if axis != cut[0] and stage in OF_ALL_SAMPLES:
+            if stage in OF_ALL_SAMPLES and (axis != cut[0] or _is_of_a_weight(whole.name)):
                 continue
             if (stretches := _along_cut(cut[1], total, lengths, is_of_tokens=cut[0] == 1)) is not None:
                 return HeldByRanks(ranks, parts, axis, stretches)
@@ -690,6 +690,12 @@ class RankGroup:
             tuple(place for place, _ in ordered),
         )  # fmt: skip
         return held if standing_for(held).shape == whole.shape else None
+
+
+def _is_of_a_weight(name: str) -> bool:
+    """A weight, its gradient or moment, and not what a step's tensors of tokens have for theirs (`grad.logits`)."""
+    own = name.removeprefix("grad.").removeprefix("param.")
+    return "." in own and not own.endswith("logits") and naming.meaning(name).region == "all"
 
 
 def _held_along(

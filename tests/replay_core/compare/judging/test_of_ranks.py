@@ -273,3 +273,58 @@ def test_gradients_that_are_off_by_the_number_of_micro_batches(times: float, kin
     found = compare_runs(open_run(tmp_path / "a"), open_run(tmp_path / "b"))
     faults = there(parallel(found.tensors, found.together)).faults
     assert [(one.fault.kind, one.fault.ranks) for one in faults] == ([(kind, (0, 1))] if kind else [])
+
+
+def test_a_gate_and_what_it_gates_are_known_by_a_name_with_a_number(tmp_path: Path) -> None:
+    whole, weight = random(4, 16, 16, seed=6), random(16, 8, seed=7)
+    name = "decoder.layers.0.mlp.linear_fc1"
+
+    def own(values: Tensor, axis: int, rank: int) -> Tensor:
+        gate, up = values.chunk(2, axis)
+        return torch.cat([gate.chunk(2, axis)[rank], up.chunk(2, axis)[rank]], axis).contiguous()
+
+    def step(values: Tensor, weights: Tensor) -> Step:
+        return {"batch_inputs": {"input_ids": IDS}, "modules": {f"{name}.output": values},
+                "param": {f"{name}.weight": weights}}  # fmt: skip
+
+    ranks = [step(own(whole, -1, rank), own(weight, 0, rank)) for rank in range(2)]
+    assert off_in(compared(tmp_path, step(whole, weight), *ranks)) == {}
+
+
+def test_a_weight_is_as_wide_as_the_samples_are_long_and_is_not_cut_as_they_are(tmp_path: Path) -> None:
+    """Two groups of two ranks: tokens cut between the groups, columns of a weight within each."""
+    weight = random(8, 16, seed=8)
+
+    def step(ids: Tensor, weights: Tensor) -> Step:
+        return {"batch_inputs": {"input_ids": ids}, "param": {"layers.0.self_attn.o_proj.weight": weights}}
+
+    ranks = [step(IDS.chunk(2, 1)[rank // 2].contiguous(), weight.chunk(2, 1)[rank % 2].contiguous())
+             for rank in range(4)]  # fmt: skip
+    assert off_in(compared(tmp_path, step(IDS, weight), *ranks)) == {}
+
+
+def halves(gradient: Tensor) -> Step:
+    """What a step records that computes in bfloat16: its modules show it, its gradients are stored in float32."""
+    return {"batch_inputs": {"input_ids": IDS}, "modules": {"lm_head.output": HIDDEN.bfloat16()},
+            "gradient": {"grad.lm_head.weight": gradient}}  # fmt: skip
+
+
+def test_a_sum_of_what_autocast_rounded_has_more_digits_than_one_piece(tmp_path: Path) -> None:
+    summed = sum(random(32, 32, seed=seed).bfloat16().float() for seed in (9, 10))
+    assert isinstance(summed, Tensor)
+    whole = (summed * (1 + 2e-3 * random(32, 32, seed=11))).bfloat16().float()  # more than a cast of the sum
+    assert off_in(compared(tmp_path / "summed", halves(whole), *[halves(summed)] * 2)) == {}
+    # The other way round digits are gone that the one process has.
+    rounded = compared(tmp_path / "rounded", halves(summed), *[halves(whole)] * 2)
+    assert off_in(rounded) == {"grad.lm_head.weight": (0, 1)}
+
+
+def test_what_a_wrapper_hands_on_is_not_missing(tmp_path: Path) -> None:
+    def step(made: Tensor, handed: Tensor | None) -> Step:
+        wrapper = {} if handed is None else {"module.output": handed}
+        return {"batch_inputs": {"input_ids": IDS[:2]}, "modules": {"lm_head.output": made, **wrapper}}
+
+    own, other = OUT[:2].contiguous(), HIDDEN[:2].contiguous()
+    for handed, missing in ((own, []), (other, ["module.output"])):
+        found = compared(tmp_path / str(len(missing)), step(own, None), step(own, handed), step(own, handed))
+        assert [row.name for row in found.tensors if row.verdict is Verdict.MISSING] == missing
