@@ -11,6 +11,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Finding, finding, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule
+from replay_core.diagnose.rules.masks import padding_trained
 
 if TYPE_CHECKING:
     from replay_core.documents.diagnosis import Severity
@@ -56,7 +57,8 @@ def along_the_response(batch: StepBatch) -> Finding | None:
         or _ends_elsewhere(batch, column.values_N, counted_N)
         or _by_place(batch, column.values_N, counted_N)
         or _grows(batch, rows)
-        or _stops_early(rows)
+        # Where padding counts (D18) it has no advantage, as it should.
+        or (None if padding_trained(batch) else _stops_early(rows))
     )
     if told is None:
         raise Skip("advantages change along responses in no way that is known: rewards by turn or by token")
