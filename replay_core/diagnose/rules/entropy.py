@@ -8,7 +8,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import entropy_bonus
 from replay_core.diagnose.entropy_term import STRONG, fitted_bonus
 from replay_core.diagnose.falling_apart import falls_apart
-from replay_core.diagnose.finding import Finding, finding, info, shown
+from replay_core.diagnose.finding import Finding, finding, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.signals import RunLog, Series
 
@@ -24,8 +24,6 @@ LITTLE = 0.3
 APART = 3.0
 #: How many times smaller entropy gets before it is a collapse: runs that learn halve it.
 FALLEN = 4.0
-#: And how many times before it is worth knowing, of a policy that earns no more for it.
-HALVED = 2.0
 #: And where the reward rises with it: a policy that learns one answer to a prompt gets sure of it.
 FALLEN_LEARNING = 12.0
 #: A reward near 1; steps that tell where a run began.
@@ -40,8 +38,7 @@ IN_PACE = 0.9
 def entropy(log: RunLog) -> Iterator[Finding]:
     """Level of the mean token entropy (nats): under 0.05 a warning (info down to a fifth of that, and a twelfth of
     its beginning, over 16 steps and more where the reward does not fall and is .8 and more of 1, or rises, or the
-    entropy began under .1); worth knowing under half of its beginning, and falling, where the reward of 16 steps and
-    more does not rise; over twice its beginning (or .7 nats and half as much more; .7 nats alone where the
+    entropy began under .1); over twice its beginning (or .7 nats and half as much more; .7 nats alone where the
     reward falls) and rising, or under a quarter of it and falling, too; an error where the reward falls while it
     comes to three times its beginning (a warning where all of it is lost: L08 says so), or where it rises by .3 nats
     and more, no reward does, and the loss is minus the entropy times a coefficient over .05 (fitted, all but a
@@ -74,18 +71,7 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             next_step="raise the upper clip bound, add an entropy or KL term, check the sampling temperature",
         )
     begun, now = trends.level(values[:3]), trends.level(values, 3)
-    falls = now >= ENTROPY_MIN and trends.drift(values) < -trends.DRIFT_Z
-    if falls and begun / FALLEN <= now < begun / HALVED and _earns_nothing_by_it(log):
-        yield info(
-            f"the policy's entropy has fallen from {begun:.3g} to {now:.3g} nats per token, and the reward does not "
-            "rise with it",
-            series.between(under=begun / HALVED),
-            series.shown(now, f"> {begun / HALVED:.3g}"),
-            cause="the policy gets sure of its answers without getting better ones: the beginning of an entropy "
-            "collapse (no KL or entropy term, a clip range that favours likely tokens, a learning rate too high)",
-            next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
-        )
-    if falls and now < begun / FALLEN:
+    if ENTROPY_MIN <= now < begun / FALLEN and trends.drift(values) < -trends.DRIFT_Z:
         reward = log.get("reward")
         rises = reward is not None and trends.rises(reward.finite)
         learns = rises and (now >= begun / FALLEN_LEARNING or trends.together(values, given(reward).finite) < -IN_PACE)
@@ -101,17 +87,6 @@ def entropy(log: RunLog) -> Iterator[Finding]:
             next_step="raise the upper clip bound, add an entropy or KL term, lower the learning rate",
         )
     yield from _grown(log, series, begun, now)
-
-
-def _earns_nothing_by_it(log: RunLog) -> bool:
-    """Whether rewards of 16 steps and more do not rise, and are not those of a policy that is right already."""
-    reward = log.get("reward")
-    rewards = [] if reward is None else reward.finite
-    return (
-        len(rewards) >= 2 * trends.MIN_STEPS
-        and trends.drift(rewards) < trends.DRIFT_Z
-        and trends.level(rewards) < max(RIGHT, 0.9 * max(rewards))
-    )
 
 
 def _is_sure(values: list[float], now: float, reward: Series | None) -> bool:

@@ -1,4 +1,4 @@
-"""Logs whose cause stands beside what follows from it: a bonus, a loss scale, a length, a format, an entropy."""
+"""Logs whose cause stands beside what follows from it: a bonus, a loss scale, a length, a format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.replay_core.diagnose.logs import diagnosed, only, told, trl, verl, worrying
+from tests.replay_core.diagnose.logs import diagnosed, only, trl, verl, worrying
 
 
 def _openrlhf(**series: list[float]) -> str:
@@ -102,17 +102,6 @@ def test_a_format_that_is_learnt_at_once_while_answers_are_lost(
     ids = [one.id for one in diagnosed(tmp_path, trl(steps)).findings]
     assert ("L12" in ids) == leads
     assert not leads or ids[0] == "L12"
-
-
-def test_an_entropy_that_falls_for_no_reward_is_worth_knowing(tmp_path: Path) -> None:
-    entropy, reward = _wavering(0.8, 0.25, 26, 0.03), _wavering(0.55, 0.55, 26, 0.1)
-    for name, values, expected in (("flat", reward, True), ("rises", _wavering(0.2, 0.7, 26, 0.03), False)):
-        (tmp_path / name).mkdir()
-        text = verl([{"actor/entropy": a, "critic/score/mean": b, "actor/grad_norm": 0.2 + 0.1 * b}
-                     for a, b in zip(entropy, values, strict=True)])  # fmt: skip
-        found = diagnosed(tmp_path / name, text)
-        assert worrying(found) == []
-        assert (("D25", "info") in told(found)) == expected
 
 
 def test_groups_of_one_response_have_no_spread_and_advantages_all_the_same(tmp_path: Path) -> None:
