@@ -145,11 +145,7 @@ _SHARE = regex(rf"^({_NUM}(?:\s?%)?)$", re.IGNORECASE)
 
 
 def step_columns(line: str) -> list[int] | None:
-<<<<<<< HEAD
     """The steps of a table whose columns are steps (2 and more), its rows metrics; None for any other line."""
-=======
-    """The steps of a table whose columns are steps (2 and more) and whose rows are metrics; None of any other line."""
->>>>>>> p21
     if "|" not in line or len(line) > _WIDEST:
         return None
     found = [_OF_A_COLUMN.match(_PLAIN.sub("", cell)) for cell in _cells(line)[1:]]
