@@ -87,7 +87,9 @@ def explain(
     padded = replace(Flags.from_mapping(bench.baseline.cell["flags"]), rows_per_forward=None)
     tried = []
     step = bench.plan.step if bench.plan.model == "checkpoint" else None
-    for mistake in mistakes(padded, run, batch, step, was_packed=was_packed):
+    known = list(mistakes(padded, run, batch, step, was_packed=was_packed))
+    bench.expected += len(known)
+    for mistake in known:
         try:
             changes = {} if mistake.step is None else {"model": resolve(replace(bench.plan, step=mistake.step), run)[0]}
             result = bench.beside(mistake.flags, mistake.name, **changes)

@@ -556,7 +556,8 @@ class Bench:
         asked (`why_beside`). `changes`: of the plan.
         """
         plan = self._plan_beside(flags, name, **changes)
-        self._tell(Progress(0, None, f"no cell is the recording: is it {flags.label()}?"))
+        self._begun += 1
+        self._tell(Progress(0, None, f"no cell is what was recorded: is it {flags.label()}?"))
         result = self._once(plan)
         if result.run is not None and self.baseline.run is not None:
             result.comparison = compare_runs(self.baseline.run, result.run)

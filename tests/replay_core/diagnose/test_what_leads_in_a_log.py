@@ -109,7 +109,7 @@ def test_groups_of_one_response_have_no_spread_and_advantages_all_the_same(tmp_p
     for estimator, silent in (("gae", True), ("reinforce_plus_plus", True), ("grpo", False)):
         folder = tmp_path / estimator
         folder.mkdir()
-        lines = [{"config": {"adv_estimator": estimator, "rollout_n": 1 if silent else 8}}]
+        lines: list[dict[str, object]] = [{"config": {"adv_estimator": estimator, "rollout_n": 1 if silent else 8}}]
         lines += [{"step": n, "reward": value, "reward_std": 0.0, "grad_norm": 0.9, "loss": 1e-8}
                   for n, value in enumerate(_wavering(0.4, 0.6, 10, 0.05))]  # fmt: skip
         text = "".join(json.dumps(line) + "\n" for line in lines)
