@@ -144,8 +144,10 @@ class Algorithm:
     @property
     def is_on_of_group(self) -> bool:
         """Whether it is the std of a sample's own group that advantages are divided by, as the run states it."""
-        named = self.word("scale_rewards") == "group"  # TRL's other word is `batch`
-        return named or self.is_on("norm_adv_by_std_in_grpo") is True or self.is_on("grpo_std_normalization") is True
+        named = self.word("scale_rewards")  # TRL's words; its other one is `batch`, and says more than a switch
+        if named in ("group", "batch"):
+            return named == "group"
+        return self.is_on("norm_adv_by_std_in_grpo") is True or self.is_on("grpo_std_normalization") is True
 
     @property
     def averaged(self) -> str:
