@@ -280,9 +280,9 @@ def exact_beside_others(recorded: RecordedTokens, run: Run, batch: MicroBatch) -
     hundredth of their mean.
     """
     chosen = recorded.known_BS
-    values_N, replayed_N = recorded.values_BS[chosen], replayed(run, batch)[chosen]
-    unsure_N = np.minimum(values_N, replayed_N) < -_UNSURE
-    off_N = np.abs(values_N - replayed_N)[unsure_N]
+    values_N, again_N = recorded.values_BS[chosen], replayed(run, batch)[chosen]
+    unsure_N = np.minimum(values_N, again_N) < -_UNSURE
+    off_N = np.abs(values_N - again_N)[unsure_N]
     if not off_N.size or not np.isfinite(off_N).all():
         return None
     exact = int((off_N <= min(_EXACT, off_N.mean() / 100)).sum())
