@@ -198,6 +198,7 @@ def compare_dumps(
         RequestError: the selection leaves nothing, the map contradicts itself, or a tolerance is no number.
     """
     from replay_core.compare import compare_runs
+    from replay_core.compare.among_ranks import among_ranks
     from replay_core.compare.judging.judgement import asked
     from replay_core.compare.judging.kept_figures import KeptFigures
     from replay_core.compare.judging.tolerance import DEFAULT, load_tolerances
@@ -249,6 +250,9 @@ def compare_dumps(
         are_kept=entries is None,
         known=KeptFigures(measured, (run_a.path, run_b.path)) if measured else None,
     )
+    if not (name or digests):
+        of_a, of_b = records_a or run_a.records, records_b or run_b.records
+        compared.among = among_ranks(compared, of_a, of_b, exact=exact, tolerances=tolerances, on_event=on_event)
     compared.notes += notes
     compared.selection = {part: str(value) for part, value in chosen.items()} | (
         {"name": ", ".join(name)} if name else {}

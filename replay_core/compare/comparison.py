@@ -59,6 +59,7 @@ from replay_core.jobs import OnEvent, Partial, Progress, ignore
 from replay_core.records import Problem, Record, Run
 
 if TYPE_CHECKING:
+    from replay_core.compare.parallel import Parallel
     from replay_core.documents.comparison import VerdictCounts
 
 #: Stages of what is logged: its names are no modules'.
@@ -91,10 +92,11 @@ class Comparison(Struct):
     #: Ranks and micro-batches that were said to be there and are in neither run; None where nobody said how many.
     numbers_absent: int | None = None
     #: The values beside the element of the first divergence that was found, and which element that was.
-    around: Around | None = None
-    around_of: tuple[Any, ...] | None = None
+    around: tuple[Around | None, tuple[Any, ...]] | None = None
     #: The micro-batches of one run that are spread over ranks, which one process of the other faced.
     together: list[Together] = field(default_factory=list)
+    #: What went wrong among ranks that face each other one by one, as far as it was looked for.
+    among: Parallel | None = None
     #: What was asked for where it was not everything, in the words of the command line.
     selection: dict[str, str] = field(default_factory=dict)
     #: What NexRL's script would report; None where nobody asked.
@@ -125,7 +127,9 @@ class Comparison(Struct):
     def around_first(self) -> Around | None:
         """The values beside the first divergence; None where other tolerances made another one the first."""
         first = self.first
-        return self.around if first is not None and self.around_of == _element(first) else None
+        if first is None or self.around is None or self.around[1] != _element(first):
+            return None
+        return self.around[0]
 
     @property
     def origin(self) -> Origin | None:
@@ -162,6 +166,7 @@ def compare_runs(
     on_row: Callable[[TensorVerdict], None] = lambda row: None,
     are_kept: bool = True,
     known: KeptFigures | None = None,
+    as_one: bool = False,
 ) -> Comparison:
     """Compare the records of two runs (all of them, or those given). `exact`: any bitwise difference is a DIFF.
 
@@ -173,6 +178,7 @@ def compare_runs(
     many ranks that each face their own a few are compared at a time: their rows then come rank by rank, each with its
     `order`, and the first divergence is said when its step is done.
     known: figures of pairs that `measure_part` left; what it lacks is read.
+    as_one: ranks that could face each other one by one are held together against what all of a's hold.
 
     Raises:
         NothingComparableError: not one tensor of the two could be compared.
@@ -195,8 +201,9 @@ def compare_runs(
             (result.tensors if row.skipped is None else result.skipped).append(row)
         on_row(row)
 
-    in_groups = not are_kept and not summarised and renames is None
-    work = _Work(result, chosen_a, chosen_b, names, renames, add, is_forgotten=not are_kept, in_groups=in_groups)
+    in_groups = not are_kept and not summarised and renames is None and not as_one
+    work = _Work(result, chosen_a, chosen_b, names, renames, add, is_forgotten=not are_kept, in_groups=in_groups,
+                 as_one=as_one)  # fmt: skip
     told: TensorVerdict | None = None
 
     def tell() -> None:
@@ -237,7 +244,7 @@ def compare_runs(
                 damaged.setdefault(row.damaged, row.skipped)
             continue
         if result.tally.first is row:
-            result.around, result.around_of = around(row, micro_pair), _element(row)
+            result.around = around(row, micro_pair), _element(row)
         tell()
     tell()
     on_event(Progress(done, done, "compared"))
@@ -359,8 +366,9 @@ class _Work:
         *,
         is_forgotten: bool,
         in_groups: bool,
+        as_one: bool = False,
     ) -> None:
-        self._add, self._is_forgotten, self._in_groups = add, is_forgotten, in_groups
+        self._add, self._is_forgotten, self._in_groups, self._as_one = add, is_forgotten, in_groups, as_one
         #: Where the pair that was given last stands among those of its step, where they are not given in this order:
         #: the step's number, and what sorts its pairs.
         self.order: tuple[int, Any] | None = None
@@ -441,7 +449,7 @@ class _Work:
         result.notes += lay_alike(micro_pairs)
         _call_alike(micro_pairs)
         of_steps = step_losses.of_steps(micro_pairs)
-        micro_pairs = put_together(micro_pairs)
+        micro_pairs = put_together(micro_pairs, as_one=self._as_one)
         result.together += [one.together for one in micro_pairs if one.together is not None]
         result.problems += [what for one in micro_pairs if one.together is not None for what in one.together.problems]
         if self._renames is None and all(map(_is_of_numbers, micro_pairs)):

@@ -242,6 +242,8 @@ def _parallel(comparison: Comparison) -> ParallelBlock | None:
     from replay_core.compare.parallel import parallel, sentence
 
     found = parallel(comparison.tally.of_ranks, comparison.together)
+    if found is None and comparison.first is not None:
+        found = comparison.among
     if found is None:
         return None
     return {

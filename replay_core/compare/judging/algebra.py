@@ -25,6 +25,8 @@ from replay_core.records import Inline, TensorRef
 
 #: What part of a difference an explanation may leave.
 _LEFT = 0.1
+#: What ranks hold that is summed in part only is this near the whole, of its norm, and their mean this much nearer.
+_SHARED = 0.9
 #: What rounding leaves of a sum of parts that are stored in two bytes, each made of values that are.
 _NEAR_IN_TWO_BYTES = 0.05
 #: Ranks alike to this part of their norm are one value; a rank agrees where it is off by so little, or by so small a
@@ -249,6 +251,32 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
         return
     if enough and len(classes) == 2:
         found.fault = _kept_own(what, found, classes, products)
+
+
+def summed_in_part(what: str, whole: TensorRef, held: HeldByRanks, samples: int) -> Fault | None:
+    """Whether each rank's gradient is a part that all have and a part of its own: near the whole, and nearer together.
+
+    samples: how many groups of ranks have samples of their own.
+    """
+    count = len(held.parts)
+    if held.is_cut or count < 2 or whole.numel < _FEWEST or {ref.shape for ref in held.parts} != {whole.shape}:
+        return None
+    products = products_of([whole, *held.parts])
+    if not all(products.finite) or len(_classes(products, count)) < count:
+        return None
+    off = [products.norm({0: -1, number: 1}) for number in range(1, count + 1)]
+    mean = products.norm({**dict.fromkeys(range(1, count + 1), 1.0), 0: -float(count)}) / count
+    if max(off) > _SHARED * products.norm({0: 1}) or mean > _SHARED * min(off):
+        return None
+    more = (
+        ": what flows back through one of the layers behind it whose weights they share is not summed, and the rest is"
+        if samples == 1 else ""
+    )  # fmt: skip
+    return Fault(
+        "summed in part", held.ranks,
+        f"{what} is another on each of {whose(held.ranks)}, which are to hold the same, and neither the sum nor the "
+        f"mean of what they hold is the whole{more}",
+    )  # fmt: skip
 
 
 def _kept_own(what: str, found: Ranked, classes: list[list[int]], products: InnerProducts) -> Fault | None:

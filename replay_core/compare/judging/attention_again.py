@@ -58,11 +58,11 @@ class _Attention(Struct, frozen=True):
 
     def __call__(
         self, rows: Ints, sees_QS: Bools, at: Ints | None = None, keys: Ints | None = None,
-        chunks: Sequence[Ints] | None = None,
+        chunks: Sequence[Ints] | None = None, heads: Ints | None = None,
     ) -> Array:  # fmt: skip
         """What the tokens of these rows get, [Q, hidden]. sees_QS: which keys each sees. at: the positions that every
         token is turned by, its own if None; keys: which key and value stands in the place of each. chunks: keys whose
-        outputs are made apart and averaged.
+        outputs are made apart and averaged. heads: which head stands in the place of each.
         """
         at = np.arange(len(self.q)) if at is None else at
         q_QHD, k_SGD, v_SGD = self._turned(self.q, at)[rows], self._turned(self.k, at), self.v
@@ -82,6 +82,7 @@ class _Attention(Struct, frozen=True):
             own_HQS /= np.maximum(own_HQS.sum(2, keepdims=True), 1e-300)
             made += np.einsum("hqs,shd->qhd", own_HQS, v_SHD[chunk])
             number_Q += some_Q
+        made = made if heads is None else made[:, heads]
         flat = made.reshape(len(rows), -1) / np.maximum(number_Q, 1)[:, None]
         return flat if self.through is None else np.asarray(flat @ self.through[0].T + self.through[1])
 
@@ -278,11 +279,28 @@ def _tried(
             yield "own mask" if kind == "own positions" else kind, f"hidden by {words}", made(rows, hidden_QS)
             if made.base is not None:
                 yield kind, f"turned and hidden by {words}", made(rows, hidden_QS, at=at)
+    for words, heads in _turned_heads(made.q.shape[1], len(set(held.stretches))):
+        yield "heads", f"with its heads in another order ({words})", made(rows, causal_QS, heads=heads)
     for words, chunks in (("ranks'", own), ("chunks'", [places for _, places in pieces if places.size < rows.size])):
         if chunks:
             yield "merged", (
                 f"where the {words} outputs are averaged, without the sums of exponentials that weigh them"
             ), made(rows, causal_QS, chunks=chunks)  # fmt: skip
+
+
+def _turned_heads(heads: int, ranks: int) -> Iterator[tuple[str, Ints]]:
+    """Other orders of heads, of which each rank has some that follow each other, or every so-manieth."""
+    if heads % ranks or ranks < 2:
+        return
+    by_rank = np.arange(heads).reshape(ranks, -1)
+    for by in range(1, ranks):
+        yield f"those of rank r stand where rank r + {by}'s belong", np.roll(by_rank, by, 0).reshape(-1)
+    if ranks > 2:
+        yield "those of the last rank first", by_rank[::-1].reshape(-1)
+    if heads > ranks:
+        yield "one of each rank in turn, where each rank's follow each other", by_rank.T.reshape(-1)
+        in_turn = np.arange(heads).reshape(-1, ranks).T.reshape(-1)
+        yield "each rank's behind each other, where one of each rank stands in turn", in_turn
 
 
 def counted_positions(what: str, held: HeldByRanks) -> Fault | None:

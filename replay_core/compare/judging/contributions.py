@@ -372,6 +372,35 @@ def weighed_otherwise(
     )  # fmt: skip
 
 
+def with_the_last(
+    name: str, whole: TensorRef, laid: TensorRef, last: TensorRef, ranks: tuple[int, ...], every: tuple[int, ...]
+) -> Fault | None:
+    """Whether a gradient is off by a multiple of the ranks' own of the step before, which was not set to 0: by all of
+    it, or, where the ranks' are averaged, by as many parts of it as there are ranks that kept theirs.
+    """
+    if {whole.shape, laid.shape, last.shape} != {whole.shape} or not all(
+        ref.is_readable for ref in (whole, laid, last)
+    ):
+        return None
+    products = products_of([whole, laid, last])
+    size = products.norm({2: 1})
+    off = products.norm({0: -1, 1: 1})
+    if not size or not off:
+        return None
+    for kept in range(1, len(every) + 1):
+        times = kept / len(every)
+        if products.norm({0: -1, 1: 1, 2: -times}) > NEAR * off:
+            continue
+        what = f"{name.removeprefix('grad.')}'s gradient"
+        many = whose(every) if kept == len(every) else f"{kept} of the {len(every)} ranks"
+        return Fault(
+            "kept", ranks,
+            f"{what} is the other run's and {times:.4g} times what it was in the step before: {many} did not set "
+            f"{'their' if kept > 1 else 'its'} gradients to zero between the steps",
+        )  # fmt: skip
+    return None
+
+
 def with_another(
     what: str, own: tuple[TensorRef, TensorRef], others: Iterator[tuple[str, TensorRef, tuple[int, ...]]],
     ranks: tuple[int, ...],

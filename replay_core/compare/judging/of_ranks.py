@@ -23,6 +23,7 @@ from replay_core.compare.judging import (
     row_parallel,
     subspaces,
     token_rows,
+    token_weights,
     vocabulary,
 )
 from replay_core.compare.judging.algebra import Ranked
@@ -112,6 +113,15 @@ class OfRanks:
         #: the ranks hold of it, until its weight says whose samples it was made of.
         self._off_gradients: dict[int | None, set[str]] = defaultdict(set)
         self._dealt: dict[int | None, tuple[TensorVerdict, HeldByRanks] | None] = {}
+        #: Of a step: what its micro-batches gave a head whose logits agree. Of a micro-batch: its last outputs.
+        self._heads: dict[int | None, list[token_weights.GivenToHead]] = defaultdict(list)
+        self._last: dict[Any, list[tuple[HeldByRanks, TensorRef]]] = defaultdict(list)
+        #: Of a step and a name: the first activation that is off, what the ranks hold of it, and in which micro-batch.
+        self._off_micro: dict[tuple[int | None, str], tuple[TensorVerdict, TensorRef]] = {}
+        #: Steps in which something is off that is no gradient and no weight.
+        self._forward_off: set[int | None] = set()
+        #: By name, gradients of the step before this one: whose step it was, and the ranks' own.
+        self._gradients: dict[str, tuple[int, TensorRef]] = {}
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
 
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
@@ -128,6 +138,7 @@ class OfRanks:
                 row.skipped = f"what ranks {named(together.ranks)} of {together.which} hold of it each is not known"
             return
         self._note_inputs(row, held, together)
+        self._note_head(row, theirs[1], held, micro_pair)
         row.ranks = algebra.ranked(together, held)
         if row.verdict in (Verdict.DIFF, Verdict.SHAPE) and naming.is_module_tensor(row.name):
             self._dealt.setdefault(row.key.step, (row, held))
@@ -174,7 +185,10 @@ class OfRanks:
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
             return
+        self._note_micro(row, whole, ours[1])
         self._keep(row, whole, held)
+        if row.name.startswith("grad.") and row.key.step is not None:
+            self._gradients[row.name] = row.key.step, ours[1]
 
     def _in_sections(
         self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks
@@ -266,6 +280,9 @@ class OfRanks:
         place = row.place[:2]
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, place) or fault
+        before = self._gradients.get(row.name)
+        if before is not None and before[0] < (row.key.step or 0) and (fault is None or fault.kind == "apart"):
+            fault = contributions.with_the_last(row.name, whole, laid, before[1], held.ranks, together.ranks) or fault
         if row.name.startswith("grad.") and (fault is None or fault.kind in ("apart", "too little")):
             fault = self._of_a_gradient(row, whole, micro_pair, together, held) or fault
             if fault is None or fault.kind == "apart":
@@ -293,6 +310,10 @@ class OfRanks:
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
             fault = Fault(together.astray.kind, together.astray.ranks, together.astray.sentence)
+        is_first = len(self._off_gradients[row.key.step]) == 1 and row.key.step not in self._forward_off
+        if fault is None and is_first and row.name.startswith("grad."):
+            what = f"{row.name.removeprefix('grad.')}'s gradient"
+            fault = algebra.summed_in_part(what, whole, held, together.samples)
         found.fault = fault
         if fault is not None:
             row.reason = f"{fault.sentence}; {row.reason}"
@@ -654,6 +675,20 @@ class OfRanks:
                 for slice_, mine, into in algebra.of_groups(whole, held, inputs):
                     if (fault := contributions.without_inputs(what, slice_, mine, into)) is not None:
                         return fault
+        if row.name.endswith(_HEADS):
+            side = micro_pair.a if together.which == "a" else micro_pair.b
+            laid = next((ref for _, ref in side.named(row.name)), None)
+            heads = self._heads[row.key.step]
+            if (
+                laid is not None
+                and (
+                    fault := token_weights.explain(
+                        what, whole, laid, heads, is_first=row.key.step not in self._forward_off
+                    )
+                )
+                is not None
+            ):
+                return fault
         left = self._left.get(row.key.step)
         if row.name.endswith(_HEADS) and left is not None and left[1].axis in (0, 1):
             return contributions.without_tokens(what, whole, held, left[0], left[1].stretches, left[1].axis or 0)
@@ -743,6 +778,43 @@ class OfRanks:
                 experts.append((held.ranks[0], held.parts[0]))
         if held.is_cut and together.shares in ("samples", "tokens") and held.axis in (0, 1):
             self._inputs[row.key.step][row.name.rpartition(".output")[0].rpartition(".")[0]].append(held)
+
+    def _note_head(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
+        """Keep what a head was given, whose gradient may be asked for the weights of its tokens."""
+        together = micro_pair.together
+        if together is None or not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
+            return
+        place = row.place[:2]
+        if not row.name.endswith(_LOGITS) or row.verdict.diverges or row.skipped is not None or len(whole.shape) < 2:
+            self._last[place] = [*self._last[place][1 - _KEPT :], (held, whole)]
+            return
+        fed = next((one for one in reversed(self._last[place]) if one[1].shape[:-1] == whole.shape[:-1]), None)
+        other = micro_pair.b if together.which == "a" else micro_pair.a
+        targets = tuple(token_weights.targets(other, whole.shape[:-1]))
+        if fed is not None and targets:
+            head = token_weights.GivenToHead(row.key.micro or 0, whole, fed[1], targets, fed[0], together.micros)
+            self._heads[row.key.step].append(head)
+
+    def _note_micro(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef) -> None:
+        """Whether what ranks put out in the step's first micro-batch that is off is the other run's of another one."""
+        if row.verdict.diverges and not row.name.startswith(("grad.", "param.")) and row.key.stage != "optimizer":
+            self._forward_off.add(row.key.step)
+        if not naming.is_module_tensor(row.name) or row.name.startswith("grad.") or row.ranks is None:
+            return
+        first, own = self._off_micro.setdefault((row.key.step, row.name), (row, laid))
+        if first is row or first.ranks is None or not first.verdict.diverges or first.key.micro == row.key.micro:
+            return
+        known, _ = self._first_off.get(row.key.step, (None, None))
+        if known is not first or first.ranks.fault is not None or not _is_readable_as(own, whole):
+            return
+        if not algebra.is_near(whole, own):
+            return
+        fault = Fault(
+            "other micro-batch", first.ranks.parted or first.ranks.ranks,
+            f"{row.name} of {whose(first.ranks.parted or first.ranks.ranks)} in micro-batch {first.key.micro} is the "
+            f"other run's of micro-batch {row.key.micro}",
+        )  # fmt: skip
+        first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
 
     def _note_tokens(self, together: Together, row: TensorVerdict) -> None:
         if together.ids is None or id(together) in self._seen:
@@ -963,6 +1035,10 @@ def _is_nearer(one: TensorRef, other: TensorRef, own: TensorRef) -> bool:
         return False
     values, theirs, right = (pages.array(ref).astype(np.float64) for ref in (one, other, own))
     return float(np.linalg.norm(values - theirs)) <= _NEARER * float(np.linalg.norm(values - right))
+
+
+def _is_readable_as(one: TensorRef, other: TensorRef) -> bool:
+    return one.shape == other.shape and one.is_readable and other.is_readable and 8 <= one.numel <= _MOST
 
 
 def _same(one: TensorRef, other: TensorRef) -> bool:

@@ -36,7 +36,7 @@ class Given(Struct, frozen=True):
     ids: NDArray[np.int64]
 
 
-class _Group(Struct):
+class Group(Struct):
     """Ranks and micro-batches that are asked for together, and their words."""
 
     ranks: list[int]
@@ -83,7 +83,7 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Give
             here_VH = pages.array(held.parts[members[0]]).astype(np.float64)
             _weigh(groups, there_VH[start : start + length], here_VH, start)
             ranks = tuple(held.ranks[member] for member in members)
-            if (fault := _told(what, ranks, held.ranks, groups)) is not None:
+            if (fault := told(what, ranks, held.ranks, groups)) is not None:
                 return fault
     return None
 
@@ -115,27 +115,27 @@ def dealt_otherwise(what: str, weight: HeldByRanks, given: Sequence[Given]) -> F
     )  # fmt: skip
 
 
-def _groups(given: Sequence[Given], key: Callable[[Given], Any]) -> list[_Group]:
+def _groups(given: Sequence[Given], key: Callable[[Given], Any]) -> list[Group]:
     """Those that are asked for together, of one key each; of the same tokens (a tensor-parallel rank beside another)
     as one.
     """
     by_key: dict[Any, list[Given]] = {}
     for one in given:
         by_key.setdefault(key(one), []).append(one)
-    found: list[_Group] = []
+    found: list[Group] = []
     for members in by_key.values():
         words = np.unique(np.concatenate([one.ids for one in members]))
         micros = sorted({one.micro for one in members})
         ranks = sorted({one.rank for one in members})
         known = next((one for one in found if one.micros == micros and np.array_equal(one.words, words)), None)
         if known is None:
-            found.append(_Group(ranks, micros, words))
+            found.append(Group(ranks, micros, words))
         else:
             known.ranks = sorted({*known.ranks, *ranks})
     return found
 
 
-def _weigh(groups: Sequence[_Group], there_VH: Array, here_VH: Array, start: int) -> None:
+def _weigh(groups: Sequence[Group], there_VH: Array, here_VH: Array, start: int) -> None:
     """Say of every group by what factor the rows count that it alone makes."""
     has_V = np.any(there_VH != 0, axis=1)
     for number, group in enumerate(groups):
@@ -151,18 +151,26 @@ def _weigh(groups: Sequence[_Group], there_VH: Array, here_VH: Array, start: int
             group.factor = factor
 
 
-def _told(what: str, ranks: tuple[int, ...], every: tuple[int, ...], groups: list[_Group]) -> Fault | None:
-    """ranks: that hold this slice of the words, of `every` one."""
+def told(
+    what: str, ranks: tuple[int, ...], every: tuple[int, ...], groups: list[Group], *, by: str | None = None
+) -> Fault | None:
+    """What the factors say by which the tokens of groups count in a gradient.
+
+    ranks: that hold this slice of the gradient, of `every` one. by: what the factors were told by; None where by the
+    rows of tokens that a group alone was given.
+    """
     for group in groups:
         lost = tuple(rank for rank in group.ranks if rank in ranks)
         others = [one.factor for one in groups if one is not group]
         if group.factor == 0 and lost and any(others):
             whom = _called(group, groups)
-            return Fault(
-                "missing", lost,
-                f"{whom}'s contribution is missing from {what}: the rows of the tokens that "
-                f"{whom} alone {'were' if len(group.ranks) > 1 and len(group.micros) != 1 else 'was'} given are 0",
-            )  # fmt: skip
+            alone = f"{whom} alone {'were' if len(group.ranks) > 1 and len(group.micros) != 1 else 'was'} given"
+            why = (
+                f"the rows of the tokens that {alone} are 0"
+                if by is None
+                else f"its tokens have no part in it, by {by}"
+            )
+            return Fault("missing", lost, f"{whom}'s contribution is missing from {what}: {why}")
     factors = [one.factor for one in groups if one.factor is not None]
     if len(factors) < len(groups) or min(factors) <= 0 or max(factors) - min(factors) < 0.01:
         return None
@@ -178,11 +186,11 @@ def _told(what: str, ranks: tuple[int, ...], every: tuple[int, ...], groups: lis
             f"whose inverses have the mean 1{more}: each loss is the mean over its own number of tokens, not over all",
         )  # fmt: skip
     if all(len(one.micros) == micros for one in groups):
-        return _counted_twice(what, groups)
+        return _counted_twice(what, groups, by)
     return _summed_again(what, every, groups, said) if len(groups) == micros else None
 
 
-def _counted_twice(what: str, groups: list[_Group]) -> Fault | None:
+def _counted_twice(what: str, groups: list[Group], by: str | None) -> Fault | None:
     """Whether what one rank's tokens make counts a whole number of times, and once what all others' do."""
     often = [one for one in groups if one.factor is not None and one.factor > 1 + _NEAR]
     if len(often) != 1 or often[0].factor is None:
@@ -193,14 +201,15 @@ def _counted_twice(what: str, groups: list[_Group]) -> Fault | None:
     if any(one.factor is None or abs(one.factor - 1) > _NEAR for one in groups if one is not often[0]):
         return None
     whom, count = whose(often[0].ranks), "twice" if times == 2 else f"{times} times"
-    return Fault(
-        "twice", tuple(often[0].ranks),
-        f"{whom}'s contribution is {count} in {what}: the rows of the tokens that {whom} alone was given are {times} "
-        "times the other run's, and those of all others' tokens are the other run's",
+    why = (
+        f"the rows of the tokens that {whom} alone was given are {times} times the other run's, and those of all "
+        "others' tokens are the other run's" if by is None else
+        f"its tokens weigh {times} times what they do in the other run, and all others' as much, by {by}"
     )  # fmt: skip
+    return Fault("twice", tuple(often[0].ranks), f"{whom}'s contribution is {count} in {what}: {why}")
 
 
-def _summed_again(what: str, ranks: tuple[int, ...], groups: list[_Group], said: str) -> Fault | None:
+def _summed_again(what: str, ranks: tuple[int, ...], groups: list[Group], said: str) -> Fault | None:
     """Whether each micro-batch counts as many times what the next one does as there are ranks: the sum over these is
     made after every micro-batch, of what is summed already.
     """
@@ -217,7 +226,7 @@ def _summed_again(what: str, ranks: tuple[int, ...], groups: list[_Group], said:
     )  # fmt: skip
 
 
-def _called(group: _Group, groups: Sequence[_Group]) -> str:
+def _called(group: Group, groups: Sequence[Group]) -> str:
     """`rank 1`, `micro-batch 0`, `micro-batch 0 of rank 1`."""
     micros = {micro for one in groups for micro in one.micros}
     if len(group.micros) == len(micros):

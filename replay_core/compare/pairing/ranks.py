@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, Literal
 
@@ -202,13 +202,16 @@ class RankGroup:
             return
 
         # Samples face samples wherever they are; a number that is said of a whole micro-batch faces them all.
-        def is_number(ref: TensorRef) -> bool:
+        def is_number(_: Record, ref: TensorRef) -> bool:
             return not ref.shape and not ref.is_text
 
-        numbers = {rank: _narrowed(side, is_number) for rank, side in self._ranks.items()}
-        yield self._pair(self.key, _narrowed(self._whole, is_number), numbers)
-        rest = [_narrowed(side, lambda ref: not is_number(ref)) for side in self._ranks.values()]
-        whole = _narrowed(self._whole, lambda ref: not is_number(ref))
+        def is_tensor(record: Record, ref: TensorRef) -> bool:
+            return not is_number(record, ref)
+
+        numbers = {rank: narrowed_to(side, is_number) for rank, side in self._ranks.items()}
+        yield self._pair(self.key, narrowed_to(self._whole, is_number), numbers)
+        rest = [narrowed_to(side, is_tensor) for side in self._ranks.values()]
+        whole = narrowed_to(self._whole, is_tensor)
         for number, side in enumerate(rest):
             alone = whole if not number else Side()
             a, b = (side, alone) if self._many == "a" else (alone, side)
@@ -1123,11 +1126,11 @@ def same_values(one: TensorRef, other: TensorRef) -> bool:
         return False
 
 
-def _narrowed(side: Side, wanted: Any) -> Side:
+def narrowed_to(side: Side, wanted: Callable[[Record, TensorRef], bool]) -> Side:
     """The side with only those tensors that are wanted."""
     records = []
     for record in side.records:
-        refs = [ref for held, ref in side.tensors.values() if held is record and wanted(ref)]
+        refs = [ref for held, ref in side.tensors.values() if held is record and wanted(record, ref)]
         if refs:
             made = Record(record.key, record.path, lambda refs=refs: refs)  # type: ignore[misc]
             records.append(made)

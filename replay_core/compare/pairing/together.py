@@ -5,7 +5,7 @@ step otherwise (two tensor-parallel ranks against four), of which those of the r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from replay_core import naming, pages
 from replay_core.compare.pairing.accumulated import laid_together
+from replay_core.compare.pairing.dims import Stretch
 from replay_core.compare.pairing.micro_batch_pair import MicroBatchPair, Side
 from replay_core.compare.pairing.ranks import (
     MAY_BE_PARTS,
@@ -23,12 +24,14 @@ from replay_core.compare.pairing.ranks import (
     Which,
     ids_of,
     named,
+    narrowed_to,
     same_values,
     standing_for,
     turns,
 )
 from replay_core.compare.pairing.renumbered_ranks import in_one_numbering
-from replay_core.records import Inline, RecordKey, TensorRef, Unreadable
+from replay_core.compare.pairing.whole_shapes import WholeShapes
+from replay_core.records import Inline, Record, RecordKey, TensorRef, Unreadable
 
 #: Elements that are added up in memory.
 _MOST = 1 << 24
@@ -38,8 +41,11 @@ _OF_ITS_OWN = 0.1
 _EVEN = 1e-2
 
 
-def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
-    """The pairs of a step, those whose ranks share it otherwise in the two runs as one. Loads every side."""
+def put_together(micro_pairs: list[MicroBatchPair], *, as_one: bool = False) -> list[MicroBatchPair]:
+    """The pairs of a step, those whose ranks share it otherwise in the two runs as one. Loads every side.
+
+    as_one: also those whose ranks share it alike, and could face each other one by one.
+    """
     groups: dict[tuple[Any, ...], list[MicroBatchPair]] = defaultdict(list)
     for micro_pair in in_one_numbering(laid_together(micro_pairs)):
         groups[micro_pair.key.step, micro_pair.key.micro, micro_pair.key.role].append(micro_pair)
@@ -52,7 +58,12 @@ def put_together(micro_pairs: list[MicroBatchPair]) -> list[MicroBatchPair]:
     tried = []
     for group in groups.values():
         place = group[0].key.step, group[0].key.role
-        tried.append((group, _ranks_of(group, cells[place], is_otherwise=place in otherwise)))
+        of_group = None
+        if place in otherwise or not as_one:
+            of_group = _ranks_of(group, cells[place], is_otherwise=place in otherwise)
+        if of_group is None and as_one:
+            of_group = _ranks_in_order(group, cells[place])
+        tried.append((group, of_group))
     made = [ranks for _, ranks in tried if ranks is not None]
     sliced = {(ranks.key.step, ranks.key.role) for ranks in made if ranks.holds_slices}
     known = sliced | {(ranks.key.step, ranks.key.role) for ranks in made if ranks.shares != "none"}
@@ -106,7 +117,7 @@ def _ranks_of(
     key = next(pair.key for pair in group if (pair.a if one == "a" else pair.b).records)
     alike = cells.get(one, [list(fewer)]), cells.get(many, [list(ranks)])
     for ids in _ids_of_all(fewer, ranks):
-        whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike)
+        whole, whole_of = _assembled(key, one, fewer, ranks, ids, alike[0], _shapes_of_both(fewer, ranks, ids, alike))
         found = RankGroup(key, many, whole, ranks, of_one_process=False, alike=alike[1])
         if not found.is_covered:
             continue
@@ -119,6 +130,81 @@ def _ranks_of(
             )
         return found
     return None
+
+
+def _ranks_in_order(group: list[MicroBatchPair], cells: dict[Which, list[list[int]]]) -> RankGroup | None:
+    """The ranks of b, each of which could face one of a's, and what one process would hold of what a's do; None where
+    it is not known what that would be.
+    """
+    ranked = _ranked(group)
+    if len(ranked) < 2 or ranked["a"].keys() != ranked["b"].keys():
+        return None
+    own, others = ranked["a"], ranked["b"]
+    key = next(pair.key for pair in group if pair.a.records)
+    alike = cells.get("a", [list(own)])
+    ids = _ids_by_positions(own)
+    if ids is None and any(ids_of(side) is not None for side in own.values()):
+        # Samples of several lengths, or packs: what is of all of them is compared alone.
+        own, others = ({rank: narrowed_to(side, _is_of_all) for rank, side in ranks.items()} for ranks in (own, others))
+    whole, whole_of = _assembled(key, "a", own, others, ids, alike, WholeShapes(own, ids, alike).of)
+    found = RankGroup(key, "b", whole, others, of_one_process=False, alike=alike)
+    for pair in found.made:
+        if pair.together is not None:
+            pair.together.whole_of = whole_of
+    return found
+
+
+def _is_of_all(record: Record, ref: TensorRef) -> bool:
+    return record.key.stage in OF_ALL_SAMPLES or not ref.shape
+
+
+def _ids_by_positions(ranks: dict[int, Side]) -> TensorRef | None:
+    """The token ids of the step as a whole: side by side where the ranks' positions say that they follow each other, or
+    their labels do; else one below the other. None where none are known, or they are of several shapes.
+    """
+    given: list[tuple[TensorRef, Side]] = []
+    for side in ranks.values():
+        ref = ids_of(side)
+        if ref is not None and not any(same_values(ref, one) for one, _ in given):
+            given.append((ref, side))
+    if not given or any(len(ref.shape) != 2 or ref.shape != given[0][0].shape for ref, _ in given):
+        return None
+    below = None
+    for made, places in _laid_out([ref for ref, _ in given]):
+        positions = [side.find("position_ids") for _, side in given]
+        if all(_is_at(one, stretches) for one, (_, stretches) in zip(positions, places, strict=True)):
+            return made
+        labels = [side.find("labels") for _, side in given]
+        if _go_on(labels, pages.array(made), places):
+            return made
+        below = made  # the last way
+    return below
+
+
+def _go_on(labels: list[TensorRef | None], ids_BS: NDArray[Any], places: list[_Standing]) -> bool:
+    """Whether the labels at the ends of the ranks' stretches are the tokens that then come, which other ranks have."""
+    met = 0
+    for ref, (row, stretches) in zip(labels, places, strict=True):
+        if ref is None or not ref.is_readable or len(ref.shape) != 2:
+            return False
+        own, before = pages.array(ref), 0
+        for at, long in stretches:
+            before += long
+            if at + long < ids_BS.shape[1] and before <= own.shape[1]:
+                last_B, next_B = own[:, before - 1], ids_BS[row : row + len(own), at + long]
+                if last_B.shape != next_B.shape or bool(((last_B != next_B) & (last_B >= 0)).any()):
+                    return False
+                met += int((last_B >= 0).sum())
+    return met > 0
+
+
+def _is_at(positions: TensorRef | None, stretches: tuple[Stretch, ...]) -> bool:
+    """Whether a rank's positions are those of these stretches of a sequence."""
+    if positions is None or not positions.is_readable or not positions.dtype.startswith("int"):
+        return False
+    expected = np.concatenate([np.arange(at, at + long) for at, long in stretches])
+    own = pages.array(positions)
+    return own.ndim > 0 and own.shape[-1] == expected.size and bool((own == expected).all())
 
 
 def _by_rank(sides: list[Side]) -> dict[int, Side] | None:
@@ -154,49 +240,81 @@ def _ids_of_all(fewer: dict[int, Side], ranks: dict[int, Side]) -> Iterator[Tens
             return
         if not any(same_values(ref, one) for one in different):
             different.append(ref)
+    for made, _ in _laid_out(different):
+        yield made
+
+
+#: Of one rank's token ids, from which row on they are and where along the rows they stand.
+_Standing = tuple[int, tuple[Stretch, ...]]
+
+
+def _laid_out(different: list[TensorRef]) -> Iterator[tuple[TensorRef, list[_Standing]]]:
+    """Ways in which ranks' different token ids may lie in the step's: side by side, one below the other, or both; and
+    where each then stands.
+    """
     first, parts = different[0], [pages.array(ref) for ref in different]
     if len(parts) == 1:
-        yield first
+        yield first, [(0, ((0, first.shape[-1]),))]
         return
     for groups in range(1, len(parts) + 1):
         if len(parts) % groups:
             continue
         each = len(parts) // groups
         # Ranks of one group follow each other, or those of one place in their groups do.
-        beside = [parts, [parts[at * groups + group] for group in range(groups) for at in range(each)]]
+        numbers = list(range(len(parts)))
+        beside = [numbers, [at * groups + group for group in range(groups) for at in range(each)]]
         for turn in turns(each, first.shape[1]) if each > 1 else [[((0, first.shape[1]),)]]:
             for in_turn in beside if 1 not in (groups, each) else beside[:1]:
                 made = np.zeros((first.shape[0] * groups, first.shape[1] * each), parts[0].dtype)
-                for number, mine in enumerate(in_turn):
+                places: dict[int, _Standing] = {}
+                for number, of in enumerate(in_turn):
                     rows = slice(number // each * first.shape[0], (number // each + 1) * first.shape[0])
+                    places[of] = rows.start, turn[number % each]
                     before = 0
                     for at, long in turn[number % each]:
-                        made[rows, at : at + long] = mine[:, before : before + long]
+                        made[rows, at : at + long] = parts[of][:, before : before + long]
                         before += long
-                yield first.with_(shape=made.shape, source=Inline(made.tobytes()), digest=None)
+                ref = first.with_(shape=made.shape, source=Inline(made.tobytes()), digest=None)
+                yield ref, [places[of] for of in numbers]
 
 
 #: Of each of two runs, the ranks that have the same tokens.
 Alike = tuple[list[list[int]], list[list[int]]]
 
 
+def _shapes_of_both(
+    ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, alike: Alike
+) -> Callable[[tuple[str, str]], tuple[int, ...]]:
+    """What tells how large a tensor is as a whole of which both runs' ranks hold parts: the shapes of both."""
+    sizes = _Sizes(ranks, others, ids, alike)
+
+    def shape_of(place: tuple[str, str]) -> tuple[int, ...]:
+        ref = next(side.tensors[place][1] for side in ranks.values() if place in side.tensors)
+        theirs = next((side.tensors[place][1] for side in others.values() if place in side.tensors), None)
+        if theirs is None:
+            return ref.shape
+        shape = sizes.of(place[1], ref.shape, theirs.shape)
+        if shape == ref.shape == theirs.shape and place[1] in OF_ALL_SAMPLES:
+            return _of_slices(place, ranks, others, alike)
+        if place[1] not in OF_ALL_SAMPLES:
+            return _of_slices_of_tokens(place, (ranks, others), shape, alike)
+        return shape
+
+    return shape_of
+
+
 def _assembled(
-    key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None, alike: Alike
-) -> tuple[Side, Together]:
-    """What one process would hold of what these ranks do, as far as the shapes of both runs tell."""
+    key: RecordKey, which: Which, ranks: dict[int, Side], others: dict[int, Side], ids: TensorRef | None,
+    alike: list[list[int]], shape_of: Callable[[tuple[str, str]], tuple[int, ...]],
+) -> tuple[Side, Together]:  # fmt: skip
+    """What one process would hold of what these ranks do."""
     imagined = Side([next(iter(ranks.values())).records[0]])
     imagined.is_loaded = True
-    sizes = _Sizes(ranks, others, ids, alike)
     for place in dict.fromkeys(place for side in ranks.values() for place in side.tensors):
         record, ref = next(side.tensors[place] for side in ranks.values() if place in side.tensors)
-        theirs = next((side.tensors[place][1] for side in others.values() if place in side.tensors), None)
-        shape = ref.shape if theirs is None else sizes.of(place[1], ref.shape, theirs.shape)
-        if theirs is not None and shape == ref.shape == theirs.shape and place[1] in OF_ALL_SAMPLES:
-            shape = _of_slices(place, ranks, others, alike)
-        elif theirs is not None and place[1] not in OF_ALL_SAMPLES:
-            shape = _of_slices_of_tokens(place, (ranks, others), shape, alike)
-        imagined.tensors[place] = record, ref.with_(shape=shape, source=Unreadable(""), copies=(), digest=None)
-    group = RankGroup(key, which, imagined, ranks, ids, alike=alike[0])
+        whole = ref.with_(shape=shape_of(place), source=Unreadable(""), copies=(), digest=None)
+        imagined.tensors[place] = record, whole
+    group = RankGroup(key, which, imagined, ranks, ids, alike=alike)
     (pair,) = group.made if len(group.made) == 1 else group.made[:1]
     side = pair.a if which == "a" else pair.b
     assert pair.together is not None
@@ -204,7 +322,7 @@ def _assembled(
         held = pair.together.held.get(id(ref))
         if held is not None and len(held.ranks) > 1:
             theirs_of = [other.tensors[place][1] for other in others.values() if place in other.tensors]
-            side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of, alike[0], pair.together)
+            side.tensors[place] = record, _of_all(place[0], ref, held, theirs_of, alike, pair.together)
     return side, pair.together
 
 

@@ -91,7 +91,7 @@ def test_what_is_told_while_it_compares_is_what_the_answer_says(together: Path, 
         on_event=lambda event: early.append(event.document) if isinstance(event, Partial) else None,
     )
     assert dict(told) == {row.name: row.verdict.value for row in compared.tensors}
-    assert (early, compared.around_of) == ([], None), "nothing diverges"
+    assert (early, compared.around) == ([], None), "nothing diverges"
 
 
 def test_judged_again_it_is_still_no_difference_and_bitwise_it_is(together: Path, one_by_one: Path):

@@ -1,0 +1,57 @@
+"""What went wrong among ranks that face each other one by one: rank 3 of one run is held against rank 3 of the other,
+and that alone says which tensor parts and not why. The step in which they part is compared once more, what the ranks of
+a hold being put together as one process would have it.
+"""
+
+from __future__ import annotations
+
+from replay_core.compare.comparison import Comparison, compare_runs
+from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
+from replay_core.compare.parallel import Parallel, parallel
+from replay_core.errors import DumpError, NothingComparableError
+from replay_core.jobs import OnEvent, ignore
+from replay_core.records import Record
+
+#: Ranks of a run that are put together, and bytes of both that are read for it, at most.
+MOST_RANKS, MOST_BYTES = 64, 1 << 32
+
+
+def among_ranks(
+    compared: Comparison,
+    records_a: list[Record],
+    records_b: list[Record],
+    *,
+    exact: bool = False,
+    tolerances: Tolerances = DEFAULT,
+    on_event: OnEvent = ignore,
+) -> Parallel | None:
+    """None where the two do not part in a step that several ranks of both share, or these cannot be put together.
+
+    records_a, records_b: those that were compared. Notes of `compared` say where a step was too large to be looked at.
+    """
+    first = compared.first
+    if first is None or compared.together or first.key.step is None or first.key.rank is None:
+        return None
+    own, theirs = ([one for one in records if one.key.rank is not None] for records in (records_a, records_b))
+    steps = sorted({one.key.step for one in own if one.key.step is not None and one.key.step <= first.key.step})[-2:]
+    own, theirs = ([one for one in records if one.key.step in steps] for records in (own, theirs))
+    ranks = {one.key.rank for one in own}
+    if len(ranks) < 2 or ranks != {one.key.rank for one in theirs}:
+        return None
+    size = sum(
+        one.path.stat().st_size for one in {one.path: one for one in (*own, *theirs)}.values() if one.path.is_file()
+    )
+    if len(ranks) > MOST_RANKS or size > MOST_BYTES:
+        compared.notes.append(
+            f"what went wrong among the {len(ranks)} ranks of step {first.key.step} was not looked for: that puts "
+            f"together {size / (1 << 30):.1f} GiB (at most {MOST_RANKS} ranks and {MOST_BYTES >> 30} GiB)"
+        )
+        return None
+    try:
+        again = compare_runs(
+            compared.a, compared.b, own, theirs, exact=exact, tolerances=tolerances, on_event=on_event,
+            are_kept=False, as_one=True,
+        )  # fmt: skip
+    except (DumpError, NothingComparableError):
+        return None
+    return parallel(again.tally.of_ranks, again.together)

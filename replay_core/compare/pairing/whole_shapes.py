@@ -1,0 +1,120 @@
+"""How large a tensor is of which ranks hold parts, where only what these ranks hold tells: in two runs of one layout
+every rank faces one with tensors of its own shapes, and no process has any of them whole.
+
+Ranks that were given the same tokens (a tensor-parallel group) either hold the same of a tensor, or a slice each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replay_core import pages
+from replay_core.compare.pairing.micro_batch_pair import Side
+from replay_core.compare.pairing.ranks import OF_ALL_SAMPLES, ids_of
+from replay_core.errors import DumpError
+from replay_core.records import TensorRef
+
+Place = tuple[str, str]
+
+#: Elements that are compared in memory.
+_MOST = 1 << 24
+#: Ranks apart by this part of what they hold have values of their own, and not one another's but for noise.
+_OF_ITS_OWN = 0.1
+
+
+class WholeShapes:
+    """The shapes of one run's tensors as one process would have them. alike: ranks that have the same tokens."""
+
+    def __init__(self, ranks: dict[int, Side], ids: TensorRef | None, alike: list[list[int]]) -> None:
+        self._ranks, self._alike = ranks, alike
+        own = next((ref for side in ranks.values() if (ref := ids_of(side)) is not None), None)
+        self._own, self._whole = (None if ref is None else ref.shape for ref in (own, ids))
+        self._sliced: dict[str, bool] = {}
+
+    def of(self, place: Place) -> tuple[int, ...]:
+        """The shape of a tensor; that of one rank's where nothing says that it is a part."""
+        name, stage = place
+        refs = {rank: side.tensors[place][1] for rank, side in self._ranks.items() if place in side.tensors}
+        first = next(iter(refs.values()))
+        shape = first.shape
+        if any(ref.shape != shape or ref.is_text for ref in refs.values()) or not shape:
+            return shape
+        if stage in OF_ALL_SAMPLES:
+            return self._of_a_weight(name, refs)
+        members = self._members(refs)
+        if len(members) > 1 and first.dtype.startswith(("float", "bfloat")) and _are_apart(members):
+            for axis in (0, 1):
+                tokens = self._own[1] if self._own is not None and len(self._own) == 2 else 0
+                if len(shape) > 2 and shape[axis] * len(members) == tokens and shape[1 - axis] == self._own[0]:  # type: ignore[index]
+                    shape = (*shape[:axis], tokens, *shape[axis + 1 :])  # sequence parallel
+                    break
+            else:
+                shape = (*shape[:-1], len(members) * shape[-1])
+        return self._of_all_tokens(shape)
+
+    def _of_a_weight(self, name: str, refs: dict[int, TensorRef]) -> tuple[int, ...]:
+        shape = next(iter(refs.values())).shape
+        members = self._members(refs)
+        if not all(ref.is_readable for ref in refs.values()):
+            return shape
+        own = name.removeprefix("grad.").removeprefix("param.")
+        if own not in self._sliced and len(members) > 1:
+            self._sliced[own] = _are_apart(members)
+        if self._sliced.get(own):
+            axis = self._axis(own, shape, refs)
+            return (*shape[:axis], len(members) * shape[axis], *shape[axis + 1 :])
+        return shape
+
+    def _axis(self, weight: str, shape: tuple[int, ...], refs: dict[int, TensorRef]) -> int:
+        """Along which axis ranks hold slices of a weight: of what goes in where all of them put out the same."""
+        if len(shape) < 2 or not weight.endswith(".weight"):
+            return 0
+        module = weight.removesuffix(".weight")
+        for rank in refs:
+            side = self._ranks[rank]
+            output = next((ref for _, ref in side.named(f"{module}.output")), None)
+            if output is None or not output.shape:
+                continue
+            others = [
+                ref for other in refs if other != rank
+                for _, ref in self._ranks[other].named(f"{module}.output")[:1]
+            ]  # fmt: skip
+            is_lookup = output.shape[-1] == shape[1] != shape[0]
+            if not is_lookup and output.shape[-1] == shape[0] and others and not _are_apart([output, *others]):
+                return 1
+            return 0
+        return 0
+
+    def _members(self, refs: dict[int, TensorRef]) -> list[TensorRef]:
+        """What ranks with the same tokens hold: the first such group that all have it."""
+        for members in self._alike:
+            if len(members) > 1 and all(rank in refs for rank in members):
+                return [refs[rank] for rank in members]
+        return []
+
+    def _of_all_tokens(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """As long along the axes of samples and tokens as all ranks' together."""
+        if self._own is None or self._whole is None or len(self._own) != 2 or self._own == self._whole:
+            return shape
+        if shape[:2] == self._own:
+            return (*self._whole, *shape[2:])
+        if shape[:2] == self._own[::-1]:
+            return (*self._whole[::-1], *shape[2:])
+        if len(shape) == 4 and (shape[0], shape[2]) == self._own:
+            return self._whole[0], shape[1], self._whole[1], shape[3]
+        if shape[0] == self._own[0] * self._own[1]:
+            return (self._whole[0] * self._whole[1], *shape[1:])
+        if shape == self._own[:1]:
+            return self._whole[:1]
+        return shape
+
+
+def _are_apart(refs: list[TensorRef]) -> bool:
+    """Whether each of these has values of its own."""
+    if refs[0].numel > _MOST or not all(ref.is_readable and ref.shape == refs[0].shape for ref in refs):
+        return False
+    try:
+        held = [pages.array(ref).astype(np.float64) for ref in refs]
+    except DumpError:
+        return False
+    return all(float(np.linalg.norm(one - held[0])) > _OF_ITS_OWN * float(np.linalg.norm(one)) for one in held[1:])
