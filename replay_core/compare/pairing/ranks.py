@@ -117,7 +117,7 @@ class RankGroup:
         self._whole_ids = ids if ids is not None else ids_of(whole)
         self.key, self._many, self._whole, self._ranks = key, many, whole, ranks
         #: Of every rank, the token ids it computed with; None where these are not known.
-        self._ids = _ids_of_stages(list(ranks.values()))
+        self._ids = ids_of_stages(list(ranks.values()))
         self._astray: Astray | None = None
         #: By id, what ranks hold of a tensor that is not whole, for some rank's part cannot be read.
         self._unread: set[int] = set()
@@ -1076,7 +1076,7 @@ def named(ranks: Any) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _ids_of_stages(sides: Sequence[Side]) -> list[TensorRef | None]:
+def ids_of_stages(sides: Sequence[Side]) -> list[TensorRef | None]:
     """Of every rank its token ids; of a pipeline's later stages, those of the rank whose output they were given."""
     found = [ids_of(side) for side in sides]
     if all(one is None for one in found) or all(one is not None for one in found):

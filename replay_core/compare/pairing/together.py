@@ -23,6 +23,7 @@ from replay_core.compare.pairing.ranks import (
     Together,
     Which,
     ids_of,
+    ids_of_stages,
     named,
     narrowed_to,
     same_values,
@@ -62,7 +63,7 @@ def put_together(micro_pairs: list[MicroBatchPair], *, as_one: bool = False) -> 
         if place in otherwise or not as_one:
             of_group = _ranks_of(group, cells[place], is_otherwise=place in otherwise)
         if of_group is None and as_one:
-            of_group = _ranks_in_order(group, cells[place])
+            of_group = _ranks_in_order(group)
         tried.append((group, of_group))
     made = [ranks for _, ranks in tried if ranks is not None]
     sliced = {(ranks.key.step, ranks.key.role) for ranks in made if ranks.holds_slices}
@@ -132,7 +133,7 @@ def _ranks_of(
     return None
 
 
-def _ranks_in_order(group: list[MicroBatchPair], cells: dict[Which, list[list[int]]]) -> RankGroup | None:
+def _ranks_in_order(group: list[MicroBatchPair]) -> RankGroup | None:
     """The ranks of b, each of which could face one of a's, and what one process would hold of what a's do; None where
     it is not known what that would be.
     """
@@ -141,7 +142,7 @@ def _ranks_in_order(group: list[MicroBatchPair], cells: dict[Which, list[list[in
         return None
     own, others = ranked["a"], ranked["b"]
     key = next(pair.key for pair in group if pair.a.records)
-    alike = cells.get("a", [list(own)])
+    alike = _alike_by_stages(own)
     ids = _ids_by_positions(own)
     if ids is None and any(ids_of(side) is not None for side in own.values()):
         # Samples of several lengths, or packs: what is of all of them is compared alone.
@@ -152,6 +153,25 @@ def _ranks_in_order(group: list[MicroBatchPair], cells: dict[Which, list[list[in
         if pair.together is not None:
             pair.together.whole_of = whole_of
     return found
+
+
+def _alike_by_stages(ranks: dict[int, Side]) -> list[list[int]]:
+    """The ranks in groups that have the same tokens, those of a pipeline's later stages by what they were given; those
+    of which nobody knows are one group for each set of tensors.
+    """
+    found: list[tuple[TensorRef | None, Any, list[int]]] = []
+    for (rank, side), ref in zip(ranks.items(), ids_of_stages(list(ranks.values())), strict=True):
+        held = frozenset(side.tensors) if ref is None else None
+        of = next(
+            (members for one, theirs, members in found
+             if theirs == held and (ref is None or (one is not None and same_values(one, ref)))),
+            None,
+        )  # fmt: skip
+        if of is None:
+            found.append((ref, held, [rank]))
+        else:
+            of.append(rank)
+    return [members for _, _, members in found]
 
 
 def _is_of_all(record: Record, ref: TensorRef) -> bool:

@@ -7,6 +7,7 @@ Ranks that were given the same tokens (a tensor-parallel group) either hold the 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay_core import pages
 from replay_core.compare.pairing.micro_batch_pair import Side
@@ -29,7 +30,8 @@ class WholeShapes:
         self._ranks, self._alike = ranks, alike
         own = next((ref for side in ranks.values() if (ref := ids_of(side)) is not None), None)
         self._own, self._whole = (None if ref is None else ref.shape for ref in (own, ids))
-        self._sliced: dict[str, bool] = {}
+        #: Weight -> of how many slices it is.
+        self._sliced: dict[str, int] = {}
 
     def of(self, place: Place) -> tuple[int, ...]:
         """The shape of a tensor; that of one rank's where nothing says that it is a part."""
@@ -42,14 +44,15 @@ class WholeShapes:
         if stage in OF_ALL_SAMPLES:
             return self._of_a_weight(name, refs)
         members = self._members(refs)
-        if len(members) > 1 and first.dtype.startswith(("float", "bfloat")) and _are_apart(members):
+        many = _slices(members) if members and first.dtype.startswith(("float", "bfloat")) else 1
+        if many > 1:
             for axis in (0, 1):
                 tokens = self._own[1] if self._own is not None and len(self._own) == 2 else 0
-                if len(shape) > 2 and shape[axis] * len(members) == tokens and shape[1 - axis] == self._own[0]:  # type: ignore[index]
+                if len(shape) > 2 and shape[axis] * many == tokens and shape[1 - axis] == self._own[0]:  # type: ignore[index]
                     shape = (*shape[:axis], tokens, *shape[axis + 1 :])  # sequence parallel
                     break
             else:
-                shape = (*shape[:-1], len(members) * shape[-1])
+                shape = (*shape[:-1], many * shape[-1])
         return self._of_all_tokens(shape)
 
     def _of_a_weight(self, name: str, refs: dict[int, TensorRef]) -> tuple[int, ...]:
@@ -58,11 +61,11 @@ class WholeShapes:
         if not all(ref.is_readable for ref in refs.values()):
             return shape
         own = name.removeprefix("grad.").removeprefix("param.")
-        if own not in self._sliced and len(members) > 1:
-            self._sliced[own] = _are_apart(members)
-        if self._sliced.get(own):
+        if own not in self._sliced and members:
+            self._sliced[own] = _slices(members)
+        if (many := self._sliced.get(own, 1)) > 1:
             axis = self._axis(own, shape, refs)
-            return (*shape[:axis], len(members) * shape[axis], *shape[axis + 1 :])
+            return (*shape[:axis], many * shape[axis], *shape[axis + 1 :])
         return shape
 
     def _axis(self, weight: str, shape: tuple[int, ...], refs: dict[int, TensorRef]) -> int:
@@ -80,17 +83,17 @@ class WholeShapes:
                 for _, ref in self._ranks[other].named(f"{module}.output")[:1]
             ]  # fmt: skip
             is_lookup = output.shape[-1] == shape[1] != shape[0]
-            if not is_lookup and output.shape[-1] == shape[0] and others and not _are_apart([output, *others]):
+            if not is_lookup and output.shape[-1] == shape[0] and others and _slices([output, *others]) == 1:
                 return 1
             return 0
         return 0
 
     def _members(self, refs: dict[int, TensorRef]) -> list[TensorRef]:
-        """What ranks with the same tokens hold: the first such group that all have it."""
-        for members in self._alike:
-            if len(members) > 1 and all(rank in refs for rank in members):
-                return [refs[rank] for rank in members]
-        return []
+        """What ranks with the same tokens hold, those that have it (stages of a pipeline have others' not): the first
+        such group of several.
+        """
+        groups = ([refs[rank] for rank in members if rank in refs] for members in self._alike)
+        return next((held for held in groups if len(held) > 1), [])
 
     def _of_all_tokens(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """As long along the axes of samples and tokens as all ranks' together."""
@@ -109,12 +112,16 @@ class WholeShapes:
         return shape
 
 
-def _are_apart(refs: list[TensorRef]) -> bool:
-    """Whether each of these has values of its own."""
+def _slices(refs: list[TensorRef]) -> int:
+    """How many slices these are, of which ranks may hold copies: 1 where all hold the same, or nobody knows."""
     if refs[0].numel > _MOST or not all(ref.is_readable and ref.shape == refs[0].shape for ref in refs):
-        return False
+        return 1
     try:
         held = [pages.array(ref).astype(np.float64) for ref in refs]
     except DumpError:
-        return False
-    return all(float(np.linalg.norm(one - held[0])) > _OF_ITS_OWN * float(np.linalg.norm(one)) for one in held[1:])
+        return 1
+    different: list[NDArray[np.float64]] = []
+    for one in held:
+        if all(float(np.linalg.norm(one - other)) > _OF_ITS_OWN * float(np.linalg.norm(one)) for other in different):
+            different.append(one)
+    return len(different) if len(held) % len(different) == 0 else 1
