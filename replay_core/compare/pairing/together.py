@@ -57,6 +57,7 @@ def put_together(micro_pairs: list[MicroBatchPair], *, as_one: bool = False) -> 
                 cells[group[0].key.step, group[0].key.role][which] = _alike(ranked)
     otherwise = {(group[0].key.step, group[0].key.role) for group in groups.values() if not _are_alike(_ranked(group))}
     tried = []
+    in_order: set[int] = set()
     for group in groups.values():
         place = group[0].key.step, group[0].key.role
         of_group = None
@@ -64,6 +65,7 @@ def put_together(micro_pairs: list[MicroBatchPair], *, as_one: bool = False) -> 
             of_group = _ranks_of(group, cells[place], is_otherwise=place in otherwise)
         if of_group is None and as_one:
             of_group = _ranks_in_order(group)
+            in_order |= {id(of_group)} if of_group is not None else set()
         tried.append((group, of_group))
     made = [ranks for _, ranks in tried if ranks is not None]
     sliced = {(ranks.key.step, ranks.key.role) for ranks in made if ranks.holds_slices}
@@ -75,7 +77,9 @@ def put_together(micro_pairs: list[MicroBatchPair], *, as_one: bool = False) -> 
             continue
         place = ranks.key.step, ranks.key.role
         # Two runs whose ranks hold the same of everything, and no tokens, may be of other samples each.
-        is_one = ranks.are_of_one_batch(sliced=place in sliced) and (ranks.of_one_process or place in known)
+        is_one = id(ranks) in in_order or (
+            ranks.are_of_one_batch(sliced=place in sliced) and (ranks.of_one_process or place in known)
+        )
         if is_one:
             ranks.made[0].notes[:0] = [note for one in group for note in one.notes]
         found += ranks.made if is_one else group
@@ -147,6 +151,8 @@ def _ranks_in_order(group: list[MicroBatchPair]) -> RankGroup | None:
     if ids is None and any(ids_of(side) is not None for side in own.values()):
         # Samples of several lengths, or packs: what is of all of them is compared alone.
         own, others = ({rank: narrowed_to(side, _is_of_all) for rank, side in ranks.items()} for ranks in (own, others))
+        if not all(side.records for ranks in (own, others) for side in ranks.values()):
+            return None
     whole, whole_of = _assembled(key, "a", own, others, ids, alike, WholeShapes(own, ids, alike).of)
     found = RankGroup(key, "b", whole, others, of_one_process=False, alike=alike)
     for pair in found.made:
