@@ -78,14 +78,14 @@ def _is_noise(bias: tuple[TensorRef, TensorRef], weight: tuple[TensorRef, Tensor
     of_bias, of_weight = bias[0].shape, weight[0].shape
     if dtype not in EPS or len(of_bias) != 1 or of_bias != bias[1].shape or of_weight != weight[1].shape:
         return None
-    if len(of_weight) != 2 or of_weight[0] != of_bias[0] or of_weight[1] < _FEWEST_INPUTS:
+    if len(of_weight) != 2 or of_bias[0] not in of_weight or _inputs(of_weight, of_bias[0]) < _FEWEST_INPUTS:
         return None
     if not all(ref.is_readable for ref in (*bias, *weight)):
         return None
     a, b = (np.asarray(pages.array(ref), np.float64) for ref in bias)
     off_2, size_2 = np.zeros(of_bias[0]), np.zeros(of_bias[0])
-    for start in range(0, of_bias[0], rows := max(1, (1 << 20) // of_weight[1])):
-        w_a, w_b = (np.asarray(pages.array(ref)[start : start + rows], np.float64) for ref in weight)
+    for start in range(0, of_bias[0], rows := max(1, (1 << 20) // _inputs(of_weight, of_bias[0]))):
+        w_a, w_b = (_of_outputs(ref, of_bias[0], slice(start, start + rows)) for ref in weight)
         off_2[start : start + rows] = np.square(w_b - w_a).mean(axis=1)
         size_2[start : start + rows] = np.square(w_a).mean(axis=1)
     if not all(np.isfinite(one).all() for one in (a, b, off_2, size_2)):
@@ -126,20 +126,31 @@ def rounding_alone(
     dtype = family(coarsest(bias[0].dtype, bias[1].dtype, weight[0].dtype, weight[1].dtype, computed))
     (rows,) = bias[0].shape if len(bias[0].shape) == 1 else (0,)
     is_one = bias[0].shape == bias[1].shape and weight[0].shape == weight[1].shape
-    if dtype not in EPS or not is_one or len(weight[0].shape) != 2 or weight[0].shape[0] != rows or not rows:
+    if dtype not in EPS or not is_one or len(weight[0].shape) != 2 or rows not in weight[0].shape or not rows:
         return None
-    if weight[0].shape[1] < _FEWEST_INPUTS or not all(ref.is_readable for ref in (*bias, *weight)):
+    inputs = _inputs(weight[0].shape, rows)
+    if inputs < _FEWEST_INPUTS or not all(ref.is_readable for ref in (*bias, *weight)):
         return None
     a, b = (np.asarray(pages.array(ref), np.float64) for ref in bias)
     size_2 = np.zeros(rows)
-    for start in range(0, rows, step := max(1, (1 << 20) // weight[0].shape[1])):
+    for start in range(0, rows, step := max(1, (1 << 20) // inputs)):
         here = slice(start, start + step)
-        both = (np.asarray(pages.array(ref)[here], np.float64) for ref in weight)
+        both = (_of_outputs(ref, rows, here) for ref in weight)
         size_2[here] = np.min([np.square(one).mean(axis=1) for one in both], axis=0)
     found: NDArray[np.bool_] = np.maximum(np.abs(a), np.abs(b)) <= _LEFT[dtype] * EPS[dtype] * np.sqrt(size_2)
     found &= size_2 > 0
     # What rounding leaves of one element may be 0; of all of them it is not, and such a gradient was never made.
     return found if a[found].any() and b[found].any() else np.zeros_like(found)
+
+
+def _inputs(shape: tuple[int, ...], outputs: int) -> int:
+    return shape[1] if shape[0] == outputs else shape[0]
+
+
+def _of_outputs(weight: TensorRef, outputs: int, which: slice) -> F64:
+    """Rows [output, input] of a weight's gradient, which may be stored the other way round (GPT-2's)."""
+    values = pages.array(weight)
+    return np.asarray(values[which] if weight.shape[0] == outputs else values[:, which].T, np.float64)
 
 
 def _is_factor(a: F64, off: F64) -> bool:

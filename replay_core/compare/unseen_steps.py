@@ -13,8 +13,9 @@ recorded as the step ends, and says whether it was so: it is off by c and this s
 
     |(w'_b - w'_a) - c|  <=  2 rate + rounding.
 
-A bias that was scaled, shifted, lost or decayed is off along itself or one constant; another's is off by more than such
-walks. Which rate, the steps between records tell; of one record alone, what moved the weights apart since c.
+A bias that was scaled, shifted, lost or decayed is off along itself or one constant (but where all of it is no more
+than such a walk, so that it began at 0); another's is off by more than such walks. Which rate, the steps between
+records tell; of one record alone, what moved the weights apart since c.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def moved_before(
     if bool((np.abs(moved_C) > drift(steps) * rate + error_C).any()):
         return None
     walked, weight = moved_C[is_noise_C], ((w_a + w_b) / 2)[is_noise_C]
-    if any(is_along(walked, line) for line in (weight, np.ones_like(weight))):
+    # A bias that began at 0 is nothing but such a walk itself, longer in one run than in the other.
+    is_walk = max(float(np.abs(one[is_noise_C]).max()) for one in (w_a, w_b)) <= drift(steps + 1) * rate
+    if is_along(walked, np.ones_like(weight)) or (not is_walk and is_along(walked, weight)):
         return None
     left = left_beside(outputs, moved_C, context, dtype, micro_pair)
     if left is None:

@@ -464,6 +464,9 @@ def _of_all(
     """What ranks hold of a tensor, their copies beside it; of what may be parts and differs, the sum or the mean."""
     if not ref.is_readable and ref.digest is None:
         return ref
+    if not held.is_cut and len({part.shape for part in held.parts}) > 1:
+        shapes = ", ".join(sorted({"x".join(map(str, part.shape)) for part in held.parts}))
+        return ref.with_(source=Unreadable(f"its ranks hold it in several shapes ({shapes})"), digest=None)
     if held.is_cut:
         by_place: dict[object, list[TensorRef]] = defaultdict(list)
         for part, stretches in zip(held.parts, held.stretches, strict=True):

@@ -45,11 +45,22 @@ def test_what_unrecorded_steps_made_of_such_a_bias_is_no_difference(case: str, t
     assert "one constant for each channel" in said[0]
 
 
-@pytest.mark.parametrize("is_fused", [False, True], ids=["alone", "with queries and values"])
-def test_weights_recorded_as_their_step_begins_made_the_outputs_of_that_step(is_fused: bool, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("is_fused", "is_transposed"), [(False, False), (True, False), (True, True)],
+    ids=["alone", "with queries and values", "with them, stored [in, out], from 0 on"],
+)  # fmt: skip
+def test_weights_recorded_as_their_step_begins_made_the_outputs_of_that_step(
+    is_fused: bool, is_transposed: bool, tmp_path: Path
+):
     """Of a projection that is three in one the keys' third alone is excused."""
     bias = "self_attn.c_attn.bias" if is_fused else BIAS
-    how: dict[str, Any] = {"steps": 3, "is_recorded": lambda _: True, "is_fused": is_fused, "are_before": True}
+    how: dict[str, Any] = {
+        "steps": 3,
+        "is_recorded": lambda _: True,
+        "is_fused": is_fused,
+        "are_before": True,
+        "is_transposed": is_transposed,
+    }
     a = trained(tmp_path / "a", halves=False, **how)
     compared = _compared(a, trained(tmp_path / "b", halves=True, **how))
     row = next(row for row in compared.tensors if row.name == f"param.{bias}" and row.key.step == 2)
