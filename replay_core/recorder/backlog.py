@@ -76,14 +76,34 @@ class Backlog:
             while self._closing or is_ending():
                 self._changed.wait(_LOOK_S)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="rldbg-recorder", daemon=True)
-                self._thread.start()
+                self._thread = self._started()
+                if self._thread is None:
+                    self._do_now(job, nbytes)
+                    return
             if self._jobs and self._bytes() + nbytes > self.limit_bytes:
                 self._wait_for_room(nbytes)
             self._jobs.append((Errand(job), nbytes, what))
             self._given_bytes += nbytes
             self._count()
             self._changed.notify_all()
+
+    def _started(self) -> threading.Thread | None:
+        """A thread that works; None where none can be had: a process has as many as it may, or ends (Python 3.12)."""
+        thread = threading.Thread(target=self._work, name="rldbg-recorder", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return None
+        return thread
+
+    def _do_now(self, job: Callable[[], None], nbytes: int) -> None:
+        errand = Errand(job)
+        errand.run()
+        if errand.error is not None:
+            self._failed(errand.error)
+        self._given_bytes += nbytes
+        self.pressure.written += 1
+        self.pressure.written_bytes += nbytes
 
     def _wait_for_room(self, nbytes: int) -> None:
         if not self._said:

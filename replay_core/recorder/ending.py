@@ -5,6 +5,9 @@ SIGKILL (and the out-of-memory killer) takes what is in memory with it.
 
 The handler of SIGTERM only starts a thread and returns. The trainer goes on meanwhile: it may have been stopped in the
 middle of a record, with locks held that the thread needs. When all is written the thread sends the signal once more.
+
+A trainer that waits in C, for a rank that is gone, runs no handler: without us SIGTERM would end it there, so a thread
+that hears of the signal (`unhandled`) writes, and ends the process.
 """
 
 from __future__ import annotations
@@ -22,7 +25,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
+from replay_core.recorder import unhandled
 from replay_core.recorder.patience import begin_nothing_more, tell
+
+#: How long the main thread may take to run its handler, in seconds.
+_HANDLED_S = 0.5
 
 
 class OpenRecording(Protocol):
@@ -86,10 +93,12 @@ def _hook_sigterm() -> None:
         return
 
     written = False
+    taken = -_HANDLED_S
 
     def terminated(number: int, frame: FrameType | None) -> None:
         global _writing
-        nonlocal written
+        nonlocal taken, written
+        taken = time.monotonic()
         if os.getpid() == process and not written:
             if _writing:
                 # A second one before all is written changes nothing.
@@ -120,8 +129,22 @@ def _hook_sigterm() -> None:
             written = True
             os.kill(process, signal.SIGTERM)
             _writing = False
+            if not callable(before):
+                time.sleep(_HANDLED_S)
+                unhandled.end_by(signal.SIGTERM)
+
+    def told() -> None:
+        global _writing
+        began = time.monotonic()
+        while time.monotonic() < began + _HANDLED_S:
+            if _writing or written or taken > began - _HANDLED_S:
+                return
+            time.sleep(0.01)
+        _writing = True
+        write()
 
     signal.signal(signal.SIGTERM, terminated)
+    unhandled.watch(signal.SIGTERM, told)
     _hooked_in = process
 
 

@@ -403,8 +403,10 @@ class Digests:
         self._digests: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         if beside and sum(t.numel() * t.element_size() for _, t in self._tensors) >= self._WORTH_A_THREAD:
-            self._thread = threading.Thread(target=self._take, name="rldbg-digests", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._take, name="rldbg-digests", daemon=True)
+            with contextlib.suppress(RuntimeError):  # none can be had: a process that ends starts none (Python 3.12)
+                thread.start()
+                self._thread = thread
 
     def taken(self) -> dict[str, str]:
         """Name -> digest; an empty dict where the caller is to take them itself."""

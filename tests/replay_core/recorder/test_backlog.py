@@ -180,3 +180,31 @@ def test_who_waits_for_what_was_handed_over_does_not_wait_for_a_trainer_that_goe
         trainer.join()
     backlog.close()
     assert done == list(range(len(done)))  # each once, in order
+
+
+def test_where_no_thread_can_be_had_who_hands_over_does_it_and_nobody_waits_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process has as many as it may; from Python 3.12 on one that ends starts none, and what is recorded as it does
+    was waited for without end.
+    """
+    done, failed = list[int](), list[BaseException]()
+    backlog = Backlog(100, failed.append, Patience(10))
+    backlog.put(lambda: done.append(0), 60)
+    backlog.close()
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with monkeypatch.context() as at_the_end:
+        at_the_end.setattr(threading.Thread, "start", start)
+        backlog.put(lambda: done.append(1), 60)
+        backlog.put(lambda: done.append(1 // 0), 60)
+    closer = threading.Thread(target=backlog.close, daemon=True)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()
+    backlog.put(lambda: done.append(2), 60)
+    backlog.close()
+    assert (done, [type(error) for error in failed]) == ([0, 1, 2], [ZeroDivisionError])
+    assert (backlog.pressure.written, backlog.pressure.written_bytes, backlog.pressure.waiting) == (4, 240, 0)

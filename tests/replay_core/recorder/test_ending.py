@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -28,13 +29,17 @@ for step in range(10**6):
         recorder.note(latest=step)
     if step == 10:
         print("here", flush=True)
+        {then}
 """
 
 
-def trainer(folder: Path, *, asynchronous: bool, box: bool, handler: str = "") -> subprocess.Popen[str]:
+def trainer(
+    folder: Path, *, asynchronous: bool, box: bool, handler: str = "", then: str = ""
+) -> subprocess.Popen[str]:
     script = folder / "train.py"
     boxed = "black_box=BlackBox(steps=3, incidents=100)" if box else ""
-    script.write_text(_TRAINER.format(handler=handler, asynchronous=asynchronous, box=boxed))
+    then = then.strip().replace("\n", "\n        ")
+    script.write_text(_TRAINER.format(handler=handler, asynchronous=asynchronous, box=boxed, then=then))
     child = subprocess.Popen([*command(), str(script), str(folder / "dump")], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "here\n"
@@ -62,6 +67,42 @@ def test_sigterm_anywhere_in_a_recorder_ends_the_process_and_writes_what_the_box
         steps = open_run(folder / "dump").steps()
         assert (incident["trigger"], incident["steps_held"]) == ("SIGTERM", steps)
         assert not list(folder.rglob("*.tmp"))
+
+
+_IN_C = """
+import ctypes
+lock = ctypes.create_string_buffer(256)
+for _ in range(2):
+    ctypes.CDLL(None).pthread_mutex_lock(lock)  # the second time it waits for itself, whatever signal comes
+"""
+
+
+@pytest.mark.parametrize("box", [True, False])
+def test_sigterm_ends_a_trainer_that_waits_in_c_once_all_is_written(box: bool, tmp_path: Path) -> None:
+    """As in a collective whose other ranks are gone: torchrun waits half a minute for such a rank."""
+    child = trainer(tmp_path, asynchronous=True, box=box, then=_IN_C)
+    child.terminate()
+    try:
+        assert child.wait(20) == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.communicate()
+    incidents = json.loads((tmp_path / "dump" / "manifest.json").read_text()).get("incidents", [])
+    assert [incident["trigger"] for incident in incidents] == ["SIGTERM"] * box
+    assert open_run(tmp_path / "dump").steps() == ([8, 9, 10] if box else list(range(11)))
+    assert not [path for path in tmp_path.rglob(".*") if path.suffix in (".lock", ".tmp")]
+
+
+def test_signals_of_a_forked_child_are_not_told_its_parent(tmp_path: Path) -> None:
+    """It has the end of the pipe that a parent hears of its own signals by."""
+    Recorder(tmp_path).close()
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    child = os.fork()
+    if not child:
+        os._exit(signal.set_wakeup_fd(-1) != -1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert before != -1
 
 
 def test_sigterm_of_a_plain_recorder_leaves_no_lock(tmp_path: Path) -> None:
