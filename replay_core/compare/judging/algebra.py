@@ -176,7 +176,7 @@ def _wholes(found: Ranked, what: str, whole: TensorRef, held: HeldByRanks, sampl
     """samples: how many groups of ranks have samples of their own."""
     ranks, count = held.ranks, len(held.ranks)
     products = products_of([whole, *held.parts])
-    if not all(products.finite):
+    if len(set(products.finite)) > 1:
         _not_finite(found, what, [products.finite[0]] * count, products.finite[1:])
         return
     size = products.norm({0: 1})
@@ -391,7 +391,8 @@ def _slices(found: Ranked, name: str, whole: TensorRef, held: HeldByRanks) -> No
     blocks = [_block(whole, held.axis, stretches) for stretches in held.stretches]
     size = products_of([whole]).norm({0: 1}) / len(ranks) ** 0.5
     pairs = [products_of([block, part]) for block, part in zip(blocks, held.parts, strict=True)]
-    if not all(all(one.finite) for one in pairs):
+    # What is not finite in both (an expert that is masked out) is alike.
+    if not all(len(set(one.finite)) == 1 for one in pairs):
         _not_finite(found, what, [one.finite[0] for one in pairs], [one.finite[1] for one in pairs])
         return
     off = [one.norm({0: -1, 1: 1}) for one in pairs]

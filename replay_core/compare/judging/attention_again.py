@@ -36,12 +36,16 @@ _NEAR = 0.05
 _LEFT, _CLEARLY = (0.05, 0.2), 3.0
 #: Elements of one sample's scores of all heads, and of its tokens' outputs.
 _MOST = 1 << 23
+#: Samples whose attention is tried to be made again: of one with padding it is not.
+_MOST_SAMPLES = 2
 #: Bases of rotary positions.
 _BASES = (1e4, 5e5, 1e6, 1e5, 1e7)
 _WIDTHS = (256, 192, 128, 96, 80, 64, 48, 40, 32, 24, 16, 12, 8, 6, 4)
 _QUERIES, _KEYS, _VALUES = (
     ("q_norm.output", "q_proj.output"), ("k_norm.output", "k_proj.output"), ("v_proj.output",)
 )  # fmt: skip
+#: Dimensions of what a sample has, and which of them is its tokens: [B, S, all], [B, S, head, d], [B, head, S, d].
+_LAID = ((3, 1), (4, 1), (4, 2))
 _TOGETHER = ("qkv_proj.output", "query_key_value.output", "c_attn.output", "linear_qkv.output")
 
 
@@ -120,23 +124,33 @@ def of_seen_keys(
     if sorted(np.concatenate(own).tolist()) != list(range(length)) or not whole.shape[0]:
         return None
     most_left = _LEFT[bool({"bfloat16", "float16"} & {whole.dtype, held.parts[0].dtype})]
-    there_SO = pages.array(whole)[0].astype(np.float64)
-    parts = _parts(slices, held, through)
-    made = _found(there_SO, parts, through) if parts is not None else None
-    if made is None:
+    there_BSO = pages.array(whole).astype(np.float64)
+    off_BSO = {
+        rank: pages.array(part).astype(np.float64) - there_BSO[:, rows]
+        for rank, rows, part in zip(held.ranks, own, held.parts, strict=True) if rank in parted
+    }  # fmt: skip
+    if not off_BSO or not np.isfinite(there_BSO).all() or not all(np.isfinite(off).all() for off in off_BSO.values()):
+        return None
+    # A sample that is right on a rank says nothing of it.
+    least_B = np.min([np.linalg.norm(off, axis=(1, 2)) for off in off_BSO.values()], axis=0)
+    for sample in np.argsort(-least_B, kind="stable")[:_MOST_SAMPLES].tolist():
+        parts = _parts(slices, held, through, sample) if least_B[sample] else None
+        made = _found(there_BSO[sample], parts, through) if parts is not None else None
+        if made is not None:
+            break
+    else:
         return None
     #: By kind: what each rank's tokens say of it.
     found: dict[str, dict[int, tuple[float, str]]] = {}
-    count = 0
-    for rank, rows, part in zip(held.ranks, own, held.parts, strict=True):
-        if rank not in parted:
+    count = len(off_BSO)
+    for rank, rows in zip(held.ranks, own, strict=True):
+        if rank not in off_BSO:
             continue
-        count += 1
         causal_QS = rows[:, None] >= np.arange(length)
-        off_QO = pages.array(part)[0].astype(np.float64) - there_SO[rows]
+        off_QO = off_BSO[rank][sample]
         off, right_QO = float(np.linalg.norm(off_QO)), made(rows, causal_QS)
         for kind, said, again_QO in _tried(made, held, own, rows, causal_QS):
-            left = float(np.linalg.norm(off_QO - (again_QO - right_QO))) / off if off else 0.0
+            left = float(np.linalg.norm(off_QO - (again_QO - right_QO))) / off
             if left < found.setdefault(kind, {}).get(rank, (_CLEARLY * most_left, ""))[0]:
                 found[kind][rank] = left, said
     # Another kind may explain it nearly as well, of a few ranks' tokens: then neither is said.
@@ -179,6 +193,10 @@ def cut_straight(
         return None
     if not all(ref.is_readable and ref.numel <= _MOST for ref in refs):
         return None
+    if any(ref.shape != whole.shape for ref in held.parts) or any(
+        ref.shape[:2] != whole.shape[:2] for ref in fused.parts
+    ):
+        return None
     there_SO, *here = (pages.array(ref)[0].astype(np.float64) for ref in (whole, *held.parts))
     own = [pages.array(ref)[0].astype(np.float64) for ref in fused.parts]
     cut = [pages.array(ref).astype(np.float64) for ref in weights.parts]
@@ -190,7 +208,7 @@ def cut_straight(
     most_left = _LEFT[bool({"bfloat16", "float16"} & {whole.dtype, held.parts[0].dtype})]
     parts = _split(every, weight.shape[1])
     made = _found(there_SO, parts, (weight, np.zeros(len(weight)))) if parts is not None else None
-    if made is None:
+    if made is None or not all(np.isfinite(one).all() for one in here):
         return None
     rows = np.arange(len(there_SO))
     causal = rows[:, None] >= rows
@@ -205,8 +223,8 @@ def cut_straight(
             return None
         wrong += _Attention(q, k, v, made.base, made.in_pairs, (part, np.zeros(len(part))))(rows, causal)
     right = made(rows, causal)
-    if any(
-        np.linalg.norm(one - there_SO - (wrong - right)) > most_left * np.linalg.norm(one - there_SO) for one in here
+    if not all(
+        np.linalg.norm(one - there_SO - (wrong - right)) <= most_left * np.linalg.norm(one - there_SO) for one in here
     ):
         return None
     (start, length), *_ = fused.stretches[0]
@@ -381,9 +399,9 @@ def _found(
 
 
 def _parts(
-    slices: Sequence[HeldByRanks], held: HeldByRanks, through: tuple[Array, Array] | None
+    slices: Sequence[HeldByRanks], held: HeldByRanks, through: tuple[Array, Array] | None, sample: int
 ) -> tuple[Array, Array, Array] | None:
-    """One sample's queries, keys and values [S, heads, width], or [S, 1, all] where how heads are cut is not told."""
+    """A sample's queries, keys and values [S, heads, width], or [S, 1, all] where how heads are cut is not told."""
 
     def of(*endings: str) -> Array | None:
         for ending in endings:
@@ -391,12 +409,14 @@ def _parts(
                 if not one.parts[0].name.endswith(ending) or one.ranks != held.ranks or one.stretches != held.stretches:
                     continue
                 laid = standing_for(one)
+                if (len(laid.shape), one.axis) not in _LAID or laid.shape[0] != held.parts[0].shape[0]:
+                    continue  # tokens stand elsewhere than in the output
                 if not laid.is_readable or laid.numel > _MOST:
                     return None
-                first = pages.array(laid)[0].astype(np.float64)
-                if first.ndim == 3 and one.axis == 2:
-                    first = first.transpose(1, 0, 2)
-                return np.asarray(first[:, None] if first.ndim == 2 else first)
+                own = pages.array(laid)[sample].astype(np.float64)
+                if own.ndim == 3 and one.axis == 2:
+                    own = own.transpose(1, 0, 2)
+                return np.asarray(own[:, None] if own.ndim == 2 else own)
         return None
 
     q, k, v = of(*_QUERIES), of(*_KEYS), of(*_VALUES)

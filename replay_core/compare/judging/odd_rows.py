@@ -45,13 +45,18 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, parted: tuple[int, .
     """
     if not 1 <= len(whole.shape) <= 2 or whole.numel > _MOST or (held.is_cut and held.axis != 0) or not parted:
         return None
-    there = pages.array(whole).astype(np.float64).reshape(whole.shape[0], -1)
+    there = pages.array(whole).astype(np.float64)
+    if not there.size or not np.isfinite(there).all():
+        return None
+    there = there.reshape(whole.shape[0], -1)
     found: list[_RankRows] = []
     some_are_right = len(parted) < len(held.ranks)
     for number, rank in enumerate(held.ranks):
         if rank not in parted:
             continue
         stretches = held.stretches[number] if held.is_cut else ((0, whole.shape[0]),)
+        if not sum(long for _, long in stretches):
+            continue
         at = np.concatenate([np.arange(start, start + long) for start, long in stretches])
         here = pages.array(held.parts[number]).astype(np.float64)
         if here.size != at.size * there.shape[1] or not np.isfinite(here).all():
@@ -87,6 +92,8 @@ def _empty(what: str, found: list[_RankRows]) -> Fault | None:
 def _times(what: str, found: list[_RankRows], count: int, near: float) -> Fault | None:
     """Whether the rows are one multiple of the other run's, by the number of ranks or a divisor of it."""
     here, there = np.concatenate([one.here for one in found]), np.concatenate([one.there for one in found])
+    if not there.any():
+        return None
     factor = float((here * there).sum() / np.square(there).sum())
     some = [number for number in range(2, count + 1) if count % number == 0]
     times = next((one for number in some for one in (number, 1 / number) if abs(factor - one) <= NEAR * one), None)

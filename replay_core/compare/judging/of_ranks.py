@@ -124,6 +124,8 @@ class OfRanks:
         self._gradients: dict[str, tuple[int, TensorRef]] = {}
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
 
+    # What is not finite is told as such, and arithmetic with it says nothing.
+    @np.errstate(invalid="ignore", over="ignore", divide="ignore")
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
         """Say of a judged row what its ranks hold; its verdict becomes that of the rank that is furthest off."""
         together = micro_pair.together
@@ -334,7 +336,7 @@ class OfRanks:
         widths = {ref.shape[0] for ref in weight.parts}
         if first.ranks is None or first.ranks.fault is not None or weight.ranks != together.ranks or len(widths) > 1:
             return
-        if any(ref.shape[-1] not in widths for ref in output.parts) or len(set(weight.stretches)) < 2:
+        if any(_own_width(ref) not in widths for ref in output.parts) or len(set(weight.stretches)) < 2:
             return
         fault = token_rows.dealt_otherwise(first.name, weight, self._tokens[row.key.step])
         if fault is not None:
@@ -535,7 +537,8 @@ class OfRanks:
             # A weight that is off itself explains as much; after its step it is, by what the output made of it.
             if len(held.parts[0].shape) == 2 and output.axis == 1 and not _is_off_alike(first, row):
                 weight = pages.array(held.parts[0]).astype(np.float64)
-                added = np.zeros(len(weight)) if bias is None else pages.array(bias).astype(np.float64)
+                has_bias = bias is not None and bias.shape == weight.shape[:1]
+                added = pages.array(bias).astype(np.float64) if bias is not None and has_bias else np.zeros(len(weight))
                 of_one = (
                     key_order.of_one_key(first.name, output, one, first.ranks.parted, (weight, added))
                     for one in reversed(slices)
@@ -850,6 +853,14 @@ def _fused(name: str, cut: HeldByRanks, *, of_all_layers: bool = True) -> str:
     pattern = _NUMBER.sub("#", pattern) if of_all_layers else pattern
     total = sum(long for stretches in set(cut.stretches) for _, long in stretches)
     return f"{naming.module_of(pattern).removesuffix('.weight').removesuffix('.bias')} of {total}"
+
+
+def _own_width(output: TensorRef) -> int | None:
+    """How many channels a rank has of an output, which may be laid together of those of ranks with the same samples."""
+    if not output.shape:
+        return None
+    laid = laid_of(output, len(output.shape) - 1)
+    return (output if laid is None else laid.parts[0]).shape[-1]
 
 
 def _is_off_alike(output: TensorVerdict, weight: TensorVerdict) -> bool:

@@ -49,16 +49,17 @@ def of_own_tokens(
     off = pages.array(ours).astype(np.float64) - pages.array(whole).astype(np.float64)
     size = float(np.linalg.norm(off))
     by_place = {stretches: number for number, stretches in reversed(list(enumerate(scores.stretches)))}
-    own = sorted(by_place.values())
+    # A rank that was given no tokens counts none.
+    own = sorted(number for number in by_place.values() if scores.parts[number].numel)
     said = [pages.array(scores.parts[number]).astype(np.float64).reshape(-1, experts) for number in own]
-    if not size or not np.isfinite(size) or len(own) < 2:
+    if not size or not np.isfinite(size) or len(own) < 2 or not all(np.isfinite(one).all() for one in said):
         return None
     is_half = {"bfloat16", "float16"} & {ref.dtype for ref in (whole, ours, *scores.parts)}
     for given in inputs:
         if given.ranks != scores.ranks or given.parts[0].shape[-1] != hidden or given.parts[0].numel > _MOST:
             continue
         rows = [pages.array(given.parts[number]).astype(np.float64).reshape(-1, hidden) for number in own]
-        if [len(one) for one in rows] != [len(one) for one in said]:
+        if [len(one) for one in rows] != [len(one) for one in said] or not all(np.isfinite(one).all() for one in rows):
             continue
         for chosen in range(1, min(_MOST_CHOSEN, experts - 1) + 1):
             made = _off_by(said, rows, chosen)

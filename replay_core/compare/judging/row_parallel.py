@@ -47,6 +47,8 @@ def of_parts(
         return None
     if bias is not None and bias.shape == (hidden,):
         made.append(np.broadcast_to(pages.array(bias).astype(np.float64), outputs[0].shape))
+    if not all(np.isfinite(one).all() for one in (*outputs, *made)):
+        return None
     is_half = held.parts[0].dtype in ("bfloat16", "float16")
     basis = np.stack([one.reshape(-1) for one in made], 1)
     solved, *_ = np.linalg.lstsq(basis, np.stack([output.reshape(-1) for output in outputs], 1), rcond=None)
@@ -140,9 +142,13 @@ def cut_straight(
     cut = [pages.array(ref).astype(np.float64) for ref in weights.parts]
     if any(one.shape[1] != 2 * weight.shape[1] for one, weight in zip(own, cut, strict=True)):
         return None
-    there, *here = (
-        pages.array(ref).astype(np.float64).reshape(len(own[0]), -1) for ref in (whole, *held.parts)
-    )  # fmt: skip
+    hidden = cut[0].shape[0]
+    there, *here = (pages.array(ref).astype(np.float64) for ref in (whole, *held.parts))
+    # An expert's are of other tokens than the layer's, or of none.
+    rows = {len(one) * hidden for one in own} | {one.size for one in here}
+    if rows != {there.size} or not there.size or not all(np.isfinite(one).all() for one in (there, *here)):
+        return None
+    there, *here = (one.reshape(-1, hidden) for one in (there, *here))
     in_turn = [number for _, number in sorted((one[0][0], number) for number, one in enumerate(fused.stretches))]
     every = np.concatenate([own[number] for number in in_turn], 1)
     weight = np.concatenate([cut[number] for _, number in sorted(
@@ -150,10 +156,10 @@ def cut_straight(
     near = _LEFT[held.parts[0].dtype in ("bfloat16", "float16")]
     for is_gate_first in (True, False):
         right = _gated(every, is_gate_first=is_gate_first) @ weight.T
-        if right.shape != there.shape or np.linalg.norm(right - there) > near * np.linalg.norm(there):
+        if not np.linalg.norm(right - there) <= near * np.linalg.norm(there):
             continue
         wrong = sum(_gated(one, is_gate_first=is_gate_first) @ part.T for one, part in zip(own, cut, strict=True))
-        if any(np.linalg.norm(wrong - one) > near * np.linalg.norm(one) for one in here):
+        if not all(np.linalg.norm(wrong - one) <= near * np.linalg.norm(one) for one in here):
             continue
         if any(np.linalg.norm(one - there) <= 3 * np.linalg.norm(wrong - one) for one in here):
             continue

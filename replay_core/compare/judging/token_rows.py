@@ -8,6 +8,7 @@ own n tokens, where one over all N is due, is N / n times as much over the numbe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -89,8 +90,8 @@ def of_rows(what: str, whole: TensorRef, held: HeldByRanks, given: Sequence[Give
 
 
 def dealt_otherwise(what: str, weight: HeldByRanks, given: Sequence[Given]) -> Fault | None:
-    """Whether ranks that were given the same tokens do not hold each slice of a weight once, which all of them together
-    are to make what the weight puts out of these.
+    """Whether ranks that were given the same tokens do not hold every slice of a weight, one as often as another, which
+    all of them together are to make what the weight puts out of these.
     """
     by_rank: dict[int, list[bytes]] = {}
     for one in sorted(given, key=lambda one: one.micro):
@@ -102,7 +103,8 @@ def dealt_otherwise(what: str, weight: HeldByRanks, given: Sequence[Given]) -> F
         groups.setdefault(tuple(by_rank[rank]), []).append(rank)
     slice_of = dict(zip(weight.ranks, weight.stretches, strict=True))
     every = set(weight.stretches)
-    odd = [members for members in groups.values() if sorted(slice_of[one] for one in members) != sorted(every)]
+    held = {members[0]: Counter(slice_of[one] for one in members) for members in groups.values()}
+    odd = [members for members in groups.values() if len({held[members[0]][one] for one in every}) > 1]
     if not odd:
         return None
     slices = "; ".join(named([rank for rank in weight.ranks if slice_of[rank] == one]) for one in sorted(every))

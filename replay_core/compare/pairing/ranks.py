@@ -615,13 +615,16 @@ class RankGroup:
                 return HeldByRanks(ranks, parts, axis, stretches)
             rows = self._whole_ids.shape if self._whole_ids is not None else ()
             if cut[0] == 1 and axis == 0 and len(rows) == 2 and rows[0] > 1 and total == rows[0] * rows[1]:
-                # Tokens of all samples in one row, one sample after the other (what a router is given).
+                # Tokens of all samples in one row (what a router is given): one sample after the other, or one token of
+                # all samples after the other (Megatron-LM), as the values tell.
                 flat = tuple(
                     tuple((sample * rows[1] + at, long) for sample in range(rows[0]) for at, long in mine)
                     for mine in cut[1]
                 )
+                by_token = tuple(tuple((at * rows[0], long * rows[0]) for at, long in mine) for mine in cut[1])
                 if lengths == [sum(long for _, long in mine) for mine in flat]:
-                    return HeldByRanks(ranks, parts, axis, flat)
+                    either = (HeldByRanks(ranks, parts, axis, one) for one in (flat, by_token))
+                    return min(either, key=lambda held: _apart(held, whole))
         tried = [*self._within_groups(refs, lengths, total, whole.name)]
         if (in_turn := _one_after_the_other(lengths, total)) is not None:
             tried.append(in_turn)
@@ -721,13 +724,17 @@ def _apart(held: HeldByRanks, whole: TensorRef) -> float:
     if not whole.is_readable or not all(ref.is_readable for ref in held.parts):
         return 0.0
     values, each = pages.array(whole), 0.0
-    laid: dict[Stretch, list[np.ndarray[Any, Any]]] = defaultdict(list)
-    for ref, ((start, length),) in zip(held.parts, held.stretches, strict=True):
-        here = (slice(None),) * held.axis + (slice(start, start + length),)
-        off = pages.array(ref).astype(np.float64) - values[here].astype(np.float64)
+    laid: dict[tuple[Stretch, ...], list[np.ndarray[Any, Any]]] = defaultdict(list)
+    before = (slice(None),) * held.axis
+    for ref, stretches in zip(held.parts, held.stretches, strict=True):
+        block = np.concatenate([values[(*before, slice(at, at + long))] for at, long in stretches], held.axis)
+        own, block = pages.array(ref).astype(np.float64), block.astype(np.float64)
+        # What is not finite in both (an expert that is masked out) is off by nothing.
+        own[~np.isfinite(own)], block[~np.isfinite(block)] = 0.0, 0.0
+        off = own - block
         each += float(np.square(off).sum())
-        known = laid[start, length]
-        known[:] = [known[0] + off, known[1]] if known else [off, values[here].astype(np.float64)]
+        known = laid[stretches]
+        known[:] = [known[0] + off, known[1]] if known else [off, block]
     copies = len(held.parts) / len(laid)
     mean = sum(float(np.square(off).sum()) for off, _ in laid.values()) / copies
     total = sum(float(np.square(off + (copies - 1) * block).sum()) for off, block in laid.values()) * copies

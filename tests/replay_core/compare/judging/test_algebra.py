@@ -193,3 +193,46 @@ def test_parts_in_two_bytes_add_up_to_the_whole_but_for_their_rounding(
         found = gradients(tmp_path / str(dtype), *(whole.to(dtype), [part.to(dtype), rest.to(dtype)]))
         row = there(found.first)
         assert {fault and fault.kind for fault in [there(row.ranks).fault]} == expected
+
+
+#: Four ranks, of which two each share a slice of a gradient: what each holds -> how the sentence says what it is.
+GROUPS: dict[str, tuple[list[torch.Tensor], str | None]] = {
+    "summed over those that share the tensor": ([ROWS[0] + ROWS[1]] * 4, "adds up to the sum of all slices"),
+    "and divided by them": (
+        [(ROWS[0] + ROWS[1]) / 2] * 4, "adds up to the sum of all slices divided by the 2 of them",
+    ),
+    "summed over all": ([2 * (ROWS[0] + ROWS[1])] * 4, "adds up to 2 times the sum of all slices"),
+    "in groups of their own": (
+        [OTHER[:6], OTHER[:6], ROWS[0] + ROWS[1] - OTHER[:6], ROWS[0] + ROWS[1] - OTHER[:6]],
+        "have another slice each (0 and 1; 2 and 3)",
+    ),
+    "something that is alike": ([OTHER[:6]] * 4, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_slices_that_are_summed_over_the_wrong_ranks_say_over_which(case: str, tmp_path: Path) -> None:
+    parts, said = GROUPS[case]
+    fault = there(there(gradients(tmp_path, WHOLE, parts).first).ranks).fault
+    if said is None:
+        assert fault is None
+        return
+    assert (there(fault).kind, there(fault).ranks) == ("wrong group", (0, 1, 2, 3))
+    assert said in there(fault).sentence
+
+
+@pytest.mark.parametrize("is_summed", [True, False])
+def test_an_activation_that_is_summed_over_ranks_of_other_tokens_is_of_a_wrong_group(
+    is_summed: bool, tmp_path: Path
+) -> None:
+    ids, whole, name = torch.arange(32).reshape(2, 16) + 2, random(2, 16, 8), "layers.0.mlp.down_proj.output"
+    first, second = whole.chunk(2, 1)
+    held = [first + second] * 2 if is_summed else [first, second + random(2, 8, 8, seed=1)]
+
+    def step(own: torch.Tensor, output: torch.Tensor) -> dict[str, dict[str, torch.Tensor]]:
+        return {"batch_inputs": {"input_ids": own.contiguous()}, "modules": {name: output.contiguous()}}
+
+    found = compared(tmp_path, step(ids, whole), *map(step, ids.chunk(2, 1), held))
+    fault = there(there(there(found.first).ranks).fault)
+    assert (fault.kind, fault.ranks) == (("wrong group", (0, 1)) if is_summed else ("apart", (1,)))
+    assert ("have other samples or tokens each (0 and 1)" in fault.sentence) is is_summed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from replay_core.compare.judging import attention_again
 from replay_core.compare.parallel import parallel
 from tests.builders import there
-from tests.replay_core.compare.ranks.recorded import compared, random
+from tests.replay_core.compare.ranks.in_memory import alike, as_ref, cut
+from tests.replay_core.compare.ranks.recorded import Step, compared, random
 
 SEQ, HEADS, SHARED, WIDTH, RANKS = 16, 4, 2, 8, 4
 HIDDEN = HEADS * WIDTH
@@ -28,10 +30,15 @@ def turned(x: Tensor, at: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, sees: Tensor, at: Tensor | None = None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, sees: Tensor, at: Tensor | None = None, instead: Tensor | None = None
+) -> Tensor:
+    """instead: which key and value stands in the place of each."""
     at = torch.arange(SEQ) if at is None else at
     q, k, v = (x.unflatten(-1, (-1, WIDTH)) for x in (q, k, v))
     q, k = turned(q, at), turned(k, at)
+    if instead is not None:
+        k, v = k[:, instead], v[:, instead]
     k, v = (x.repeat_interleave(HEADS // SHARED, 2) for x in (k, v))
     scores = torch.einsum("bqhd,bshd->bhqs", q, k) / math.sqrt(WIDTH)
     weights = scores.masked_fill(~sees, -torch.inf).softmax(-1)
@@ -47,23 +54,53 @@ def without(rank: int) -> Tensor:
     return sees
 
 
-def of_steps(wrong: Callable[..., Tensor], rank: int, folder: Path) -> list[Any]:
+#: Which tokens each rank has.
+IN_TURN = [*torch.arange(SEQ).chunk(RANKS)]
+EIGHTHS = torch.arange(SEQ).chunk(2 * RANKS)
+ZIGZAG = [torch.cat((EIGHTHS[rank], EIGHTHS[2 * RANKS - 1 - rank])) for rank in range(RANKS)]
+
+
+def of_steps(
+    wrong: Callable[..., Tensor], off: Sequence[int], folder: Path, places: list[Tensor] = IN_TURN,
+    *, is_projected: bool = True,
+) -> list[Any]:  # fmt: skip
+    """What is said of ranks that have these tokens, of which those that are `off` hold what `wrong` makes."""
     q, k, v = random(2, SEQ, HIDDEN), random(2, SEQ, HIDDEN // 2, seed=1), random(2, SEQ, HIDDEN // 2, seed=2)
     weight, ids = random(HIDDEN, HIDDEN, seed=3), torch.arange(2 * SEQ).reshape(2, SEQ)
     right = attention(q, k, v, CAUSAL)
 
-    def of(rows: slice, made: Tensor) -> dict[str, Any]:
-        values = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": made @ weight.T}
+    def of(at: Tensor, made: Tensor) -> Step:
+        values = {"q_proj": q, "k_proj": k, "v_proj": v}
+        values |= {"o_proj": made @ weight.T} if is_projected else {"core": made}
+        param = {"param": {"param.layers.0.self_attn.o_proj.weight": weight}} if is_projected else {}
         return {
-            "batch_inputs": {"input_ids": ids[:, rows]},
-            "modules": {f"layers.0.self_attn.{name}.output": x[:, rows].contiguous() for name, x in values.items()},
-            "param": {"param.layers.0.self_attn.o_proj.weight": weight},
-        }  # fmt: skip
+            "batch_inputs": {"input_ids": ids[:, at]},
+            "modules": {f"layers.0.self_attn.{name}.output": x[:, at].contiguous() for name, x in values.items()},
+            **param,
+        }
 
-    off = wrong(q, k, v)
-    ranks = [of(slice(one * EACH, (one + 1) * EACH), off if one == rank else right) for one in range(RANKS)]
-    found = compared(folder, of(slice(0, SEQ), right), *ranks)
+    other = wrong(q, k, v)
+    ranks = [of(at, other if rank in off else right) for rank, at in enumerate(places)]
+    found = compared(folder, of(torch.arange(SEQ), right), *ranks)
     return [one.fault for one in there(parallel(found.tensors, found.together)).faults]
+
+
+def merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The mean of what each rank's keys alone make, of the ranks that have any for a token."""
+    seen, total = torch.zeros(SEQ, 1), torch.zeros(2, SEQ, HIDDEN)
+    for places in IN_TURN:
+        sees = CAUSAL & torch.isin(torch.arange(SEQ), places)
+        some = sees.any(1, keepdim=True)
+        seen = seen + some
+        total = total + torch.where(some, attention(q, k, v, sees | ~some), 0.0)
+    return total / seen
+
+
+def in_turn_of_rank(at: Tensor) -> Tensor:
+    """The positions that tokens would have if the ranks of ZIGZAG had them in turn."""
+    counted = torch.empty(SEQ, dtype=torch.long)
+    counted[torch.cat(ZIGZAG)] = at
+    return counted
 
 
 @pytest.mark.parametrize(("wrong", "kind", "said"), [
@@ -73,16 +110,151 @@ def of_steps(wrong: Callable[..., Tensor], rank: int, folder: Path) -> list[Any]
         "turned by positions that begin at 0 on each rank",
     ),
     (lambda q, k, v: attention(q, k, v, torch.ones_like(CAUSAL)), "later keys", "where every token sees all keys"),
+    (
+        lambda q, k, v: attention(q, k, v, CAUSAL & (torch.arange(SEQ) >= 2 * EACH)), "own keys",
+        "sees the keys of its rank's own stretch alone",
+    ),
+    (
+        lambda q, k, v: attention(q, k, v, CAUSAL | (torch.arange(SEQ) >= 3 * EACH)), "later keys",
+        "where the keys of rank 3 (tokens 12 to 15) are seen by all of its tokens",
+    ),
+    (
+        lambda q, k, v: attention(q, k, v, CAUSAL, instead=torch.cat([IN_TURN[at] for at in (1, 1, 2, 3)])),
+        "stale keys", "with the keys and values of rank 1 (tokens 4 to 7) in the place of those of rank 0",
+    ),
+    (
+        lambda q, k, v: attention(q, k, v, torch.arange(SEQ)[:, None] % EACH >= torch.arange(SEQ) % EACH), "own mask",
+        "hidden by positions that begin at 0 on each rank",
+    ),
+    (merged, "merged", "where the ranks' outputs are averaged, without the sums of exponentials"),
 ])  # fmt: skip
 def test_what_a_rank_saw_is_said_with_the_keys(
     wrong: Callable[..., Tensor], kind: str, said: str, tmp_path: Path
 ) -> None:
-    (fault, *others) = of_steps(wrong, 2, tmp_path)
+    (fault, *others) = of_steps(wrong, [2], tmp_path)
     assert (fault.kind, fault.ranks) == (kind, (2,)), fault
     assert said in fault.sentence
     assert all(one.kind == "apart" for one in others)
 
 
 def test_attention_that_nothing_made_is_not_explained(tmp_path: Path) -> None:
-    faults = of_steps(lambda q, k, v: random(2, SEQ, HIDDEN, seed=9), 2, tmp_path)
+    faults = of_steps(lambda q, k, v: random(2, SEQ, HIDDEN, seed=9), [2], tmp_path)
     assert {one.kind for one in faults} == {"apart"}
+
+
+def test_attention_that_was_recorded_itself_is_made_again_without_its_projection(tmp_path: Path) -> None:
+    (fault, *_) = of_steps(lambda q, k, v: attention(q, k, v, without(1)), [2, 3], tmp_path, is_projected=False)
+    assert (fault.kind, fault.ranks) == ("missing keys", (2, 3))
+
+
+def test_positions_that_ranks_in_zigzag_count_in_turn_are_named(tmp_path: Path) -> None:
+    at = in_turn_of_rank(torch.arange(SEQ))
+    (fault, *_) = of_steps(lambda q, k, v: attention(q, k, v, CAUSAL, at), range(RANKS), tmp_path, ZIGZAG)
+    assert (fault.kind, fault.ranks) == ("order", (0, 1, 2, 3))
+    assert "turned by positions as if the ranks held the sequence in turn" in fault.sentence
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_sample_that_is_right_says_nothing_of_one_that_is_off(is_known: bool, tmp_path: Path) -> None:
+    """The first sample's tokens are the other run's."""
+
+    def wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        made = attention(q, k, v, CAUSAL)
+        other = attention(q, k, v, without(1)) if is_known else random(2, SEQ, HIDDEN, seed=9)
+        return torch.cat([made[:1], other[1:]])
+
+    kinds = [(one.kind, one.ranks) for one in of_steps(wrong, [2], tmp_path)]
+    assert kinds[0] == ("missing keys" if is_known else "apart", (2,))
+
+
+def test_an_output_that_is_not_finite_is_not_made_again(tmp_path: Path) -> None:
+    def wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        made = attention(q, k, v, without(1))
+        made[:, 9, 3] = torch.nan
+        return made
+
+    assert {one.kind for one in of_steps(wrong, [2], tmp_path)} == {"apart"}
+
+
+#: What a rank of two puts out of its queries, keys and values where its slice of all three in one is taken for these.
+QKV = random(2, SEQ, 2 * HIDDEN, seed=5)
+OUT = random(HIDDEN, HIDDEN, seed=6)
+
+
+def of_slice(fused: Tensor) -> Tensor:
+    each = fused.shape[-1] // 4
+    return attention(*fused.split([2 * each, each, each], -1), CAUSAL)
+
+
+ALL_THREE = of_slice(QKV) @ OUT.T
+CUT_STRAIGHT = torch.stack([
+    of_slice(own) @ columns.T for own, columns in zip(QKV.chunk(2, -1), OUT.chunk(2, 1), strict=True)
+]).sum(0)  # fmt: skip
+
+
+@pytest.mark.parametrize(("output", "expected"), [
+    (CUT_STRAIGHT, {("order", (0, 1))}), (ALL_THREE + random(2, SEQ, HIDDEN, seed=7), set()),
+])  # fmt: skip
+def test_queries_keys_and_values_that_are_cut_straight_are_told_by_their_projection(
+    output: Tensor, expected: set[Any], tmp_path: Path
+) -> None:
+    def step(fused: Tensor, made: Tensor, weight: Tensor) -> Step:
+        name = "layers.0.self_attn"
+        return {
+            "batch_inputs": {"input_ids": torch.arange(2 * SEQ).reshape(2, SEQ)},
+            "modules": {f"{name}.qkv_proj.output": fused.contiguous(), f"{name}.o_proj.output": made},
+            "param": {f"param.{name}.o_proj.weight": weight.contiguous()},
+        }
+
+    ranks = [step(own, output, columns) for own, columns in zip(QKV.chunk(2, -1), OUT.chunk(2, 1), strict=True)]
+    found = compared(tmp_path, step(QKV, ALL_THREE, OUT), *ranks)
+    assert {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults} == (
+        expected
+    )
+
+
+@pytest.mark.parametrize("output", [ALL_THREE, ALL_THREE * (1 + 1e-3), CUT_STRAIGHT / 2, CUT_STRAIGHT * torch.nan])
+def test_what_slices_taken_straight_do_not_make_has_no_such_cause(output: Tensor) -> None:
+    fused, weights = cut(QKV.chunk(2, -1), 2, "qkv.output"), cut(OUT.chunk(2, 1), 1)
+    whole = as_ref(ALL_THREE)
+    assert attention_again.cut_straight("o.output", whole, alike(CUT_STRAIGHT, CUT_STRAIGHT), fused, weights) is not None
+    assert attention_again.cut_straight("o.output", whole, alike(output, output), fused, weights) is None
+    # Nor do queries, keys and values of no token, or of which no output of the other run is made.
+    none, other = QKV[:, :0], as_ref(random(2, SEQ, HIDDEN, seed=8))
+    assert attention_again.cut_straight("o.output", other, alike(CUT_STRAIGHT, CUT_STRAIGHT), fused, weights) is None
+    empty = cut(none.chunk(2, -1), 2, "qkv.output")
+    assert attention_again.cut_straight("o.output", whole, alike(CUT_STRAIGHT, CUT_STRAIGHT), empty, weights) is None
+
+
+@pytest.mark.parametrize("shape", [(SEQ, HIDDEN), (SEQ, HEADS, WIDTH), (SEQ, 1, HIDDEN)])
+def test_slices_that_lie_otherwise_than_the_output_are_no_queries_of_it(shape: tuple[int, ...]) -> None:
+    """Tokens first, or heads beside them: of one sample they are as many."""
+    right, other = random(1, SEQ, HIDDEN), random(1, SEQ, HIDDEN, seed=1)
+    names = ("q_proj.output", "k_proj.output", "v_proj.output")
+    slices = [cut(random(*shape, seed=seed).chunk(2), 0, name) for seed, name in enumerate(names)]
+    held = cut([right.chunk(2, 1)[0], other.chunk(2, 1)[1]], 1)
+    assert attention_again.of_seen_keys("core.output", as_ref(right), held, slices, (1,), None) is None
+
+
+#: How ranks hold a sequence, the positions that each counts -> what is said, of which ranks.
+COUNTED: dict[str, tuple[list[Tensor], list[Tensor], tuple[str, tuple[int, ...]] | None]] = {
+    "right, in turn": (IN_TURN, IN_TURN, None),
+    "right, in zigzag": (ZIGZAG, ZIGZAG, None),
+    "in zigzag, counted in turn": (ZIGZAG, IN_TURN, ("order", (0, 1, 2, 3))),
+    "in turn, counted in zigzag": (IN_TURN, ZIGZAG, ("order", (0, 1, 2, 3))),
+    "begun anew": (ZIGZAG, [torch.arange(EACH)] * RANKS, ("own positions", (0, 1, 2, 3))),
+    "one rank's are off": (IN_TURN, [*IN_TURN[:3], IN_TURN[3] + 1], ("boundary", (3,))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_positions_that_are_counted_in_another_turn_say_which(case: str, tmp_path: Path) -> None:
+    places, positions, expected = COUNTED[case]
+    ids = torch.arange(2 * SEQ).reshape(2, SEQ)
+
+    def step(at: Tensor, counted: Tensor) -> Step:
+        return {"batch_inputs": {"input_ids": ids[:, at], "position_ids": counted.repeat(2, 1)}}
+
+    found = compared(tmp_path, step(torch.arange(SEQ), torch.arange(SEQ)), *map(step, places, positions))
+    told = {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults}
+    assert told == ({expected} if expected is not None else set())

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from replay_core.compare import compare_runs
+from replay_core.compare.judging.token_rows import Given, dealt_otherwise
 from replay_core.compare.parallel import parallel
 from replay_core.dumps import open_run
 from replay_core.recorder import Recorder
 from tests.builders import there
-from tests.replay_core.compare.ranks.recorded import random
+from tests.replay_core.compare.ranks.in_memory import cut
+from tests.replay_core.compare.ranks.recorded import compared, random
 
 WORDS, HIDDEN = 96, 8
 #: [micro-batch][rank] -> rows of token ids.
@@ -72,3 +74,57 @@ def test_a_weight_whose_other_rows_are_not_0_is_no_lookup(tmp_path: Path) -> Non
         assert told(tmp_path, [[0, 0], [1, 1]]) == set()
     finally:
         GRADIENTS[0][0] = before
+
+
+SAMPLES, WEIGHT = IDS.reshape(4, 2, 12)[:, 0], random(16, HIDDEN, seed=20)
+EMBEDDED = random(4, 12, HIDDEN, seed=21)
+
+
+def dealt(folder: Path, sampled: list[int], wrong: int | None = None) -> set[tuple[str, tuple[int, ...]]]:
+    """Four ranks, two and two of a tensor-parallel group; sampled: which half of the samples each was given."""
+    name = "layers.0.mlp.up_proj"
+
+    def step(rows: slice, channels: slice, off: float = 0.0) -> dict[str, Any]:
+        own = WEIGHT[channels]
+        return {
+            "batch_inputs": {"input_ids": SAMPLES[rows].contiguous()},
+            "modules": {f"{name}.output": EMBEDDED[rows] @ own.T + off},
+            "param": {f"param.{name}.weight": own.contiguous()},
+        }
+
+    ranks = [
+        step(slice(2 * half, 2 * half + 2), slice(8 * (rank % 2), 8 * (rank % 2) + 8), float(rank == wrong))
+        for rank, half in enumerate(sampled)
+    ]
+    found = compared(folder, step(slice(0, 4), slice(0, 16)), *ranks)
+    assert found.agrees is False or wrong is None
+    return {(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults}
+
+
+def test_samples_that_are_dealt_by_another_ranks_number_are_named(tmp_path: Path) -> None:
+    assert dealt(tmp_path / "right", [0, 0, 1, 1]) == set()
+    assert dealt(tmp_path / "wrong", [0, 0, 1, 1], wrong=2) == {("apart", (2,))}
+    assert dealt(tmp_path / "dealt", [0, 1, 0, 1]) == {("dealt otherwise", (0, 1, 2, 3))}
+
+
+#: Which slice of a weight each rank holds, and which tokens it was given -> who is named.
+HANDS: list[tuple[list[int], list[int], tuple[int, ...] | None]] = [
+    ([0, 1, 0, 1], [0, 0, 1, 1], None),
+    ([0, 1, 0, 1], [0, 1, 0, 1], (0, 1, 2, 3)),
+    ([0, 1, 0, 1, 0, 1], [0, 0, 1, 2, 2, 1], None),
+    ([0, 1, 0, 1, 0, 1], [0, 0, 1, 2, 1, 2], (2, 3, 4, 5)),
+    # All were given the same, or two replicas by chance: every slice is there as often as any other.
+    ([0, 1, 0, 1], [0, 0, 0, 0], None),
+    ([0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 1], None),
+]
+
+
+@pytest.mark.parametrize(("slices", "tokens", "expected"), HANDS)
+def test_ranks_of_the_same_tokens_hold_every_slice_equally_often(
+    slices: list[int], tokens: list[int], expected: tuple[int, ...] | None
+) -> None:
+    weight = cut([WEIGHT.chunk(2)[one] for one in slices], 0, stretches=[((8 * one, 8),) for one in slices])
+    given = [Given(rank, 0, SAMPLES[one].numpy()) for rank, one in enumerate(tokens)]
+    fault = dealt_otherwise("up.output", weight, given)
+    assert (fault and fault.ranks) == expected
+    assert dealt_otherwise("up.output", weight, given[:-1]) is None  # what the last was given is not known

@@ -203,6 +203,10 @@ def test_slices_of_several_dtypes_are_read_in_one_or_not_at_all(wide: int, tmp_p
 @pytest.mark.parametrize(("rows", "expected"), [
     ([[0, 1], [1, 2]], ("same samples", (0, 1))), ([[0, 1], [2, 2]], ("same samples", (1,))),
     ([[0, 1], [2, 3]], None), ([[0, 1, 3], [2, 3, 0]], None),
+    # Of four ranks those of the same samples look like a group that shares them.
+    ([[0], [0], [2], [3]], ("same samples", (0, 1))), ([[0], [1], [2], [1]], ("same samples", (1, 3))),
+    ([[0], [0], [3], [3]], ("same samples", (0, 1, 2, 3))), ([[1], [1], [1], [2]], ("same samples", (0, 1, 2))),
+    ([[3], [1], [0], [2]], None), ([[0, 1], [0, 1], [2, 3], [2, 3]], None), ([[0, 2], [1, 3], [0, 2], [1, 3]], None),
 ])  # fmt: skip
 def test_a_sample_that_is_on_two_ranks_and_another_on_none(
     rows: list[list[int]], expected: tuple[str, tuple[int, ...]] | None, tmp_path: Path
@@ -232,3 +236,29 @@ def test_a_mean_within_groups_of_ranks_alone_is_told_with_the_groups(tmp_path: P
     fault = there(there(there(found.first).ranks).fault)
     assert fault.kind == "not averaged"
     assert "only within groups of them (0 and 1; 2 and 3)" in fault.sentence
+
+
+#: A router is given all tokens in a row: one sample after the other, or one token of all samples after the other.
+ROWS = {"samples first": lambda x: x.flatten(0, 1), "tokens first": lambda x: x.transpose(0, 1).flatten(0, 1)}
+TURNS = {"in turn": [list(range(8)), list(range(8, 16))],
+         "in zigzag": [[0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]]}  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_what_a_router_is_given_in_a_row_lies_as_the_tokens_of_all_samples(
+    rows: str, turn: str, tmp_path: Path
+) -> None:
+    scores, name = random(4, 16, 5, seed=11), "layers.0.mlp.router.output"
+    scores[1, 2, 3] = -torch.inf  # an expert that this token may not be sent to
+
+    def routed(at: list[int], off: float = 0.0) -> dict[str, Any]:
+        made = taken(at)
+        made["modules"][name] = (ROWS[rows](scores[:, at]) + off).contiguous()
+        return made
+
+    one = routed(list(range(16)))
+    assert compared(tmp_path / "right", one, *map(routed, TURNS[turn])).agrees
+    found = compared(tmp_path / "wrong", one, routed(TURNS[turn][0]), routed(TURNS[turn][1], off=1.0))
+    row = there(found.first)
+    assert (row.name, there(row.ranks).parted) == (name, (1,))
