@@ -1,7 +1,7 @@
-"""Signals that no handler is run for, because the main thread is in a call of C: a collective whose other ranks are gone.
+"""Signals that no handler is run for, as the main thread is in a call of C: a collective whose other ranks are gone.
 
-Python runs handlers in the main thread alone, between two of its bytecodes. What it does in C, from wherever the process
-is, is to write the signal's number to a pipe: a thread reads it.
+Python runs handlers in the main thread alone, between two of its bytecodes. What it does in C, wherever the process is,
+is to write the signal's number to a pipe: a thread reads it.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ _NEAR = 0.05
 #: What part of the difference between the runs may be left: of float32, of halves; and by how many times another
 #: explanation leaves more.
 _LEFT, _CLEARLY = (0.05, 0.2), 3.0
+#: What leaves more of the difference of a few rows, those that are furthest off, is not asked of all of a rank's.
+_FEW, _LITTLE = 4, 0.9
 #: Elements of one sample's scores of all heads, and of its tokens' outputs.
 _MOST = 1 << 23
 #: Samples whose attention is tried to be made again: of one with padding it is not.
@@ -62,33 +64,46 @@ class _Attention(Struct, frozen=True):
 
     def __call__(
         self, rows: Ints, sees_QS: Bools, at: Ints | None = None, keys: Ints | None = None,
-        chunks: Sequence[Ints] | None = None, heads: Ints | None = None,
+        chunks: Sequence[Ints] | None = None, heads: Ints | None = None, scores_HQS: Array | None = None,
     ) -> Array:  # fmt: skip
         """What the tokens of these rows get, [Q, hidden]. sees_QS: which keys each sees. at: the positions that every
         token is turned by, its own if None; keys: which key and value stands in the place of each. chunks: keys whose
-        outputs are made apart and averaged. heads: which head stands in the place of each.
+        outputs are made apart and averaged. heads: which head stands in the place of each. scores_HQS: of these rows at
+        these positions, where they are known.
         """
-        at = np.arange(len(self.q)) if at is None else at
-        q_QHD, k_SGD, v_SGD = self._turned(self.q, at)[rows], self._turned(self.k, at), self.v
+        scores_HQS = self.scores(rows, at) if scores_HQS is None else scores_HQS
         if keys is not None:
-            k_SGD, v_SGD = k_SGD[keys], v_SGD[keys]
-        shared = q_QHD.shape[1] // k_SGD.shape[1]
-        k_SHD, v_SHD = np.repeat(k_SGD, shared, 1), np.repeat(v_SGD, shared, 1)
-        scores_HQS = np.einsum("qhd,shd->hqs", q_QHD, k_SHD) / math.sqrt(q_QHD.shape[2])
-        made = np.zeros(q_QHD.shape)
+            scores_HQS = scores_HQS[:, :, keys]
+        weights_HQS = np.zeros(scores_HQS.shape)
         number_Q = np.zeros(len(rows))
-        for chunk in chunks or (np.arange(len(k_SHD)),):
+        for chunk in chunks or (np.arange(len(self.k)),):
             seen_QS = sees_QS[:, chunk]
             some_Q: Bools = np.asarray(seen_QS.any(1))
             own_HQS = np.where(seen_QS, scores_HQS[:, :, chunk], -np.inf)
             own_HQS -= np.where(some_Q[:, None], own_HQS.max(2, keepdims=True), 0.0)
             own_HQS = np.exp(own_HQS)
             own_HQS /= np.maximum(own_HQS.sum(2, keepdims=True), 1e-300)
-            made += np.einsum("hqs,shd->qhd", own_HQS, v_SHD[chunk])
+            weights_HQS[:, :, chunk] += own_HQS
             number_Q += some_Q
-        made = made if heads is None else made[:, heads]
-        flat = made.reshape(len(rows), -1) / np.maximum(number_Q, 1)[:, None]
+        if keys is not None:
+            # What a key stands in the place of is looked at in its place.
+            here = np.flatnonzero(keys != np.arange(len(keys)))
+            moved_HQS, weights_HQS[:, :, here] = weights_HQS[:, :, here], 0.0
+            weights_HQS[:, :, keys[here]] += moved_HQS
+        count, _, length = weights_HQS.shape
+        made_GND = weights_HQS.reshape(self.v.shape[1], -1, length) @ self.v.transpose(1, 0, 2)
+        made_QHD = made_GND.reshape(count, len(rows), -1).transpose(1, 0, 2)
+        made_QHD = made_QHD if heads is None else made_QHD[:, heads]
+        flat = made_QHD.reshape(len(rows), -1) / np.maximum(number_Q, 1)[:, None]
         return flat if self.through is None else np.asarray(flat @ self.through[0].T + self.through[1])
+
+    def scores(self, rows: Ints, at: Ints | None = None) -> Array:
+        """How much the tokens of these rows look at each key, [head, Q, S]."""
+        at = np.arange(len(self.q)) if at is None else at
+        q_HQD, k_GSD = self._turned(self.q, at)[rows].transpose(1, 0, 2), self._turned(self.k, at).transpose(1, 0, 2)
+        heads, _, width = q_HQD.shape
+        scores_GNS = q_HQD.reshape(len(k_GSD), -1, width) @ k_GSD.transpose(0, 2, 1)
+        return np.asarray(scores_GNS).reshape(heads, len(rows), -1) / math.sqrt(width)
 
     def _turned(self, x_SHD: Array, at: Ints) -> Array:
         if self.base is None:
@@ -142,22 +157,29 @@ def of_seen_keys(
         return None
     #: By kind: what each rank's tokens say of it.
     found: dict[str, dict[int, tuple[float, str]]] = {}
-    count = len(off_BSO)
+    asked: list[int] = []
     for rank, rows in zip(held.ranks, own, strict=True):
         if rank not in off_BSO:
             continue
         causal_QS = rows[:, None] >= np.arange(length)
         off_QO = off_BSO[rank][sample]
-        off, right_QO = float(np.linalg.norm(off_QO)), made(rows, causal_QS)
-        for kind, said, again_QO in _tried(made, held, own, rows, causal_QS):
-            left = float(np.linalg.norm(off_QO - (again_QO - right_QO))) / off
+        asked.append(rank)
+        few = np.sort(np.argsort(-np.linalg.norm(off_QO, axis=1), kind="stable")[:_FEW])
+        left_of = [_Left(made, rows[some], causal_QS[some], off_QO[some]) for some in (few, np.arange(len(rows)))]
+        for kind, said, wrong in _tried(made, held, own, rows, causal_QS):
+            if kind not in found and len(asked) > 1:
+                continue  # nothing that every rank has
+            if left_of[0](wrong, few) > min(2 * _CLEARLY * most_left, _LITTLE):
+                continue
+            left = left_of[1](wrong, np.arange(len(rows)))
             if left < found.setdefault(kind, {}).get(rank, (_CLEARLY * most_left, ""))[0]:
                 found[kind][rank] = left, said
+        found = {kind: by for kind, by in found.items() if rank in by}
+        if not found:
+            return None
     # Another kind may explain it nearly as well, of a few ranks' tokens: then neither is said.
-    worst = sorted(
-        (max(left for left, _ in by.values()), kind) for kind, by in found.items() if len(by) == count and by
-    )
-    if not worst or worst[0][0] > most_left or (len(worst) > 1 and worst[1][0] < _CLEARLY * worst[0][0]):
+    worst = sorted((max(left for left, _ in by.values()), kind) for kind, by in found.items())
+    if worst[0][0] > most_left or (len(worst) > 1 and worst[1][0] < _CLEARLY * worst[0][0]):
         return None
     kind = worst[0][1]
     said_of = {rank: said for rank, (_, said) in found[kind].items()}
@@ -245,10 +267,38 @@ def _split(fused: Array, width: int) -> tuple[Array, Array, Array] | None:
     return fused[:, None, :width], fused[:, None, width : width + rest], fused[:, None, width + rest :]
 
 
+class _Wrong(Struct, frozen=True):
+    """What may have gone wrong: see `_Attention.__call__`."""
+
+    sees_QS: Bools
+    at: Ints | None = None
+    keys: Ints | None = None
+    chunks: Sequence[Ints] | None = None
+    heads: Ints | None = None
+
+
+class _Left:
+    """What part of the difference of some rows is left where something went wrong for them."""
+
+    def __init__(self, made: _Attention, rows: Ints, causal_QS: Bools, off_QO: Array) -> None:
+        self._made, self._rows, self._off_QO = made, rows, off_QO
+        self._scores_HQS = made.scores(rows)
+        self._right_QO = made(rows, causal_QS, scores_HQS=self._scores_HQS)
+
+    def __call__(self, wrong: _Wrong, some: Ints) -> float:
+        """some: which of the rows of what went wrong these are."""
+        scores_HQS = self._scores_HQS if wrong.at is None else None
+        again_QO = self._made(
+            self._rows, wrong.sees_QS[some], wrong.at, wrong.keys, wrong.chunks, wrong.heads, scores_HQS
+        )  # fmt: skip
+        left = np.linalg.norm(self._off_QO - (again_QO - self._right_QO))
+        return float(left / np.linalg.norm(self._off_QO))
+
+
 def _tried(
     made: _Attention, held: HeldByRanks, own: Sequence[Ints], rows: Ints, causal_QS: Bools
-) -> Iterator[tuple[str, str, Array]]:
-    """What may have gone wrong for the tokens of these rows: a kind, words, and what they would get."""
+) -> Iterator[tuple[str, str, _Wrong]]:
+    """What may have gone wrong for the tokens of these rows: a kind, and words."""
     length = causal_QS.shape[1]
     every = np.arange(length)
 
@@ -256,7 +306,7 @@ def _tried(
         return np.isin(every, places)
 
     alone_QS = causal_QS & within(rows)
-    yield "own keys", "where each token sees the keys of its rank's own stretch alone", made(rows, alone_QS)
+    yield "own keys", "where each token sees the keys of its rank's own stretch alone", _Wrong(alone_QS)
     pieces: list[tuple[str, Ints]] = []
     for rank, places, stretches in zip(held.ranks, own, held.stretches, strict=True):
         whole = _of_stretches(stretches)
@@ -269,7 +319,7 @@ def _tried(
         less_QS = causal_QS & ~within(places)
         if (less_QS == causal_QS).all() or (less_QS == alone_QS).all() or not less_QS.any(1).all():
             continue
-        yield "missing keys", f"without the keys of {words}: they never came, or were left out", made(rows, less_QS)
+        yield "missing keys", f"without the keys of {words}: they never came, or were left out", _Wrong(less_QS)
     for words, places in pieces:
         more_QS = causal_QS | within(places)
         if (more_QS == causal_QS).all():
@@ -277,33 +327,33 @@ def _tried(
         yield (
             "later keys",
             f"where the keys of {words} are seen by all of its tokens, later ones too",
-            made(rows, more_QS),
+            _Wrong(more_QS),
         )
     everything = np.ones_like(causal_QS)
-    yield "later keys", "where every token sees all keys, later ones too", made(rows, everything)
+    yield "later keys", "where every token sees all keys, later ones too", _Wrong(everything)
     for (words, places), (others, instead) in ((one, other) for one in pieces for other in pieces):
         if places.size != instead.size or places is instead or not causal_QS[:, places].any():
             continue
         keys = every.copy()
         keys[places] = instead
         yield "stale keys", f"with the keys and values of {others} in the place of those of {words}", (
-            made(rows, causal_QS, keys=keys)
+            _Wrong(causal_QS, keys=keys)
         )  # fmt: skip
     for kind, words, at in counted(own, length):
         if made.base is not None:
-            yield kind, f"turned by {words}", made(rows, causal_QS, at=at)
+            yield kind, f"turned by {words}", _Wrong(causal_QS, at)
         hidden_QS = at[rows][:, None] >= at[None]
         if not (hidden_QS == causal_QS).all():
-            yield "own mask" if kind == "own positions" else kind, f"hidden by {words}", made(rows, hidden_QS)
+            yield "own mask" if kind == "own positions" else kind, f"hidden by {words}", _Wrong(hidden_QS)
             if made.base is not None:
-                yield kind, f"turned and hidden by {words}", made(rows, hidden_QS, at=at)
+                yield kind, f"turned and hidden by {words}", _Wrong(hidden_QS, at)
     for words, heads in _turned_heads(made.q.shape[1], len(set(held.stretches))):
-        yield "heads", f"with its heads in another order ({words})", made(rows, causal_QS, heads=heads)
+        yield "heads", f"with its heads in another order ({words})", _Wrong(causal_QS, heads=heads)
     for words, chunks in (("ranks'", own), ("chunks'", [places for _, places in pieces if places.size < rows.size])):
         if chunks:
             yield "merged", (
                 f"where the {words} outputs are averaged, without the sums of exponentials that weigh them"
-            ), made(rows, causal_QS, chunks=chunks)  # fmt: skip
+            ), _Wrong(causal_QS, chunks=chunks)  # fmt: skip
 
 
 def _turned_heads(heads: int, ranks: int) -> Iterator[tuple[str, Ints]]:

@@ -33,9 +33,7 @@ for step in range(10**6):
 """
 
 
-def trainer(
-    folder: Path, *, asynchronous: bool, box: bool, handler: str = "", then: str = ""
-) -> subprocess.Popen[str]:
+def trainer(folder: Path, *, asynchronous: bool, box: bool, handler: str = "", then: str = "") -> subprocess.Popen[str]:
     script = folder / "train.py"
     boxed = "black_box=BlackBox(steps=3, incidents=100)" if box else ""
     then = then.strip().replace("\n", "\n        ")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,8 +14,11 @@ import transformers as hf
 from replay_core import workbench
 from replay_core.export.outcome import exit_code
 from replay_core.recorder import Recorder
+from replay_core.records import Run
+from replay_core.replay import guesses
 from replay_core.replay.flags import Flags
-from tests.builders import Here
+from replay_core.replay.matrix import Bench
+from tests.builders import Here, padded_batch
 from tui_debugger.reports.replay import replay_report
 
 _LENGTHS = (9, 5, 12, 7)
@@ -198,3 +202,26 @@ def test_a_recording_that_is_right_is_asked_nothing(tmp_path: Path) -> None:
     doc = answer(tmp_path / "dump", _ROTARY, Trainer.padded)
     assert doc["cells"][0]["cause"] is None
     assert exit_code(doc) == 0
+
+
+@pytest.mark.parametrize("is_noise", [False, True])
+def test_what_is_each_row_alone_but_for_rounding_is_no_mistake(is_noise: bool) -> None:
+    """A mistake that gives the recording, and that is itself what each row alone gives, up to rounding."""
+    flags = Flags()
+
+    def why_beside(result: Any, _flags: Flags, _name: str) -> dict[str, Any]:
+        return {"kind": "rounding" if is_noise else "padding", "sentence": "how it was asked", "is_noise": is_noise}
+
+    bench = SimpleNamespace(
+        baseline=SimpleNamespace(cell={"flags": flags.to_mapping()}), plan=SimpleNamespace(model="init", step=None),
+        expected=0, beside=lambda _flags, name: SimpleNamespace(run=True, name=name), why_beside=why_beside,
+    )  # fmt: skip
+    ids, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    held = {"name": "log_probs", "field": "log_probs", "mean_abs": 1.0, "max_abs": 2.0}
+    cause = guesses.explain(
+        cast(Bench, bench), held, lambda result: (0.0, 0.0) if result.name == "full_mask" else (0.9, 1.8),  # type: ignore[attr-defined]
+        Run(Path("dump"), "native", []), padded_batch(ids, mask), was_packed=False,
+    )  # fmt: skip
+    made = "a padded batch whose mask calls padding tokens"
+    assert (f"is {made}:" in cause["sentence"]) is not is_noise
+    assert (f"nor {made}, nor" in cause["sentence"]) is is_noise

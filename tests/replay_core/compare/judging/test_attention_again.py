@@ -217,7 +217,9 @@ def test_queries_keys_and_values_that_are_cut_straight_are_told_by_their_project
 def test_what_slices_taken_straight_do_not_make_has_no_such_cause(output: Tensor) -> None:
     fused, weights = cut(QKV.chunk(2, -1), 2, "qkv.output"), cut(OUT.chunk(2, 1), 1)
     whole = as_ref(ALL_THREE)
-    assert attention_again.cut_straight("o.output", whole, alike(CUT_STRAIGHT, CUT_STRAIGHT), fused, weights) is not None
+    assert (
+        attention_again.cut_straight("o.output", whole, alike(CUT_STRAIGHT, CUT_STRAIGHT), fused, weights) is not None
+    )
     assert attention_again.cut_straight("o.output", whole, alike(output, output), fused, weights) is None
     # Nor do queries, keys and values of no token, or of which no output of the other run is made.
     none, other = QKV[:, :0], as_ref(random(2, SEQ, HIDDEN, seed=8))
