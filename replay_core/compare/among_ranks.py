@@ -6,8 +6,10 @@ a hold being put together as one process would have it.
 from __future__ import annotations
 
 from replay_core.compare.comparison import Comparison, compare_runs
+from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
-from replay_core.compare.parallel import Parallel, parallel
+from replay_core.compare.misdealt import misdealt
+from replay_core.compare.parallel import Found, Parallel, parallel
 from replay_core.errors import DumpError, NothingComparableError
 from replay_core.jobs import OnEvent, ignore
 from replay_core.records import Record
@@ -25,15 +27,35 @@ def among_ranks(
     tolerances: Tolerances = DEFAULT,
     on_event: OnEvent = ignore,
 ) -> Parallel | None:
-    """None where the two do not part in a step that several ranks of both share, or these cannot be put together.
+    """None where the two do not part in a step that several ranks share, or nothing is known of these.
 
     records_a, records_b: those that were compared. Notes of `compared` say where a step was too large to be looked at.
     """
     first = compared.first
-    if first is None or compared.together or first.key.step is None or first.key.rank is None:
+    if first is None or first.key.step is None:
+        return None
+    found = parallel(compared.tally.of_ranks, compared.together) or _of_one_layout(
+        compared, first, records_a, records_b, exact=exact, tolerances=tolerances, on_event=on_event
+    )
+    ranks = tuple(sorted({one.key.rank for one in records_b if one.key.rank is not None}))
+    if len(ranks) > 1 and (found is None or not found.faults):
+        fault = misdealt(records_a, records_b, first.key.step)
+        if fault is not None:
+            found = found or Parallel("b", ranks)
+            found.faults.insert(0, Found(fault, "input_ids", first.key.step, 1))
+    return found
+
+
+def _of_one_layout(
+    compared: Comparison, first: TensorVerdict, records_a: list[Record], records_b: list[Record],
+    *, exact: bool, tolerances: Tolerances, on_event: OnEvent,
+) -> Parallel | None:  # fmt: skip
+    if compared.together or first.key.rank is None:
         return None
     own, theirs = ([one for one in records if one.key.rank is not None] for records in (records_a, records_b))
-    steps = sorted({one.key.step for one in own if one.key.step is not None and one.key.step <= first.key.step})[-2:]
+    steps = sorted({one.key.step for one in own if one.key.step is not None and one.key.step <= (first.key.step or 0)})[
+        -2:
+    ]
     own, theirs = ([one for one in records if one.key.step in steps] for records in (own, theirs))
     ranks = {one.key.rank for one in own}
     if len(ranks) < 2 or ranks != {one.key.rank for one in theirs}:

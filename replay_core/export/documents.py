@@ -241,9 +241,8 @@ def comparison_document(
 def _parallel(comparison: Comparison) -> ParallelBlock | None:
     from replay_core.compare.parallel import parallel, sentence
 
-    found = parallel(comparison.tally.of_ranks, comparison.together)
-    if found is None and comparison.first is not None:
-        found = comparison.among
+    found = comparison.among if comparison.first is not None else None
+    found = found or parallel(comparison.tally.of_ranks, comparison.together)
     if found is None:
         return None
     return {

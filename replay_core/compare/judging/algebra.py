@@ -750,6 +750,37 @@ def _same_zeros(parts: Sequence[TensorRef], blocks: Sequence[TensorRef]) -> bool
     return alike and any(not np.array_equal(there[0], one) for one in there[1:])  # type: ignore[arg-type]
 
 
+def not_dropped(what: str, whole: TensorRef, held: HeldByRanks) -> Fault | None:
+    """Ranks whose slices have every value where the other run's have zeros, and elsewhere are these but for one factor:
+    what it keeps of p is 1 / (1 - p) times what goes in.
+    """
+    if not held.is_cut or whole.numel > 1 << 24 or not all(ref.is_readable for ref in (whole, *held.parts)):
+        return None
+    those, shares = [], []
+    for rank, ref, stretches in zip(held.ranks, held.parts, held.stretches, strict=True):
+        block = _block(whole, held.axis or 0, stretches)
+        if block.shape != ref.shape:
+            return None
+        there, here = (pages.array(one).astype(np.float64) for one in (block, ref))
+        lost = (there == 0) & (here != 0)
+        kept = there != 0
+        share = float(lost.mean()) if lost.size else 0.0
+        if not 0.01 < share < 0.95 or bool(((here == 0) & kept).any()):
+            continue
+        factor = float((here[kept] * there[kept]).sum() / np.square(there[kept]).sum())
+        if np.abs(here[kept] - factor * there[kept]).max() <= NEAR * np.abs(here[kept]).max() and factor < 1:
+            those.append(rank)
+            shares.append(1 - factor)
+    if not those or len(those) == len(held.ranks):
+        return None
+    return Fault(
+        "not dropped", tuple(those),
+        f"{what} of {whose(those)} has no zeros, where that of the other run has and is {1 / (1 - shares[0]):.4g} "
+        f"times as large: {whose(those)} {'does' if len(those) == 1 else 'do'} not drop out (p = {shares[0]:.2g}), "
+        "as in evaluation",
+    )  # fmt: skip
+
+
 def _masks(what: str, held: HeldByRanks) -> Fault | None:
     """Whether copies differ just in where they are 0."""
     parts = held.parts

@@ -74,7 +74,7 @@ class _Attention(Struct, frozen=True):
         scores_HQS = self.scores(rows, at) if scores_HQS is None else scores_HQS
         if keys is not None:
             scores_HQS = scores_HQS[:, :, keys]
-        weights_HQS = np.zeros(scores_HQS.shape)
+        weights_HQS: Array = np.zeros(scores_HQS.shape)
         number_Q = np.zeros(len(rows))
         for chunk in chunks or (np.arange(len(self.k)),):
             seen_QS = sees_QS[:, chunk]
@@ -268,13 +268,17 @@ def _split(fused: Array, width: int) -> tuple[Array, Array, Array] | None:
 
 
 class _Wrong(Struct, frozen=True):
-    """What may have gone wrong: see `_Attention.__call__`."""
+    """What may have gone wrong: see `_Attention.__call__`. times: scores are so many times what they should be; twice:
+    keys that count twice among all.
+    """
 
     sees_QS: Bools
     at: Ints | None = None
     keys: Ints | None = None
     chunks: Sequence[Ints] | None = None
     heads: Ints | None = None
+    times: float = 1.0
+    twice: Ints | None = None
 
 
 class _Left:
@@ -287,7 +291,10 @@ class _Left:
 
     def __call__(self, wrong: _Wrong, some: Ints) -> float:
         """some: which of the rows of what went wrong these are."""
-        scores_HQS = self._scores_HQS if wrong.at is None else None
+        scores_HQS = self._scores_HQS if wrong.at is None else self._made.scores(self._rows, wrong.at)
+        scores_HQS = scores_HQS * wrong.times
+        if wrong.twice is not None:
+            scores_HQS[:, :, wrong.twice] += math.log(2)
         again_QO = self._made(
             self._rows, wrong.sees_QS[some], wrong.at, wrong.keys, wrong.chunks, wrong.heads, scores_HQS
         )  # fmt: skip
@@ -347,6 +354,13 @@ def _tried(
             yield "own mask" if kind == "own positions" else kind, f"hidden by {words}", _Wrong(hidden_QS)
             if made.base is not None:
                 yield kind, f"turned and hidden by {words}", _Wrong(hidden_QS, at)
+    for words, places in pieces:
+        if causal_QS[:, places].any() and (causal_QS & ~within(places)).any():
+            yield "keys twice", f"where the keys of {words} count twice", _Wrong(causal_QS, twice=places)
+    width = made.q.shape[2]
+    for words, times in (("not scaled by 1/sqrt(d)", width**0.5), ("scaled by 1/sqrt(d) twice", width**-0.5),
+                         ("scaled by twice what is due", 2.0), ("scaled by half of what is due", 0.5)):  # fmt: skip
+        yield "scale", f"with scores {words}", _Wrong(causal_QS, times=times)
     for words, heads in _turned_heads(made.q.shape[1], len(set(held.stretches))):
         yield "heads", f"with its heads in another order ({words})", _Wrong(causal_QS, heads=heads)
     for words, chunks in (("ranks'", own), ("chunks'", [places for _, places in pieces if places.size < rows.size])):

@@ -115,9 +115,11 @@ class OfRanks:
         self._dealt: dict[int | None, tuple[TensorVerdict, HeldByRanks] | None] = {}
         #: Of a step: what its micro-batches gave a head whose logits agree. Of a micro-batch: its last outputs.
         self._heads: dict[int | None, list[token_weights.GivenToHead]] = defaultdict(list)
-        self._last: dict[Any, list[tuple[HeldByRanks, TensorRef]]] = defaultdict(list)
+        self._last: dict[Any, list[TensorRef]] = defaultdict(list)
         #: Of a step and a name: the first activation that is off, what the ranks hold of it, and in which micro-batch.
         self._off_micro: dict[tuple[int | None, str], tuple[TensorVerdict, TensorRef]] = {}
+        #: Of a step: what is said of ranks whose modules put out another dtype.
+        self._dtypes: dict[int | None, Fault] = {}
         #: Steps in which something is off that is no gradient and no weight.
         self._forward_off: set[int | None] = set()
         #: By name, gradients of the step before this one: whose step it was, and the ranks' own.
@@ -140,12 +142,13 @@ class OfRanks:
                 row.skipped = f"what ranks {named(together.ranks)} of {together.which} hold of it each is not known"
             return
         self._note_inputs(row, held, together)
-        self._note_head(row, theirs[1], held, micro_pair)
+        self._note_head(row, theirs[1], micro_pair)
         row.ranks = algebra.ranked(together, held)
         if row.verdict in (Verdict.DIFF, Verdict.SHAPE) and naming.is_module_tensor(row.name):
             self._dealt.setdefault(row.key.step, (row, held))
         if row.name.startswith("param.") and held.is_cut:
             self._explain_dealt(row, held, together)
+        self._note_dtypes(row, theirs[1], held)
         if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest:
             return
         try:
@@ -476,6 +479,7 @@ class OfRanks:
             fault = fault or contributions.of_gathered(
                 row.name, whole, held, row.ranks.parted, self._slices[row.place[:2]]
             )
+            fault = fault or self._dtypes.get(row.key.step) or algebra.not_dropped(row.name, whole, held)
             if fault is not None:
                 row.ranks.fault = fault
                 row.reason = f"{fault.sentence}; {row.reason}"
@@ -782,21 +786,32 @@ class OfRanks:
         if held.is_cut and together.shares in ("samples", "tokens") and held.axis in (0, 1):
             self._inputs[row.key.step][row.name.rpartition(".output")[0].rpartition(".")[0]].append(held)
 
-    def _note_head(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
+    def _note_head(self, row: TensorVerdict, whole: TensorRef, micro_pair: MicroBatchPair) -> None:
         """Keep what a head was given, whose gradient may be asked for the weights of its tokens."""
         together = micro_pair.together
         if together is None or not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
             return
         place = row.place[:2]
         if not row.name.endswith(_LOGITS) or row.verdict.diverges or row.skipped is not None or len(whole.shape) < 2:
-            self._last[place] = [*self._last[place][1 - _KEPT :], (held, whole)]
+            self._last[place] = [*self._last[place][1 - _KEPT :], whole]
             return
-        fed = next((one for one in reversed(self._last[place]) if one[1].shape[:-1] == whole.shape[:-1]), None)
+        fed = next((one for one in reversed(self._last[place]) if one.shape[:-1] == whole.shape[:-1]), None)
         other = micro_pair.b if together.which == "a" else micro_pair.a
         targets = tuple(token_weights.targets(other, whole.shape[:-1]))
         if fed is not None and targets:
-            head = token_weights.GivenToHead(row.key.micro or 0, whole, fed[1], targets, fed[0], together.micros)
+            head = token_weights.GivenToHead(
+                row.key.micro or 0, whole, fed, targets, together.ranks, together.cuts, together.micros
+            )
             self._heads[row.key.step].append(head)
+
+    def _note_dtypes(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> None:
+        """Keep the first module of a step whose output ranks have in several dtypes."""
+        others = tuple(rank for rank, ref in zip(held.ranks, held.parts, strict=True) if ref.dtype != whole.dtype)
+        if naming.is_module_tensor(row.name) and 0 < len(others) < len(held.ranks):
+            dtype = next(ref.dtype for ref in held.parts if ref.dtype != whole.dtype)
+            said = f"{row.name} is {dtype} on {whose(others)} and {whole.dtype} on all others, as in the other run"
+            fault = Fault("precision", others, f"{said}: what these computed is off by that (autocast, or a cast)")
+            self._dtypes.setdefault(row.key.step, fault)
 
     def _note_micro(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef) -> None:
         """Whether what ranks put out in the step's first micro-batch that is off is the other run's of another one."""

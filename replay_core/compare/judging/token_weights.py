@@ -19,8 +19,8 @@ from replay_core import pages
 from replay_core.compare.judging import token_rows
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
+from replay_core.compare.pairing.dims import Stretch
 from replay_core.compare.pairing.micro_batch_pair import Side
-from replay_core.compare.pairing.ranks import HeldByRanks
 from replay_core.records import TensorRef
 
 #: Tokens that are solved for, elements of logits that are read, rows and columns of the gradient that are asked.
@@ -35,15 +35,16 @@ _FOREIGN = 0.1
 class GivenToHead(Struct):
     """What a micro-batch gave a head, as the other run has it: logits [..., V] and inputs [..., H].
 
-    targets: what the targets of its tokens may be, in several ways; below 0 where a token has none. held: which rank
-    has which tokens of the inputs. micros: by rank, those laid together.
+    targets: what the targets of its tokens may be, in several ways; below 0 where a token has none. cuts: of the
+    axes of samples and tokens that are cut, what each rank has. micros: by rank, those laid together.
     """
 
     micro: int
     logits: TensorRef
     inputs: TensorRef
     targets: tuple[NDArray[np.int64], ...]
-    held: HeldByRanks
+    ranks: tuple[int, ...]
+    cuts: tuple[tuple[int, tuple[tuple[Stretch, ...], ...]], ...]
     micros: dict[int, tuple[int, ...]]
 
 
@@ -250,20 +251,19 @@ def _parts(heads: Iterable[GivenToHead]) -> list[_Tokens]:
         lead = head.inputs.shape[:-1]
         numbers = before + np.arange(int(np.prod(lead))).reshape(lead)
         before += numbers.size
-        if not head.held.is_cut or head.held.axis not in range(len(lead)):
-            found.append(_Tokens(head.held.ranks, head.micro, numbers.reshape(-1).tolist()))
+        if len(lead) != 2 or not head.cuts:
+            found.append(_Tokens(head.ranks, head.micro, numbers.reshape(-1).tolist()))
             continue
         by_place: dict[object, list[int]] = {}
-        for number, stretches in enumerate(head.held.stretches):
-            by_place.setdefault(stretches, []).append(number)
+        for number in range(len(head.ranks)):
+            by_place.setdefault(tuple(stretches[number] for _, stretches in head.cuts), []).append(number)
         for members in by_place.values():
-            ranks = tuple(head.held.ranks[number] for number in members)
-            places = [at for start, long in head.held.stretches[members[0]] for at in range(start, start + long)]
-            mine = np.take(numbers, places, head.held.axis)
+            ranks = tuple(head.ranks[number] for number in members)
+            mine = numbers
+            for axis, stretches in head.cuts:
+                mine = np.take(mine, [at for start, n in stretches[members[0]] for at in range(start, start + n)], axis)
             micros = head.micros.get(ranks[0], (head.micro,))
-            is_of_rows = head.held.axis == 0 and len(micros) > 1 and len(places) % len(micros) == 0
-            for micro, part in (
-                zip(micros, np.split(mine, len(micros)), strict=True) if is_of_rows else [(micros[0], mine)]
-            ):
+            of_rows = np.split(mine, len(micros)) if len(micros) > 1 and len(mine) % len(micros) == 0 else [mine]
+            for micro, part in zip(micros, of_rows, strict=False):
                 found.append(_Tokens(ranks, micro, part.reshape(-1).tolist()))
     return found

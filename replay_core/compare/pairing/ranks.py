@@ -88,6 +88,8 @@ class Together(Struct):
     #: Of every rank, which of the other run's samples it has, as the token ids say; None where they do not, or where
     #: two samples are of the same tokens and may be either's.
     whose: tuple[tuple[Stretch, ...], ...] | None = None
+    #: Of the axes of samples and tokens that are cut among the ranks, every rank's stretches.
+    cuts: tuple[tuple[int, tuple[tuple[Stretch, ...], ...]], ...] = ()
     #: By rank, the log-probabilities that it recorded itself, before they were put together.
     logprobs: dict[int, TensorRef] = field(default_factory=dict)
     #: By rank, the micro-batches that were laid together to what it holds, in turn.
@@ -454,6 +456,7 @@ class RankGroup:
             together.samples = len(set(self._cut[1])) if rows and self._cut is not None else len(self._groups)
             if rows and self._cut is not None and self._astray is None and self._are_unlike:
                 together.whose = self._cut[1]
+        together.cuts = tuple(cut for cut in (self._cut, self._cut_too) if cut and len(cut[1]) == len(self._ranks))
         own = {rank: side.find("policy_logprobs") for rank, side in ranks.items()}
         together.micros = {rank: side.micros for rank, side in ranks.items() if side.micros}
         together.logprobs = {rank: ref for rank, ref in own.items() if ref is not None}
@@ -727,7 +730,8 @@ def _apart(held: HeldByRanks, whole: TensorRef) -> float:
     laid: dict[tuple[Stretch, ...], list[np.ndarray[Any, Any]]] = defaultdict(list)
     before = (slice(None),) * held.axis
     for ref, stretches in zip(held.parts, held.stretches, strict=True):
-        block = np.concatenate([values[(*before, slice(at, at + long))] for at, long in stretches], held.axis)
+        places = [(*before, slice(at, at + long)) for at, long in stretches]
+        block = np.concatenate([values[place] for place in places], held.axis)
         own, block = pages.array(ref).astype(np.float64), block.astype(np.float64)
         # What is not finite in both (an expert that is masked out) is off by nothing.
         own[~np.isfinite(own)], block[~np.isfinite(block)] = 0.0, 0.0

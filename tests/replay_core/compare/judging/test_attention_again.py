@@ -31,9 +31,10 @@ def turned(x: Tensor, at: Tensor) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, sees: Tensor, at: Tensor | None = None, instead: Tensor | None = None
-) -> Tensor:
-    """instead: which key and value stands in the place of each."""
+    q: Tensor, k: Tensor, v: Tensor, sees: Tensor, at: Tensor | None = None, instead: Tensor | None = None,
+    *, times: float = 1.0, twice: slice | None = None,
+) -> Tensor:  # fmt: skip
+    """instead: which key and value stands in the place of each. times: of the scores. twice: keys that count so."""
     at = torch.arange(SEQ) if at is None else at
     q, k, v = (x.unflatten(-1, (-1, WIDTH)) for x in (q, k, v))
     q, k = turned(q, at), turned(k, at)
@@ -41,7 +42,10 @@ def attention(
         k, v = k[:, instead], v[:, instead]
     k, v = (x.repeat_interleave(HEADS // SHARED, 2) for x in (k, v))
     scores = torch.einsum("bqhd,bshd->bhqs", q, k) / math.sqrt(WIDTH)
-    weights = scores.masked_fill(~sees, -torch.inf).softmax(-1)
+    weights = (scores * times).masked_fill(~sees, -torch.inf).softmax(-1)
+    if twice is not None:
+        weights[..., twice] *= 2
+        weights = weights / weights.sum(-1, keepdim=True)
     return torch.einsum("bhqs,bshd->bqhd", weights, v).flatten(2)
 
 
@@ -125,6 +129,15 @@ def in_turn_of_rank(at: Tensor) -> Tensor:
     (
         lambda q, k, v: attention(q, k, v, torch.arange(SEQ)[:, None] % EACH >= torch.arange(SEQ) % EACH), "own mask",
         "hidden by positions that begin at 0 on each rank",
+    ),
+    (
+        lambda q, k, v: attention(q, k, v, CAUSAL, twice=slice(0, EACH)), "keys twice",
+        "where the keys of rank 0 (tokens 0 to 3) count twice",
+    ),
+    (lambda q, k, v: attention(q, k, v, CAUSAL, times=WIDTH**0.5), "scale", "with scores not scaled by 1/sqrt(d)"),
+    (
+        lambda q, k, v: attention(q, k, v, CAUSAL).roll(HIDDEN // RANKS, -1), "heads",
+        "with its heads in another order (those of rank r stand where rank r + 1's belong)",
     ),
     (merged, "merged", "where the ranks' outputs are averaged, without the sums of exponentials"),
 ])  # fmt: skip

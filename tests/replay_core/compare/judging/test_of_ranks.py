@@ -328,3 +328,81 @@ def test_what_a_wrapper_hands_on_is_not_missing(tmp_path: Path) -> None:
     for handed, missing in ((own, []), (other, ["module.output"])):
         found = compared(tmp_path / str(len(missing)), step(own, None), step(own, handed), step(own, handed))
         assert [row.name for row in found.tensors if row.verdict is Verdict.MISSING] == missing
+
+
+def faults(found: Comparison) -> list[tuple[str, tuple[int, ...]]]:
+    return [(one.fault.kind, one.fault.ranks) for one in there(parallel(found.tensors, found.together)).faults]
+
+
+HALVES = [slice(0, 2), slice(2, 4)]
+
+
+def dropped(output: Tensor) -> Step:
+    return {"batch_inputs": {"input_ids": IDS}, "modules": {"layers.0.drop.output": output}}
+
+
+@pytest.mark.parametrize("is_off", [True, False])
+def test_a_rank_that_does_not_drop_out_is_named(is_off: bool, tmp_path: Path) -> None:
+    whole = HIDDEN * (random(4, 16, 8, seed=7) > -1) / 0.9
+    ranks = [dropped((HIDDEN if is_off and rank else whole)[rows].contiguous()) for rank, rows in enumerate(HALVES)]
+    for one, rows in zip(ranks, HALVES, strict=True):
+        one["batch_inputs"]["input_ids"] = IDS[rows].contiguous()  # type: ignore[index]
+    found = faults(compared(tmp_path, dropped(whole), *ranks))
+    assert found[:1] == ([("not dropped", (1,))] if is_off else [])
+
+
+def test_a_rank_that_computes_in_another_dtype_is_named(tmp_path: Path) -> None:
+    def step(rows: slice, dtype: torch.dtype) -> Step:
+        return {
+            "batch_inputs": {"input_ids": IDS[rows].contiguous()},
+            "modules": {
+                "layers.0.mlp.up_proj.output": OUT[rows].to(dtype).contiguous(),
+                "layers.0.mlp.output": (2 * OUT[rows].to(dtype).float()).contiguous(),
+            },
+        }
+
+    ranks = [step(HALVES[0], torch.float32), step(HALVES[1], torch.bfloat16)]
+    assert faults(compared(tmp_path, step(slice(0, 4), torch.float32), *ranks))[0] == ("precision", (1,))
+
+
+def micros(folder: Path, gradients: dict[int, Tensor], outputs: list[Tensor], ranks: int) -> Path:
+    """Steps of as many ranks as hold all alike: a gradient of each; what a module puts out in two micro-batches."""
+    for rank in range(ranks):
+        with Recorder(folder) as recorder:
+            for number, gradient in gradients.items():
+                with recorder.step(number, rank=rank) as record:
+                    for micro, output in enumerate(outputs):
+                        record("batch_inputs", {"input_ids": IDS + micro}, micro=micro)
+                        record("modules", {"layers.1.norm.output": output}, micro=micro)
+                    record("gradient", {"grad.norm.weight": gradient}, micro=None)
+    return folder
+
+
+GRADIENTS = {0: random(12, 8), 1: random(12, 8, seed=1)}
+
+
+@pytest.mark.parametrize(("kept", "kind"), [(0.5, "kept"), (1.0, "kept"), (0.37, None)])
+def test_a_gradient_that_was_not_set_to_zero_holds_that_of_the_step_before(
+    kept: float, kind: str | None, tmp_path: Path
+) -> None:
+    wrong = {0: GRADIENTS[0], 1: GRADIENTS[1] + kept * GRADIENTS[0]}
+    a, b = (micros(tmp_path / name, made, [HIDDEN, OUT], ranks)
+            for name, made, ranks in (("a", GRADIENTS, 1), ("b", wrong, 2)))  # fmt: skip
+    found = faults(compare_runs(open_run(a), open_run(b)))
+    assert found == ([(kind, (0, 1))] if kind else [])
+
+
+def test_a_rank_that_was_given_another_micro_batch_is_told_which(tmp_path: Path) -> None:
+    a = micros(tmp_path / "a", GRADIENTS, [HIDDEN, OUT], 1)
+    b = micros(tmp_path / "b", GRADIENTS, [OUT, HIDDEN], 2)
+    assert faults(compare_runs(open_run(a), open_run(b)))[0] == ("other micro-batch", (0, 1))
+
+
+def test_a_gradient_of_a_part_that_all_have_and_a_part_of_its_own_is_said_to_be(tmp_path: Path) -> None:
+    shared, parts = random(64, 8), [0.3 * random(64, 8, seed=seed) for seed in (1, 2)]
+
+    def step(made: Tensor) -> Step:
+        return {"batch_inputs": {"input_ids": IDS}, "gradient": {"grad.norm.weight": made}}
+
+    found = compared(tmp_path, step(shared + sum(parts)), *(step(shared + part) for part in parts))
+    assert faults(found) == [("summed in part", (0, 1))]

@@ -1,0 +1,105 @@
+"""Which ranks were given other samples than the other run's step has: told by the token ids alone, before any model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from msgspec import Struct
+
+from replay_core import pages
+from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.pairing.micro_batch_pair import Side
+from replay_core.errors import DumpError
+from replay_core.records import Record
+
+#: Token ids that are read of a run, at most.
+_MOST = 1 << 24
+
+
+class _Row(Struct, frozen=True):
+    """A sample as a rank was given it."""
+
+    step: int
+    rank: int
+    micro: int
+    tokens: bytes
+
+
+def misdealt(records_a: list[Record], records_b: list[Record], step: int) -> Fault | None:
+    """The ranks of b that were given samples which a's step has on no rank, or fewer times; None where none were, and
+    where samples are no rows of a and b alike (packs, slices of sequences).
+
+    records_a: of earlier steps too, whose samples may have come again.
+    """
+    every, given = _rows(records_a), _rows([one for one in records_b if one.key.step == step])
+    if every is None or not given:
+        return None
+    due = [one for one in every if one.step == step]
+    there, here = Counter(one.tokens for one in due), Counter(one.tokens for one in given)
+    by_rank: dict[int, list[_Row]] = {}
+    for one in given:
+        by_rank.setdefault(one.rank, []).append(one)
+    same_tokens = Counter(tuple(one.tokens for one in rows) for rows in by_rank.values())
+    if not due or there == here or max(same_tokens.values()) > 1 or not any(one.tokens in there for one in given):
+        return None
+    own = {(one.rank, one.tokens) for one in due}
+    is_faced = {one.rank for one in due} == set(by_rank) and len(by_rank) > 1
+    those: dict[int, list[_Row]] = {}
+    for rank, rows in by_rank.items():
+        # Of what comes too often, what is not the own of the rank; or, of one process, what the rank has twice.
+        mine = Counter(one.tokens for one in rows)
+        odd = [
+            one for one in rows
+            if here[one.tokens] > there[one.tokens]
+            and (one.tokens not in there or (((rank, one.tokens) not in own) if is_faced else mine[one.tokens] > 1))
+        ]  # fmt: skip
+        if odd:
+            those[rank] = odd
+    if not those:
+        return None
+    ranks = tuple(sorted(those))
+    rows = [one for rank in ranks for one in those[rank]]
+    total = sum(len(by_rank[rank]) for rank in ranks)
+    return Fault("other samples", ranks, f"{whose(ranks)} of b {_said(rows, total, every, there, step)}")
+
+
+def _said(rows: list[_Row], total: int, every: list[_Row], there: Counter[bytes], step: int) -> str:
+    verb = f"{'was' if len({one.rank for one in rows}) == 1 else 'were'} given"
+    again = [one for one in rows if one.tokens in there]
+    if len(again) == len(rows):
+        micros = sorted({one.micro for one in every if one.step == step and one.tokens in {row.tokens for row in rows}})
+        where = f" (a has them in micro-batch {', '.join(map(str, micros))})" if len(micros) == 1 else ""
+        return f"{verb} {len(rows)} of {total} samples more often than a has them in step {step}{where}"
+    before = {one.tokens: one.step for one in every if one.step != step}
+    steps = {before[one.tokens] for one in rows if one.tokens in before}
+    if len(steps) == 1 and all(one.tokens in before for one in rows if one.tokens not in there):
+        return f"{verb} {len(rows)} of {total} samples of step {steps.pop()} in step {step}: a batch that is stale"
+    return f"{verb} {len(rows)} of {total} samples that a has on no rank in step {step}"
+
+
+def _rows(records: list[Record]) -> list[_Row] | None:
+    """None where some record's ids are no rows, or cannot be read."""
+    found, count = [], 0
+    for record in records:
+        if record.key.stage in ("gradient", "param", "optimizer", "modules", "loss"):
+            continue
+        side = Side([record])
+        side.load()
+        batch = side.main
+        ids = batch.held.ids if batch is not None else None
+        if ids is None:
+            continue
+        mask = side.find("attention_mask")
+        count += ids.numel
+        if len(ids.shape) != 2 or count > _MOST or not ids.is_readable or side.find("cu_seqlens") is not None:
+            return None
+        try:
+            ids_BT = pages.array(ids).astype(np.int64)
+            is_there_BT = pages.array(mask) != 0 if mask is not None and mask.shape == ids.shape else ids_BT >= 0
+        except DumpError:
+            return None
+        key = record.key
+        for row, is_there in zip(ids_BT, is_there_BT, strict=True):
+            found.append(_Row(key.step or 0, key.rank or 0, key.micro or 0, row[is_there].tobytes()))
+    return found

@@ -1,0 +1,60 @@
+"""Ranks that were given other samples than the other run's step has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from replay_core import workbench
+from replay_core.recorder import Recorder
+from tests.builders import there
+
+#: Of each of two steps: samples of two ranks.
+STEPS = torch.randint(2, 99, (2, 4, 12), generator=torch.Generator().manual_seed(1))
+LOST = torch.randint(2, 99, (1, 12), generator=torch.Generator().manual_seed(2))
+
+
+def run(folder: Path, ranks: list[list[Tensor]]) -> Path:
+    """By rank, the samples of each step."""
+    for rank, steps in enumerate(ranks):
+        with Recorder(folder) as recorder:
+            for number, ids in enumerate(steps):
+                with recorder.step(number, rank=rank) as record:
+                    record("batch_inputs", {"input_ids": ids.contiguous()}, micro=0)
+                    record("loss", {"loss": ids.float().mean()}, micro=0)
+    return folder
+
+
+RIGHT = [[STEPS[0, :2], STEPS[1, :2]], [STEPS[0, 2:], STEPS[1, 2:]]]
+WHOLE = [[STEPS[0], STEPS[1]]]
+WRONG: dict[str, tuple[list[Tensor], int, str]] = {
+    "the step before's": ([STEPS[0, 2:], STEPS[0, 2:]], 1, "was given 2 of 2 samples of step 0 in step 1"),
+    "others": ([torch.cat([STEPS[0, 2:3], LOST]), STEPS[1, 2:]], 0, "was given 1 of 2 samples that a has on no rank"),
+    "one twice": ([torch.cat([STEPS[0, 2:3]] * 2), STEPS[1, 2:]], 0, "was given 1 of 2 samples more often than a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("against", ["the same ranks", "one process"])
+@pytest.mark.parametrize("case", WRONG)
+def test_the_rank_and_where_its_samples_are_from_are_said(case: str, against: str, tmp_path: Path) -> None:
+    steps, step, said = WRONG[case]
+    a = run(tmp_path / "a", RIGHT if against == "the same ranks" else WHOLE)
+    doc = workbench.compare_dumps(a, run(tmp_path / "b", [RIGHT[0], steps]))
+    fault = there(doc.get("parallel"))["faults"][0]
+    if fault["kind"] == "other samples":
+        assert (fault["ranks"], fault["step"]) == ([1], step)
+        assert (
+            said.replace("1 of 2", "2 of 2" if case == "one twice" and against == "one process" else "1 of 2")
+            in (fault["sentence"])
+        )
+    else:
+        assert fault["kind"] == "same samples", "told where the ranks are put together"
+
+
+def test_the_same_samples_on_other_ranks_are_none(tmp_path: Path) -> None:
+    doc = workbench.compare_dumps(run(tmp_path / "a", RIGHT), run(tmp_path / "b", RIGHT[::-1]))
+    found = doc.get("parallel")
+    assert found is None or not any(one["kind"] == "other samples" for one in found["faults"])
