@@ -196,7 +196,8 @@ OUT = random(HIDDEN, HIDDEN, seed=6)
 
 def of_slice(fused: Tensor) -> Tensor:
     each = fused.shape[-1] // 4
-    return attention(*fused.split([2 * each, each, each], -1), CAUSAL)
+    q, k, v = fused.split([2 * each, each, each], -1)
+    return attention(q, k, v, CAUSAL)
 
 
 ALL_THREE = of_slice(QKV) @ OUT.T
