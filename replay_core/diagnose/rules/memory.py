@@ -161,12 +161,15 @@ def out_of_memory(log: RunLog) -> Finding | None:
         leak = ", a leak" if log.has("response_length") else ""
         size += f": it grew step by step from {begun:.4g} to {now:.4g} before ({series.name}){leak}"
         cause, next_step = _KEPT, _SNAPSHOT
+    ends = (one.point.line or 0) > log.last_lines().get(one.point.path, 0)
+    if ends and one.point.step is not None and not log.is_counted:
+        size += f", after step {one.point.step}"
     return error(
         f"out of {'host' if on_host else 'GPU'} memory{size}",
         one.point.where(),
         *evidence,
         # Behind the last metric it is how the run ended, which comes before what else is wrong with it.
-        link="dump" if (one.point.line or 0) > log.last_lines().get(one.point.path, 0) else "",
+        link="dump" if ends else "",
         cause=cause,
         next_step=next_step,
         steps=steps_of(each.point for each in told),
