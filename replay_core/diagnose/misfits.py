@@ -1,4 +1,4 @@
-"""What Python says where a name, an argument or a module is not as code expects it: versions, or a mistake of one's own.
+"""What Python says where a name, an argument or a module is not as code expects it: versions or a mistake.
 
     told = misfit(text)      # the exception's line, and the frames under it
     told.short, told.cause, told.next_step
@@ -23,8 +23,10 @@ _LIBRARY = regex(
 )
 _FRAME = regex(r'^File "([^"]+)", line \d+, in ')
 _CALLS = regex(
-    r"(?P<name>[\w.<>]+)\(\) (?:missing \d+ required (?P<kind>positional|keyword-only) arguments?: (?P<missing>.{1,160})"
-    r"|got an unexpected keyword argument '(?P<unknown>\w+)'|takes (?:from )?[\d to]+ positional arguments? but .{1,40})"
+    r"(?P<name>[\w.<>]+)\(\) (?:missing \d+ required (?P<kind>positional|keyword-only) arguments?: "
+    r"(?P<missing>.{1,160})"
+    r"|got an unexpected keyword argument '(?P<unknown>\w+)'|takes (?:from )?[\d to]+ positional arguments? but "
+    r".{1,40})"
 )
 _OF_MODULE = regex(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
 _OF_OBJECT = regex(r"'(?P<kind>[\w.]+)' object has no attribute '(?P<name>\w+)'")

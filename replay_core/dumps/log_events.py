@@ -124,7 +124,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"Started a local Ray instance|^nohup: ignoring input|were not passed to `accelerate launch`"
         r"|Setting OMP_NUM_THREADS environment variable for each process|wandb: Tracking run with wandb version"
         r"|\[launch\.py:\d+:main\] WORLD INFO DICT|\[runner\.py:\d+:main\] cmd = "
-        r"|^(?:\+ |\S*[\w)\]~] ?[$#] )(?:\w+=\S* )*(?:nohup |srun |uv run )*(?:python3?|torchrun|accelerate|deepspeed|bash"
+        r"|^(?:\+ |\S*[\w)\]~] ?[$#] )(?:\w+=\S* )*(?:nohup |srun |uv run "
+        r")*(?:python3?|torchrun|accelerate|deepspeed|bash"
         r"|sh|ray|swift|llamafactory-cli|trl)\b",
     ),
     # What hydra says of a program's main function that has failed, before its traceback.
@@ -208,7 +209,8 @@ HINT = regex(
     r"|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
-    r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with overrides"
+    r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with "
+    r"overrides"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
     r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "
     r"|munmap_chunk|corrupted |malloc\(\)"

@@ -11,10 +11,10 @@ WHOLE, BEFORE, AFTER, LEFT = 8, 2, 2, 0.5
 
 
 @rule("D106", "the batch shrinks", link="tokens", scope="case",
-      source="a data set that ends, a sampler that is not started again; a filter or a queue that lets less through")  # fmt: skip
+      source="a data set that ends, a sampler that is not started again; a filter that lets less through")  # fmt: skip
 def shrinks(case: Case) -> Finding | None:
-    """Steps of one number of samples (8 and more, in 2 steps and more), and from some step on, to the end and in 2 steps
-    and more, half of it and less: a warning. A last step alone is what is left of a data set. A batch whose size
+    """Steps of one number of samples (8 and more, in 2 steps and more), and from some step on, to the end and in 2
+    steps and more, half of it and less: a warning. A last step alone is what is left of a data set. A batch whose size
     changes from step to step (dynamic sampling, agents with several turns) says nothing.
     """
     sizes: dict[int, int] = {}
@@ -36,7 +36,9 @@ def shrinks(case: Case) -> Finding | None:
     before, after = [step for step in steps if step < since], [step for step in steps if step >= since]
     if len(before) < BEFORE or len(after) < AFTER or max(sizes[step] for step in after) > LEFT * whole:
         return None
-    asked = f" ({prompts[since]} of {prompts[before[-1]]} prompts)" if since in prompts and before[-1] in prompts else ""
+    asked = (
+        f" ({prompts[since]} of {prompts[before[-1]]} prompts)" if since in prompts and before[-1] in prompts else ""
+    )
     return warning(
         f"the batch shrinks from {whole} to {sizes[since]} samples{asked} at step {since}, and stays small",
         where[since],

@@ -110,12 +110,13 @@ def _again_and_again(told: list[Told], ends: list[Told]) -> Finding | None:
     how = "of a segmentation fault" if _CORRUPT.search(apart[-1].text) else "by an abort of native code"
     return replace(
         again,
-        claim=f"the run dies again and again {how}, {len(apart)} times, and is started again each time; the last at line "
+        claim=f"the run dies again and again {how}, {len(apart)} times, and is started again each time; last at line "
         f"{apart[-1].point.line}: {_words(apart[-1])}",
         evidence=(*again.evidence, shown("crashes of native code", len(apart), "0", "log")),
         cause="native code crashes at no fixed step: a compiled package of another torch, CUDA or libc (flash-attn, "
         "bitsandbytes, a data or tracker library with threads of its own), memory that runs out, or a GPU that fails",
-        next_step="python -X faulthandler names the call; look whether the stack is the same each time; dmesg for Xid and "
+        next_step="python -X faulthandler names the call; look whether the stack is the same each time; dmesg for "
+        "Xid and "
         "oom; without the last package that was added",
     )
 

@@ -77,7 +77,11 @@ def _longer(log: RunLog) -> str:
     if not begun > 0 or SHORTER * begun < now < LONGER * begun:
         return ""
     cut = log.get("truncated")
-    share = f", {median(cut.finite[-3:]):.0%} of them cut at the limit" if cut is not None and median(cut.finite[-3:] or [0]) >= 0.25 else ""
+    share = (
+        f", {median(cut.finite[-3:]):.0%} of them cut at the limit"
+        if cut is not None and median(cut.finite[-3:] or [0]) >= 0.25
+        else ""
+    )
     return f" with the {'length' if now > begun else 'brevity'} of the answers ({begun:.3g} to {now:.3g} tokens{share})"
 
 

@@ -607,8 +607,8 @@ _CONSTANTS = ("loss_scale_factor", "loss_norm_constant", "loss_divisor", "token_
 
 
 def _other_constant(off: list[_Recomputed], said: list[Evidence]) -> Iterator[tuple[str, str, list[Evidence]]]:
-    """A constant for each sample that the token sum is divided by, in every micro-batch, where the run states a mean, or
-    another constant.
+    """A constant for each sample that the token sum is divided by, in every micro-batch, where the run states a mean,
+    or another constant.
     """
     first = off[0]
     width = round(first.each)
@@ -620,7 +620,9 @@ def _other_constant(off: list[_Recomputed], said: list[Evidence]) -> Iterator[tu
         yield (
             f"divides by a constant, its samples x {width}, and the run states {first.stated}"
             + (": every slot of responses padded to their limit counts" if padded else ""),
-            _PADDED if padded else "the division by the tokens that count does not take place: a constant, or the "
+            _PADDED
+            if padded
+            else "the division by the tokens that count does not take place: a constant, or the "
             "padded size of the batch, stands in its place",
             said,
         )
@@ -629,7 +631,8 @@ def _other_constant(off: list[_Recomputed], said: list[Evidence]) -> Iterator[tu
     known = {round(each) for each in (first.constant, first.limit) if each is not None}
     if first.kind == "constant" and meant and known and width not in known and width not in first.widths.values():
         yield (
-            f"divides each response's sum by {width}, and the run states {meant:g}: loss and gradient are {_ratio(meant / width)} "
+            f"divides each response's sum by {width}, and the run states {meant:g}: loss and gradient are "
+            f"{_ratio(meant / width)} "
             "of what they should be",
             "the constant of Dr. GRPO is another than the longest response that is configured: a default, a length in "
             "other units, or prompt and response together; the learning rate is that much off",

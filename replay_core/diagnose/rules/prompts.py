@@ -412,9 +412,11 @@ def _twice_in_its_group(
         return None
     by_rank = _by_rank(batch) if doubled else None
     return warning(
-        f"ranks {listed(by_rank)} hold the same {half // (len(by_rank) // 2)} samples each: all {half} stand in the batch twice"
+        f"ranks {listed(by_rank)} hold the same {half // (len(by_rank) // 2)} samples each: all {half} stand in the "
+        f"batch twice"
         if by_rank
-        else f"the second half of the batch is a copy of the first: {half} samples stand in it twice, under the same groups"
+        else f"the second half of the batch is a copy of the first: {half} samples stand in it twice, under the same "
+             f"groups"
         if doubled
         else f"{share(int(twice_B.sum()), len(batch))} samples stand in their group twice, to the last bit of their "
         "log-probabilities",
@@ -423,8 +425,10 @@ def _twice_in_its_group(
               said.source),
         shown("different samples", len(counts), str(len(batch))),
         shown("samples of a group", listed(sorted({int(size) for size in sizes if size}))),
-        cause="the sampler does not know the rank: data-parallel ranks take the same rows (no DistributedSampler, one seed "
-        "and no shard), so that they train on one half of what the batch counts; ranks of one tensor-parallel group hold "
+        cause="the sampler does not know the rank: data-parallel ranks take the same rows (no DistributedSampler, "
+              "one seed "
+        "and no shard), so that they train on one half of what the batch counts; ranks of one tensor-parallel group "
+        "hold "
         "the same samples on purpose"
         if by_rank
         else "a gather duplicated what every rank had, the batch was filled up or concatenated with itself, or the "

@@ -217,7 +217,8 @@ def on_policy(batch: StepBatch) -> Finding | None:
     )
     odd = old_is_odd(batch)
     later = odd is not None and _is_of_later_weights(batch, policy, old, both_N)
-    random = None if of_engine or alone or odd else _random(batch, policy, old, both_N)
+    random = None if alone or odd else _random(batch, policy, old, both_N)
+    of_engine = of_engine and not random  # what the engine's own numbers do not explain
     return finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"
@@ -240,8 +241,12 @@ def on_policy(batch: StepBatch) -> Finding | None:
             else []
         ),
         *(
-            [shown("range of the policy's log-probability of one token after one prefix, median", random[0]),
-             shown("range of the old one there", random[1], "as much")] if random else []
+            [
+                shown("range of the policy's log-probability of one token after one prefix, median", random[0]),
+                shown("range of the old one there", random[1], "as much"),
+            ]
+            if random
+            else []
         ),
         shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
         shown("share of tokens off by more than 0.2", clipped, "0"),
@@ -257,8 +262,10 @@ def on_policy(batch: StepBatch) -> Finding | None:
         "advantage is positive and lower where it is negative, as the step's own update makes them; the order of the "
         "loop is wrong (the forward for old log-probabilities comes after optimizer.step(), or in the update's loop)"
         if later
-        else "the model is in train mode in the update: dropout (attention, residual, LoRA) gives one prefix another number "
-        "in every row, and the old log-probabilities are of a forward without it; the ratio is noise from the first step on"
+        else "the model is in train mode in the update: dropout (attention, residual, LoRA) gives one prefix another "
+        "number "
+        "in every row, and the old log-probabilities are of a forward without it; the ratio is noise from the first "
+        "step on"
         if random
         else "old log-probabilities are stale or wrong, and engine and policy are right: they are of an earlier step's "
         "weights (taken before the last update, cached, a copy of the policy that lags), or of another forward "

@@ -46,8 +46,8 @@ def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
 def routing(batch: StepBatch) -> Finding | None:
     """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage
-    were not gathered), and so are two records that route a token to another number of experts; between two records of the
-    same samples, more than 5 % of tokens with another set of experts
+    were not gathered), and so are two records that route a token to another number of experts; between two records of
+    the same samples, more than 5 % of tokens with another set of experts
     is a warning. An error where one order of the experts explains nine of ten tokens of the first layer, or more than
     half of all routers chose otherwise and engine and trainer are .1 nats and more apart. Skipped without recorded
     routing.
@@ -84,9 +84,11 @@ def _compared(batch: StepBatch) -> Finding | None:
                 + ", and to ".join(f"{count} expert{'s' * (count > 1)} in {where}" for where, count in counts.items()),
                 batch.laid.where(theirs),
                 *(shown(f"experts of a token in {where}", count) for where, count in counts.items()),
-                cause="the mixture's top-k (num_experts_per_tok) is another on one side: what engine and trainer say of "
+                cause="the mixture's top-k (num_experts_per_tok) is another on one side: what engine and trainer say "
+                "of "
                 "a token is the sum of other experts, and no rounding",
-                next_step="compare num_experts_per_tok of the engine's configuration with the trainer's (moe_router_topk)",
+                next_step="compare num_experts_per_tok of the engine's configuration with the trainer's "
+                "(moe_router_topk)",
             )
         if mine_NLk.shape != theirs_NLk.shape:
             continue

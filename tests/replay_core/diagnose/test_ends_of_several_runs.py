@@ -48,7 +48,8 @@ def test_a_start_behind_which_only_consequences_are_told_leaves_the_cause_before
     text = (
         _raised("ValueError: vocabulary of 9 and tokenizer of 8")
         + "wandb: Tracking run with wandb version 0.19.8\n"
-        + "[rank1]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error\n"
+        + "[rank1]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network "
+        "error\n"
     )
     assert "vocabulary of 9" in diagnosed(tmp_path, text).findings[0].claim
 
@@ -84,8 +85,10 @@ def test_one_segmentation_fault_is_read_where_the_command_follows_it(tmp_path: P
 
 
 _OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.46 GiB. GPU 1 has a total capacity of 139.80 GiB of "
-    "which 4.24 GiB is free. Process 3559154 has 14.79 GiB memory in use. Process 3567109 has 120.64 GiB memory in use. "
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.46 GiB. GPU 1 has a total capacity of 139.80 "
+    "GiB of "
+    "which 4.24 GiB is free. Process 3559154 has 14.79 GiB memory in use. Process 3567109 has 120.64 GiB memory in "
+    "use. "
     "Of the allocated memory 107.59 GiB is allocated by PyTorch, with 1.10 MiB allocated in private pools (e.g., CUDA "
     "Graphs), and 5.60 GiB is reserved by PyTorch but unallocated.\n"
 )

@@ -28,7 +28,8 @@ def _said(folder: Path, error: str, *files: str) -> str:
         ("TypeError: Client.save_state() missing 1 required positional argument: 'name'",
          ("/home/u/train.py", f"{_SITE}/tinker/lib/telemetry.py"), "the script's call is wrong"),
         ("TypeError: LLM.__init__() got an unexpected keyword argument 'dtypes'",
-         ("/home/u/verl/workers/rollout.py", f"{_SITE}/vllm/utils.py"), "versions do not fit: LLM.__init__() does not take"),
+         ("/home/u/verl/workers/rollout.py", f"{_SITE}/vllm/utils.py"), "versions do not fit: LLM.__init__() does "
+          "not take"),
         ("AttributeError: 'Buffer' object has no attribute 'cache'", ("/home/u/train.py",),
          "a Buffer has no cache"),
         ("AttributeError: 'Qwen3Config' object has no attribute 'rope_theta'", (f"{_SITE}/vllm/config.py",),
