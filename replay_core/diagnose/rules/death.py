@@ -43,6 +43,8 @@ _CORRUPT = regex(
     r"free or corruption|free\(\)|munmap_chunk|corrupted |malloc\(\)|Floating point|Illegal instr|signal 11\b|SIGSEGV"
     r"|Segmentation|code(?: =|:)? (?:139|-11)\b"
 )
+#: Why Slurm cancelled a job, in its own words.
+_SCHEDULED = regex(r"CANCELLED AT \S+ DUE TO (TIME LIMIT|PREEMPTION|NODE FAIL\w*|JOB REQUEUE)")
 _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
 
 
@@ -512,6 +514,14 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "the worker may have exceeded the memory limit of its Kubernetes pod, as Ray says: out of host memory",
                 "kubectl describe pod (OOMKilled); raise resources.limits.memory, or keep less on the host (offload, "
                 "data workers, Ray's object store)",
+            )
+        if (found := _SCHEDULED.search(one.text)) is not None:
+            why = found[1].replace("_", " ").lower()
+            return (
+                f"the scheduler ended the job: {why}" + (", its time is over" if "time" in why else ""),
+                "ask for more time (--time), or save often enough to go on: resume from the last checkpoint"
+                if "time" in why
+                else "resume from the last checkpoint; the scheduler's record of the job (sacct -j JOB) says more",
             )
         if GUESSES.search(one.text):
             return (
