@@ -276,10 +276,13 @@ class StepBatch:
 
     @property
     def group_is_named(self) -> bool:
-        """Whether the dump says which group a sample is of; else equal prompts are one group. A table of texts says it
-        by its order.
+        """Whether the dump says which group every sample is of; else equal prompts are one group. A table of texts says
+        it by its order.
         """
-        return any(self.columns.ref(name) is not None for name in GROUP_NAMES) or self._asked_B is not None
+        said = (
+            self.columns.texts(name) is not None or self.columns.per_sample(name) is not None for name in GROUP_NAMES
+        )
+        return any(said) or self._asked_B is not None
 
     @property
     def prompt_B(self) -> Array | None:

@@ -53,6 +53,12 @@ ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
      "a remote service no longer answers (the API that trains or samples, an inference server, a judge): it hangs "
      "or is down, or the network to it broke; the run waits for it",
      "ask its address by hand, look at its own log or status page; go on from the last checkpoint"),
+    (r"(?:huggingface\.co|hf-mirror\.com|hf\.co|modelscope\.cn).{0,200}(?:[Tt]imed? ?out|Timeout)"
+     r"|(?:[Tt]imed? ?out|Timeout).{0,200}(?:huggingface\.co|hf-mirror\.com|modelscope\.cn)",
+     "the hub of models and data sets did not answer in time: a slow or blocked network, or many ranks that download "
+     "at once",
+     "download beforehand and set HF_HUB_OFFLINE=1 with HF_HOME on a shared disk; HF_HUB_DOWNLOAD_TIMEOUT=60 and "
+     "HF_HUB_ETAG_TIMEOUT=60; HF_ENDPOINT of a mirror"),
     (r"[Cc]ould not find any running Ray instance",
      "no Ray cluster runs at that address",
      "ray start --head on the first node (and ray start --address=... on the others), or leave the address out"),

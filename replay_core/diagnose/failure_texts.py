@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from replay_core.diagnose.environment_texts import ENVIRONMENT, SERVICES
 from replay_core.diagnose.misuse_texts import BATCHES, CODE, FIRST, MODELS, SETTINGS
+from replay_core.diagnose.tooling_texts import EMPTY, TOOLING
 from replay_core.regexes import regex
 
 
@@ -559,10 +560,10 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
 _KNOWN: tuple[Failure, ...] = (
     *(
         Failure(regex(pattern), cause, step)
-        for pattern, cause, step in (*FIRST, *ENVIRONMENT, *_DEATHS, *MODELS, *SETTINGS, *BATCHES, *SERVICES)
+        for pattern, cause, step in (*FIRST, *ENVIRONMENT, *_DEATHS, *MODELS, *SETTINGS, *BATCHES, *SERVICES, *TOOLING)
     ),
     *(Failure(regex(pattern), cause, _OTHER_FIRST, follows=True) for pattern, cause in _CONSEQUENCES),
-    *(Failure(regex(pattern), cause, step, general=True) for pattern, cause, step in (*CODE, *_GENERAL)),
+    *(Failure(regex(pattern), cause, step, general=True) for pattern, cause, step in (*CODE, *EMPTY, *_GENERAL)),
 )
 
 

@@ -180,7 +180,7 @@ _PLACES = (
 
 
 def _copied(columns: dict[str, Column], known: dict[str, Array]) -> Kin | None:
-    """A reference that is the rollout to the last bit, while the trainer's own forward differs from both."""
+    """A reference that is the rollout to the last bit, while the trainer's own forwards differ from both."""
     for name, other, words, third in _PLACES:
         if not {name, other, third} <= columns.keys():
             continue
@@ -189,6 +189,10 @@ def _copied(columns: dict[str, Column], known: dict[str, Array]) -> Kin | None:
         if len(at_K) < FEWEST or not np.ptp(x_K) > 0:
             continue
         tells_K = y_K != z_K
+        # Before the first update the engine's weights are the reference's: a forward of the trainer's agrees as well.
+        beside = [columns[each].values_N[at_K] for each in ("old_logprobs", "policy_logprobs") if each in columns]
+        if any(float((x_K == one_K)[tells_K].mean()) > 0.99 for one_K in beside if tells_K.any()):
+            continue
         if tells_K.mean() > 0.5 and float((x_K == y_K)[tells_K].mean()) > 0.99:
             return Kin(
                 columns[name], columns[other], f"{words}, to the last bit",

@@ -66,7 +66,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|\b(?:[Rr]eceived|[Cc]aught|[Gg]ot|[Tt]erminated by|[Kk]illed by)(?: signal)?:? SIG[A-Z]{2,5}\b"
         r"|^\W*SIG(?:TERM|KILL|SEGV|ABRT|BUS|INT|HUP|XCPU)\b|\bSIG[A-Z]{2,5} received\b"
         r"|^(?:\S+: line \d+:\s+\d+ )?\s*(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)"
-        r"(?: \(core dumped\))?(?:\s{2,}.*)?$"
+        r"(?: \(core dumped\)(?: .*)?)?(?:\s{2,}.*)?$"
         r"|^(?:double free or corruption|free\(\): |munmap_chunk\(\)|corrupted size vs|malloc\(\): |corrupted "
         r"double-linked)"
         r"|^\s*(?:Floating point exception|Illegal instruction)(?: \(core dumped\))?\s*$|[Tt]erminated by signal \d+"
@@ -118,6 +118,18 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "begins",
         r"(?<!Processed prompts:   )(?<!Adding requests:   )\b0%\|[^|]{0,200}\|\s*0/\d+ \[0?0:00<\?, \?(?:it|s)",
     ),
+    # What is said once as a program is started: launchers, trackers, a shell that echoes its commands, a prompt.
+    (
+        "started",
+        r"Started a local Ray instance|^nohup: ignoring input|were not passed to `accelerate launch`"
+        r"|Setting OMP_NUM_THREADS environment variable for each process|wandb: Tracking run with wandb version"
+        r"|\[launch\.py:\d+:main\] WORLD INFO DICT|\[runner\.py:\d+:main\] cmd = "
+        r"|^(?:\+ |\S*[\w)\]~] ?[$#] )(?:\w+=\S* )*(?:nohup |srun |uv run "
+        r")*(?:python3?|torchrun|accelerate|deepspeed|bash"
+        r"|sh|ray|swift|llamafactory-cli|trl)\b",
+    ),
+    # What hydra says of a program's main function that has failed, before its traceback.
+    ("main_failed", r"^Error executing job with overrides: "),
     # Ray's own word of a job that is over.
     ("succeeded", r"^Job '[^']{1,200}' succeeded\s*$"),
     # What goes on, and is worth knowing of.
@@ -197,6 +209,8 @@ HINT = regex(
     r"|[Ff]ailed to (?:sync|receive|broadcast|transfer)"
     r"|(?:weight|parameter)s?[ _](?:update|sync|transfer|broadcast)"
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
+    r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with "
+    r"overrides"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
     r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "
     r"|munmap_chunk|corrupted |malloc\(\)"

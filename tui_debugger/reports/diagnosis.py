@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def headline(doc: DiagnosisDocument) -> str:
 def _since(finding: FindingEntry, recorded: int) -> str:
     """Since when, and how sure: in how many of the steps that were looked at."""
     steps, looked = finding["steps"], finding.get("looked", 0)
-    if not steps or recorded < 2:
+    if not steps or recorded < 2 or (looked < 2 and re.search(rf"\bstep {steps[0]}\b", finding["claim"])):
         return ""
     return f", since step {steps[0]}" + (f" ({len(steps)} of {looked} steps)" if looked > 1 else "")
 

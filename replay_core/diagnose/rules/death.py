@@ -10,9 +10,11 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
+from replay_core.diagnose.ends import GUESSES, SIGKILL, follows, of_the_last_run, said, tells, waited_in_vain
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
 from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.misfits import misfit
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.dumps.log_events import DEATHS, UNTOLD
@@ -25,27 +27,11 @@ _MILLISECONDS = regex(r"ran for (\d+) (?:milliseconds|ms)")
 #: What an engine that has died says of itself, and where its own frames lie.
 _ENGINE = regex(r"EngineDeadError|EngineCore|vllm/v1/engine/|sglang/srt/managers/")
 _NAMES_IT = regex(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded|torch\.Size\(\[0\]\)")
-#: What Ray says of a worker that is gone without a word: a list of what it may have been. And whose it was.
-_GUESSES = regex(r"Worker exit (?:type|detail): ")
 #: The one guess that it makes alone.
 _POD = regex(r"may have exceeded K8s pod memory limit")
 _WHOSE = regex(r"^\s*class_name: (?:\S+\.)?(\w+)")
-#: An exception of another process, as the one that asked it tells it.
-_RELAYED = regex(r"^Unhandled error|Ray(?:Task)?Error\b|TaskCancelledError|CancelledError|DistBackendError|^SystemExit")
 #: What a rank says of a peer that is gone.
 _GONE = regex(r"remote process exited|[Cc]onnection (?:closed|reset)|ncclRemoteError")
-#: NCCL's own failures that no other rank has caused.
-_ALONE = regex(r"nccl(?:System|Internal|InvalidUsage|UnhandledCuda)\w*|invalid usage|unhandled (?:system|cuda) error")
-#: How a process ends after a C++ exception or an assertion, which is told before it or by another line.
-_ABORT = regex(
-    r"terminate called|code:? 134\b|code(?: =|:)? -6\b|SIGABRT|exitcode\s*: -6\b|signal: 6\b|Signal 6\b|Received 6 "
-    r"|\bAborted\b"
-)
-#: What a launcher or scheduler does to the others, and says of the one that failed.
-_ENDED = regex(
-    r"return code = [1-9]|code:? 143\b|SIGTERM|exitcode\s*: (?:-15|[1-9])|^\s*rank\s+: |signal: 15\b|Terminated"
-    r"|Received 15 |Sending|[Ee]xit(?:ed with)? (?:exit )?code"
-)
 #: What waits is no death: an engine's worker that does not answer, a stack that stands in a collective.
 _HUNG = regex(r"shared memory broadcast block|watchdog_timeout|^\s*\w+ \(\S+:\d+\)$")
 _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b|Received 2 ")
@@ -53,13 +39,12 @@ _BY_HAND = regex(r"KeyboardInterrupt|SIGINT|signal: 2\b|Received 2 ")
 _HUNG_UP = regex(r"SIGHUP|Received 1 death|signal: 1\b|Signal 1 ")
 _OF_RANK = regex(r"^\s*rank\s+: (\d+) \(local_rank")
 _ITS_CODE = regex(r"^\s*exitcode\s+: (-?\d+)")
-_SIGKILL = regex(
-    r"SIGKILL|code(?: =|:)? (?:137|-9)\b|[Tt]erminated by signal 9\b|exitcode\s*: -9|signal: 9\b|Killed|Received 9 "
-)
 _CORRUPT = regex(
     r"free or corruption|free\(\)|munmap_chunk|corrupted |malloc\(\)|Floating point|Illegal instr|signal 11\b|SIGSEGV"
     r"|Segmentation|code(?: =|:)? (?:139|-11)\b"
 )
+#: Why Slurm cancelled a job, in its own words.
+_SCHEDULED = regex(r"CANCELLED AT \S+ DUE TO (TIME LIMIT|PREEMPTION|NODE FAIL\w*|JOB REQUEUE)")
 _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CANCELLED")
 
 
@@ -79,8 +64,12 @@ def died(log: RunLog) -> Iterator[Finding]:
     files = list(dict.fromkeys(one.point.path for one in log.events(*DEATHS)))
     told = sorted(log.events(*DEATHS), key=lambda one: (files.index(one.point.path), one.point.line or 0))
     at_the_end = [one for one in told if (one.point.line or 0) > last.get(one.point.path, 0)]
-    causes = [one for one in at_the_end if not _follows(one)] or at_the_end
-    if causes and not any(one.kind.startswith("oom") for one in causes if not _waited_in_vain(one)):
+    if (crashes := _again_and_again(told, at_the_end)) is not None:
+        yield crashes
+        return
+    at_the_end = of_the_last_run(at_the_end, log)
+    causes = [one for one in at_the_end if not follows(one)] or at_the_end
+    if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
         dead = _dead(_told_elsewhere(at_the_end, log), went_on=False, counted=log.is_counted)
         yield _of_numbers_before(dead, at_the_end, log) or dead
         return
@@ -101,6 +90,37 @@ def died(log: RunLog) -> Iterator[Finding]:
             next_step="look at what was skipped in that step",
             steps=steps_of(one.point for one in caught),
         )
+
+
+#: So many crashes of native code are a habit of the run, and lines between two of them before they are two.
+CRASHES, APART = 3, 20
+_NATIVE = regex(
+    r"SIGSEGV|Segmentation|signal 11\b|exitcode: -11|SIGABRT|exitcode: -6\b|Aborted|SIGBUS|Bus error|Illegal instr"
+)
+
+
+def _again_and_again(told: list[Told], ends: list[Told]) -> Finding | None:
+    """Of a run that native code ends again and again, and that is started again each time: that it does."""
+    killed = [one for one in told if one.kind == "killed" and _NATIVE.search(one.text)]
+    lines = [one.point.line or 0 for one in killed]
+    apart = [
+        one for one, before in zip(killed, [-APART, *lines], strict=False) if (one.point.line or 0) - before >= APART
+    ]
+    if len(apart) < CRASHES or not any(one in ends for one in killed):
+        return None
+    again = _dead([apart[-1]], went_on=False, counted=False)
+    how = "of a segmentation fault" if _CORRUPT.search(apart[-1].text) else "by an abort of native code"
+    return replace(
+        again,
+        claim=f"the run dies again and again {how}, {len(apart)} times, and is started again each time; last at line "
+        f"{apart[-1].point.line}: {_words(apart[-1])}",
+        evidence=(*again.evidence, shown("crashes of native code", len(apart), "0", "log")),
+        cause="native code crashes at no fixed step: a compiled package of another torch, CUDA or libc (flash-attn, "
+        "bitsandbytes, a data or tracker library with threads of its own), memory that runs out, or a GPU that fails",
+        next_step="python -X faulthandler names the call; look whether the stack is the same each time; dmesg for "
+        "Xid and "
+        "oom; without the last package that was added",
+    )
 
 
 #: What sampling from probabilities that are no numbers ends in, where a kernel checks them.
@@ -142,51 +162,8 @@ def _told_elsewhere(ends: list[Told], log: RunLog) -> list[Told]:
     """The ends, or where only a traceback without its exception is one, what known text stands before or behind it."""
     if any(UNTOLD not in one.text for one in ends):
         return ends
-    beside = [one for one in log.events("waiting", "notice") if (known := failure_of(_said(one))) and not known.general]
-    return (
-        [replace(beside[-1], text="\n".join([_said(beside[-1]), *ends[0].text.splitlines()[1:]]))] if beside else ends
-    )
-
-
-def _waited_in_vain(one: Told) -> bool:
-    """Whether it tells of a collective that others did not come to."""
-    return one.kind == "nccl" and "CUDA error" not in one.text and (_ALONE.search(one.text) is None)
-
-
-def _follows(one: Told) -> bool:
-    """Whether a line only tells that another process has ended."""
-    if one.kind == "killed":
-        if _GUESSES.search(one.text):
-            return False
-        if _ABORT.search(one.text):
-            return True
-        return _SIGKILL.search(one.text) is None and _ENDED.search(one.text) is not None
-    if one.kind in ("oom", "oom_host"):
-        return False
-    known = failure_of(_said(one))
-    return (known is not None and known.follows) or (known is None and _RELAYED.search(one.text) is not None)
-
-
-def _said(one: Told) -> str:
-    """Its words without the frames; Ray's and torch's envelopes hold the cause behind them."""
-    return one.text.splitlines()[0]
-
-
-def _weight(one: Told) -> int:
-    """How little a line tells of the cause: 0 a particular text or an exception of any kind, 1 one that says how and
-    not why, 2 a collective that others did not come to, 3 a consequence.
-    """
-    if _follows(one):
-        return 3
-    if _waited_in_vain(one):
-        return 2
-    known = None if one.kind == "killed" else failure_of(_said(one))
-    return 1 if known is None or known.general else 0
-
-
-def _tells(one: Told) -> tuple[int, bool]:
-    """The same, and of two alike the one that raised before the one that relays it: its frames say where."""
-    return _weight(one), _RELAYED.search(_said(one)) is not None
+    beside = [one for one in log.events("waiting", "notice") if (known := failure_of(said(one))) and not known.general]
+    return [replace(beside[-1], text="\n".join([said(beside[-1]), *ends[0].text.splitlines()[1:]]))] if beside else ends
 
 
 def _is_preempted(one: Told) -> bool:
@@ -196,7 +173,7 @@ def _is_preempted(one: Told) -> bool:
     return (
         one.kind == "killed"
         and _SIGTERM.search(text) is not None
-        and _SIGKILL.search(text) is None
+        and SIGKILL.search(text) is None
         and "Sending process" not in text
     )
 
@@ -204,7 +181,7 @@ def _is_preempted(one: Told) -> bool:
 def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
     # of a list of weights that do not fit the empty one.
-    one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=_tells)
+    one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=tells)
     # NCCL's watchdog also tells of a kernel that failed, which is no wait.
     failed = "CUDA error" in one.text
     hang = _hang(every) if one.kind == "nccl" and not failed else None
@@ -233,7 +210,7 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
     what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else short)
     if one.kind != "killed" and "ChildFailedError" in one.text and (who := _ranks_of(every)):
         what = f"{what} ({who})"
-    if _GUESSES.search(one.text) and whose:
+    if GUESSES.search(one.text) and whose:
         what = f"{what} ({', '.join(whose)})"
     words = what if hang is not None else f"{what}: {_words(one)}" if what and not untold else _words(one)
     if untold and (code := _last_frame(one)[1]):
@@ -377,6 +354,8 @@ def _last_frame(one: Told) -> tuple[str, str]:
 
 
 _SHAPES = "shapes do not fit"
+#: What the table says of a name, an argument or a module that is not there.
+_MISFITS = known.cause if (known := failure_of("has no attribute")) is not None else ""
 _PARALLEL = regex(r"initialize_model_parallel|DeviceMesh|init_device_mesh|arange\(world_size\)")
 #: What the table says of a bare KeyError, and what it means where weights are sent.
 _KEY = known.cause if (known := failure_of("KeyError")) is not None else ""
@@ -402,17 +381,19 @@ _TWO_SIZES = regex(r"size of tensor a \((\d+)\) must match the size of tensor b 
 def _in_code(one: Told, cause: str, next_step: str) -> tuple[str, str, str]:
     """The cause in a few words and whole, and the next step, with what the last line of code and sizes tell of them."""
     short, code, asked = in_short(cause), _last_frame(one)[1], _OF_NONE.search(one.text)
+    if cause == _MISFITS and (told := misfit(one.text)) is not None:
+        return told.short, told.cause, told.next_step
     if asked and (named := re.search(rf"(\w+(?:\.\w+)*)\.{asked[1]}\b", code or one.text.partition(", in ")[2])):
         short = f"{named[1]} is None where its {asked[1]} is asked for"
         if "logits" in named[1]:
             cause = (
                 f"the model returned no logits (fused kernels or a chunked loss leave them out, another head): {cause}"
             )
-    elif _BARE.search(_said(one)) and code.startswith("assert "):
+    elif _BARE.search(said(one)) and code.startswith("assert "):
         if (known := failure_of(code)) is not None and not known.general:
             return in_short(known.cause), known.cause, known.next_step
         short = f"a condition of the code does not hold, `{code[:100]}`"
-    elif _ABSENT.search(_said(one)) and _STARTS.search(one.text):
+    elif _ABSENT.search(said(one)) and _STARTS.search(one.text):
         called = _PROGRAMS.search(one.text)
         program = called[1].replace("_", " ").strip() if called else ""
         return (
@@ -515,12 +496,12 @@ def _judge(one: Told) -> tuple[str, str] | None:
 
 def _blamed(one: Told) -> tuple[str, str]:
     """Cause and next step."""
-    if _waited_in_vain(one) and not (known := failure_of(_said(one)) if _GONE.search(one.text) else None):
+    if waited_in_vain(one) and not (known := failure_of(said(one)) if _GONE.search(one.text) else None):
         return (
             "a collective was never joined by every rank: one stalled, died before, or called another",
             _WHO_IS_MISSING,
         )
-    if (known := failure_of(_said(one))) is not None and one.kind != "killed":
+    if (known := failure_of(said(one))) is not None and one.kind != "killed":
         return known.cause, known.next_step
     if one.kind in ("cuda_error", "nccl"):
         return (
@@ -534,13 +515,21 @@ def _blamed(one: Told) -> tuple[str, str]:
                 "kubectl describe pod (OOMKilled); raise resources.limits.memory, or keep less on the host (offload, "
                 "data workers, Ray's object store)",
             )
-        if _GUESSES.search(one.text):
+        if (found := _SCHEDULED.search(one.text)) is not None:
+            why = found[1].replace("_", " ").lower()
+            return (
+                f"the scheduler ended the job: {why}" + (", its time is over" if "time" in why else ""),
+                "ask for more time (--time), or save often enough to go on: resume from the last checkpoint"
+                if "time" in why
+                else "resume from the last checkpoint; the scheduler's record of the job (sacct -j JOB) says more",
+            )
+        if GUESSES.search(one.text):
             return (
                 "a worker process of Ray ended without a word: Ray does not know why, and lists what it may have been "
                 "(the kernel's OOM killer for host memory, ray stop, a crash in native code)",
                 "its own log (/tmp/ray/session_latest/logs/worker-*PID*.err) and the lines before; dmesg | grep -i oom",
             )
-        if _SIGKILL.search(one.text):
+        if SIGKILL.search(one.text):
             return (
                 "killed by SIGKILL from outside, most often by the kernel: out of host memory",
                 "dmesg | grep -i oom; watch host memory",
@@ -628,7 +617,7 @@ def waits(log: RunLog) -> Iterator[Finding]:
     used = [int(found[1]) / int(found[2]) for one in same if (found := _LIMIT.search(one.text)) and int(found[2])]
     late = max(used, default=0.0) >= HALF
     few = len(same) < LINES or (len(same) < MANY if waited is None else waited < LONG)
-    known = failure_of(_said(first))
+    known = failure_of(said(first))
     if few and not late and (known is None or known.general or last):
         return
     first = same[0]

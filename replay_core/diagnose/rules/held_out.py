@@ -41,8 +41,8 @@ def overfits(log: RunLog) -> Finding | None:
         begun, now = median(series.finite[:3]), median(series.finite[-3:])
         if trends.drift(series.finite) < -trends.DRIFT_Z and now < begun - LOST * abs(begun):
             return warning(
-                f"{series.name} falls from {begun:.3g} to {now:.3g} while {reward.name} rises: what is learnt does "
-                "not hold on held-out prompts",
+                f"{series.name} falls from {begun:.3g} to {now:.3g} while {reward.name} rises{_longer(log)}: what is "
+                "learnt does not hold on held-out prompts",
                 series.ended,
                 series.shown(now, f">= {begun:.3g}"),
                 reward.shown(trends.level(reward.finite, 3), f"was {trends.level(reward.finite[:3]):.3g}"),
@@ -62,6 +62,27 @@ _STRICT, _FLEXIBLE = (
     ),
 )
 FORM_LOST, HOLDS = 0.15, 0.05
+
+
+#: How much longer, or shorter, answers get before a reward that rises with them is said to pay for it.
+LONGER, SHORTER = 1.5, 0.6
+
+
+def _longer(log: RunLog) -> str:
+    """What becomes of the length of answers meanwhile, in words; empty where it stays."""
+    length = log.get("response_length")
+    if length is None or len(length.finite) < trends.MIN_STEPS:
+        return ""
+    begun, now = median(length.finite[:3]), median(length.finite[-3:])
+    if not begun > 0 or SHORTER * begun < now < LONGER * begun:
+        return ""
+    cut = log.get("truncated")
+    share = (
+        f", {median(cut.finite[-3:]):.0%} of them cut at the limit"
+        if cut is not None and median(cut.finite[-3:] or [0]) >= 0.25
+        else ""
+    )
+    return f" with the {'length' if now > begun else 'brevity'} of the answers ({begun:.3g} to {now:.3g} tokens{share})"
 
 
 @rule("L41", "the form of answers is lost", link="trend", scope="signals", needs=("held_out",),
@@ -191,11 +212,14 @@ def _lost(log: RunLog, reward: Series) -> Finding | None:
             continue
         return error(
             f"{series.name} falls from {values[0]:.3g} to {values[-1]:.3g} while {reward.name} rises from "
-            f"{paid[0]:.3g} to {median(paid[-4:]):.3g}: the reward pays for the opposite of what the validation asks",
+            f"{paid[0]:.3g} to {median(paid[-4:]):.3g}{(longer := _longer(log))}: the reward pays for "
+            f"{'it, and not for' if longer else 'the opposite of'} what the validation asks",
             series.ended,
             series.shown(values[-1], f">= {values[0]:.3g}"),
             reward.shown(paid[-1], f"was {paid[0]:.3g}"),
-            cause="the judge is inverted (wrong answers earn 1), or it pays for something else than a right answer, "
+            cause="the reward is hacked: what the judge pays for is met by longer or shorter answers that are not right"
+            if longer
+            else "the judge is inverted (wrong answers earn 1), or it pays for something else than a right answer, "
             "which the policy has found; a validation that broke would not fall with it step by step",
             next_step="score one right and one wrong response by hand with the judge of the training",
         )

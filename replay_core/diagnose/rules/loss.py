@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from replay_core.diagnose.algorithm import aggregation, divides_by_update, of_loss
+from replay_core.diagnose.algorithm import aggregation, divides_by_update, of_loss, stated_number
 from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
@@ -354,6 +354,13 @@ class _Recomputed(Struct, frozen=True):
     """Micro-batches of its update."""
     slots: float
     """What its token sum is divided by, for each of its samples; 0 where it holds all samples of its update."""
+    each: float = 0.0
+    """The same, whatever it holds."""
+    longest: int = 0
+    limit: float | None = None
+    """What the run states that a response may have, and that a sum over one is divided by."""
+    constant: float | None = None
+    stated: str = ""
 
 
 #: Factors that a world size or an accumulation makes.
@@ -513,6 +520,8 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                     {**slots, _LONGEST: total / longest, shared: total / longest / max(part.micros, 1),
                      _SUMMED: mean * samples}, part.widths, exact, kind, part.micros,
                     total / part.value / max(samples, 1) if part.update_samples > samples > 0 else 0.0,
+                    total / part.value / max(samples, 1), part.longest, stated_number(batch.laid.stated, *_LIMITS),
+                    stated_number(batch.laid.stated, *_CONSTANTS), aggregation(batch.laid.algorithm),
                 )
             )  # fmt: skip
         if _agreeing(found):
@@ -571,6 +580,7 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
             _PADDED,
             [*said, shown("algorithm that is stated", first.kind)],
         )
+    yield from _other_constant(off, said)
     # Other terms in a loss leave no exact -1 in every micro-batch.
     heard = [part for part in off if part.exact] or (off if len({round(part.value, 9) for part in off}) > 3 else [])
     is_total = not any(part.exact for part in off)
@@ -588,6 +598,50 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
             if all(_is_times(part, name, times, heard) for part in heard):
                 yield f"is {_in_times(times)} what it should be as {name}", _FACTOR_CAUSE[times < 0], said
                 return
+
+
+#: How runs state the longest response, and what the loss of a response is divided by.
+_LIMITS = ("max_response_length", "max_completion_length", "max_new_tokens", "generate_max_len",
+           "rollout_max_response_len", "response_length")  # fmt: skip
+_CONSTANTS = ("loss_scale_factor", "loss_norm_constant", "loss_divisor", "token_sum_constant")
+
+
+def _other_constant(off: list[_Recomputed], said: list[Evidence]) -> Iterator[tuple[str, str, list[Evidence]]]:
+    """A constant for each sample that the token sum is divided by, in every micro-batch, where the run states a mean,
+    or another constant.
+    """
+    first = off[0]
+    width = round(first.each)
+    alike = all(part.exact and abs(part.each - width) <= 1e-3 * width for part in off)
+    if len(off) < 2 or not alike or width < max(part.longest for part in off):
+        return
+    if first.kind == "tokens" and first.stated in _MODES and not first.stated.endswith("sum"):
+        padded = first.limit is not None and round(first.limit) == width
+        yield (
+            f"divides by a constant, its samples x {width}, and the run states {first.stated}"
+            + (": every slot of responses padded to their limit counts" if padded else ""),
+            _PADDED
+            if padded
+            else "the division by the tokens that count does not take place: a constant, or the "
+            "padded size of the batch, stands in its place",
+            said,
+        )
+        return
+    meant = first.constant if first.constant is not None else first.limit
+    known = {round(each) for each in (first.constant, first.limit) if each is not None}
+    if first.kind == "constant" and meant and known and width not in known and width not in first.widths.values():
+        yield (
+            f"divides each response's sum by {width}, and the run states {meant:g}: loss and gradient are "
+            f"{_ratio(meant / width)} "
+            "of what they should be",
+            "the constant of Dr. GRPO is another than the longest response that is configured: a default, a length in "
+            "other units, or prompt and response together; the learning rate is that much off",
+            [*said, shown("what each response's sum is divided by", first.each, f"{meant:g}")],
+        )
+
+
+def _ratio(times: float) -> str:
+    return f"1/{1 / times:.4g}" if times < 1 else f"{times:.4g} times"
 
 
 def _is_times(part: _Recomputed, name: str, times: float, heard: list[_Recomputed]) -> bool:

@@ -59,13 +59,16 @@ _UNALLOCATED = regex(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _OTHERS = regex(rf"Process \d+ has {_SIZE} memory in use")
 _ALLOCATED = regex(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
 _THIS_ONE = regex(r"this process has [\d.]+ [KMGT]iB memory in use")
-#: GiB that a process holds beside what torch has reserved: its CUDA context, NCCL's buffers.
-_CONTEXT = 3.0
+#: GiB that a process holds beside what torch has reserved: its CUDA context, NCCL's buffers. What a saver of memory
+#: keeps for itself may be a fifth of it.
+_CONTEXT, _BESIDE = 3.0, 0.2
 _LOGITS = regex(r"logit|log_softmax|logsumexp|logprob|log_prob|cross_entropy|entropy_from|lm_head|\.float\(\)")
 _OPTIMIZER = regex(r"optimi[sz]er|exp_avg|adam|_foreach", re.IGNORECASE)
 _ATTENTION = regex(r"attention|sdpa|flash_attn", re.IGNORECASE)
 _SOFTMAX = regex(r"\bsoftmax\b")
 _ENGINE = regex(r"vllm|sglang|kv_cache|cache_engine|init_cache", re.IGNORECASE)
+#: What torch says of pools in every process that has one.
+_POOLS = "(e.g., CUDA Graphs)"
 #: What an engine does as it starts.
 _WARMS_UP = regex(r"(?i)warming up|capture cuda graph|cuda graph|dummy requests|profile_run")
 #: vLLM's allocator of an engine that sleeps and wakes.
@@ -158,12 +161,15 @@ def out_of_memory(log: RunLog) -> Finding | None:
         leak = ", a leak" if log.has("response_length") else ""
         size += f": it grew step by step from {begun:.4g} to {now:.4g} before ({series.name}){leak}"
         cause, next_step = _KEPT, _SNAPSHOT
+    ends = (one.point.line or 0) > log.last_lines().get(one.point.path, 0)
+    if ends and one.point.step is not None and not log.is_counted:
+        size += f", after step {one.point.step}"
     return error(
         f"out of {'host' if on_host else 'GPU'} memory{size}",
         one.point.where(),
         *evidence,
         # Behind the last metric it is how the run ended, which comes before what else is wrong with it.
-        link="dump" if (one.point.line or 0) > log.last_lines().get(one.point.path, 0) else "",
+        link="dump" if ends else "",
         cause=cause,
         next_step=next_step,
         steps=steps_of(each.point for each in told),
@@ -208,14 +214,15 @@ def _on_device(text: str, tried: float | None, line: str) -> tuple[list[Evidence
 
 def _of_others(text: str, spare: float | None) -> list[float]:
     """GiB of each other process on the GPU. In a container torch does not know its own number there, and lists itself:
-    the process that holds what torch has allocated and reserved is this one.
+    the process that holds what torch has allocated and reserved, and little more, is this one: of several the nearest.
     """
     found = [float(number) * _UNITS[unit] / 2**30 for number, unit in _OTHERS.findall(text)]
     allocated = gib(text, _ALLOCATED)
     if _THIS_ONE.search(text) or allocated is None:
         return found
     own = allocated + (spare or 0.0)
-    itself = next((size for size in found if own - 0.1 <= size <= own + _CONTEXT), None)
+    most = own + max(_CONTEXT, _BESIDE * own)
+    itself = min((size for size in found if own - 0.1 <= size <= most), default=None)
     if itself is not None:
         found.remove(itself)
     return found
@@ -224,7 +231,7 @@ def _of_others(text: str, spare: float | None) -> list[float]:
 def _blamed(text: str, tried: float | None, spare: float | None) -> tuple[str, str]:
     """Cause and next step, from what was spare and the frames that lead to it."""
     frames = "\n".join(text.splitlines()[1:])
-    if _WARMS_UP.search(text):
+    if _WARMS_UP.search(text.replace(_POOLS, "")):
         return (
             "the inference engine has too little memory left as it starts: CUDA graphs, the sampler's dummy requests "
             "or the KV cache do not fit beside the weights",

@@ -410,8 +410,13 @@ def _twice_in_its_group(
     # A group of one response over and over is how its engine samples.
     if 2 * int((different[sizes > 1] > 1).sum()) < int((sizes > 1).sum()):
         return None
+    by_rank = _by_rank(batch) if doubled else None
     return warning(
-        f"the second half of the batch is a copy of the first: {half} samples stand in it twice, under the same groups"
+        f"ranks {listed(by_rank)} hold the same {half // (len(by_rank) // 2)} samples each: all {half} stand in the "
+        f"batch twice"
+        if by_rank
+        else f"the second half of the batch is a copy of the first: {half} samples stand in it twice, under the same "
+             f"groups"
         if doubled
         else f"{share(int(twice_B.sum()), len(batch))} samples stand in their group twice, to the last bit of their "
         "log-probabilities",
@@ -420,9 +425,28 @@ def _twice_in_its_group(
               said.source),
         shown("different samples", len(counts), str(len(batch))),
         shown("samples of a group", listed(sorted({int(size) for size in sizes if size}))),
-        cause="a gather duplicated what every rank had, the batch was filled up or concatenated with itself, or the "
+        cause="the sampler does not know the rank: data-parallel ranks take the same rows (no DistributedSampler, "
+              "one seed "
+        "and no shard), so that they train on one half of what the batch counts; ranks of one tensor-parallel group "
+        "hold "
+        "the same samples on purpose"
+        if by_rank
+        else "a gather duplicated what every rank had, the batch was filled up or concatenated with itself, or the "
         "engine drew with one seed more than once: a group has fewer answers than it counts, and these weigh double",
     )  # fmt: skip
+
+
+def _by_rank(batch: StepBatch) -> list[int] | None:
+    """The ranks, where the samples of the batch's first half are those of some, and those of its second of as many
+    others.
+    """
+    keys = batch.laid.keys_of("input_ids")
+    if any(key is None or key.rank is None for key in keys):
+        return None
+    half = len(keys) // 2
+    first, second = ({key.rank for key in part if key is not None and key.rank is not None}
+                     for part in (keys[:half], keys[half:]))  # fmt: skip
+    return sorted(first | second) if not first & second and len(first) == len(second) else None
 
 
 def _filled_up(batch: StepBatch, group_B: Array, said: Column) -> Finding | None:

@@ -19,6 +19,7 @@ from replay_core.diagnose.finding import Finding, Where, error, finding, shown, 
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.passes import before_any_update_N
+from replay_core.diagnose.places import FOLLOWED, places_of
 from replay_core.diagnose.printed import is_of_decimals
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.signals import Point, RunLog, Series
@@ -215,19 +216,36 @@ def on_policy(batch: StepBatch) -> Finding | None:
         len(off) < FEW_ROWS * len(np.unique(rows)) and float(np.abs(moved)[np.isin(rows, off)].mean()) < MILDLY
     )
     odd = old_is_odd(batch)
+    later = odd is not None and _is_of_later_weights(batch, policy, old, both_N)
+    random = None if alone or odd else _random(batch, policy, old, both_N)
+    of_engine = of_engine and not random  # what the engine's own numbers do not explain
     return finding(
         "info" if of_engine else "error" if largest > 0.2 and not few else "warning",
         f"the ratio is off 1 by up to {largest:.3g} before any update"
         + (": the old log-probabilities are the engine's own" if of_engine else alone)
         + (
-            ": the policy's first forward agrees with the engine, and the old log-probabilities with neither"
+            (
+                ": the old log-probabilities hold the update already, taken after the optimizer's step"
+                if later
+                else ": the policy's first forward agrees with the engine, and the old log-probabilities with neither"
+            )
             if odd and not alone
+            else ": the policy's forward is random, dropout is on in it"
+            if random
             else ""
         ),
         place,
         *(
             [shown("mean |old - rollout|, nats", odd[0]), shown("mean |policy - rollout| in the first forward", odd[1])]
             if odd
+            else []
+        ),
+        *(
+            [
+                shown("range of the policy's log-probability of one token after one prefix, median", random[0]),
+                shown("range of the old one there", random[1], "as much"),
+            ]
+            if random
             else []
         ),
         shown("max |ratio - 1|", largest, f"<= {limit:g}", f"{policy.source} and {old.source}"),
@@ -240,6 +258,15 @@ def on_policy(batch: StepBatch) -> Finding | None:
         else "these ranks compute the policy with other weights than the old log-probabilities are of, and than the "
         "other ranks: an update, a broadcast or a checkpoint does not reach them"
         if alone
+        else "old log-probabilities are computed too late, and engine and policy are right: they are higher where the "
+        "advantage is positive and lower where it is negative, as the step's own update makes them; the order of the "
+        "loop is wrong (the forward for old log-probabilities comes after optimizer.step(), or in the update's loop)"
+        if later
+        else "the model is in train mode in the update: dropout (attention, residual, LoRA) gives one prefix another "
+        "number "
+        "in every row, and the old log-probabilities are of a forward without it; the ratio is noise from the first "
+        "step on"
+        if random
         else "old log-probabilities are stale or wrong, and engine and policy are right: they are of an earlier step's "
         "weights (taken before the last update, cached, a copy of the policy that lags), or of another forward "
         "(dropout, other inputs)"
@@ -248,6 +275,45 @@ def on_policy(batch: StepBatch) -> Finding | None:
         "(train against eval), another attention or precision, or packing in one of them",
         next_step=batch.laid.replay_command(place, "--rows-per-forward 1"),
     )
+
+
+#: Standard errors by which old log-probabilities have to follow the advantages; and of places that samples of a group
+#: share, how many tell, and how far apart a random forward leaves them, nats, against one that is not.
+FOLLOWS, TWINS, APART, TIMES = 4.0, 6, 0.01, 20.0
+
+
+def _is_of_later_weights(batch: StepBatch, policy: Column, old: Column, both_N: Array) -> bool:
+    """Whether old log-probabilities lie above the policy's where the advantage is positive and below where it is
+    negative: an update does that, and those of weights before it do the opposite.
+    """
+    advantages = batch.columns.of("advantages")
+    if advantages is None:
+        return False
+    known_N = both_N & advantages.said_N & np.isfinite(advantages.values_N) & (advantages.values_N != 0)
+    if known_N.sum() < FEWEST:
+        return False
+    product = np.sign(advantages.values_N[known_N]) * (old.values_N - policy.values_N)[known_N]
+    error_ = float(product.std()) / math.sqrt(len(product))
+    return float(product.mean()) > FOLLOWS * error_
+
+
+def _random(batch: StepBatch, policy: Column, old: Column, both_N: Array) -> tuple[float, float] | None:
+    """Median range of what the policy, and the old forward, say of one token after one prefix, over the samples of one
+    group: rows that begin alike, with as much padding. None where these are too few, or the policy gives them one
+    number as the old one does. (Of packed rows, a later one may see the ones before it.)
+    """
+    ref = policy.ref
+    if batch.group_B is None or len(ref.shape) != 2 or ref.rows is not None:
+        return None  # packed
+    places: dict[tuple[int, int], list[int]] = {}
+    for _, here, at in places_of(batch, FOLLOWED):
+        if both_N[at]:
+            places.setdefault((here, int(batch.group_B[batch.flat.sample_N[at]])), []).append(at)
+    shared = [np.array(found) for found in places.values() if len(found) > 1]
+    if len(shared) < TWINS:
+        return None
+    now, before = (float(np.median([np.ptp(one.values_N[found]) for found in shared])) for one in (policy, old))
+    return (now, before) if now > APART and now > TIMES * before else None
 
 
 def _moved_between(batch: StepBatch, rows_N: Array, apart_N: Array, limit: float) -> int:

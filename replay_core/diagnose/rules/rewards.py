@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from statistics import median_low
+from statistics import median, median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -249,7 +249,8 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
 
     Fraction of groups whose rewards have std 0 (or, where not logged: the within-group std, the extreme advantages,
     the trainer's warning). 1 in half of the steps is an error, in a quarter a warning, in one of few steps info;
-    where a quarter of the last quarter's steps still teach, a warning at most, and info where the reward rises or
+    where a quarter of the last quarter's steps still teach, or the reward has risen to its most in those steps (every
+    prompt is solved), a warning at most, and info where the reward rises or
     each step is of one group (all of them or none without a spread) and a tenth of them teach; a median of 0.9 and
     more a warning, of 0.5, or where the reward rises all the same, info. Rewards that differ over the batch but in
     no group are D03's. A small reward std is fine: advantages are normalised.
@@ -273,7 +274,11 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         )
         yield finding(
             # A step of a group or two that are all wrong is nothing odd.
-            "info" if some and len(alike) < FEW else _as_bad(alike, known, means),
+            "info"
+            if some and len(alike) < FEW
+            else "warning"
+            if _as_bad(alike, known, means) == "error" and _solved(alike, means)
+            else _as_bad(alike, known, means),
             copied + said,
             alike[0].point.where("reward_std"),
             *_figures(alike),
@@ -308,6 +313,19 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             next_step="filter prompts by solve rate, raise the temperature, or sample more completions per prompt",
             steps=steps_of(known),
         )
+
+
+def _solved(alike: list[StepTold], reward: Series | None) -> bool:
+    """Whether the steps without a spread are those in which the reward is at the most it comes to, having risen there:
+    every answer earns all there is.
+    """
+    if reward is None or len(reward.finite) < FEW:
+        return False
+    at = {point.step: point.value for point in reward.points}
+    there = [at[step.point.step] for step in alike if step.point.step in at]
+    most, begun = max(reward.finite), median(reward.finite[:3])
+    near = most - 0.02 * abs(most)
+    return begun < near and len(there) >= 0.9 * len(alike) and sum(one >= near for one in there) >= 0.8 * len(there)
 
 
 def _as_bad(alike: list[StepTold], known: list[StepTold], reward: Series | None) -> Severity:

@@ -46,7 +46,8 @@ def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
       source="Megatron-LM#4168 (10 % of routers, 94 % of tokens); slime validate_*")  # fmt: skip
 def routing(batch: StepBatch) -> Finding | None:
     """Recorded routing: a layer whose experts are all 0 for every token is an error (layers of another pipeline stage
-    were not gathered); between two records of the same samples, more than 5 % of tokens with another set of experts
+    were not gathered), and so are two records that route a token to another number of experts; between two records of
+    the same samples, more than 5 % of tokens with another set of experts
     is a warning. An error where one order of the experts explains nine of ten tokens of the first layer, or more than
     half of all routers chose otherwise and engine and trainer are .1 nats and more apart. Skipped without recorded
     routing.
@@ -76,6 +77,19 @@ def _compared(batch: StepBatch) -> Finding | None:
         if name.rpartition(".")[2] in ROUTING and (told := _by_token(batch, sheet, places, name)) is not None
     ]
     for (sheet, name, mine_NLk), (other, theirs, theirs_NLk) in combinations(known, 2):
+        if mine_NLk.shape[1] == theirs_NLk.shape[1] and mine_NLk.shape[2] != theirs_NLk.shape[2]:
+            counts = {f"{name} of {sheet.name}": mine_NLk.shape[2], f"{theirs} of {other.name}": theirs_NLk.shape[2]}
+            return error(
+                "a token is routed to "
+                + ", and to ".join(f"{count} expert{'s' * (count > 1)} in {where}" for where, count in counts.items()),
+                batch.laid.where(theirs),
+                *(shown(f"experts of a token in {where}", count) for where, count in counts.items()),
+                cause="the mixture's top-k (num_experts_per_tok) is another on one side: what engine and trainer say "
+                "of "
+                "a token is the sum of other experts, and no rounding",
+                next_step="compare num_experts_per_tok of the engine's configuration with the trainer's "
+                "(moe_router_topk)",
+            )
         if mine_NLk.shape != theirs_NLk.shape:
             continue
         both_N = (mine_NLk >= 0).all(axis=(1, 2)) & (theirs_NLk >= 0).all(axis=(1, 2))

@@ -115,9 +115,7 @@ def of_returns(batch: StepBatch) -> Finding | None:
 
     right = max(map(alike, expected))
     if right > ALIKE:
-        if values is not None and returns is not None:
-            return _whitened_over_padding(batch, expected[0], counted_N)
-        return None
+        return _whitened_over_padding(batch, max(expected, key=alike), counted_N)
     if values is not None and returns is not None:
         solved = next(_lines_of(batch, advantages, values.values_N, returns.values_N, counted_N), None)
         if solved is not None:

@@ -14,6 +14,7 @@ from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Finding, error, info, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.records import TensorRef
 
 #: What a recomputed target may leave of the recorded one, by the precision it was stored in.
 CLOSE = {"bfloat16": 2e-2, "float16": 4e-3}
@@ -363,16 +364,21 @@ def _is_over_padding(batch: StepBatch, fit: _Fit, close: float) -> bool:
     """Whether the recursion over whole padded rows, with what the critic is recorded to say of padding, gives the
     returns of every token that counts.
     """
-    for sheet, _ in batch.columns.sheets:
-        told = sheet.refs("token_rewards") or sheet.refs("token_scores")
-        mask = sheet.refs("response_mask") or sheet.refs("loss_mask")
-        values, returns = sheet.refs("values"), sheet.refs("returns")
-        if not (told and mask and values and returns):
-            continue
+    sheets = [sheet for sheet, _ in batch.columns.sheets]
+
+    def of(*names: str) -> list[TensorRef] | None:
+        """The first of these that any file of the step holds: what is made of the batch may lie in several."""
+        return next((refs for name in names for sheet in sheets if (refs := sheet.refs(name))), None)
+
+    told, mask = of("token_rewards", "token_scores"), of("response_mask", "loss_mask")
+    values, returns = of("values"), of("returns")
+    if told and mask and values and returns and len({len(told), len(mask), len(values), len(returns)}) == 1:
         for refs in zip(values, returns, told, mask, strict=True):
-            if any(len(ref.shape) != 2 or ref.shape != refs[0].shape for ref in refs):
-                return False
             values_BT, returns_BT, rewards_BT, mask_BT = (pages.array(ref).astype(np.float64) for ref in refs)
+            if mask_BT.ndim == 2 and mask_BT.shape[1] == values_BT.shape[1] + 1:
+                mask_BT = mask_BT[:, 1:]  # of tokens, beside what is said of the next one
+            if any(one.ndim != 2 or one.shape != values_BT.shape for one in (returns_BT, rewards_BT, mask_BT)):
+                return False
             advantage_B, next_B, made_BT = np.zeros(len(values_BT)), np.zeros(len(values_BT)), np.zeros(values_BT.shape)
             for at in range(values_BT.shape[1] - 1, -1, -1):
                 delta_B = rewards_BT[:, at] + fit.gamma * next_B - values_BT[:, at]

@@ -34,6 +34,15 @@ def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float, en
     return out
 
 
+def gradient(table: Array, before: Array, after: Array, a: Array) -> Array:
+    """Of the table, by the log-probabilities of these tokens, each times what it is worth."""
+    push = -softmax(table[before]) * a[..., None]
+    np.put_along_axis(push, after[..., None], np.take_along_axis(push, after[..., None], -1) + a[..., None], -1)
+    out = np.zeros_like(table)
+    np.add.at(out, before.reshape(-1), push.reshape(-1, VOCABULARY))
+    return out
+
+
 def tensors(fields: dict[str, Array]) -> dict[str, torch.Tensor]:
     return {
         name: torch.from_numpy(np.ascontiguousarray(value, np.int64 if value.dtype.kind == "i" else np.float32))
@@ -59,8 +68,9 @@ def run(
     moving = 0.0
     for step in range(steps):
         chosen = [prompts[(step + k) % 5] for k in range(3)] if fault != "same-prompts" else prompts[:3]
+        asked = 1 if fault == "data-ends" and step >= steps // 2 else 3
         P, R = 4, 5
-        B = 3 * size
+        B = asked * size
         ids, held, mask = (np.zeros((B, P + R), dtype=np.int64) for _ in range(3))
         for row in range(B):
             prompt = [2, *chosen[row // size]]
@@ -70,7 +80,7 @@ def run(
                 held[row, t] = mask[row, t] = 1
                 if ids[row, t] == END:
                     break
-        groups = np.repeat(np.arange(3), size)
+        groups = np.repeat(np.arange(asked), size)
         rewards = np.array([
             float(np.mean([a == b for a, b in zip(ids[row, P:], chosen[row // size], strict=False)]))
             for row in range(B)
@@ -92,14 +102,18 @@ def run(
             last = m.shape[1] - 1 - m[:, ::-1].argmax(1)
             token_rewards[np.arange(B), m.shape[1] - 1 if fault == "reward-at-pad" else last] = rewards
             gamma, lam = (0.95, 1.0) if fault == "gamma-lambda" else (1.0, 0.95)
-            a = gae(token_rewards, values, m, gamma, lam, float(fault == "bootstrapped"))
+            # Behind an answer's end its row goes on.
+            over = np.maximum.accumulate(m, 1) if fault == "gae-over-padding" else m
+            a = gae(token_rewards, values, over, gamma, lam, float(fault == "bootstrapped")) * m
             returns = (a + values) * m
             if fault == "targets-late":
                 returns = np.roll(returns, 1, 1)
             fields = {"values": values, "returns": returns, "token_level_rewards": token_rewards}
         else:
-            each = rewards.reshape(3, size)
-            if fault == "raw" or baseline == "none":
+            each = rewards.reshape(asked, size)
+            if baseline == "centred":
+                per = (each - each.mean(1, keepdims=True)).reshape(-1)
+            elif fault == "raw" or baseline == "none":
                 per = rewards
             elif baseline == "moving":
                 per = rewards - moving
@@ -107,45 +121,67 @@ def run(
             else:
                 per = ((each - each.mean(1, keepdims=True)) / (each.std(1, ddof=1, keepdims=True) + 1e-6)).reshape(-1)
             a = per[:, None] * m
+            if baseline == "to-come":
+                token_rewards = -0.05 * (old - ref) * m
+                token_rewards[np.arange(B), m.shape[1] - 1 - m[:, ::-1].argmax(1)] += rewards
+                a = np.cumsum(token_rewards[:, ::-1], 1)[:, ::-1] * m
+                held_N = a[:, P - 1 :].reshape(-1) if fault == "whitened-over-padding" else a[m > 0]
+                a = (a - held_N.mean()) / held_N.std() * m
         counted = held[:, 1:].astype(float) if fault == "prompts-trained" else m
         if fault == "prompts-trained":
             a = a.max(1, keepdims=True) * counted
         sign = -1.0 if fault == "sign" else 1.0
         total = float((-a * counted).sum())
-        pg = sign * total / {"slots": B * (P + R - 1), "ranks": counted.sum() / 8}.get(fault, counted.sum())
-        with recorder.step(step, rank=0) as record:
-            batch = {
-                "input_ids": ids,
-                "attention_mask": held,
-                "response_mask": mask,
-                "rewards": rewards,
-                "group_id": groups,
-            }
-            record("trajectory", tensors({**batch, "rollout_log_probs": old}), alignment={"rollout_log_probs": "next"})
-            micro = {"old_log_probs": old, "log_probs": old, "ref_log_probs": ref, "advantages": a}
-            next_to = dict.fromkeys([*micro, *fields, "loss_mask"], "next")
-            beside = {name: micro[name] for name in ("old_log_probs", "ref_log_probs")}
-            record("old_log_probs", tensors(beside), alignment=dict.fromkeys(beside, "next"))
-            if fields:
-                record("values", tensors(fields), role="critic", alignment=dict.fromkeys(fields, "next"))
-            micro |= {"input_ids": ids, "attention_mask": held, "loss_mask": counted.astype(np.int64)}
-            record("forward_data", tensors(micro), micro=0, alignment={k: v for k, v in next_to.items() if k in micro})
-            record("loss", pg_loss=torch.tensor(pg), micro=0)
-            record("param", tensors({"param.table": table, "param.other": base}))
-            metrics = {
-                "reward": rewards.mean() * (8 if fault == "reward-summed" else 1), "reward_max": rewards.max(),
-                "pg": pg, "advantage": (a * counted).sum() / counted.sum(),
-                "kl": float(((old - ref) * m).sum() / m.sum()),
-                "value": float((fields["values"] * m).sum() / m.sum()) if fields else 0.0, "lr": 1e-3,
-            }  # fmt: skip
-            record("training_metrics", {name: float(metrics[what]) for what, name in (log or {}).items()})
+        pg = sign * total / {
+            "slots": B * (P + R - 1), "ranks": counted.sum() / 8, "slots-of-the-limit": B * R, "constant": B * 12,
+            "constant-right": B * R,
+        }.get(fault, counted.sum())  # fmt: skip
+        now = old
+        if fault == "dropout":
+            kept = rng.random((*before.shape, VOCABULARY)) > 0.2
+            now = np.take_along_axis(np.log(softmax(table[before] * kept / 0.8)), after[..., None], -1)[..., 0]
+        if fault == "old-late":
+            old = logprobs(table + lr * gradient(table, before, after, a * m) / m.sum())
+        for rank in (0, 1) if fault == "ranks-alike" else (0,):
+            with recorder.step(step, rank=rank) as record:
+                batch = {
+                    "input_ids": ids,
+                    "attention_mask": held,
+                    "response_mask": mask,
+                    "rewards": rewards,
+                    "group_id": groups,
+                }
+                if baseline == "to-come":
+                    batch |= {"token_level_rewards": token_rewards, "advantages": a}
+                if fault == "fewer-experts":
+                    routed = np.stack([ids % 4, (ids + 1) % 4], -1)[:, :, None, :]
+                    batch |= {"routed_experts": np.repeat(routed, 2, 2)}
+                about = {"rollout_log_probs": "next", "token_level_rewards": "next", "advantages": "next"}
+                sampled = {**batch, "rollout_log_probs": now if fault == "old-late" else old}
+                record("trajectory", tensors(sampled), alignment={k: v for k, v in about.items() if k in sampled})
+                micro = {"old_log_probs": old, "log_probs": now, "ref_log_probs": ref, "advantages": a}
+                next_to = dict.fromkeys([*micro, *fields, "loss_mask"], "next")
+                beside = {name: micro[name] for name in ("old_log_probs", "ref_log_probs")}
+                record("old_log_probs", tensors(beside), alignment=dict.fromkeys(beside, "next"))
+                if fields:
+                    record("values", tensors(fields), role="critic", alignment=dict.fromkeys(fields, "next"))
+                micro |= {"input_ids": ids, "attention_mask": held, "loss_mask": counted.astype(np.int64)}
+                if fault == "fewer-experts":
+                    micro["routed_experts"] = batch["routed_experts"][..., :1]
+                record(
+                    "forward_data", tensors(micro), micro=0, alignment={k: v for k, v in next_to.items() if k in micro}
+                )
+                record("loss", pg_loss=torch.tensor(pg), micro=0)
+                record("param", tensors({"param.table": table, "param.other": base}))
+                metrics = {
+                    "reward": rewards.mean() * (8 if fault == "reward-summed" else 1), "reward_max": rewards.max(),
+                    "pg": pg, "advantage": (a * counted).sum() / counted.sum(),
+                    "kl": float(((old - ref) * m).sum() / m.sum()),
+                    "value": float((fields["values"] * m).sum() / m.sum()) if fields else 0.0, "lr": 1e-3,
+                }  # fmt: skip
+                record("training_metrics", {name: float(metrics[what]) for what, name in (log or {}).items()})
         if fault not in ("policy-stands",):
-            probabilities = softmax(table[before])
-            push = -probabilities * (a * m)[..., None]
-            np.put_along_axis(
-                push, after[..., None], np.take_along_axis(push, after[..., None], -1) + (a * m)[..., None], -1
-            )
-            np.add.at(table, before.reshape(-1), sign * lr * push.reshape(-1, VOCABULARY) / m.sum())
+            table += sign * lr * gradient(table, before, after, a * m) / m.sum()
         if critic and fault != "critic-stands":
             for _ in range(20):
                 off = (fields["returns"] - head[before]) * m
