@@ -132,6 +132,11 @@ class _Recording(Struct):
             result.recorded = [{**one, "verdict": None, "reason": self.stranger} for one in result.recorded]
         rows = self.micro.rows
         why = self.stranger or (f"only {len(rows)} rows of the micro-batch were replayed" if rows is not None else None)
+        trained_in = _family(settings_asked(self.run.flags).get("dtype"))
+        is_off = result.training is not None and result.training["agrees"] is False
+        if why is None and is_off and trained_in not in (None, _family(dtype)):
+            # What half precision makes of gradients is more than a cast of what float32 makes of them.
+            why = f"trained in {trained_in}, replayed in {dtype} (--dtype {trained_in} is as it was trained)"
         if why is None:
             return
         if result.training is not None:

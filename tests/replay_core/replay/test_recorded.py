@@ -1,6 +1,7 @@
 """What the trainer recorded, held against the replay without being asked."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,20 @@ def test_a_backward_says_what_it_computed_in_so_fp32_is_held_to_fp32(demo, tmp_p
         assert open_run(Path(cell["dump"])).flags["effective"]["dtype"] == "float32"
         assert cell["recorded_training"]["agrees"] is False
         assert "up to 3 allowed" not in cell["recorded_training"]["sentence"]
+
+
+def test_gradients_of_half_precision_are_not_judged_by_a_replay_in_float32(demo, tmp_path):
+    """Which differ by more than a cast where nothing is wrong; the other checkpoint makes them differ here."""
+    run = Path(shutil.copytree(demo, tmp_path / "run"))
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["flags"]["dtype"] = "bfloat16"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    doc = ask(run, tmp_path / "out", plan={"model": str(run / "checkpoints" / "step_000001"), "backward": True})
+    trained = doc["cells"][doc["baseline"]]["recorded_training"]
+    assert trained["agrees"] is None
+    assert trained["sentence"] == (
+        "not judged: trained in bfloat16, replayed in float32 (--dtype bfloat16 is as it was trained)"
+    )
 
 
 def test_a_backward_with_random_weights_is_not_judged_by_the_recorded_losses(demo, tmp_path):
