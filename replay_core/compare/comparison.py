@@ -22,6 +22,7 @@ from replay_core.compare.context import (
     look_at_the_overlap,
     name_samples,
     note_correlation,
+    returned_weights,
     texts_in_order,
     why_missing,
 )
@@ -379,6 +380,8 @@ class _Work:
         if said:
             result.notes.append(said)
         self._micro_pairs, self._ambiguous = pair_micro_batches(records_a, records_b, steps)
+        #: Which run returned attention's weights alone -> what was said of the first.
+        self._weights_alone: dict[str, str] = {}
         #: How many pairs there are; None until the last step is open.
         self.total: int | None = None
         self._named: set[str] = set()
@@ -533,6 +536,7 @@ class _Work:
         micro_pair.alone = {id(pair.one[1]) for pair in pairs if pair.a is None or pair.b is None}
         micro_pair.rerouted = rerouted(pairs, micro_pair)
         notes.first += [(micro_pair, note) for note in said(micro_pair.rerouted)]
+        which_alone = self._weights_alone
         for pair in pairs:
             record, ref = pair.one
             if not self._is_asked(pair):
@@ -552,6 +556,10 @@ class _Work:
             elif is_tied(pair, micro_pair):
                 tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 notes.first.append((micro_pair, tied))
+            elif (alone := returned_weights(pair, micro_pair)) is not None:
+                result.notes_not_compared += 1
+                if which_alone.setdefault(alone[0], alone) is alone:
+                    notes.first.append((micro_pair, alone))
             else:
                 yield pair, micro_pair
 

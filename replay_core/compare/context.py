@@ -97,6 +97,24 @@ def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
         return False
 
 
+def returned_weights(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:
+    """What to say of attention's weights [sample, head, query, key], which one implementation returns beside its output
+    (eager) and another does not make (flash, sdpa), where both runs hold the output itself; None of anything else.
+    """
+    if pair.a is not None and pair.b is not None:
+        return None
+    module, _, number = pair.name.rpartition(".output.")
+    ref = pair.one[1]
+    is_square = len(ref.shape) == 4 and ref.shape[2] == ref.shape[3] and ref.dtype.startswith(("float", "bfloat"))
+    if number != "1" or not is_square or "att" not in module.rpartition(".")[2].lower():
+        return None
+    there = micro_pair.a if pair.a is None else micro_pair.b
+    if not (there.named(f"{module}.output") or there.named(f"{module}.output.0")):
+        return None
+    which = "a" if pair.b is None else "b"
+    return f"{which} alone returned the attention weights of {module} and others: they are not compared, its output is"
+
+
 def _of_every_rank(ref: TensorRef, micro_pair: MicroBatchPair) -> tuple[TensorRef, ...]:
     """What the ranks hold of a tensor; where nothing is said of ranks, it alone."""
     held = micro_pair.together.held.get(id(ref)) if micro_pair.together is not None else None
