@@ -165,7 +165,7 @@ def of_seen_keys(
         off_QO = off_BSO[rank][sample]
         asked.append(rank)
         few = np.sort(np.argsort(-np.linalg.norm(off_QO, axis=1), kind="stable")[:_FEW])
-        left_of = [_Left(made, rows[some], causal_QS[some], off_QO[some]) for some in (few, np.arange(len(rows)))]
+        left_of = [_Unexplained(made, rows[some], causal_QS[some], off_QO[some]) for some in (few, np.arange(len(rows)))]
         for kind, said, wrong in _tried(made, held, own, rows, causal_QS):
             if kind not in found and len(asked) > 1:
                 continue  # nothing that every rank has
@@ -281,7 +281,7 @@ class _Wrong(Struct, frozen=True):
     twice: Ints | None = None
 
 
-class _Left:
+class _Unexplained:
     """What part of the difference of some rows is left where something went wrong for them."""
 
     def __init__(self, made: _Attention, rows: Ints, causal_QS: Bools, off_QO: Array) -> None:
