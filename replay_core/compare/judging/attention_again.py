@@ -446,8 +446,10 @@ def _found(
     )
     best: tuple[float, _Attention] | None = None
     for width in widths:
+        if any(one.shape[1] * one.shape[2] % width for one in (q, k, v)):
+            continue  # values' heads may be of another width (MLA)
         cut = [one.reshape(length, -1, width) for one in (q, k, v)]
-        if cut[0].shape[1] % cut[1].shape[1] or cut[0].shape[1] * length * length > _MOST:
+        if cut[0].shape[1] % cut[1].shape[1] or cut[1].shape != cut[2].shape or cut[0].shape[1] * length * length > _MOST:
             continue
         bases: list[tuple[float | None, bool]] = [(None, False)]
         bases += [(base, in_pairs) for base in _BASES for in_pairs in (False, True) if width % 2 == 0]
