@@ -17,7 +17,7 @@ from replay_core.records import Record
 _MOST = 1 << 24
 
 
-class _Given(Struct, frozen=True):
+class _DealtRow(Struct, frozen=True):
     """A sample as a rank was given it."""
 
     step: int
@@ -37,7 +37,7 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int) -> Fau
         return None
     due = [one for one in every if one.step == step]
     there, here = Counter(one.tokens for one in due), Counter(one.tokens for one in given)
-    by_rank: dict[int, list[_Given]] = {}
+    by_rank: dict[int, list[_DealtRow]] = {}
     for one in given:
         by_rank.setdefault(one.rank, []).append(one)
     same_tokens = Counter(tuple(one.tokens for one in rows) for rows in by_rank.values())
@@ -45,7 +45,7 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int) -> Fau
         return None
     own = {(one.rank, one.tokens) for one in due}
     is_faced = {one.rank for one in due} == set(by_rank) and len(by_rank) > 1
-    those: dict[int, list[_Given]] = {}
+    those: dict[int, list[_DealtRow]] = {}
     for rank, rows in by_rank.items():
         # Of what comes too often, what is not the own of the rank; or, of one process, what the rank has twice.
         mine = Counter(one.tokens for one in rows)
@@ -64,7 +64,7 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int) -> Fau
     return Fault("other samples", ranks, f"{whose(ranks)} of b {_said(rows, total, every, there, step)}")
 
 
-def _said(rows: list[_Given], total: int, every: list[_Given], there: Counter[bytes], step: int) -> str:
+def _said(rows: list[_DealtRow], total: int, every: list[_DealtRow], there: Counter[bytes], step: int) -> str:
     verb = f"{'was' if len({one.rank for one in rows}) == 1 else 'were'} given"
     again = [one for one in rows if one.tokens in there]
     if len(again) == len(rows):
@@ -78,7 +78,7 @@ def _said(rows: list[_Given], total: int, every: list[_Given], there: Counter[by
     return f"{verb} {len(rows)} of {total} samples that a has on no rank in step {step}"
 
 
-def _rows(records: list[Record]) -> list[_Given] | None:
+def _rows(records: list[Record]) -> list[_DealtRow] | None:
     """None where some record's ids are no rows, or cannot be read."""
     found, count = [], 0
     for record in records:
@@ -101,5 +101,5 @@ def _rows(records: list[Record]) -> list[_Given] | None:
             return None
         key = record.key
         for row, is_there in zip(ids_BT, is_there_BT, strict=True):
-            found.append(_Given(key.step or 0, key.rank or 0, key.micro or 0, row[is_there].tobytes()))
+            found.append(_DealtRow(key.step or 0, key.rank or 0, key.micro or 0, row[is_there].tobytes()))
     return found

@@ -165,7 +165,9 @@ def of_seen_keys(
         off_QO = off_BSO[rank][sample]
         asked.append(rank)
         few = np.sort(np.argsort(-np.linalg.norm(off_QO, axis=1), kind="stable")[:_FEW])
-        left_of = [_Unexplained(made, rows[some], causal_QS[some], off_QO[some]) for some in (few, np.arange(len(rows)))]
+        left_of = [
+            _LeftUnexplained(made, rows[some], causal_QS[some], off_QO[some]) for some in (few, np.arange(len(rows)))
+        ]
         for kind, said, wrong in _tried(made, held, own, rows, causal_QS):
             if kind not in found and len(asked) > 1:
                 continue  # nothing that every rank has
@@ -281,7 +283,7 @@ class _Wrong(Struct, frozen=True):
     twice: Ints | None = None
 
 
-class _Unexplained:
+class _LeftUnexplained:
     """What part of the difference of some rows is left where something went wrong for them."""
 
     def __init__(self, made: _Attention, rows: Ints, causal_QS: Bools, off_QO: Array) -> None:
@@ -446,8 +448,14 @@ def _found(
     )
     best: tuple[float, _Attention] | None = None
     for width in widths:
+        if any(one.shape[1] * one.shape[2] % width for one in (q, k, v)):
+            continue  # values' heads may be of another width (MLA)
         cut = [one.reshape(length, -1, width) for one in (q, k, v)]
-        if cut[0].shape[1] % cut[1].shape[1] or cut[0].shape[1] * length * length > _MOST:
+        if (
+            cut[0].shape[1] % cut[1].shape[1]
+            or cut[1].shape != cut[2].shape
+            or cut[0].shape[1] * length * length > _MOST
+        ):
             continue
         bases: list[tuple[float | None, bool]] = [(None, False)]
         bases += [(base, in_pairs) for base in _BASES for in_pairs in (False, True) if width % 2 == 0]

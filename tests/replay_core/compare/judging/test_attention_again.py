@@ -252,6 +252,16 @@ def test_slices_that_lie_otherwise_than_the_output_are_no_queries_of_it(shape: t
     assert attention_again.of_seen_keys("core.output", as_ref(right), held, slices, (1,), None) is None
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_values_whose_heads_are_of_another_width_are_left_alone(heads: int) -> None:
+    """As in MLA: queries and keys have a part more, which is turned."""
+    right, other = random(1, SEQ, 16 * heads), random(1, SEQ, 16 * heads, seed=1)
+    made = zip(("q_proj.output", "k_proj.output", "v_proj.output"), (24, 24, 16), strict=True)
+    slices = [cut(random(1, SEQ, width * heads).chunk(2, 1), 1, name) for name, width in made]
+    held = cut([right.chunk(2, 1)[0], other.chunk(2, 1)[1]], 1)
+    assert attention_again.of_seen_keys("core.output", as_ref(right), held, slices, (1,), None) is None
+
+
 #: How ranks hold a sequence, the positions that each counts -> what is said, of which ranks.
 COUNTED: dict[str, tuple[list[Tensor], list[Tensor], tuple[str, tuple[int, ...]] | None]] = {
     "right, in turn": (IN_TURN, IN_TURN, None),
