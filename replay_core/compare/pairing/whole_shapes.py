@@ -41,7 +41,7 @@ class WholeShapes:
 
     def of(self, place: Place) -> tuple[int, ...]:
         """The shape of a tensor; that of one rank's where nothing says that it is a part."""
-        name, stage = place
+        stage = place[1]
         refs = {rank: side.tensors[place][1] for rank, side in self._ranks.items() if place in side.tensors}
         first = next(iter(refs.values()))
         shape = first.shape
