@@ -97,4 +97,6 @@ def _of_one_layout(
         )  # fmt: skip
     except (DumpError, NothingComparableError):
         return None
-    return parallel(again.tally.of_ranks, again.together)
+    # What agrees rank by rank, and not as it was put together, was put together wrongly (positions on several axes).
+    rows = [row for row in again.tally.of_ranks if row.name in compared.tally.diverging]
+    return parallel(rows, again.together)

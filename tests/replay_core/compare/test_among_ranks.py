@@ -149,6 +149,21 @@ def test_copies_with_noise_of_their_own_are_not_added_up(tmp_path: Path) -> None
     assert not [one for one in (found or {"faults": []})["faults"] if "norm.output" in one["sentence"]]
 
 
+def test_what_agrees_rank_by_rank_is_no_cause(tmp_path: Path) -> None:
+    def ranks(off: float) -> list[Step]:
+        """Positions on three axes [axis, sample, position], as of images."""
+        found: list[Any] = context_parallel(IN_ORDER)
+        for rank, one in enumerate(found):
+            at = torch.arange(8) + 8 * rank
+            one["batch_inputs"]["position_ids"] = at.expand(3, 2, 8).contiguous()
+            one["modules"]["norm.output"] = one["modules"]["embed_tokens.output"] + off * rank
+        return found
+
+    found, doc = block(tmp_path, ranks(0.0), ranks(0.5))
+    assert there(doc["first_divergence"])["name"] == "norm.output"
+    assert not [one for one in (found or {"faults": []})["faults"] if "position_ids" in one["sentence"]]
+
+
 def test_an_error_of_the_second_look_leaves_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise IndexError("out of bounds")
