@@ -16,6 +16,8 @@ from replay_core.records import Record
 
 #: Ranks of a run that are put together, and bytes of both that are read for it, at most.
 MOST_RANKS, MOST_BYTES = 64, 1 << 32
+#: What input that nobody thought of may raise where it is put together.
+_UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 
 
 def among_ranks(
@@ -34,12 +36,31 @@ def among_ranks(
     first = compared.first
     if first is None or first.key.step is None:
         return None
-    found = parallel(compared.tally.of_ranks, compared.together) or _of_one_layout(
+    known = parallel(compared.tally.of_ranks, compared.together)
+    try:
+        return _looked_for(
+            compared, first, known, records_a, records_b, exact=exact, tolerances=tolerances, on_event=on_event
+        )
+    except _UNEXPECTED as error:
+        # The comparison stands without a cause.
+        compared.notes.append(
+            f"what went wrong among the ranks of step {first.key.step} could not be looked for: "
+            f"{type(error).__name__}: {error}"
+        )
+        return known
+
+
+def _looked_for(
+    compared: Comparison, first: TensorVerdict, known: Parallel | None, records_a: list[Record],
+    records_b: list[Record], *, exact: bool, tolerances: Tolerances, on_event: OnEvent,
+) -> Parallel | None:  # fmt: skip
+    assert first.key.step is not None
+    found = known or _of_one_layout(
         compared, first, records_a, records_b, exact=exact, tolerances=tolerances, on_event=on_event
     )
     ranks = tuple(sorted({one.key.rank for one in records_b if one.key.rank is not None}))
     if len(ranks) > 1 and (found is None or not found.faults):
-        fault = misdealt(records_a, records_b, first.key.step)
+        fault = misdealt(records_a, records_b, first.key.step, first.key.role)
         if fault is not None:
             found = found or Parallel("b", ranks)
             found.faults.insert(0, Found(fault, "input_ids", first.key.step, 1))
@@ -76,4 +97,6 @@ def _of_one_layout(
         )  # fmt: skip
     except (DumpError, NothingComparableError):
         return None
-    return parallel(again.tally.of_ranks, again.together)
+    # What agrees rank by rank, and not as it was put together, was put together wrongly (positions on several axes).
+    rows = [row for row in again.tally.of_ranks if row.name in compared.tally.diverging]
+    return parallel(rows, again.together)

@@ -24,18 +24,26 @@ class _DealtRow(Struct, frozen=True):
     rank: int
     micro: int
     tokens: bytes
+    #: How long it is with its padding, where no mask says which tokens these are.
+    padded_to: int | None
 
 
-def misdealt(records_a: list[Record], records_b: list[Record], step: int) -> Fault | None:
+def misdealt(records_a: list[Record], records_b: list[Record], step: int, role: str | None = None) -> Fault | None:
     """The ranks of b that were given samples which a's step has on no rank, or fewer times; None where none were, and
-    where samples are no rows of a and b alike (packs, slices of sequences).
+    where samples are no rows of a and b alike (packs, slices of sequences, padding that nothing marks).
 
-    records_a: of earlier steps too, whose samples may have come again.
+    records_a: of earlier steps too, whose samples may have come again. role: whose samples are asked.
     """
+    records_a, records_b = ([one for one in records if one.key.role == role] for records in (records_a, records_b))
     every, given = _rows(records_a), _rows([one for one in records_b if one.key.step == step])
     if every is None or not given:
         return None
     due = [one for one in every if one.step == step]
+    # What a did not record it may have been given; and padding that is not known to be some is as good as a token.
+    if len({one.tokens for one in given}) > len({one.tokens for one in due}):
+        return None
+    if len({one.padded_to for one in (*due, *given)}) > 1:
+        return None
     there, here = Counter(one.tokens for one in due), Counter(one.tokens for one in given)
     by_rank: dict[int, list[_DealtRow]] = {}
     for one in given:
@@ -81,7 +89,12 @@ def _said(rows: list[_DealtRow], total: int, every: list[_DealtRow], there: Coun
 def _rows(records: list[Record]) -> list[_DealtRow] | None:
     """None where some record's ids are no rows, or cannot be read."""
     found, count = [], 0
+    seen: set[tuple[object, ...]] = set()
     for record in records:
+        # A sample is recorded as it was sampled, and once more as it was trained on.
+        key = record.key
+        if (key.step, key.rank, key.micro) in seen:
+            continue
         if record.key.stage in ("gradient", "param", "optimizer", "modules", "loss"):
             continue
         side = Side([record])
@@ -99,7 +112,8 @@ def _rows(records: list[Record]) -> list[_DealtRow] | None:
             is_there_BT = pages.array(mask) != 0 if mask is not None and mask.shape == ids.shape else ids_BT >= 0
         except DumpError:
             return None
-        key = record.key
+        seen.add((key.step, key.rank, key.micro))
+        padded_to = ids.shape[1] if mask is None or mask.shape != ids.shape else None
         for row, is_there in zip(ids_BT, is_there_BT, strict=True):
-            found.append(_DealtRow(key.step or 0, key.rank or 0, key.micro or 0, row[is_there].tobytes()))
+            found.append(_DealtRow(key.step or 0, key.rank or 0, key.micro or 0, row[is_there].tobytes(), padded_to))
     return found

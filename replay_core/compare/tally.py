@@ -35,6 +35,8 @@ class Tally(Struct):
     #: Whether a value of any pair was looked at.
     is_looked_at: bool = False
     first: TensorVerdict | None = None
+    #: Names of tensors that diverge anywhere.
+    diverging: set[str] = field(default_factory=set)
     #: The first pair that is not the same, noise included: where two runs stop being bitwise equal.
     first_difference: TensorVerdict | None = None
     gains: SharedGains = field(default_factory=SharedGains)
@@ -54,6 +56,8 @@ class Tally(Struct):
             return
         self.verdicts[row.verdict] += 1
         self.by_digest += row.by_digest
+        if row.verdict.diverges:
+            self.diverging.add(row.name)
         if row.figures is not None:
             self.compared += 1
             self.elements += row.figures.compared

@@ -113,8 +113,9 @@ class OfRanks:
         #: the ranks hold of it, until its weight says whose samples it was made of.
         self._off_gradients: dict[int | None, set[str]] = defaultdict(set)
         self._dealt: dict[int | None, tuple[TensorVerdict, HeldByRanks] | None] = {}
-        #: Of a step: what its micro-batches gave a head whose logits agree. Of a micro-batch: its last outputs.
-        self._heads: dict[int | None, list[token_weights.GivenToHead]] = defaultdict(list)
+        #: Of a step and a role: what its micro-batches gave a head whose logits agree. Of a micro-batch: its last
+        #: outputs.
+        self._heads: dict[tuple[int | None, str | None], list[token_weights.GivenToHead]] = defaultdict(list)
         self._last: dict[Any, list[TensorRef]] = defaultdict(list)
         #: Of a step and a name: the first activation that is off, what the ranks hold of it, and in which micro-batch.
         self._off_micro: dict[tuple[int | None, str], tuple[TensorVerdict, TensorRef]] = {}
@@ -318,7 +319,7 @@ class OfRanks:
         is_first = len(self._off_gradients[row.key.step]) == 1 and row.key.step not in self._forward_off
         if fault is None and is_first and row.name.startswith("grad."):
             what = f"{row.name.removeprefix('grad.')}'s gradient"
-            fault = algebra.summed_in_part(what, whole, held, together.samples)
+            fault = algebra.summed_in_part(what, whole, held, max(together.samples, self._shares_of(row.key.step)))
         found.fault = fault
         if fault is not None:
             row.reason = f"{fault.sentence}; {row.reason}"
@@ -479,7 +480,9 @@ class OfRanks:
             fault = fault or contributions.of_gathered(
                 row.name, whole, held, row.ranks.parted, self._slices[row.place[:2]]
             )
-            fault = fault or self._dtypes.get(row.key.step) or algebra.not_dropped(row.name, whole, held)
+            cast = self._dtypes.get(row.key.step)
+            fault = fault or (cast if cast is not None and set(row.ranks.parted) <= set(cast.ranks) else None)
+            fault = fault or algebra.not_dropped(row.name, whole, held)
             if fault is not None:
                 row.ranks.fault = fault
                 row.reason = f"{fault.sentence}; {row.reason}"
@@ -685,7 +688,7 @@ class OfRanks:
         if row.name.endswith(_HEADS):
             side = micro_pair.a if together.which == "a" else micro_pair.b
             laid = next((ref for _, ref in side.named(row.name)), None)
-            heads = self._heads[row.key.step]
+            heads = self._heads[row.key.step, row.key.role]
             if (
                 laid is not None
                 and (
@@ -792,6 +795,8 @@ class OfRanks:
         if together is None or not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
             return
         place = row.place[:2]
+        if not whole.is_readable:
+            return
         if not row.name.endswith(_LOGITS) or row.verdict.diverges or row.skipped is not None or len(whole.shape) < 2:
             self._last[place] = [*self._last[place][1 - _KEPT :], whole]
             return
@@ -802,7 +807,7 @@ class OfRanks:
             head = token_weights.GivenToHead(
                 row.key.micro or 0, whole, fed, targets, together.ranks, together.cuts, together.micros
             )
-            self._heads[row.key.step].append(head)
+            self._heads[row.key.step, row.key.role].append(head)
 
     def _note_dtypes(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> None:
         """Keep the first module of a step whose output ranks have in several dtypes."""
@@ -833,6 +838,13 @@ class OfRanks:
             f"other run's of micro-batch {row.key.micro}",
         )  # fmt: skip
         first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
+
+    def _shares_of(self, step: int | None) -> int:
+        """Among how many groups of ranks a step's tokens are shared, each with its own."""
+        by_rank: dict[int, list[bytes]] = defaultdict(list)
+        for one in self._tokens[step]:
+            by_rank[one.rank].append(one.ids.tobytes())
+        return len(set(map(tuple, by_rank.values())))
 
     def _note_tokens(self, together: Together, row: TensorVerdict) -> None:
         if together.ids is None or id(together) in self._seen:

@@ -94,6 +94,8 @@ def explain(
         )
         inputs_NC = np.concatenate([_matrix(one.inputs)[:, columns] for one in heads])
         there_RC, here_RC = (pages.array(ref)[np.ix_(rows, columns)].astype(np.float64) for ref in (whole, laid))
+        if not (np.isfinite(here_RC).all() and np.isfinite(there_RC).all()):
+            return None
         weights_N, left = _weights(left_NR, inputs_NC, there_RC)
         if left <= most:
             break

@@ -153,7 +153,7 @@ def _ranks_in_order(group: list[MicroBatchPair]) -> RankGroup | None:
         own, others = ({rank: narrowed_to(side, _is_of_all) for rank, side in ranks.items()} for ranks in (own, others))
         if not all(side.records for ranks in (own, others) for side in ranks.values()):
             return None
-    whole, whole_of = _assembled(key, "a", own, others, ids, alike, WholeShapes(own, ids, alike).of)
+    whole, whole_of = _assembled(key, "a", own, others, ids, alike, WholeShapes(own, others, ids, alike).of)
     found = RankGroup(key, "b", whole, others, of_one_process=False, alike=alike)
     for pair in found.made:
         if pair.together is not None:
@@ -464,6 +464,10 @@ def _of_all(
     """What ranks hold of a tensor, their copies beside it; of what may be parts and differs, the sum or the mean."""
     if not ref.is_readable and ref.digest is None:
         return ref
+    if any(part.is_text for part in held.parts):
+        if all(part.dtype == ref.dtype and part.source == ref.source for part in held.parts):
+            return ref
+        return ref.with_(source=Unreadable("its ranks hold texts of their own"), digest=None)
     if not held.is_cut and len({part.shape for part in held.parts}) > 1:
         shapes = ", ".join(sorted({"x".join(map(str, part.shape)) for part in held.parts}))
         return ref.with_(source=Unreadable(f"its ranks hold it in several shapes ({shapes})"), digest=None)
@@ -523,6 +527,9 @@ def _are_near(parts: list[TensorRef]) -> bool:
 
 def _adds_up(parts: list[TensorRef], theirs: list[TensorRef]) -> bool:
     """Whether the sum of what ranks hold is what one rank of the other run holds, or all of them: even parts of it."""
+    # Two runs' copies, each with noise of its own, are one another's, and so are their sums.
+    if theirs and parts[0].numel > 1 and _off(parts[0], theirs[0]) <= _EVEN * float(np.linalg.norm(_sum(parts[:1]))):
+        return False
     total = _sum(parts)
     most = _EVEN * float(np.linalg.norm(total))
     there = [pages.array(one).astype(np.float64) for one in theirs[:1]] + ([_sum(_different(theirs))] if theirs else [])

@@ -109,3 +109,67 @@ def test_a_step_too_large_to_be_put_together_is_said_to_be(tmp_path: Path, monke
     found, doc = block(tmp_path, RIGHT, tensor_parallel([PART, SHARED - PART]))
     assert found is None
     assert any("what went wrong among the 2 ranks of step 0 was not looked for" in note for note in doc["notes"])
+
+
+def with_texts(prompts: list[str], gradients: list[torch.Tensor]) -> list[Step]:
+    """The ranks of RIGHT, each with a text of its own."""
+    ranks: list[Any] = tensor_parallel(gradients)
+    for one, prompt in zip(ranks, prompts, strict=True):
+        one["batch_inputs"] = {**one["batch_inputs"], "prompt": prompt}
+    return ranks
+
+
+def test_texts_of_the_ranks_own_are_in_nobodys_way(tmp_path: Path) -> None:
+    a, b = with_texts(["p", "q"], [SHARED, SHARED]), with_texts(["p", "z"], [PART, SHARED - PART])
+    found, doc = block(tmp_path, a, b)
+    assert [one["kind"] for one in there(found)["faults"]] == ["not summed"]
+    assert not any("could not be looked for" in note for note in doc["notes"])
+
+
+def test_what_the_first_run_did_not_sum_is_no_fault_of_the_others(tmp_path: Path) -> None:
+    a, b = ([{"gradient": {"grad.norm.weight": one}} for one in own] for own in ([PART, SHARED - PART], [SHARED] * 2))
+    found, doc = block(tmp_path, a, b)
+    assert doc["first_divergence"]
+    assert found is None or not found["faults"]
+
+
+def test_copies_with_noise_of_their_own_are_not_added_up(tmp_path: Path) -> None:
+    def ranks(seed: int, off: float) -> list[Step]:
+        noise = [1 + 1e-7 * random(2, 16, 8, seed=seed + rank) for rank in range(2)]
+        return [
+            {
+                "batch_inputs": {"input_ids": IDS},
+                "modules": {"norm.output": HIDDEN * one, "o_proj.output": HIDDEN * one + off},
+            }
+            for one in noise
+        ]
+
+    found, doc = block(tmp_path, ranks(10, 0.0), ranks(20, 0.3))
+    assert there(doc["first_divergence"])["name"] == "o_proj.output"
+    assert not [one for one in (found or {"faults": []})["faults"] if "norm.output" in one["sentence"]]
+
+
+def test_what_agrees_rank_by_rank_is_no_cause(tmp_path: Path) -> None:
+    def ranks(off: float) -> list[Step]:
+        """Positions on three axes [axis, sample, position], as of images."""
+        found: list[Any] = context_parallel(IN_ORDER)
+        for rank, one in enumerate(found):
+            at = torch.arange(8) + 8 * rank
+            one["batch_inputs"]["position_ids"] = at.expand(3, 2, 8).contiguous()
+            one["modules"]["norm.output"] = one["modules"]["embed_tokens.output"] + off * rank
+        return found
+
+    found, doc = block(tmp_path, ranks(0.0), ranks(0.5))
+    assert there(doc["first_divergence"])["name"] == "norm.output"
+    assert not [one for one in (found or {"faults": []})["faults"] if "position_ids" in one["sentence"]]
+
+
+def test_an_error_of_the_second_look_leaves_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise IndexError("out of bounds")
+
+    monkeypatch.setattr(among_ranks, "compare_runs", broken)
+    found, doc = block(tmp_path, RIGHT, tensor_parallel([PART, SHARED - PART]))
+    assert found is None
+    assert doc["first_divergence"]
+    assert any("could not be looked for: IndexError: out of bounds" in note for note in doc["notes"])

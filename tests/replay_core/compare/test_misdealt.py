@@ -58,3 +58,37 @@ def test_the_same_samples_on_other_ranks_are_none(tmp_path: Path) -> None:
     doc = workbench.compare_dumps(run(tmp_path / "a", RIGHT), run(tmp_path / "b", RIGHT[::-1]))
     found = doc.get("parallel")
     assert found is None or not any(one["kind"] == "other samples" for one in found["faults"])
+
+
+def recorded(folder: Path, ranks: list[dict[str, dict[str, Tensor]]]) -> Path:
+    """One step of as many ranks: stage -> fields."""
+    for rank, stages in enumerate(ranks):
+        with Recorder(folder) as recorder, recorder.step(0, rank=rank) as record:
+            for stage, fields in stages.items():
+                record(stage, fields, micro=0)
+    return folder
+
+
+def given(ids: Tensor, loss: float = 1.0, **more: Tensor) -> dict[str, dict[str, Tensor]]:
+    return {"batch_inputs": {"input_ids": ids.contiguous(), **more}, "loss": {"loss": torch.tensor(loss)}}
+
+
+PADDED = torch.cat([STEPS[0, :2], torch.cat([STEPS[0, 2:, :7], torch.zeros(2, 5, dtype=torch.int64)], 1)])
+SAMPLED = {"rollout": {"input_ids": PADDED[:2].contiguous()}}
+SAME: dict[str, tuple[list[dict[str, dict[str, Tensor]]], list[dict[str, dict[str, Tensor]]]]] = {
+    "a rank of a was not recorded": (
+        [{"loss": {"loss": torch.tensor(1.0)}}, given(PADDED[2:])], [given(PADDED[:2]), given(PADDED[2:], 2.0)],
+    ),
+    "padded as far as the rank's longest": ([given(PADDED)], [given(PADDED[:2]), given(PADDED[2:, :7], 2.0)]),
+    "padding that one of them marks": (
+        [given(PADDED, attention_mask=(PADDED != 0).long())], [given(PADDED[:2]), given(PADDED[2:], 2.0)],
+    ),
+    "recorded when sampled and when trained": ([given(PADDED)], [SAMPLED | given(PADDED[:2]), given(PADDED[2:], 2.0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_the_same_samples_otherwise_recorded_are_no_others(case: str, tmp_path: Path) -> None:
+    a, b = (recorded(tmp_path / which, ranks) for which, ranks in zip("ab", SAME[case], strict=True))
+    found = workbench.compare_dumps(a, b).get("parallel")
+    assert found is None or not any(one["kind"] == "other samples" for one in found["faults"])

@@ -365,6 +365,32 @@ def test_a_rank_that_computes_in_another_dtype_is_named(tmp_path: Path) -> None:
     assert faults(compared(tmp_path, step(slice(0, 4), torch.float32), *ranks))[0] == ("precision", (1,))
 
 
+def test_a_rank_that_is_off_is_not_so_for_anothers_dtype(tmp_path: Path) -> None:
+    def step(rows: slice, dtype: torch.dtype, times: float = 1.0) -> Step:
+        return {
+            "batch_inputs": {"input_ids": IDS[rows].contiguous()},
+            "modules": {
+                "layers.0.mlp.up_proj.output": OUT[rows].bfloat16().to(dtype).contiguous(),
+                "layers.0.mlp.output": (times * OUT[rows].bfloat16().float()).contiguous(),
+            },
+        }
+
+    ranks = [step(HALVES[0], torch.float32, 1.5), step(HALVES[1], torch.bfloat16)]
+    found = faults(compared(tmp_path, step(slice(0, 4), torch.float32), *ranks))
+    assert "precision" not in [kind for kind, _ in found]
+
+
+def test_what_is_another_on_each_of_ranks_with_their_own_samples_is_of_no_layer(tmp_path: Path) -> None:
+    def step(rows: slice, made: Tensor) -> Step:
+        return {"batch_inputs": {"input_ids": IDS[rows].contiguous()}, "gradient": {"grad.norm.weight": made}}
+
+    whole = random(64, seed=30)
+    ranks = [step(rows, whole + 0.3 * random(64, seed=31 + rank)) for rank, rows in enumerate(HALVES)]
+    found = compared(tmp_path, step(slice(0, 4), whole), *ranks)
+    assert faults(found) == [("summed in part", (0, 1))]
+    assert not any("layers behind it" in row.reason for row in found.tensors)
+
+
 def micros(folder: Path, gradients: dict[int, Tensor], outputs: list[Tensor], ranks: int) -> Path:
     """Steps of as many ranks as hold all alike: a gradient of each; what a module puts out in two micro-batches."""
     for rank in range(ranks):

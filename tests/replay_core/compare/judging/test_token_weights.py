@@ -103,3 +103,10 @@ def test_in_half_precision_what_is_missing_is_named_as_well(tmp_path: Path) -> N
     ranks = [step(one, gradient(of(1.0, 0.0)), **half) for one in HALVES]
     fault = there(told(compared(tmp_path, step(slice(0, 4), gradient(ADVANTAGES), **half), *ranks)))
     assert (fault.kind, fault.ranks) == ("missing", (1,))
+
+
+def test_a_gradient_that_is_not_finite_is_made_of_no_weights(tmp_path: Path) -> None:
+    here = gradient(ADVANTAGES)
+    here[3] = float("nan")
+    found = against(tmp_path, here)
+    assert "NaN" in there(found).sentence
