@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ FAULTY: dict[str, tuple[list[Step], list[Step], str, list[int], str]] = {
 }  # fmt: skip
 
 
-def block(tmp_path: Path, a: list[Step], b: list[Step], **asked: Any) -> tuple[Any, dict[str, Any]]:
+def block(tmp_path: Path, a: Sequence[Step], b: Sequence[Step], **asked: Any) -> tuple[Any, dict[str, Any]]:
     doc = workbench.compare_dumps(write(tmp_path / "a", *a), write(tmp_path / "b", *b), **asked)
     return doc.get("parallel"), dict(doc)
 
