@@ -21,6 +21,7 @@ _OLD_CLASS = "torch.distributed._tensor.api.DTensor"
 MAX_RANKS = 1 << 16
 #: A cut of what a later axis of the mesh has cut before: FSDP over tensor parallelism.
 STRIDED = "_StridedShard"
+UNEVEN = "a strided shard that is uneven, or whose factor is not the mesh's"
 #: What ranks' tensors along an axis of the mesh are to be made into, by torch's word for it: each holds a part.
 PARTIAL = {f"Partial({how})": how for how in ("sum", "avg", "max", "min")}
 
@@ -55,9 +56,10 @@ def assembled(shards: Mapping[int, Any]) -> TensorRef:
     odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate", STRIDED, *PARTIAL)), None)
     if odd is not None:
         return whole.with_(source=Unreadable(f"placement {odd}: the shards are not slices of the tensor"))
-    order = _order_of_cuts(first, whole.shape, placements, mesh)
+    factors = [_attribute(placement, "split_factor") for placement in _spec(first)["placements"]]
+    order = order_of_cuts(factors, whole.shape, placements, mesh)
     if order is None:
-        return whole.with_(source=Unreadable("a strided shard that is uneven, or whose factor is not the mesh's"))
+        return whole.with_(source=Unreadable(UNEVEN))
     placements = [("Shard" if kind == STRIDED else kind, dim) for kind, dim in placements]
     at: dict[tuple[int, ...], TensorRef] = {}
     for rank, value in shards.items():
@@ -105,20 +107,24 @@ def laid_together(
     mesh: Sequence[int],
     placements: Sequence[tuple[str, int]],
     shape: Sequence[int],
+    order: Sequence[int] | None = (),
 ) -> TensorRef:
     """The whole tensor from local ones by their place in the mesh; unreadable, with the reason, where it cannot be had.
 
-    placements: (Shard, Replicate or one of PARTIAL, dimension) per axis of the mesh, which cut in the mesh's order.
+    placements: (Shard, Replicate or one of PARTIAL, dimension) per axis of the mesh. order: of its axes, in which they
+    cut the tensor, the mesh's own if empty; None where it is not known.
     """
     first = next(iter(at.values()))
     empty = TensorRef("", first.dtype, tuple(shape), Unreadable(""))
     odd = next((kind for kind, _ in placements if kind not in ("Shard", "Replicate", *PARTIAL)), None)
     if odd is not None or len(mesh) != len(placements):
         return empty.with_(source=Unreadable(f"placement {odd}: the shards are not slices of the tensor"))
+    if order is None:
+        return empty.with_(source=Unreadable(UNEVEN))
     missing = [place for place in _needed(mesh, placements) if _face(at, place, placements) is None]
     if missing:
         return empty.with_(source=Unreadable(f"the shard at mesh {list(missing[0])} is missing"))
-    built = _built(at, {}, range(len(mesh)), mesh, placements)
+    built = _built(at, {}, order or range(len(mesh)), mesh, placements)
     if built is None or built.shape != tuple(shape):
         found = list(built.shape) if built is not None else "shards that do not fit each other"
         return empty.with_(source=Unreadable(f"the shards make up {found}, the tensor is {list(shape)}"))
@@ -161,16 +167,15 @@ def _first_of(place: Sequence[int], placements: Sequence[tuple[str, int]]) -> tu
     return tuple(0 if kind == "Replicate" else here for here, (kind, _) in zip(place, placements, strict=True))
 
 
-def _order_of_cuts(
-    value: dict[str, Any], shape: Sequence[int], placements: Sequence[tuple[str, int]], mesh: Sequence[int]
+def order_of_cuts(
+    factors: Sequence[Any], shape: Sequence[int], placements: Sequence[tuple[str, int]], mesh: Sequence[int]
 ) -> list[int] | None:
     """Mesh axes in the order they cut the tensor; None where a strided shard says another order than the mesh's.
 
     FSDP cuts what tensor parallelism has cut already, though its axis stands before: `_StridedShard(dim, factor)` is
     a cut after the later axes of the same dimension, `factor` how many pieces those made. Uneven ones are left:
-    torch and FSDP cut them differently.
+    torch and FSDP cut them differently. factors: of every axis, of what is no strided shard any.
     """
-    factors = [_attribute(placement, "split_factor") for placement in _spec(value)["placements"]]
     late: list[int] = []
     for axis, (kind, dim) in enumerate(placements):
         if kind != STRIDED:

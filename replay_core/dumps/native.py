@@ -22,7 +22,7 @@ from replay_core.dumps.columns import join
 from replay_core.dumps.containers.json_lines import NAMED_LINES, NoJsonError, decode, read_object
 from replay_core.dumps.containers.torch_rebuild import geometry
 from replay_core.dumps.dialect import Dialect, Index
-from replay_core.dumps.dtensor import MAX_RANKS, PARTIAL, laid_together
+from replay_core.dumps.dtensor import MAX_RANKS, PARTIAL, STRIDED, laid_together, order_of_cuts
 from replay_core.dumps.fields import flatten, settled
 from replay_core.dumps.native_files import read_tree
 from replay_core.errors import DumpError
@@ -41,6 +41,7 @@ _FILE = regex(r"step_(\d{6,})(?:_rank(\d+))?(?:_micro(\d+))?\.(pt|safetensors|js
 _INDEX = regex(r"index_rank(\d+)\.jsonl$")
 #: How torch spells where a shard lies, in its short and its long words.
 _PLACEMENT = regex(r"(?:S\(|Shard\(dim=)(\d+)\)")
+_STRIDED = regex(r"(?:_S\(|_StridedShard\(dim=)(\d{1,9}), (?:sf=|split_factor=)?(\d{1,9})\)")
 _PLACED = {"R": "Replicate", "Replicate()": "Replicate", "P": "Partial(sum)"}
 _PLACED |= {f"P({how})": kind for kind, how in PARTIAL.items()}
 #: Of a number of a step: more are no step, and Python makes no number of thousands.
@@ -361,6 +362,8 @@ class _Shard(Struct, frozen=True):
     placements: tuple[tuple[str, int], ...]
     mesh: tuple[int, ...]
     coordinate: tuple[int, ...]
+    #: Of the mesh's axes, in which they cut the tensor; None where that is not known.
+    order: tuple[int, ...] | None
 
 
 def _whole(key: RecordKey, path: Path, fields: list[TensorRef]) -> list[TensorRef]:
@@ -388,7 +391,7 @@ def _joined(
     if shard is None or not every[ref.name]:
         return ref
     at = _of_own_mesh(every[ref.name], rank, shard)
-    whole = laid_together(at, shard.mesh, shard.placements, shard.shape)
+    whole = laid_together(at, shard.mesh, shard.placements, shard.shape, shard.order)
     return whole.with_(name=ref.name, canonical=ref.canonical, alignment=ref.alignment, order=ref.order)
 
 
@@ -439,11 +442,19 @@ def _shard(field: dict[str, Any]) -> _Shard:
     shape, mesh, coordinate = (tuple(int(n) for n in field[part]) for part in ("global_shape", "mesh", "coordinate"))
     if min((*shape, *mesh, *coordinate), default=0) < 0 or prod(mesh) > MAX_RANKS or max(shape, default=0) >= 1 << 40:
         raise ValueError("no shape, or no mesh")
-    placements = []
+    placements: list[tuple[str, int]] = []
+    factors: list[int | None] = []
     for said in field["placements"]:
-        match = _PLACEMENT.fullmatch(str(said))
-        placements.append(("Shard", int(match.group(1))) if match else (_PLACED.get(str(said), str(said)), 0))
-    return _Shard(shape, tuple(placements), mesh, coordinate)
+        match, strided = _PLACEMENT.fullmatch(str(said)), _STRIDED.fullmatch(str(said))
+        factors.append(int(strided.group(2)) if strided else None)
+        if strided or match:
+            dim = (strided or match).group(1)  # type: ignore[union-attr]
+            placements.append((STRIDED if strided else "Shard", int(dim)))
+        else:
+            placements.append((_PLACED.get(str(said), str(said)), 0))
+    order = order_of_cuts(factors, shape, placements, mesh) if len(placements) == len(mesh) else None
+    placements = [("Shard" if kind == STRIDED else kind, dim) for kind, dim in placements]
+    return _Shard(shape, tuple(placements), mesh, coordinate, None if order is None else tuple(order))
 
 
 DIALECT = Dialect("native", "index", detect, index, read, told=told, grows=_INDEX.pattern)

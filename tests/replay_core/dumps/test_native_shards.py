@@ -59,3 +59,33 @@ def test_parts_of_a_sum_that_ranks_recorded_are_their_sum(how: str, tmp_path: Pa
         expected = parts.sum(0) if how == "sum" else parts.mean(0)
         np.testing.assert_allclose(pages.array(ref), expected.numpy(), rtol=1e-6)
     assert len(records) == 2
+
+
+@pytest.mark.parametrize("said", ["as recorded", "_StridedShard(dim=0, sf=2)"])
+def test_shards_of_fsdp_over_tensor_parallelism_are_laid_as_they_were_cut(said: str, tmp_path: Path) -> None:
+    """FSDP cuts what each tensor-parallel rank has, though its axis of the mesh stands before."""
+    from torch import distributed
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+    from torch.distributed.tensor.placement_types import _StridedShard
+    from torch.testing._internal.distributed import fake_pg as fake
+
+    whole = torch.randn(8, 3)
+    for rank in range(4):
+        local = whole.chunk(2)[rank % 2].chunk(2)[rank // 2].contiguous()
+        distributed.init_process_group("fake", store=fake.FakeStore(), rank=rank, world_size=4)
+        try:
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            placements = [_StridedShard(0, split_factor=2), Shard(0)]
+            held = DTensor.from_local(local, mesh, placements, shape=whole.shape, stride=whole.stride())
+            with Recorder(tmp_path / "dump") as recorder, recorder.step(0, rank=rank) as step:
+                step("param", {"param.w": held})
+        finally:
+            distributed.destroy_process_group()
+        index = tmp_path / "dump" / f"index_rank{rank}.jsonl"
+        if said != "as recorded":  # by torch before 2.10
+            index.write_text(index.read_text().replace("_S(0, 2)", said))
+    records = open_run(tmp_path / "dump").select(stage="param")
+    assert len(records) == 4
+    for record in records:
+        (ref,) = record.tensors()
+        np.testing.assert_array_equal(pages.array(ref), whole.numpy())
