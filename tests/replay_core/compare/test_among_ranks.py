@@ -128,7 +128,8 @@ def test_texts_of_the_ranks_own_are_in_nobodys_way(tmp_path: Path) -> None:
 
 
 def test_what_the_first_run_did_not_sum_is_no_fault_of_the_others(tmp_path: Path) -> None:
-    a, b = ([{"gradient": {"grad.norm.weight": one}} for one in own] for own in ([PART, SHARED - PART], [SHARED] * 2))
+    a: list[Step] = [{"gradient": {"grad.norm.weight": one}} for one in (PART, SHARED - PART)]
+    b: list[Step] = [{"gradient": {"grad.norm.weight": SHARED}}] * 2
     found, doc = block(tmp_path, a, b)
     assert doc["first_divergence"]
     assert found is None or not found["faults"]
