@@ -252,7 +252,8 @@ def compare_dumps(
     )
     if not (name or digests):
         of_a, of_b = records_a or run_a.records, records_b or run_b.records
-        compared.among = among_ranks(compared, of_a, of_b, exact=exact, tolerances=tolerances, on_event=on_event)
+        found = among_ranks(compared, of_a, of_b, exact=exact, tolerances=tolerances, on_event=on_event)
+        compared.among = found, compared.first
     compared.notes += notes
     compared.selection = {part: str(value) for part, value in chosen.items()} | (
         {"name": ", ".join(name)} if name else {}

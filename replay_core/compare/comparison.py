@@ -96,8 +96,8 @@ class Comparison(Struct):
     around: tuple[Around | None, tuple[Any, ...]] | None = None
     #: The micro-batches of one run that are spread over ranks, which one process of the other faced.
     together: list[Together] = field(default_factory=list)
-    #: What went wrong among ranks that face each other one by one, as far as it was looked for.
-    among: Parallel | None = None
+    #: What went wrong among ranks, as far as it was looked for beside the rows; and for which first divergence.
+    among: tuple[Parallel | None, TensorVerdict | None] = (None, None)
     #: What was asked for where it was not everything, in the words of the command line.
     selection: dict[str, str] = field(default_factory=dict)
     #: What NexRL's script would report; None where nobody asked.

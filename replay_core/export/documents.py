@@ -241,7 +241,8 @@ def comparison_document(
 def _parallel(comparison: Comparison) -> ParallelBlock | None:
     from replay_core.compare.parallel import parallel, sentence
 
-    found = comparison.among if comparison.first is not None else None
+    # Under other limits than it was looked for with, another may be first.
+    found = comparison.among[0] if comparison.first is comparison.among[1] else None
     found = found or parallel(comparison.tally.of_ranks, comparison.together)
     if found is None:
         return None

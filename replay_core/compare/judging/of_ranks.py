@@ -117,14 +117,15 @@ class OfRanks:
         #: outputs.
         self._heads: dict[tuple[int | None, str | None], list[token_weights.GivenToHead]] = defaultdict(list)
         self._last: dict[Any, list[TensorRef]] = defaultdict(list)
-        #: Of a step and a name: the first activation that is off, what the ranks hold of it, and in which micro-batch.
-        self._off_micro: dict[tuple[int | None, str], tuple[TensorVerdict, TensorRef]] = {}
+        #: Of this step, by role and name: the first activation that is off, and what the ranks hold of it.
+        self._off_micro: dict[tuple[str | None, str], tuple[TensorVerdict, TensorRef]] = {}
         #: Of a step: what is said of ranks whose modules put out another dtype.
         self._dtypes: dict[int | None, Fault] = {}
         #: Steps in which something is off that is no gradient and no weight.
         self._forward_off: set[int | None] = set()
-        #: By name, gradients of the step before this one: whose step it was, and the ranks' own.
-        self._gradients: dict[str, tuple[int, TensorRef]] = {}
+        #: By role and name, gradients of the step before this one: whose step it was, and the ranks' own.
+        self._gradients: dict[tuple[str | None, str], tuple[int, TensorRef]] = {}
+        self._step: int | None = None
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
 
     # What is not finite is told as such, and arithmetic with it says nothing.
@@ -137,6 +138,11 @@ class OfRanks:
         assert pair.b is not None
         ours, theirs = (pair.a, pair.b) if together.which == "a" else (pair.b, pair.a)
         held = together.held.get(id(ours[1]))
+        if row.key.step != self._step:
+            # Of a step before this one nobody asks what its micro-batches held.
+            self._step = row.key.step
+            for known in (self._off_micro, self._last, self._heads):
+                known.clear()
         self._note_tokens(together, row)
         if held is None:
             if row.skipped is None and not row.verdict.diverges:
@@ -194,7 +200,7 @@ class OfRanks:
         self._note_micro(row, whole, ours[1])
         self._keep(row, whole, held)
         if row.name.startswith("grad.") and row.key.step is not None:
-            self._gradients[row.name] = row.key.step, ours[1]
+            self._gradients[row.key.role, row.name] = row.key.step, ours[1]
 
     def _in_sections(
         self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks
@@ -286,7 +292,7 @@ class OfRanks:
         place = row.place[:2]
         if fault is None or fault.kind == "apart":
             fault = self._from_before(row, whole, laid, held, place) or fault
-        before = self._gradients.get(row.name)
+        before = self._gradients.get((row.key.role, row.name))
         if before is not None and before[0] < (row.key.step or 0) and (fault is None or fault.kind == "apart"):
             fault = contributions.with_the_last(row.name, whole, laid, before[1], held.ranks, together.ranks) or fault
         if row.name.startswith("grad.") and (fault is None or fault.kind in ("apart", "too little")):
@@ -824,7 +830,7 @@ class OfRanks:
             self._forward_off.add(row.key.step)
         if not naming.is_module_tensor(row.name) or row.name.startswith("grad.") or row.ranks is None:
             return
-        first, own = self._off_micro.setdefault((row.key.step, row.name), (row, laid))
+        first, own = self._off_micro.setdefault((row.key.role, row.name), (row, laid))
         if first is row or first.ranks is None or not first.verdict.diverges or first.key.micro == row.key.micro:
             return
         known, _ = self._first_off.get(row.key.step, (None, None))

@@ -229,6 +229,10 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array, *ratios_N: Array
     return None
 
 
+#: A KL of both signs that is as small as this may be the mean of a plain difference over few tokens.
+_OF_BOTH_SIGNS = 0.1
+
+
 @rule("D29", "the KL estimator is turned around", link="ref", scope="batch",
       needs=("kl", "ref_logprobs", "trainer_logprobs"),
       source="trl#2854, grail#42, marin#1708; Schulman 2020")  # fmt: skip
@@ -353,6 +357,17 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 cause=f"{one} is never below 0, but e^x - 1 - x of log-probabilities in bf16 is off by up to "
                 f"{BF16:.1g}",
                 next_step="compute the KL in float32; look at it again where it comes to more than that",
+                steps=series.steps(under=K3_FLOOR),
+            )
+        elif one and bad and stated == "" and max(values) > 0 and max(map(abs, values)) < _OF_BOTH_SIGNS:
+            yield info(
+                f"{series.name} is of both signs, from {min(values):.2g} to {max(values):.2g}: the plain difference "
+                f"(k1), if it is RLOO's or a penalty's; {one}, GRPO's, is never below 0",
+                bad[0].where(series.name),
+                series.shown_at(bad[0], f">= 0 of {one}"),
+                cause="TRL's GRPO and RLOO log one name for two estimators, and nothing here says whose this is",
+                next_step="rldbg record -- YOUR COMMAND, then "
+                "rldbg diagnose rldbg-dump --rule D29 recomputes every estimator",
                 steps=series.steps(under=K3_FLOOR),
             )
         elif one and bad:

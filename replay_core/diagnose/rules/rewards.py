@@ -257,6 +257,8 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
     """
     yield from _said_by_trainer(log)
     yield from _printed(log)
+    if log.has("value_loss"):
+        return  # a critic is trained: advantages are not of groups
     known, dead = _dead_steps(log)
     alike = [step for step in dead if (step.batch_std or 0) <= NO_STD]
     if alike:

@@ -133,6 +133,8 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("kl though on policy", verl,
      [{"actor/kl_loss": 1.2e-4, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": 0.0}] * 3, ("D15", "warning")),
     ("k3 below 0", trl, [{"kl": -1.2e-6}] * 3, ("D29", "error")),
+    ("a KL of both signs, of RLOO as of GRPO", trl, [{"kl": one} for one in (-0.005, 0.003, 0.02)], None),
+    ("a KL of both signs, and not little", trl, [{"kl": one} for one in (-0.5, 0.3, 2.0)], ("D29", "error")),
     ("k3 rounded below 0", trl, [{"kl": -9e-7}] * 3, None),
     ("k1 below 0 for long", verl, [{"actor/ppo_kl": -0.0012}] * 20, ("D29", "warning")),
     ("k1 below 0 for a while", verl, [{"actor/ppo_kl": -0.002}] * 19, None),

@@ -50,6 +50,17 @@ def test_a_reward_that_falls_leads_over_the_groups_without_a_spread_that_follow(
     assert "L01" not in [one.id for one in found.findings]
 
 
+def test_groups_without_a_spread_are_nothing_where_a_critic_is_trained(tmp_path: Path) -> None:
+    """PPO's groups are of one response each."""
+    reward = _wavering(0.5, 0.02, 12, 0.05)
+    logged = {"policy_loss": [1e-9] * 12, "reward": reward, "group_reward_std": [0.0] * 12,
+              "actor_grad_norm": _wavering(1.4, 0.5, 12, 0.1)}  # fmt: skip
+    without = diagnosed(tmp_path, _openrlhf(**logged))
+    assert "D01" in [one.id for one in without.findings]
+    with_critic = diagnosed(tmp_path, _openrlhf(**logged, critic_loss=_wavering(5e-3, 3e-3, 12, 1e-3)))
+    assert "D01" not in [one.id for one in with_critic.findings]
+
+
 def test_gradients_of_a_loss_of_ordinary_size_hold_a_loss_scale(tmp_path: Path) -> None:
     norms = _wavering(6.5e4, 6.6e4, 12, 8e3)
     losses = _wavering(0.02, 0.03, 12, 0.02)
