@@ -229,7 +229,7 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array, *ratios_N: Array
     return None
 
 
-#: A KL of both signs that is as small as this may be the mean of a plain difference over few tokens.
+#: A KL of both signs, above 0 on the average, that is as small as this may be a plain difference over few tokens.
 _OF_BOTH_SIGNS = 0.1
 
 
@@ -359,7 +359,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
                 next_step="compute the KL in float32; look at it again where it comes to more than that",
                 steps=series.steps(under=K3_FLOOR),
             )
-        elif one and bad and stated == "" and max(values) > 0 and max(map(abs, values)) < _OF_BOTH_SIGNS:
+        elif one and bad and stated == "" and sum(values) > 0 and max(map(abs, values)) < _OF_BOTH_SIGNS:
             yield info(
                 f"{series.name} is of both signs, from {min(values):.2g} to {max(values):.2g}: the plain difference "
                 f"(k1), if it is RLOO's or a penalty's; {one}, GRPO's, is never below 0",
