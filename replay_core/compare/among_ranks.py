@@ -11,7 +11,7 @@ from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.misdealt import misdealt
 from replay_core.compare.parallel import Found, Parallel, parallel
 from replay_core.errors import DumpError, NothingComparableError
-from replay_core.jobs import OnEvent, ignore
+from replay_core.jobs import Event, OnEvent, Progress, ignore
 from replay_core.records import Record
 
 #: Ranks of a run that are put together, and bytes of both that are read for it, at most.
@@ -74,25 +74,28 @@ def _of_one_layout(
     if compared.together or first.key.rank is None:
         return None
     own, theirs = ([one for one in records if one.key.rank is not None] for records in (records_a, records_b))
-    steps = sorted({one.key.step for one in own if one.key.step is not None and one.key.step <= (first.key.step or 0)})[
-        -2:
-    ]
+    earlier = {one.key.step for one in own if one.key.step is not None and one.key.step <= (first.key.step or 0)}
+    steps = sorted(earlier)[-2:]
     own, theirs = ([one for one in records if one.key.step in steps] for records in (own, theirs))
     ranks = {one.key.rank for one in own}
     if len(ranks) < 2 or ranks != {one.key.rank for one in theirs}:
         return None
-    size = sum(
-        one.path.stat().st_size for one in {one.path: one for one in (*own, *theirs)}.values() if one.path.is_file()
-    )
+    paths = {one.path for one in (*own, *theirs)}
+    size = sum(path.stat().st_size for path in paths if path.is_file())
     if len(ranks) > MOST_RANKS or size > MOST_BYTES:
         compared.notes.append(
             f"what went wrong among the {len(ranks)} ranks of step {first.key.step} was not looked for: that puts "
             f"together {size / (1 << 30):.1f} GiB (at most {MOST_RANKS} ranks and {MOST_BYTES >> 30} GiB)"
         )
         return None
+
+    def heard(event: Event) -> None:
+        if isinstance(event, Progress):  # what is first was said
+            on_event(event._replace(what=f"why ranks part: {event.what}"))
+
     try:
         again = compare_runs(
-            compared.a, compared.b, own, theirs, exact=exact, tolerances=tolerances, on_event=on_event,
+            compared.a, compared.b, own, theirs, exact=exact, tolerances=tolerances, on_event=heard,
             are_kept=False, as_one=True,
         )  # fmt: skip
     except (DumpError, NothingComparableError):

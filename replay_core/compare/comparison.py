@@ -18,11 +18,11 @@ from replay_core.compare.context import (
     Around,
     around,
     faces,
+    is_attentions_weights,
     is_tied,
     look_at_the_overlap,
     name_samples,
     note_correlation,
-    returned_weights,
     texts_in_order,
     why_missing,
 )
@@ -380,8 +380,8 @@ class _Work:
         if said:
             result.notes.append(said)
         self._micro_pairs, self._ambiguous = pair_micro_batches(records_a, records_b, steps)
-        #: Which run returned attention's weights alone -> what was said of the first.
-        self._weights_alone: dict[str, str] = {}
+        #: Which run returned attention's weights alone -> how many tensors of them.
+        self._weights_alone: Counter[str] = Counter()
         #: How many pairs there are; None until the last step is open.
         self.total: int | None = None
         self._named: set[str] = set()
@@ -536,7 +536,6 @@ class _Work:
         micro_pair.alone = {id(pair.one[1]) for pair in pairs if pair.a is None or pair.b is None}
         micro_pair.rerouted = rerouted(pairs, micro_pair)
         notes.first += [(micro_pair, note) for note in said(micro_pair.rerouted)]
-        which_alone = self._weights_alone
         for pair in pairs:
             record, ref = pair.one
             if not self._is_asked(pair):
@@ -556,10 +555,8 @@ class _Work:
             elif is_tied(pair, micro_pair):
                 tied = f"{pair.name} is the embedding again, which the other side stores once (tied weights)"
                 notes.first.append((micro_pair, tied))
-            elif (alone := returned_weights(pair, micro_pair)) is not None:
-                result.notes_not_compared += 1
-                if which_alone.setdefault(alone[0], alone) is alone:
-                    notes.first.append((micro_pair, alone))
+            elif is_attentions_weights(pair, micro_pair):
+                self._weights_alone["a" if pair.b is None else "b"] += 1
             else:
                 yield pair, micro_pair
 
@@ -589,6 +586,11 @@ class _Work:
     def finish(self) -> None:
         """Say what could face several and faced none; refuse names that nothing has."""
         self._result.problems += self._ambiguous
+        self._result.notes += [
+            f"{number} tensors of attention weights, which {which} alone returned beside the output of their modules, "
+            "are not compared"
+            for which, number in self._weights_alone.items()
+        ]
         self._result.notes = list(dict.fromkeys(self._result.notes))
         if self._names and not self._any_name:
             near = difflib.get_close_matches(self._names[0], self._named, 6, 0.3) or sorted(self._named)[:6]

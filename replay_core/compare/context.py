@@ -97,22 +97,19 @@ def is_tied(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
         return False
 
 
-def returned_weights(pair: TensorPair, micro_pair: MicroBatchPair) -> str | None:
-    """What to say of attention's weights [sample, head, query, key], which one implementation returns beside its output
-    (eager) and another does not make (flash, sdpa), where both runs hold the output itself; None of anything else.
+def is_attentions_weights(pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
+    """Whether one run alone has attention's weights [sample, head, query, key], which one implementation returns beside
+    its output (eager) and another does not make (flash, sdpa), and both have the output itself.
     """
     if pair.a is not None and pair.b is not None:
-        return None
+        return False
     module, _, number = pair.name.rpartition(".output.")
     ref = pair.one[1]
     is_square = len(ref.shape) == 4 and ref.shape[2] == ref.shape[3] and ref.dtype.startswith(("float", "bfloat"))
     if number != "1" or not is_square or "att" not in module.rpartition(".")[2].lower():
-        return None
+        return False
     there = micro_pair.a if pair.a is None else micro_pair.b
-    if not (there.named(f"{module}.output") or there.named(f"{module}.output.0")):
-        return None
-    which = "a" if pair.b is None else "b"
-    return f"{which} alone returned the attention weights of {module} and others: they are not compared, its output is"
+    return bool(there.named(f"{module}.output") or there.named(f"{module}.output.0"))
 
 
 def _of_every_rank(ref: TensorRef, micro_pair: MicroBatchPair) -> tuple[TensorRef, ...]:

@@ -15,6 +15,8 @@ from replay_core.records import Record
 
 #: Token ids that are read of a run, at most.
 _MOST = 1 << 24
+#: Steps of a whose samples are asked for: the step itself, and those before it.
+_STEPS = 8
 
 
 class _DealtRow(Struct, frozen=True):
@@ -32,9 +34,11 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int, role: 
     """The ranks of b that were given samples which a's step has on no rank, or fewer times; None where none were, and
     where samples are no rows of a and b alike (packs, slices of sequences, padding that nothing marks).
 
-    records_a: of earlier steps too, whose samples may have come again. role: whose samples are asked.
+    records_a: of earlier steps too, whose samples may have come again (of the last few). role: whose samples are asked.
     """
     records_a, records_b = ([one for one in records if one.key.role == role] for records in (records_a, records_b))
+    near = sorted({one.key.step for one in records_a if one.key.step is not None and one.key.step <= step})[-_STEPS:]
+    records_a = [one for one in records_a if one.key.step in near]
     every, given = _rows(records_a), _rows([one for one in records_b if one.key.step == step])
     if every is None or not given:
         return None
@@ -51,16 +55,16 @@ def misdealt(records_a: list[Record], records_b: list[Record], step: int, role: 
     same_tokens = Counter(tuple(one.tokens for one in rows) for rows in by_rank.values())
     if not due or there == here or max(same_tokens.values()) > 1 or not any(one.tokens in there for one in given):
         return None
-    own = {(one.rank, one.tokens) for one in due}
+    own = Counter((one.rank, one.tokens) for one in due)
     is_faced = {one.rank for one in due} == set(by_rank) and len(by_rank) > 1
     those: dict[int, list[_DealtRow]] = {}
     for rank, rows in by_rank.items():
-        # Of what comes too often, what is not the own of the rank; or, of one process, what the rank has twice.
+        # Of what comes too often, what the rank has oftener than its own of a; or, of one process, what it has twice.
         mine = Counter(one.tokens for one in rows)
         odd = [
             one for one in rows
             if here[one.tokens] > there[one.tokens]
-            and (one.tokens not in there or (((rank, one.tokens) not in own) if is_faced else mine[one.tokens] > 1))
+            and (one.tokens not in there or mine[one.tokens] > (own[rank, one.tokens] if is_faced else 1))
         ]  # fmt: skip
         if odd:
             those[rank] = odd

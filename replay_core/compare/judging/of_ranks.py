@@ -695,15 +695,9 @@ class OfRanks:
             side = micro_pair.a if together.which == "a" else micro_pair.b
             laid = next((ref for _, ref in side.named(row.name)), None)
             heads = self._heads[row.key.step, row.key.role]
-            if (
-                laid is not None
-                and (
-                    fault := token_weights.explain(
-                        what, whole, laid, heads, is_first=row.key.step not in self._forward_off
-                    )
-                )
-                is not None
-            ):
+            is_first = row.key.step not in self._forward_off
+            fault = None if laid is None else token_weights.explain(what, whole, laid, heads, is_first=is_first)
+            if fault is not None:
                 return fault
         left = self._left.get(row.key.step)
         if row.name.endswith(_HEADS) and left is not None and left[1].axis in (0, 1):
@@ -814,6 +808,7 @@ class OfRanks:
                 row.key.micro or 0, whole, fed, targets, together.ranks, together.cuts, together.micros
             )
             self._heads[row.key.step, row.key.role].append(head)
+            del self._last[place]  # the model returns these logits once more
 
     def _note_dtypes(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks) -> None:
         """Keep the first module of a step whose output ranks have in several dtypes."""

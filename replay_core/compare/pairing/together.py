@@ -31,13 +31,11 @@ from replay_core.compare.pairing.ranks import (
     turns,
 )
 from replay_core.compare.pairing.renumbered_ranks import in_one_numbering
-from replay_core.compare.pairing.whole_shapes import WholeShapes
+from replay_core.compare.pairing.whole_shapes import OF_ITS_OWN, WholeShapes
 from replay_core.records import Inline, Record, RecordKey, TensorRef, Unreadable
 
 #: Elements that are added up in memory.
 _MOST = 1 << 24
-#: Ranks apart by this part of what they hold have values of their own, and not one another's but for noise.
-_OF_ITS_OWN = 0.1
 #: Parts of a sum that are near each other make it up to this part of its norm.
 _EVEN = 1e-2
 
@@ -382,7 +380,7 @@ def _of_slices_of_tokens(
         return shape
     for held in firsts:
         for one in held[1:]:
-            if one.shape != held[0].shape or np.linalg.norm(one - held[0]) < _OF_ITS_OWN * np.linalg.norm(one):
+            if one.shape != held[0].shape or np.linalg.norm(one - held[0]) < OF_ITS_OWN * np.linalg.norm(one):
                 return shape
     return (*shape[:-1], len(firsts[0]) * shape[-1])
 
@@ -522,7 +520,7 @@ def _each_once(
 def _are_near(parts: list[TensorRef]) -> bool:
     """Whether ranks hold one another's values but for noise, or for what is wrong with one of them."""
     first = pages.array(parts[0]).astype(np.float64)
-    return all(_off(parts[0], one) <= _OF_ITS_OWN * float(np.linalg.norm(first)) for one in parts[1:])
+    return all(_off(parts[0], one) <= OF_ITS_OWN * float(np.linalg.norm(first)) for one in parts[1:])
 
 
 def _adds_up(parts: list[TensorRef], theirs: list[TensorRef]) -> bool:

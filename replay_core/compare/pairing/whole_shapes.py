@@ -22,7 +22,7 @@ _MOST = 1 << 24
 #: Elements of each rank's, spread over all of it, by which it is told whether ranks hold the same.
 _ASKED = 1 << 20
 #: Ranks apart by this part of what they hold have values of their own, and not one another's but for noise.
-_OF_ITS_OWN = 0.1
+OF_ITS_OWN = 0.1
 
 
 class WholeShapes:
@@ -150,6 +150,6 @@ def _slices(refs: list[TensorRef]) -> int:
             return 1
         if not np.isfinite(one).all():
             return 1
-        if all(float(np.linalg.norm(one - other)) > _OF_ITS_OWN * float(np.linalg.norm(one)) for other in different):
+        if all(float(np.linalg.norm(one - other)) > OF_ITS_OWN * float(np.linalg.norm(one)) for other in different):
             different.append(one)
     return len(different) if len(refs) % len(different) == 0 else 1

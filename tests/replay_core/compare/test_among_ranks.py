@@ -11,6 +11,7 @@ import torch
 
 from replay_core import workbench
 from replay_core.compare import among_ranks
+from replay_core.jobs import Event, Partial, Progress
 from tests.builders import there
 from tests.replay_core.compare.ranks.recorded import Step, random, write
 
@@ -94,6 +95,13 @@ def test_the_same_ranks_once_more_have_no_fault(tmp_path: Path) -> None:
     found, doc = block(tmp_path, RIGHT, RIGHT)
     assert found is None
     assert doc["first_divergence"] is None
+
+
+def test_the_second_look_says_how_far_it_is_and_no_other_first_divergence(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    block(tmp_path, RIGHT, tensor_parallel([PART, SHARED - PART]), on_event=heard.append)
+    assert len([one for one in heard if isinstance(one, Partial)]) == 1
+    assert any(isinstance(one, Progress) and one.what.startswith("why ranks part: ") for one in heard)
 
 
 @pytest.mark.parametrize("asked", [{"name": ("*norm*",)}, {"digests": True}])

@@ -30,28 +30,49 @@ def run(folder: Path, ranks: list[list[Tensor]]) -> Path:
 
 RIGHT = [[STEPS[0, :2], STEPS[1, :2]], [STEPS[0, 2:], STEPS[1, 2:]]]
 WHOLE = [[STEPS[0], STEPS[1]]]
-WRONG: dict[str, tuple[list[Tensor], int, str]] = {
-    "the step before's": ([STEPS[0, 2:], STEPS[0, 2:]], 1, "was given 2 of 2 samples of step 0 in step 1"),
-    "others": ([torch.cat([STEPS[0, 2:3], LOST]), STEPS[1, 2:]], 0, "was given 1 of 2 samples that a has on no rank"),
-    "one twice": ([torch.cat([STEPS[0, 2:3]] * 2), STEPS[1, 2:]], 0, "was given 1 of 2 samples more often than a"),
+WRONG: dict[str, tuple[list[Tensor], int, str, str]] = {
+    "the step before's": (
+        [STEPS[0, 2:], STEPS[0, 2:]], 1, "other samples", "was given 2 of 2 samples of step 0 in step 1",
+    ),
+    "others": (
+        [torch.cat([STEPS[0, 2:3], LOST]), STEPS[1, 2:]], 0, "other samples",
+        "was given 1 of 2 samples that a has on no rank",
+    ),
+    "one twice, another lost": (
+        [torch.cat([STEPS[0, 2:3]] * 2), STEPS[1, 2:]], 0, "same samples",
+        "sample 2 of the other run is on ranks 1 of b more than once, and sample 3 on none of its ranks",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("against", ["the same ranks", "one process"])
 @pytest.mark.parametrize("case", WRONG)
 def test_the_rank_and_where_its_samples_are_from_are_said(case: str, against: str, tmp_path: Path) -> None:
-    steps, step, said = WRONG[case]
+    steps, step, kind, said = WRONG[case]
     a = run(tmp_path / "a", RIGHT if against == "the same ranks" else WHOLE)
     doc = workbench.compare_dumps(a, run(tmp_path / "b", [RIGHT[0], steps]))
     fault = there(doc.get("parallel"))["faults"][0]
-    if fault["kind"] == "other samples":
-        assert (fault["ranks"], fault["step"]) == ([1], step)
-        assert (
-            said.replace("1 of 2", "2 of 2" if case == "one twice" and against == "one process" else "1 of 2")
-            in (fault["sentence"])
-        )
-    else:
-        assert fault["kind"] == "same samples", "told where the ranks are put together"
+    assert (fault["kind"], fault["ranks"], fault["step"]) == (kind, [1], step)
+    assert said in fault["sentence"]
+
+
+def test_a_rank_that_has_one_micro_batch_again_is_told_which(tmp_path: Path) -> None:
+    def micros(folder: Path, given: list[list[Tensor]]) -> Path:
+        for rank, own in enumerate(given):
+            with Recorder(folder) as recorder, recorder.step(0, rank=rank) as record:
+                for micro, ids in enumerate(own):
+                    record("batch_inputs", {"input_ids": ids.contiguous()}, micro=micro)
+        return folder
+
+    first, second = STEPS[0].split(2), STEPS[1].split(2)
+    a = micros(tmp_path / "a", [list(first), list(second)])
+    doc = workbench.compare_dumps(a, micros(tmp_path / "b", [list(first), [second[0], second[0]]]))
+    fault = there(doc.get("parallel"))["faults"][0]
+    assert (fault["kind"], fault["ranks"]) == ("other samples", [1])
+    assert (
+        "was given 4 of 4 samples more often than a has them in step 0 (a has them in micro-batch 0)"
+        in (fault["sentence"])
+    )
 
 
 def test_the_same_samples_on_other_ranks_are_none(tmp_path: Path) -> None:

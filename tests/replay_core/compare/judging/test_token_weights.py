@@ -75,6 +75,15 @@ def test_ranks_whose_tokens_weigh_otherwise_are_named(
     assert set(fault.ranks) <= set(ranks)
 
 
+def test_logits_that_the_model_returns_once_more_are_the_same_tokens(tmp_path: Path) -> None:
+    def both(one: Step) -> Step:
+        return {**one, "modules": {**one["modules"], "forward.output.logits": one["modules"]["lm_head.output"]}}
+
+    ranks = [both(step(rows, gradient(of(2.0, 1.0)))) for rows in HALVES]
+    fault = there(told(compared(tmp_path, both(step(slice(0, 4), gradient(ADVANTAGES))), *ranks)))
+    assert (fault.kind, fault.ranks) == ("twice", (0,))
+
+
 def test_a_gradient_that_is_right_is_no_fault(tmp_path: Path) -> None:
     assert against(tmp_path, gradient(ADVANTAGES)) is None
 
