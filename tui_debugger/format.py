@@ -284,7 +284,7 @@ def _table_answer(document: ComparisonDocument) -> Answer:
     totals = document["counts"]
     first = document["first_divergence"]
     if first:
-        return first_answer(first, totals)
+        return _ranks_answer(document, first_answer(first, totals))
     if apart := [row["name"] for row in document["tensors"] if row["verdict"] in DIVERGING]:
         more = f" and {len(apart) - 3} more" if len(apart) > 3 else ""
         said = f"only masks differ, nothing that was computed: {', '.join(apart[:3])}{more}"
@@ -329,6 +329,19 @@ def first_answer(
     if first.get("why"):
         notes.append(str(first["why"]))
     return Answer(str(first.get("verdict", "DIFF")), "first", str(first.get("name", "")), facts, notes)
+
+
+def _ranks_answer(document: ComparisonDocument, first: Answer) -> Answer:
+    """What went wrong among the ranks, where that is known: the tensor that parts first is where it shows."""
+    faults = document["parallel"]["faults"] if "parallel" in document else []
+    if not faults:
+        return first
+    cause = faults[0]["sentence"]
+    more = [f"and {plural(len(faults) - 1, 'cause')} more"] if faults[1:] else []
+    notes = [note for note in first.notes if cause not in note]
+    return Answer(
+        first.word, first.token, cause, [*more, f"first at {first.where}", *first.facts], notes, is_claim=True
+    )
 
 
 def origin(first: Mapping[str, Any]) -> str:

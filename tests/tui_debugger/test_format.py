@@ -33,6 +33,24 @@ def test_the_sentence_of_a_divergence() -> None:
     )
 
 
+def test_what_went_wrong_among_the_ranks_is_the_answer_and_the_tensor_is_where_it_shows() -> None:
+    first = whole({**document("comparison")})
+    fault = {
+        "kind": "not summed",
+        "ranks": [0, 1],
+        "factor": None,
+        "sentence": "the gradient is not summed over 0 and 1",
+    }
+    faults = [
+        {**fault, "name": "grad.norm", "step": 0, "tensors": 3},
+        {**fault, "name": "grad.q", "step": 0, "tensors": 1},
+    ]
+    first["parallel"] = {"of": "b", "ranks": [0, 1], "parted": [], "sentence": None, "faults": faults}
+    answer = fmt.comparison_answer(first)
+    assert (answer.where, answer.is_claim, answer.token) == (fault["sentence"], True, "first")
+    assert answer.facts[:2] == ["and 1 cause more", "first at layers.0.self_attn.o_proj.inputs.0"]
+
+
 def test_nothing_compared_is_never_called_the_same() -> None:
     empty = whole({"kind": "comparison", "counts": {"total": 3, "MISSING": 3}})
     assert fmt.comparison_answer(empty).word == "NONE"
