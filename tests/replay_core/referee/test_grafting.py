@@ -98,7 +98,11 @@ def right(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("wrong", ["model.layers.3.mlp.down_proj", "model.layers.0.input_layernorm", "model.norm"])
+@pytest.mark.parametrize("wrong", [
+    "model.layers.3.mlp.down_proj",
+    pytest.param("model.layers.0.input_layernorm", marks=pytest.mark.slow),
+    pytest.param("model.norm", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_the_one_wrong_module_of_many_is_found_by_few_grafts(
     weights: Path, right: Path, tmp_path: Path, wrong: str
 ) -> None:

@@ -181,7 +181,11 @@ def _backward(dump: Path, out: Path, flags: str) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "packing", "finer"),
-    [("bfloat16", "off", "float32"), ("bfloat16", "on", "float32"), ("float32", "on", "float64")],
+    [
+        pytest.param("bfloat16", "off", "float32", marks=pytest.mark.slow),
+        ("bfloat16", "on", "float32"),
+        ("float32", "on", "float64"),
+    ],
 )
 def test_healthy_gradients_agree_however_little_is_left_of_them(
     near_uniform: Path, tmp_path: Path, dtype: str, packing: str, finer: str, monkeypatch: pytest.MonkeyPatch
@@ -199,7 +203,9 @@ def test_healthy_gradients_agree_however_little_is_left_of_them(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("dtype", "finer"), [("bfloat16", "float32"), ("float32", "float64")])
+@pytest.mark.parametrize(("dtype", "finer"), [
+    pytest.param("bfloat16", "float32", marks=pytest.mark.slow), ("float32", "float64")
+])  # fmt: skip
 def test_a_backward_that_is_wrong_behind_a_right_forward_disagrees(
     near_uniform: Path, tmp_path: Path, dtype: str, finer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,8 +118,13 @@ def answer(path: Path, config: hf.PreTrainedConfig, recorded: Callable[[Trainer]
     [
         (_ROTARY, _no_mask, "other_samples", "is a pack without the mask between samples"),
         (_ROTARY, lambda one: one.packed(*one.pack(-1)), "other_samples", "whose boundaries are one token early"),
-        (_ROTARY, lambda one: one.packed(*one.pack(1)), "other_samples", "whose boundaries are one token late"),
-        (_LEARNED, _counted_through, "positions", "whose positions count through it"),
+        pytest.param(
+            _ROTARY, lambda one: one.packed(*one.pack(1)), "other_samples", "whose boundaries are one token late",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            _LEARNED, _counted_through, "positions", "whose positions count through it", marks=pytest.mark.slow
+        ),
         (_LEARNED, _slots, "positions", "is a padded batch whose positions count the padding"),
         (_ROTARY, lambda one: one.padded(torch.ones_like(one.mask_BS)), "padding", "whose mask calls padding tokens"),
     ],

@@ -29,7 +29,7 @@ def parts_of(told: list[Event]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_mistake_is_caught_and_told_apart(ask, fault, dtype):
     doc = ask(f"{fault} dtype={dtype}", plan={"capture": "none"})
@@ -122,7 +122,9 @@ def test_a_model_that_never_returns_is_ended_at_the_time_limit(ask):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", ["packing=on fault=foreign_key", "packing=on block_mask=off dtype=bfloat16"])
+@pytest.mark.parametrize("fault", [
+    pytest.param("packing=on fault=foreign_key", marks=pytest.mark.slow), "packing=on block_mask=off dtype=bfloat16"
+])  # fmt: skip
 def test_digests_first_find_the_divergence_that_whole_tensors_find(ask, fault):
     whole = ask(fault, plan={"capture_level": "full"})["cells"][-1]
     hashed = ask(fault, plan={"capture_level": "hash"})["cells"][-1]

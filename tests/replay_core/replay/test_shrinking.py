@@ -68,10 +68,10 @@ def test_the_part_with_the_first_token_that_is_off_is_tried_first():
     [
         ("boundary_early", "llama"),
         ("padding_visible", "gpt2"),
-        ("first_key_masked", "llama"),
-        ("mlp_scaled_by_the_padded_length", "llama"),
+        pytest.param("first_key_masked", "llama", marks=pytest.mark.slow),
+        pytest.param("mlp_scaled_by_the_padded_length", "llama", marks=pytest.mark.slow),
         ("norm_over_the_batch", "llama"),
-        ("first_tokens_of_rows_alone_kept_for_ever", "llama"),
+        pytest.param("first_tokens_of_rows_alone_kept_for_ever", "llama", marks=pytest.mark.slow),
     ],
 )
 def test_a_large_model_is_asked_of_a_part_and_of_its_first_layers_alike(tmp_path, monkeypatch, name, architecture):

@@ -164,7 +164,7 @@ def test_what_a_killed_replay_left_is_in_no_ones_way_and_neither_is_a_second_wor
 
 @pytest.mark.long
 def test_two_shard_processes_that_were_killed_leave_what_one_worker_leaves(tmp_path: Path) -> None:
-    of_shards(2, 8, 2, tmp_path)
+    of_shards(2, 4, 2, tmp_path)
 
 
 @pytest.mark.slow
