@@ -200,6 +200,41 @@ def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             return
 
 
+def one_bound(strange: list[tuple[StepBatch, Unlike]]) -> Guess | None:
+    """One bound on both sides that cuts off a known variant in every one of these batches, 2 and more: the same in all
+    of them, and one advantage at least lies between.
+    """
+    bounds = [float(np.abs(unlike.heard_B).max()) for _, unlike in strange]
+    bound = bounds[0] if bounds else 0.0
+    if len(bounds) < 2 or not bound > 0 or any(abs(one - bound) > 1e-4 * bound for one in bounds):
+        return None
+    inside = lost = total = 0
+    name = ""
+    for batch, unlike in strange:
+        heard_B, close = unlike.heard_B, unlike.close
+        every = ((what, np.clip(values_B, -bound, bound), values_B) for what, values_B in _known(batch, unlike.kept_B))
+        found = next(((what, raw_B) for what, cut_B, raw_B in every if agree(heard_B, cut_B, close)), None)
+        if found is None:
+            return None
+        name = name or found[0]
+        cut = int((np.abs(found[1]) > bound * (1 + 1e-4)).sum())
+        if not cut:
+            return None
+        lost, total = lost + cut, total + int((np.abs(found[1]) > close).sum())
+        inside += int(((np.abs(heard_B) > close) & (np.abs(heard_B) < bound * (1 - 1e-4))).sum())
+    stated = strange[0][0].laid.algorithm.advantage_clip
+    if not inside:
+        return None
+    meant = stated is not None and abs(stated - bound) <= 1e-3 * bound
+    return Guess(
+        "info" if meant else "warning", "bound",
+        f"advantages are cut off at {-bound:.4g} and {bound:.4g}, {lost} of {total} of them: they are {name}, clamped",
+        "a clip that the run states" if meant else
+        "a clamp behind the normalisation: what it cuts off teaches less than it should, and good and very good "
+        "answers count alike",
+    )  # fmt: skip
+
+
 def _chosen(batch: StepBatch, heard_B: Array, kept_B: Array) -> float | None:
     """The one advantage over 0, where all others are 0 and, in each group, are of smaller rewards."""
     reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
@@ -342,6 +377,9 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                 "an absolute value (or a root of a square) is taken: what is worse than the others is pushed up, too",
             )  # fmt: skip
             break
+    if (sided := _sided(known, heard_B, close)) is not None:
+        yield sided
+        return
     low, high = float(heard_B.min()), float(heard_B.max())
     relu = next((name for name, values_B in known if low == 0 < high and (values_B < -close).any()
                  and (heard_B > 0).sum() >= RELU and agree(heard_B, np.maximum(values_B, 0), close)), None)  # fmt: skip
@@ -410,6 +448,30 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "advantages are multiplied by the length of their response: a sum over its tokens stands in them",
             "they are added up over a response's tokens instead of standing once: long responses count for more",
         )  # fmt: skip
+
+
+#: Different advantages of one sign before a factor of theirs is no chance.
+OF_A_SIDE = 3
+
+
+def _sided(known: list[tuple[str, Array]], heard_B: Array, close: Array) -> Guess | None:
+    """A known variant on one side of 0, and one factor of it on the other."""
+    for name, values_B in known:
+        for word, side_B in (("negative", values_B < -close), ("positive", values_B > close)):
+            if np.unique(np.round(values_B[side_B], 5)).size < OF_A_SIDE or not (~side_B & (values_B != 0)).any():
+                continue
+            size = float(values_B[side_B] @ values_B[side_B])
+            factor = float(values_B[side_B] @ heard_B[side_B]) / size
+            if not 0.01 < factor < 100 or abs(factor - 1) < 1e-2:
+                continue
+            if agree(heard_B, np.where(side_B, factor * values_B, values_B), close * max(1.0, factor)):
+                return Guess(
+                    "warning", f"sided: {word}",
+                    f"{word} advantages are {factor:.4g} times what they should be, the others are right: {name}",
+                    "a weight on one sign alone: what is better and what is worse than the group no longer add up to "
+                    "0, and every token is pushed one way; right only where it is meant",
+                )  # fmt: skip
+    return None
 
 
 def _from_groupings(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
@@ -494,6 +556,11 @@ def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     reward_B, group_B = given(batch.reward_B)[kept_B], given(batch.group_B)[kept_B]
     spread_G = np.array([float(np.ptp(reward_B[inside])) for inside in groups_of(group_B)])
     several_G = spread_G > 1e-6 * max(float(np.abs(reward_B).max()), 1e-12)
+    if several_G.sum() < 2:
+        return
+    if (guess := _of_one_part(batch, unlike)) is not None:
+        yield guess
+        return
     if several_G.sum() < 3:
         return
     names = np.unique(group_B)[several_G]
@@ -519,6 +586,52 @@ def _from_parts(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
                     cause,
                 )  # fmt: skip
                 return
+
+
+#: Samples of a part, and of the others, that tell what each has.
+TELL = 3
+
+
+def _of_one_part(batch: StepBatch, unlike: Unlike) -> Guess | None:
+    """A known variant in all rows but those of one rank (or of one micro-batch), where none of a spread has it: what
+    stands there is 0, has the other sign, or is one factor of it.
+    """
+    heard_B, kept_B, close = unlike.heard_B, unlike.kept_B, unlike.close
+    parts = list(held_together(batch))
+    for name, values_B in _known(batch, kept_B) if parts else ():
+        off_B = np.abs(heard_B - values_B) > close * np.maximum(1, np.abs(values_B))
+        tells_B = np.abs(values_B) > 10 * close
+        for whose, part_B in parts:
+            own_B = part_B[kept_B]
+            bad = np.unique(own_B[off_B])
+            if len(bad) != 1:
+                continue
+            inside_B = tells_B & (own_B == bad[0])
+            if inside_B.sum() < TELL or (tells_B & ~inside_B).sum() < TELL or not off_B[inside_B].all():
+                continue
+            v, a = values_B[inside_B], heard_B[inside_B]
+            factor = float(v @ a) / float(v @ v)
+            if np.abs(a - factor * v).max() > float(close.max()) * max(1.0, float(np.abs(v).max()), abs(factor)):
+                continue
+            part = f"rank {_rank_at(batch, part_B, int(bad[0]))}" if "rank" in whose else f"micro-batch {bad[0]}"
+            what = (
+                "0" if abs(factor) < 1e-6 else "of the other sign" if abs(factor + 1) < 1e-3
+                else f"{factor:.4g} times what they should be"
+            )  # fmt: skip
+            return Guess(
+                "error", f"part: {part}",
+                f"advantages of {part} are {what}, in all {int((own_B == bad[0]).sum())} of its rows although their "
+                f"rewards differ; in all other rows they are {name}",
+                f"{part} makes or receives its part of the advantages otherwise: a buffer that is not filled there, a "
+                "scatter that sends it nothing, its own factor or sign",
+            )  # fmt: skip
+    return None
+
+
+def _rank_at(batch: StepBatch, part_B: Array, part: int) -> str:
+    """The number of the rank whose rows are this part."""
+    sample = int(np.flatnonzero(part_B == part)[0])
+    return next((str(rank) for (rank, _), rows in batch.laid.rows_by_micro().items() if sample in rows), str(part))
 
 
 def _known(batch: StepBatch, kept_B: Array) -> Iterator[tuple[str, Array]]:

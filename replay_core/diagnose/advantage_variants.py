@@ -142,11 +142,17 @@ def zeroed(candidates: Iterator[tuple[str, Array]], kept_B: Array) -> Iterator[t
 
 
 def group_std_B(reward_B: Array, group_B: Array) -> Array:
+    scale_B: Array = _std_B(reward_B, group_B) + 1e-6
+    return scale_B
+
+
+def _std_B(reward_B: Array, group_B: Array, *, unbiased: bool = True) -> Array:
+    """The std of each sample's group."""
     centred_B = advantages.group_centred(reward_B, group_B)
     sizes_G = np.bincount(group_B)
-    std_G = np.sqrt(np.bincount(group_B, weights=centred_B**2) / np.maximum(sizes_G - 1, 1))
-    scale_B: Array = std_G[group_B] + 1e-6
-    return scale_B
+    std_G = np.sqrt(np.bincount(group_B, weights=centred_B**2) / np.maximum(sizes_G - unbiased, 1))
+    each_B: Array = std_G[group_B]
+    return each_B
 
 
 def made_with_all(batch: StepBatch, left_out_B: Array) -> str | None:
@@ -178,6 +184,16 @@ def known_variants(batch: StepBatch, reward_B: Array, group_B: Array) -> Iterato
     yield from variants(
         reward_B, group_B, None if trained_N is None else batch.flat.count(trained_N).astype(np.float64)
     )
+    if batch.laid.algorithm.estimator in ("rloo", ""):
+        others_B = advantages.leave_one_out(reward_B, group_B)
+        for unbiased in (True, False):
+            for epsilon in _EPSILONS:
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    yield (
+                        f"(r - mean of the group's others) / (group std + {epsilon:g}), std over "
+                        f"{'n - 1' if unbiased else 'n'}, the own reward counted",
+                        others_B / (_std_B(reward_B, group_B, unbiased=unbiased) + epsilon),
+                    )
     if (moved := moving_baseline(batch)) is not None:
         is_mean = abs(moved - float(reward_B.mean())) <= 1e-4 * max(float(np.abs(reward_B).max()), 1e-9)
         yield (

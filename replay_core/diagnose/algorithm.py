@@ -124,6 +124,16 @@ class Algorithm:
         return ""
 
     @property
+    def normalises_later(self) -> bool | None:
+        """Whether advantages are whitened over the batch, by a switch of its own; None where it is not stated."""
+        names = ("normalize_advantages", "normalize_advantage", "whiten_advantages", "adv_norm", "norm_adv")
+        told = [self.is_on(name) for name in names]
+        words = [self.value(name) for name in names]
+        if True in told or any(isinstance(word, Mapping) for word in words):
+            return True
+        return False if False in told else None
+
+    @property
     def is_scaled(self) -> bool | None:
         """Whether advantages are divided by a std."""
         value = stated(

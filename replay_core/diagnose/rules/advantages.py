@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.advantage_mistakes import Guess, Unlike, guesses_of
+from replay_core.diagnose.advantage_mistakes import Guess, Unlike, guesses_of, one_bound
 from replay_core.diagnose.advantage_variants import (
     BATCH_MEAN,
     CLOSE,
@@ -71,10 +71,12 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             "advantages are RLOO's, and the run states GRPO: the mean of the others is subtracted, nothing divided",
             "another estimator is computed than is configured",
         )
-    if stated == "reinforce++" and name.startswith("r - group mean (Dr. GRPO)"):
+    bare = name.startswith(("r - group mean (Dr. GRPO)", "r - mean of the group's others (RLOO)"))
+    if stated.startswith("reinforce++") and bare and batch.laid.algorithm.normalises_later is not False:
         return (
-            "advantages are not normalised over the batch, and REINFORCE++ is stated: they are r - group mean",
-            "the global normalisation (mean and std over the batch) does not reach the advantages",
+            f"advantages are not whitened over the batch, and the run states {stated.replace('_', ' with a ')}: they are "
+            f"{name.split(' (')[0]}, and their std is {float(given(batch.advantage_B).std()):.3g}, not 1",
+            "the global normalisation (mean and std over the tokens of the batch) does not reach the advantages",
         )
     if stated == "rloo" and name.startswith("r - group mean (Dr. GRPO)"):
         return (
@@ -306,6 +308,7 @@ def made_by_mistake(case: Case) -> Finding | None:
     ballot: dict[str, list[tuple[StepBatch, Guess, Unlike]]] = {}
     looked = right = 0
     raw: list[StepBatch] = []
+    strange: list[tuple[StepBatch, Unlike]] = []
     whys: list[str] = []
     for batch in case.batches():
         if not all(batch.has(need) for need in ("rewards", "group", "advantage")):
@@ -320,6 +323,7 @@ def made_by_mistake(case: Case) -> Finding | None:
         if not isinstance(unlike, Unlike):
             right += unlike
             continue
+        strange.append((of, unlike))
         try:
             for guess in guesses_of(of, unlike):
                 ballot.setdefault(guess.key, []).append((batch, guess, unlike))
@@ -335,10 +339,13 @@ def made_by_mistake(case: Case) -> Finding | None:
             cause=why_raw(algorithm),
             steps=[batch.step for batch in raw],
         )
+    if 2 * len(strange) > looked - right and (bound := one_bound(strange)) is not None:
+        for of, unlike in strange:
+            ballot.setdefault(bound.key, []).append((of, bound, unlike))
     if not ballot:
         raise Skip(whys[0] if whys else "a known variant makes the advantages, or rewards, groups and advantages are "
                    "not recorded together")  # fmt: skip
-    found = max(ballot.values(), key=len)
+    found = max(ballot.values(), key=lambda each: (len(each), each[0][1].key == "bound"))
     batch, guess, unlike = found[0]
     # A known variant in most steps is the code that runs: in the others a number of it is another (a bound, a mean).
     # One odd step of many is chance, whatever made the others.
