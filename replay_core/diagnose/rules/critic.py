@@ -42,6 +42,9 @@ class _StepLearnt(Struct, frozen=True):
     value: float
     deviation: float
     """Mean of the values, and their standard deviation, in the same unit."""
+    mean: float
+    range: float
+    """Mean of the values, and largest - smallest, as they are."""
 
 
 def _no_nearer(explained: list[float], errors: list[float]) -> bool:
@@ -93,20 +96,28 @@ def explains_nothing(case: Case) -> Finding | None:
             unit = float(r.std())
             found.append(_StepLearnt(
                 batch.step, explained, float(((r - v) ** 2).mean()), float(np.ptp(v)), float(v.mean() - r.mean()) /
-                unit, float(v.mean()) / unit, float(v.std()) / unit,
+                unit, float(v.mean()) / unit, float(v.std()) / unit, float(v.mean()), float(np.ptp(v)),
             ))  # fmt: skip
             where = batch.laid.where("values", sample=0)
     skip_if(not known, "no values and returns are recorded")
     if (still := _stands_still(case)) is not None:
         return still
-    constant = [one for one in found if not one.spread > 0]
+    # (Half of the last digit of a float32 is no spread.)
+    constant = [one for one in found if not one.spread > 1e-6 * max(1.0, abs(one.mean))]
     if len(found) >= 3 and len(constant) == len(found):
+        means = [one.mean for one in found]
+        moves = max(means) - min(means) > 1e-6 * max(1.0, max(map(abs, means)))
         return warning(
-            f"the critic gives every token one number in all {len(found)} steps: it is never updated",
+            f"the critic gives every token of a step one number in all {len(found)} steps: "
+            + ("only its bias learns" if moves else "it is never updated"),
             where,
-            shown("largest - smallest value of a step", 0.0, "> 0"),
+            shown("largest - smallest value of a step", max(one.range for one in found), "> 0"),
+            shown("that number, first and last step", f"{found[0].mean:.4g}, {found[-1].mean:.4g}"),
             shown("steps", len(found)),
-            cause=_NOTHING,
+            cause="what it is given has no part in what it says: no gradient reaches its trunk or the weight of its "
+            "head (frozen, detached, at zero behind a dead layer, not in the optimizer), and the bias alone moves"
+            if moves
+            else _NOTHING,
             steps=[one.step for one in constant],
         )
     skip_if(len(found) < LEARNT, f"needs values and returns of {LEARNT} steps")

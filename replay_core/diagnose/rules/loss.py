@@ -264,6 +264,27 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
                 "place, and responses of another length count for more or less than is meant",
                 next_step="rldbg diagnose --explain D28",
             )
+    if exact and agreed and (constant := _stated_constant(batch, stated)) is not None:
+        per_M = [one.total / max(len(one.values_BT), 1) / constant for one in parts]
+        shared = [1.0, *(1 / one.micros for one in parts[:1] if one.micros > 1)]
+        off = [
+            (one, value) for one, value in zip(parts, per_M, strict=True)
+            if all(abs(value * by - one.value) > MISSES for by in shared)
+        ]  # fmt: skip
+        # Sums over the samples of the whole update are made by no micro-batch alone.
+        if off and any("token-mean" in name or name.startswith("token-sum over the tokens") for name in agreed[:1]):
+            one, value = max(off, key=lambda each: abs(each[1] - each[0].value))
+            return error(
+                f"{first.logged.name} is {agreed[0]}, and the run states {stated} with a constant of {constant:g}",
+                place,
+                shown(first.logged.name, one.value, f"{value:.6g}", first.logged.record.path.name),
+                shown("micro-batches that agree with what it is", len(parts)),
+                shown("tokens of it", one.tokens, f"{constant:g} x {len(one.values_BT)} samples"),
+                cause="the aggregation that is configured does not reach the loss: a mean over tokens (another "
+                "default) stands in the place of a sum over a constant, and long responses count for less than is "
+                "meant",
+                next_step="rldbg diagnose --explain D28",
+            )
     # Where the switch is off they are recorded to be looked at (verl, slime and TRL all can).
     if batch.laid.algorithm.is_weighed is not False and _leaves_out_weights(batch, parts):
         is_stated = batch.laid.algorithm.is_weighed is True
@@ -283,6 +304,13 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
             next_step="multiply each token's loss by its weight before it is reduced",
         )
     return None
+
+
+def _stated_constant(batch: StepBatch, stated: str) -> float | None:
+    """What the run states that a response's sum is divided by, where its loss is stated to be such a sum."""
+    if not any(word in stated for word in ("dr_grpo", "drgrpo", "dr.grpo", "norm", "const")):
+        return None
+    return stated_number(batch.laid.stated, *_CONSTANTS, *_LIMITS)
 
 
 def _leaves_out_weights(batch: StepBatch, parts: list[_MicroLoss]) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import kl_weight
+from replay_core.diagnose.algorithm import Algorithm, kl_weight
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.finding import Finding, error, finding, shown, warning
+from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
@@ -23,17 +26,157 @@ from replay_core.objectives import policy_loss
 #: Relative agreement of what is recomputed; and terms smaller than this beside the loss are its rounding.
 CLOSE, FLOOR = 1e-3, 1e-6
 FEWEST = 8
+#: A range that is stated below is no clip range: an epsilon of the optimizer goes by the same word.
+LEAST_RANGE = 1e-4
 
 
 def _clip_range(batch: StepBatch) -> tuple[float, float] | None:
-    """(low, high) that the dump states, else None."""
+    """(low, high) that the dump states, else None. An epsilon of the optimizer goes by the same word."""
     stated = batch.laid.flags.get("loss")
     low, high = (stated.get(name) for name in ("clip_low", "clip_high")) if isinstance(stated, dict) else (None, None)
-    return (float(low), float(high)) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+        return float(low), float(high)
+    found = batch.laid.algorithm.clip_range
+    return found if found is not None and min(found) >= LEAST_RANGE else None
+
+
+def _times_as_wide(range_: tuple[float, float], stated: tuple[float, float]) -> str:
+    """`: 3 times as wide`, where both sides are off by one factor; else nothing."""
+    times = [made / meant for made, meant in zip(range_, stated, strict=True) if meant > 0]
+    return f": {times[0]:.3g} times as wide" if len(times) == 2 and abs(times[0] - times[1]) < 1e-2 * times[0] else ""
+
+
+class _Way(Struct, frozen=True):
+    """One right way to make the loss of tokens [K]: its objective, its clip range (None: none), whether importance
+    weights stand in it, and whether a dual clip does.
+    """
+
+    values_N: Array
+    objective: str
+    clip: tuple[float, float] | None = None
+    weighted: bool = False
+
+
+#: What stands in the place of an objective, in words.
+_OBJECTIVES = {
+    "token": "PPO's, of each token's own ratio", "sequence": "GSPO's, of one ratio for each response",
+    "weights": "CISPO's, a weight on the log-probability", "plain": "REINFORCE's, without a ratio",
+}  # fmt: skip
+
+
+class _Made(Struct, frozen=True):
+    """What the loss of a token may be made of [K], and what the run states of it."""
+
+    a_N: Array
+    ratio_kinds: tuple[Array, Array]
+    logp_N: Array | None
+    w_N: Array | None
+    ranges: tuple[tuple[float, float], ...]
+    algorithm: Algorithm
+
+    def ways(self) -> Iterator[_Way]:
+        """Every right way, without importance weights and with them."""
+        weights = (False, True) if self.w_N is not None else (False,)
+        for way in self._bare():
+            for weighted in weights[::-1] if self.algorithm.is_weighed else weights:
+                values_N = way.values_N * self.w_N if weighted else way.values_N
+                yield replace(way, values_N=values_N, weighted=weighted)
+
+    def _bare(self) -> Iterator[_Way]:
+        a_N, logp_N = self.a_N, self.logp_N
+        for kind, r_N in zip(("token", "sequence"), self.ratio_kinds, strict=True):
+            for low, high in self.ranges:
+                plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
+                yield _Way(plain_N, kind, (low, high))
+                yield _Way(np.where(a_N < 0, np.minimum(plain_N, -DUAL * a_N), plain_N), kind, (low, high))
+                if logp_N is not None:
+                    yield _Way(-r_N.clip(1 - low, 1 + high) * a_N * logp_N, "weights", (low, high))
+                    # CISPO's weight is bounded above alone, where its lower bound is none (verl: clip_ratio_low 1).
+                    yield _Way(-np.minimum(r_N, 1 + high) * a_N * logp_N, "weights", (low, high))
+            yield _Way(-a_N * r_N, kind)
+        yield _Way(-a_N, "plain")
+        if logp_N is not None:
+            yield _Way(-a_N * logp_N, "weights")
+
+    @property
+    def _objective(self) -> str:
+        """The objective that is stated; empty where any may be meant."""
+        if self.algorithm.is_of_weights:
+            return "weights" if self.logp_N is not None else ""
+        return "sequence" if self.algorithm.is_by_sequence else ""
+
+    def is_unlike(self, way: _Way, loss_N: Array, close: float, stated: tuple[float, float] | None) -> bool:
+        """Whether it is made otherwise than the run states, and that makes a difference to these tokens."""
+        return self._odd(way, loss_N, close, stated) != ""
+
+    def _odd(self, way: _Way, loss_N: Array, close: float, stated: tuple[float, float] | None) -> str:
+        r_N = self.ratio_kinds[way.objective == "sequence"]
+        if self._objective and way.objective != self._objective and way.objective != "plain":
+            # Of ratios that are all 1 a token's and a response's are one.
+            alike = self._objective == "sequence" and not self._tell_apart(close)
+            if not alike:
+                return "objective"
+        if self.w_N is not None and self.algorithm.is_weighed is True and not way.weighted:
+            apart_N = np.abs(loss_N * (self.w_N - 1)) > 3 * close
+            if apart_N.sum() >= FEWEST:
+                return "weights"
+        if stated and way.objective in ("token", "sequence"):
+            if way.clip is None and _tells(r_N, self.a_N, stated, None):
+                return "unclipped"
+            if way.clip is not None and way.clip != stated and _tells(r_N, self.a_N, stated, way.clip):
+                return "clip"
+        return ""
+
+    def _tell_apart(self, close: float) -> bool:
+        token_N, sequence_N = self.ratio_kinds
+        return int((np.abs(self.a_N * (token_N - sequence_N)) > 3 * close).sum()) >= FEWEST
+
+    def told(
+        self, way: _Way, loss_N: Array, close: float, stated: tuple[float, float] | None, place: Where,
+        evidence: list[Evidence],
+    ) -> Finding:  # fmt: skip
+        """What is said of a way that is not the stated one."""
+        odd = self._odd(way, loss_N, close, stated)
+        low, high = way.clip or (0.0, 0.0)
+        if odd == "objective":
+            name = "CISPO" if self._objective == "weights" else "a ratio for each response (GSPO)"
+            holds = ": no log-probability stands in it" if self._objective == "weights" else ""
+            return finding(
+                "warning" if self._objective == "weights" else "error",
+                f"the loss of a token is {_OBJECTIVES[way.objective]}{holds}, and the run states {name}",
+                place, *evidence, link="loss",
+                cause="another policy loss is chosen than is configured: a default stands in its place, or the name is "
+                "not known where the loss is picked",
+            )  # fmt: skip
+        if odd == "weights":
+            assert self.w_N is not None
+            return error(
+                "importance weights (TIS) are recorded and stated, and not applied to the loss: every token's loss is "
+                "made without its weight",
+                place, *evidence,
+                shown("largest weight", float(self.w_N.max())), shown("smallest weight", float(self.w_N.min())),
+                link="ratio",
+                cause="the weights are computed and do not reach the policy loss: what engine and trainer disagree by "
+                "is not corrected",
+                next_step="multiply each token's loss by its weight before it is reduced",
+            )  # fmt: skip
+        assert stated is not None
+        if odd == "unclipped":
+            return error(
+                f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
+                place, *evidence, link="ratio",
+                cause="the clipped loss is computed and not used, or the range is ignored",
+            )  # fmt: skip
+        return error(
+            f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and {stated[1]:g}"
+            + _times_as_wide((low, high), stated),
+            place, *evidence, link="ratio",
+            cause="the clip range that is configured does not reach the loss, or another one is logged",
+        )  # fmt: skip
 
 
 @rule("D50", "the loss of a token is made wrongly", link="loss", scope="batch",
-      needs=("token_loss", "advantages", "mask"), explains=("D28", "L08", "L10", "D24"), lasts=True,
+      needs=("token_loss", "advantages", "mask"), explains=("D28", "L08", "L10", "D24", "L16", "D09"), lasts=True,
       source="arXiv 1707.06347 equation 7; 2503.14476 (two ranges), 1912.09729 (dual clip), 2507.18071, "
       "2506.13585")  # fmt: skip
 def token_loss(batch: StepBatch) -> Finding | None:
@@ -57,56 +200,37 @@ def token_loss(batch: StepBatch) -> Finding | None:
     close = CLOSE * float(np.abs(loss_N).max()) + FLOOR
 
     def agrees(values_N: Array) -> bool:
-        each = (values_N,) if w_N is None else (values_N, values_N * w_N)
-        return any(bool((np.abs(loss_N - one) <= close).all()) for one in each)
+        return bool((np.abs(loss_N - values_N) <= close).all())
 
     ratio_kinds = (ratio_N[both_N], by_sequence(batch, ratio_N, both_N)[both_N])
     stated = _clip_range(batch)
     place = batch.laid.where("token_loss", at=both_N)
     evidence = [shown("tokens recomputed", int(both_N.sum()), None, source), shown("agree to", close)]
     ranges = (*([stated] if stated else []), *RANGES)
-    for r_N in ratio_kinds:
-        for low, high in ranges:
-            plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
-            dual_N = np.where(a_N < 0, np.minimum(plain_N, -DUAL * a_N), plain_N)
-            soft_N = None if logp_N is None else -r_N.clip(1 - low, 1 + high) * a_N * logp_N
-            # CISPO's weight is bounded above alone, where its lower bound is none (verl: clip_ratio_low 1 and more).
-            above_N = None if logp_N is None else -np.minimum(r_N, 1 + high) * a_N * logp_N
-            if any(one_N is not None and agrees(one_N) for one_N in (plain_N, dual_N, soft_N, above_N)):
-                if stated and (low, high) != stated and _tells(r_N, a_N, stated, (low, high)):
-                    return warning(
-                        f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and "
-                        f"{stated[1]:g}",
-                        place,
-                        *evidence,
-                        link="ratio",
-                        cause="the clip range that is configured does not reach the loss, or another one is logged",
-                    )
-                return None
-        if agrees(-a_N * r_N):
-            if stated and _tells(r_N, a_N, stated, None):
-                return error(
-                    f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
-                    place,
-                    *evidence,
-                    link="ratio",
-                    cause="the clipped loss is computed and not used, or the range is ignored",
-                )
+    made = _Made(a_N, ratio_kinds, logp_N, w_N, ranges, batch.laid.algorithm)
+    agreed = None
+    for way in made.ways():
+        if not agrees(way.values_N):
+            continue
+        if not made.is_unlike(way, loss_N, close, stated):
             return None
-    if agrees(-a_N) or (logp_N is not None and agrees(-a_N * logp_N)):
-        return None
+        agreed = agreed or way
+    if agreed is not None:
+        return made.told(agreed, loss_N, close, stated, place, evidence)
     if (range_ := _solved_range(loss_N, a_N, ratio_kinds[0], close)) is not None:
         low, high = range_
         if stated or not all(USUAL[0] <= each <= USUAL[1] for each in range_):
-            return warning(
+            return finding(
+                "error" if stated else "warning",
                 f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
-                + (f", and the run states {stated[0]:g} and {stated[1]:g}" if stated else ", where recipes have 0.1 to "
+                + (f", and the run states {stated[0]:g} and {stated[1]:g}{_times_as_wide(range_, stated)}" if stated else ", where recipes have 0.1 to "
                    "0.4"), place, *evidence, link="ratio", 
                 cause="the clip range that is configured does not reach the loss, or another one is logged: so wide a "
                 "range cuts nothing off, so narrow a one nearly every token",
             )  # fmt: skip
         return None
     for one in surrogates(batch):
+        # Where importance weights are recorded each way stands with them, too.
         if one.mistake and agrees(one.values_N[both_N]):
             severity = one.severity(batch.laid.algorithm)
             how = "otherwise" if severity == "info" else "wrongly"
