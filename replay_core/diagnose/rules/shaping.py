@@ -6,15 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import kl_in_rewards as kl_in_rewards_coefficient
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, error, shown
+from replay_core.diagnose.finding import Finding, error, share, shown
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.objectives import kl
 from replay_core.regexes import regex
 
+#: How far a weight of the KL may lie from the stated one, and from step to step: an adaptive controller moves it.
+OFF, MOVES = 0.05, 0.02
 #: What a recomputed penalty may leave of the recorded one (rms), and how alike two series are that only whitening
 #: tells apart.
 LEFT, ALIKE = 1e-2, 0.999
@@ -49,11 +52,8 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
         raise Skip("token rewards are the token scores: nothing is penalised")
     for name, estimate in (("k1", kl.k1), ("k3", kl.k3), ("k2", kl.k2), ("|log ratio|", kl.absolute)):
         x = estimate(policy.values_N[both_N], ref.values_N[both_N])
-        size = float(x @ x)
-        if not size > 0:
-            continue
-        beta = -float(x @ y) / size
-        if float(np.sqrt(((y + beta * x) ** 2).mean())) > LEFT * float(np.sqrt((y * y).mean())):
+        beta = _weight(x, y)
+        if beta is None:
             continue
         if beta < 0:
             yield error(
@@ -71,6 +71,101 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
             )
         return
     raise Skip("rewards and scores differ by no KL estimator of the recorded log-probabilities")
+
+
+_PENALTIES = {"k1": kl.k1, "k3": kl.k3, "k2": kl.k2, "|log r|": kl.absolute}
+
+
+def _weight(x: Array, y: Array) -> float | None:
+    """Beta of y = -beta x; None where that leaves a hundredth of y and more."""
+    size = float(x @ x)
+    if not size > 0:
+        return None
+    beta = -float(x @ y) / size
+    left = float(np.sqrt(((y + beta * x) ** 2).mean()))
+    return beta if left <= LEFT * float(np.sqrt((y * y).mean())) else None
+
+
+@rule("D51", "the KL penalty in the rewards is not the stated one", link="rewards", scope="case",
+      explains=("L08", "L10", "D107"), lasts=True,
+      source="verl apply_kl_penalty (kl_ctrl, kl_penalty), OpenRLHF init_kl_coef")  # fmt: skip
+def kl_in_rewards_stated(case: Case) -> Finding | None:
+    """Token rewards less token scores, in 2 steps and more, as -beta KL of policy and reference over the tokens that
+    count: an error where beta is one number in all of them (to 2 %) and more than 5 % off the coefficient that the run
+    states for a KL in its rewards; and where the run states an estimator (k1, k2, k3, |log r|) and another alone
+    makes them; or where nothing is subtracted at all. Silent where the controller is adaptive.
+    """
+    algorithm = case.algorithm
+    stated, named = kl_in_rewards_coefficient(algorithm), algorithm.kl_estimator
+    skip_if(stated is None, "needs a run that states a KL in its rewards, and its coefficient")
+    word = algorithm.word("kl_ctrl", "kl_ctrl.type", "type")
+    skip_if("adaptive" in word or algorithm.number("kl_target", "target_kl", "horizon") is not None,
+            "the weight of the KL is adaptive")  # fmt: skip
+    found: list[tuple[StepBatch, str, float]] = []
+    looked, none = 0, 0
+    for batch in case.batches():
+        rewards, scores = batch.columns.of("token_rewards"), batch.columns.of("token_scores")
+        policy, ref = batch.trainer, batch.columns.of("ref_logprobs")
+        if rewards is None or scores is None or policy is None or ref is None or batch.trained_N is None:
+            continue
+        both_N = batch.pair(policy, ref) & rewards.said_N & scores.said_N
+        y = (rewards.values_N - scores.values_N)[both_N]
+        apart = float(np.abs(policy.values_N - ref.values_N)[both_N].max(initial=0.0))
+        # Before the first update policy and reference are one.
+        if both_N.sum() < FEWEST or apart < APART or not np.isfinite(y).all():
+            continue
+        looked += 1
+        if not np.abs(y).max() > 1e-9:
+            none += 1
+            continue
+        every = {
+            name: beta for name, estimate in _PENALTIES.items()
+            if (beta := _weight(estimate(policy.values_N[both_N], ref.values_N[both_N]), y)) is not None
+        }  # fmt: skip
+        if every:
+            name = named if named in every else next(iter(every))
+            found.append((batch, name, every[name]))
+    skip_if(looked < 2, "needs token rewards, token scores and a policy that has left its reference, in 2 steps")
+    if none == looked and stated:
+        return error(
+            f"no KL is subtracted from the rewards, and the run states a coefficient of {stated:g}",
+            None, shown("steps whose token rewards are the token scores", share(none, looked), "0"),
+            cause="the penalty is computed and not applied, or the scores are handed on in the rewards' place: nothing "
+            "holds the policy near its reference",
+        )  # fmt: skip
+    betas = [beta for _, _, beta in found]
+    if len(found) < 2 or 3 * len(found) < 2 * looked or min(betas) <= 0:
+        return None
+    beta, batch = float(np.median(betas)), found[0][0]
+    place = batch.laid.where("token_rewards", sample=0)
+    steps = [each.step for each, _, _ in found]
+    if max(betas) - min(betas) > MOVES * beta:
+        return None
+    told = [shown("beta that explains the rewards", beta, f"{stated:g}"), shown("estimator that does", found[0][1]),
+            shown("steps", share(len(found), looked))]  # fmt: skip
+    if abs(beta - stated) > OFF * stated:
+        times = f", {beta / stated:.3g} times as much" if stated else ""
+        return error(
+            f"the KL penalty in the rewards weighs {beta:.3g}, and the run states {stated:g}{times}",
+            place, *told,
+            cause="the coefficient that is configured does not reach the rewards, is scaled on its way or applied "
+            "twice: the policy is held at its reference harder (or more loosely) than is meant",
+            steps=steps,
+        )  # fmt: skip
+    other = found[0][1]
+    if named and other != named and all(name == other for _, name, _ in found):
+        return error(
+            f"the KL penalty in the rewards is {other}, and the run states {named}",
+            place, *told,
+            cause="the estimator that is configured does not reach the rewards: another one, or a default, stands in "
+            "its place",
+            steps=steps,
+        )  # fmt: skip
+    return None
+
+
+#: Nats that the policy has left its reference by, before a penalty is told from rounding.
+APART = 1e-3
 
 
 @rule("D52", "advantages are not what returns and values give", link="advantages", scope="batch",

@@ -514,13 +514,26 @@ def _other_delta(rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
 
 
 def _other_rows(batch: StepBatch, rows: _Rows, rewards_BT: Array) -> Iterator[tuple[str, str]]:
-    """GAE solved with the returns of another row."""
+    """GAE solved with the values, or the returns, of another row."""
     total = len(rows.values_BT)
     groups = 0 if batch.group_B is None else int(batch.group_B.max()) + 1
     by_group = {total // groups, -(total // groups)} if groups and total % groups == 0 else set()
-    for by in (1, -1, *sorted(by_group - {0, 1, -1})):
-        if total < SEVERAL_ROWS:
+    shifts = (1, -1, *sorted(by_group - {0, 1, -1}))
+    if total < SEVERAL_ROWS:
+        return
+    # Whole deltas of another row's values, or of them in another order of the batch.
+    a_BT = rows.returns_BT - rows.values_BT
+    orders = [("the row before", np.roll(np.arange(total), 1)), ("the row after", np.roll(np.arange(total), -1))]
+    orders += [(f"the row {abs(by)} away", np.roll(np.arange(total), by)) for by in shifts[2:]]
+    orders += [("the rows from last to first", np.arange(total)[::-1])]
+    for whose, order_B in orders:
+        both_BT = np.cumprod(rows.mask_BT * rows.mask_BT[order_B], axis=1)
+        inner = _Rows(rows.values_BT[order_B] * both_BT, rows.returns_BT, both_BT, rows.close)
+        fit = inner.solved(rewards_BT, inner.values_BT, a_BT)
+        if fit is not None and 0.05 < fit.gamma < 1.01 and -0.01 < fit.lam < 1.01:
+            yield f"GAE takes the values of other rows: those of {whose}", fit.words()
             return
+    for by in shifts:
         moved_BT = np.roll(rows.returns_BT, -by, 0)
         # A return that was moved into a longer row's padding is lost, and one that was moved into a shorter one cut.
         both_BT = rows.mask_BT * np.roll(rows.mask_BT, -by, 0)
