@@ -29,7 +29,12 @@ def value_loss_made(case: Case) -> Finding | None:
     micro-batches and more is below all of these (by 2 %) and none is below the sum divided by every slot of the rows.
     Not where one factor makes a mean of a third of them, as a coefficient does, or micro-batches that share it: each by
     as much, by its part of the rows (a budget of tokens makes them differ), or by its part of the tokens.
+
+    An error, too, where the losses of 3 micro-batches and more are, to 1e-3, the sum over every slot of the recorded
+    rows, padding and all, over one whole number of slots for each row, and no mean over the tokens of the mask.
     """
+    if (counted := _padding_counted(case)) is not None:
+        return counted
     every = [one for record in case.records() if (one := _valued(record)) is not None]
     every = every or [one for batch in case.batches() for one in _of_batch(batch)]
     skip_if(len(every) < 4, "needs values, returns, mask and loss of a critic's micro-batches")
@@ -53,6 +58,122 @@ def value_loss_made(case: Case) -> Finding | None:
         "dilutes the loss",
         steps=sorted({one.record.key.step for one in below if one.record.key.step is not None}),
     )  # fmt: skip
+
+
+#: Relative agreement of a recomputed loss; micro-batches that tell.
+NEAR, SEVERAL = 1e-3, 3
+
+
+class _Grid(Struct, frozen=True):
+    """A critic's micro-batch as it is stored: the loss, the squared errors of every slot [B, W] with and without
+    clipping, and which slots count.
+    """
+
+    loss: float
+    squares: tuple[Array, ...]
+    mask_BW: Array
+    where: Where
+    step: int | None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether a mean over the tokens that count makes the loss."""
+        kept_BW, tokens = self.mask_BW != 0, max(float((self.mask_BW != 0).sum()), 1.0)
+        rows_B = np.maximum(kept_BW.sum(1), 1)
+        means = [value for each in self.squares for value in (
+            float(each[kept_BW].sum()) / tokens, float(((each * kept_BW).sum(1) / rows_B).mean()))]  # fmt: skip
+        return any(abs(half * mean - self.loss) <= NEAR * abs(self.loss) for mean in means for half in (0.5, 1.0))
+
+
+def _padding_counted(case: Case) -> Finding | None:
+    """Losses of a critic that hold the errors of padding."""
+    found = [grid for batch in case.batches() for grid in _grids(batch) if abs(grid.loss) > 1e-6]
+    padded = [grid for grid in found if float((grid.mask_BW == 0).mean()) > 0.05]
+    if len(padded) < SEVERAL or 3 * sum(grid.is_mean for grid in padded) > len(padded):
+        return None
+    longest = max(int((grid.mask_BW != 0).sum(1).max()) for grid in padded)
+    widest = max(grid.mask_BW.shape[1] for grid in padded)
+    for half in (0.5, 1.0):
+        for which in range(min(len(grid.squares) for grid in padded)):
+            each = [
+                half * float(grid.squares[which].sum()) / grid.loss / len(grid.mask_BW) for grid in padded
+            ]  # fmt: skip
+            width = round(float(np.median(each)))
+            agree = [abs(one - width) <= NEAR * max(width, 1) for one in each]
+            if not longest <= width <= widest or 3 * sum(agree) < 2 * len(each) or sum(agree) < SEVERAL:
+                continue
+            grid = next(one for one, fits in zip(padded, agree, strict=True) if fits)
+            inside = float(grid.squares[which][grid.mask_BW != 0].sum())
+            tokens = int((grid.mask_BW != 0).sum())
+            if inside >= (1 - NEAR) * float(grid.squares[which].sum()):
+                continue  # padding holds no error: how the sum is divided is all that may be wrong
+            return error(
+                "the critic's loss counts padding: it is the mean over all slots of the padded responses "
+                f"({len(grid.mask_BW)} x {width}), and not over the {tokens} tokens of the mask",
+                grid.where,
+                shown("logged", grid.loss, f"{half * inside / max(tokens, 1):.6g}, over the tokens that count"),
+                shown("sum of squared errors in padding", float(grid.squares[which].sum()) - inside, "0"),
+                shown("sum over the tokens that count", inside),
+                shown("micro-batches it makes", share(sum(agree), len(padded))),
+                cause="the mask is not multiplied into the critic's loss, and the mean is taken over every column: the "
+                "critic is taught to say 0 in padding, as if it were a return",
+                steps=[one.step for one, fits in zip(padded, agree, strict=True) if fits],
+            )
+    return None
+
+
+def _grids(batch: StepBatch) -> Iterator[_Grid]:
+    """A critic's micro-batches as stored rows; nothing where they or the batch's returns and mask are no rows."""
+    stored = {name: _rows_of(batch, name) for name in ("returns", "values", "response_mask")}
+    due_B, old_B, mask_B = stored["returns"], stored["values"], stored["response_mask"] or _rows_of(batch, "loss_mask")
+    if due_B is None or mask_B is None:
+        return
+    rows = batch.laid.rows_by_micro()
+    for record in batch.columns.every_record:
+        if record.key.role != "critic" or record.key.stage != "loss" or record.key.micro is None:
+            continue
+        samples, found = rows.get((record.key.rank, record.key.micro)), _of_micro(record)
+        if samples is None or found is None or not math.isfinite(found[0]):
+            continue
+        loss, values, _ = found
+        if len(values.shape) != 2 or values.shape[0] != len(samples):
+            continue
+        new_BW = pages.array(values).astype(np.float64)
+        width = new_BW.shape[1]
+        every = [_stacked(each, samples, width) for each in (due_B, mask_B, old_B)]
+        due_BW, mask_BW, old_BW = every
+        if due_BW is None or mask_BW is None or not np.isfinite(new_BW).all() or not np.isfinite(due_BW).all():
+            continue
+        squares = [(new_BW - due_BW) ** 2]
+        clip = stated_number(batch.laid.stated, *_VALUE_CLIPS)
+        if old_BW is not None:
+            for c in ([clip] if clip else [0.2, 0.5]):
+                cut_BW = old_BW + np.clip(new_BW - old_BW, -c, c)
+                squares.append(np.maximum(squares[0], (cut_BW - due_BW) ** 2))
+        yield _Grid(loss, tuple(squares), mask_BW, Where.of(record, values.name), record.key.step)
+
+
+def _rows_of(batch: StepBatch, name: str) -> list[Array] | None:
+    """The stored row of each sample of the batch, padding and all; None where no file has one for each."""
+    for sheet, places in batch.columns.sheets:
+        refs = sheet.refs(name)
+        if not refs or None in places or any(ref.rows is not None or len(ref.shape) != 2 for ref in refs):
+            continue
+        arrays = [pages.array(ref).astype(np.float64) for ref in refs]
+        at = [sheet.index[place] for place in places if place is not None]
+        if all(row < len(arrays[part]) for part, row in at):
+            return [arrays[part][row] for part, row in at]
+    return None
+
+
+def _stacked(rows_B: list[Array] | None, samples: list[int], width: int) -> Array | None:
+    """These samples' rows, as wide as is asked: of tokens, beside what is said of the next one, the first is left out."""
+    if rows_B is None:
+        return None
+    each = [rows_B[sample] for sample in samples]
+    if all(len(row) == width + 1 for row in each):
+        each = [row[1:] for row in each]
+    return np.stack(each) if all(len(row) == width for row in each) else None
 
 
 #: Ranges that values are clipped at, beside the stated one: none, what recipes have, and 0.
