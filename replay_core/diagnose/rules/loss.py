@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
@@ -25,7 +25,7 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.log_steps import StepTold, numbers, steps_of, steps_told
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
-from replay_core.diagnose.rules.summed import summed_kl, undivided
+from replay_core.diagnose.rules.summed import over_slots, summed_kl, undivided
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.surrogates import logged_of, surrogates
 from replay_core.objectives import advantages, policy_loss, reductions
@@ -420,9 +420,11 @@ def off_by(case: Case) -> Finding | None:
     states (its own settings, with the KL) and the divisor that is stated beside it is missing, in 4 and all of them.
 
     An error, too, where the logged KL loss of all micro-batches (4 and more) is a sum over tokens and no mean of them,
-    and the recorder's settings of the loss state a mean; a warning where an aggregation of the loss is stated.
+    and the recorder's settings of the loss state a mean; a warning where an aggregation of the loss is stated. And a
+    warning where the logged KL or entropy loss is the sum over its tokens divided by every slot of padded responses.
     """
-    if (told := summed_kl(case) or undivided(case) or _not_divided(case) or _uneven_steps(case)) is not None:
+    told = summed_kl(case) or over_slots(case) or undivided(case) or _not_divided(case) or _uneven_steps(case)
+    if told is not None:
         return told
     off: list[_Recomputed] = []
     fine = 0
@@ -530,6 +532,7 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
     kind = "constant" if _is_centred_alone(batch) else batch.laid.algorithm.averaged
     for weighted in (False, True) if batch.has("is_weights") else (False,):
         parts, exact = _parts(batch, weighted=weighted)
+        exact = exact or _states_its_terms(batch)
         found = []
         for part in (part for part in parts if abs(part.value) > 100 * FLOOR):
             total, samples = part.total, len(part.values_BT)
@@ -555,6 +558,16 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
         if _agreeing(found):
             return found
     return found
+
+
+def _states_its_terms(batch: StepBatch) -> bool:
+    """Whether the recorder's settings of the loss say that nothing but the policy's part is in it, and nothing of an
+    older policy is kept: the ratio is 1, and `loss` is made of advantages alone (TRL).
+    """
+    settings = batch.laid.flags.get("loss")
+    alone = isinstance(settings, Mapping) and not of_loss(batch.laid.flags, "kl")
+    others = ("old_logprobs", "is_ratio", "is_weights", "rollout_logprobs", "values")
+    return alone and not of_loss(batch.laid.flags, "entropy") and not any(map(batch.has, others))
 
 
 def _is_centred_alone(batch: StepBatch) -> bool:

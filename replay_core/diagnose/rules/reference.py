@@ -239,7 +239,7 @@ _OF_BOTH_SIGNS = 0.1
 def estimator(batch: StepBatch) -> Finding | None:
     """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
     Each may be weighed with the ratio to the policy that sampled. The recorded KL that agrees only with the swapped
-    order is an error; one that agrees with no estimator a warning where one is stated, else worth knowing. Zeros where
+    order is an error, and so is another estimator than the stated one; one that agrees with none a warning where one is stated, else worth knowing. Zeros where
     nothing is penalised are fine.
     """
     recorded, ref = given(batch.columns.of("kl")), given(batch.columns.of("ref_logprobs"))
@@ -261,7 +261,7 @@ def estimator(batch: StepBatch) -> Finding | None:
         ]
         found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N], *weights)
         if found is not None and not found[1]:
-            return None
+            return _not_the_stated(batch, recorded, policy, both_N, found[0], ref, weights)
         best = best or found
         lowest = float(recorded.values_N[both_N].min())
         if found is None:
@@ -283,6 +283,30 @@ def estimator(batch: StepBatch) -> Finding | None:
         shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),
         shown("tokens compared", compared),
         cause="it is computed from other log-probabilities than those recorded, or another estimator",
+    )
+
+
+def _not_the_stated(
+    batch: StepBatch, recorded: Column, policy: Column, both_N: Array, name: str, ref: Column, ratios: list[Array]
+) -> Finding | None:
+    """A recorded KL that an estimator makes, where the run states another and that one does not make it."""
+    stated = batch.laid.algorithm.kl_estimator
+    if not stated or name.split(" ")[0].replace("|log", "|log r|") == stated:
+        return None
+    made = [one for one in _ESTIMATORS if one.split(" ")[0].replace("|log", "|log r|") == stated]
+    for one in made:
+        expected = _ESTIMATORS[one](policy.values_N[both_N], ref.values_N[both_N])
+        for times in (1.0, *ratios):
+            off_N = np.abs(recorded.values_N[both_N] - times * expected)
+            # As long as the policy is near its reference k2 and k3 are one.
+            if (off_N > 1e-5 + 1e-3 * np.abs(expected)).sum() < FEWEST:
+                return None
+    return error(
+        f"the recorded KL is {name}, and the run states {stated}",
+        batch.laid.where("kl", sample=0),
+        shown("tokens that agree", int(both_N.sum()), None, recorded.source),
+        shown("estimator that is stated", stated),
+        cause="the estimator that is configured does not reach the KL: another one, or a default, stands in its place",
     )
 
 

@@ -202,6 +202,82 @@ def _part(value: float, mean: float) -> int:
     return round(parts) if abs(parts - round(parts)) <= CLOSE * abs(parts) else 0
 
 
+def over_slots(case: Case) -> Finding | None:
+    """The logged KL loss (or entropy loss) of 4 micro-batches and more as the sum over tokens that count, divided by
+    every slot of the padded responses: one whole number of slots for each sample, no response longer, where the run
+    states a mean for its loss and no mean over tokens makes it.
+    """
+    for name, what in (("kl_loss", "KL"), ("entropy_loss", "entropy")):
+        each: list[tuple[StepBatch, Scalar, float, float, int]] = []
+        means = told = 0
+        for batch in case.batches():
+            stated = aggregation(batch.laid.algorithm) or str(of_loss(batch.laid.flags, "reduction"))
+            if not stated.endswith(("-mean", "_mean")):
+                return None
+            for scalar, sums, by_mean, samples in _means(batch, name):
+                told += 1
+                parts = [_part(scalar.value, mean) for mean in by_mean]
+                if any(parts):
+                    means += 1
+                    continue
+                each.append((batch, scalar, sums / scalar.value / samples, by_mean[0], samples))
+        if told < FEWEST or 2 * means > told or len(each) < FEWEST:
+            continue
+        width = round(float(np.median([one[2] for one in each])))
+        longest = max(int(batch.flat.count(given(batch.trained_N)).max(initial=0)) for batch, *_ in each)
+        if not width >= longest or any(abs(one[2] - width) > CLOSE * width for one in each):
+            continue
+        batch, scalar, _, mean, samples = each[0]
+        return warning(
+            f"the {what} loss is averaged over padding: the sum over tokens that count is divided by every slot of the "
+            f"padded responses ({samples} x {width})",
+            batch.laid.where_record(scalar.record, scalar.name),
+            shown(scalar.name, scalar.value, f"{mean:.6g}, the mean over tokens that count"),
+            shown("micro-batches that agree", len(each)),
+            link="ref" if what == "KL" else "loss",
+            cause=f"the {what} is masked and then averaged with a plain mean, padding's zeros and all: the shorter the "
+            f"responses are, the less it weighs; its coefficient is worth {scalar.value / mean:.3g} of what is stated",
+            steps=sorted({one[0].step for one in each if one[0].step is not None}),
+        )
+    return None
+
+
+def _means(batch: StepBatch, name: str) -> Iterator[tuple[Scalar, float, tuple[float, ...], int]]:
+    """Each micro-batch's logged term, the sum of its tokens, its means (over tokens; response by response), and its
+    samples; of a KL by the estimator that makes the tokens' own KL where that is recorded, by every one else.
+    """
+    if batch.trained_N is None:
+        return
+    trained_N = batch.trained_N
+    column = batch.columns.of("entropy" if name == "entropy_loss" else "kl")
+    policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
+    if column is not None:
+        tokens_N = {"recorded": np.where(column.said_N & trained_N, np.nan_to_num(column.values_N), 0.0)}
+    elif name == "kl_loss" and policy is not None and ref is not None:
+        both_N = batch.pair(policy, ref)
+        p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
+        stated = ESTIMATORS.get(batch.laid.algorithm.kl_estimator) or ESTIMATORS.get(
+            str(of_loss(batch.laid.flags, "kl_estimator"))
+        )
+        if stated is None:
+            return
+        tokens_N = {"stated": np.where(both_N & trained_N, stated(p_N, r_N), 0.0)}
+    else:
+        return
+    (values_N,) = tokens_N.values()
+    rows = batch.laid.rows_by_micro()
+    sums_B, counts_B = batch.flat.sum(values_N), batch.flat.count(trained_N)
+    for scalar in batch.columns.scalars(name):
+        samples = rows.get(scalar.place)
+        if not samples or scalar.record.key.micro is None or abs(scalar.value) <= LEAST:
+            continue
+        sums, counts = sums_B[samples], counts_B[samples]
+        if abs(float(sums.sum())) <= LEAST or not counts.sum():
+            continue
+        by_mean = (float(sums.sum() / counts.sum()), float((sums / np.maximum(counts, 1)).mean()))
+        yield scalar, float(sums.sum()), by_mean, len(samples)
+
+
 #: Means that are told from rounding.
 LEAST_MEAN = 1e-4
 
