@@ -207,6 +207,8 @@ def never_learns(log: RunLog) -> Finding | None:
                 "returns are not clipped or scaled",
                 next_step="lower the critic's learning rate; look at values and returns of the same steps",
             )
+    if (turned := _of_other_sign(log)) is not None:
+        return turned
     series = log.get("explained_variance")
     if series is None or len(series.finite) < 10:
         raise Skip("needs the explained variance of 10 steps")
@@ -223,6 +225,37 @@ def never_learns(log: RunLog) -> Finding | None:
             next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
         )
     return None
+
+
+#: Steps of a log in all of which values and returns lie on two sides of 0; the least size of the values beside them.
+OTHER_SIDE, AS_LARGE = 8, 0.25
+
+
+def _of_other_sign(log: RunLog) -> Finding | None:
+    """Mean values on one side of 0 and mean returns on the other in every step, of like size to the end."""
+    values, returns = log.get("value_mean"), log.get("return_mean")
+    if values is None or returns is None:
+        return None
+    rows = [(value, due) for _, (value, due) in together(values, returns)]
+    if len(rows) < OTHER_SIDE or any(value * due >= 0 for value, due in rows):
+        return None
+    late = rows[len(rows) // 2 :]
+    times = median(abs(value / due) for value, due in late)
+    explained = log.get("explained_variance")
+    worse = explained is None or (bool(explained.finite) and median(explained.finite) < 0)
+    if not AS_LARGE <= times <= 1 / AS_LARGE or not worse:
+        return None
+    value, due = (median(each) for each in zip(*late, strict=True))
+    return warning(
+        f"values have the sign of the returns turned: {values.name} is {value:.3g} and {returns.name} {due:.3g} "
+        f"(medians), on two sides of 0 in all {len(rows)} steps",
+        values,
+        values.shown(value, f"about {due:.3g}"), returns.shown(due),
+        *([] if explained is None else [explained.shown(median(explained.finite), "> 0")]),
+        cause="values are negated where they are read (a cost for a return, a sign in the head), or the critic is "
+        "taught other targets than these returns: advantages count twice what was expected, instead of leaving it out",
+        next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
+    )  # fmt: skip
 
 
 #: How far the critic's mean may lie from its returns', in multiples of the largest return, before it has overshot.

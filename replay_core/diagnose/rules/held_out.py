@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from statistics import median
 
@@ -228,6 +229,8 @@ def _lost(log: RunLog, reward: Series) -> Finding | None:
 
 #: How many times all before, and below which no reward of training prompts is what it was.
 LEAPT = 5.0
+#: How near a factor of ten what batches differ by leaves it.
+ABOUT = 0.3
 
 
 @rule("L19", "the scale of rewards leaps", link="rewards", scope="signals",
@@ -244,13 +247,17 @@ def scale_leaps(log: RunLog) -> Finding | None:
     at = _leap(scale)
     if at is None or _leap(mean) != at:
         return None
-    before, after = max(map(abs, scale.values[:at])), median(map(abs, scale.values[at:]))
+    before, after = (median(map(abs, each)) for each in (scale.values[:at], scale.values[at:]))
+    times = after / before
+    # Rewards differ from batch to batch: a factor of ten is told from what they make of it.
+    ten = 10.0 ** round(math.log10(times))
+    near = ten >= 10 and abs(times / ten - 1) <= ABOUT
     return warning(
-        f"the scale of rewards leaps {after / before:.3g} times at step {scale.points[at].step}: {scale.name} goes "
-        f"from at most {before:.3g} to {after:.3g}",
+        f"the scale of rewards leaps about {ten if near else times:.3g} times at step {scale.points[at].step}: "
+        f"{scale.name} goes from {before:.3g} to {after:.3g} (medians)",
         scale.of(scale.points[at :]),
         scale.shown_at(scale.points[at], f"<= {before:.3g}"), mean.shown_at(mean.points[at]),
-        shown("times what it was", after / before, f"< {LEAPT:g}"),
+        shown("times what it was", times, f"< {LEAPT:g}"),
         cause="the judge was changed, or its weights: another scale of rewards, a normalisation that was lost, a "
         "checkpoint that resumed with other settings",
         next_step="score one response with the judge of both sides of that step",

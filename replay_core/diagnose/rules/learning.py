@@ -522,14 +522,14 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     else a warning. A mean over a batch wavers wherever rewards do; where a spread is logged beside it, that has to
     stand still, too, while three of length, entropy, gradient and loss go on. Or 0 from some step on to the end, and in
     every step before over half of what it was: an error, of responses that no longer end where from that very step on
-    their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or one of several reward
-    functions 0 in 16 steps and more, while another changes: a warning.
+    their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or 0 in 2 steps and more in
+    a row, and over a quarter of the median in every other: a warning. Or one of several reward functions 0 in 16 steps and more, while another changes: a warning.
     """
     series = given(log.get("reward"))
     values = series.finite
     skip_if(len(values) < FEWEST or len(values) < len(series.points), f"needs the reward of {FEWEST} steps")
     if len(set(values)) > 1:
-        found = list(_dies(log, series))
+        found = [*_dies(log, series), *_fails_for_a_while(log, series)]
         yield from found or _never_pays(log)
         return
     spreads = [one.finite for one in log.all("reward_std")]
@@ -680,6 +680,45 @@ def _dies(log: RunLog, series: Series) -> Iterator[Finding]:
         next_step="call the judge by hand on one response of a step before; rldbg record -- YOUR COMMAND keeps them",
         steps=[p.step for p in series.points[at:]],
     )
+
+
+#: Steps that a judge is out for, and steps before and after in which it paid, in all of them.
+OUT, PAID = 2, 4
+
+
+def _fails_for_a_while(log: RunLog, series: Series) -> Iterator[Finding]:
+    """Exactly 0 in 2 steps and more in a row, with no spread where one is logged, and in no other step: in all of them
+    (4 before, 1 after) it is over a quarter of the median. What the reward functions give in these steps, if logged.
+    """
+    points = [point for point in series.points if math.isfinite(point.value)]
+    zero = [at for at, point in enumerate(points) if point.value == 0]
+    paid = [point.value for point in points if point.value != 0]
+    if len(zero) < OUT or not paid or zero[-1] - zero[0] + 1 != len(zero) or zero[-1] == len(points) - 1:
+        return
+    if zero[0] < PAID or len(zero) > len(paid) or not min(paid) > 0.25 * median(paid) > 0:
+        return
+    steps = [points[at].step for at in zero]
+    spread = log.get("reward_std")
+    if spread is not None and any(point.value for point in spread.points if point.step in steps):
+        return
+    functions = [
+        (one.name, median(values)) for one in log.all("reward_function") if not one.name.endswith("std")
+        for values in [[point.value for point in one.points if point.step in steps]] if values and any(values)
+    ]  # fmt: skip
+    yield warning(
+        f"the reward is exactly 0 in steps {steps[0]} to {steps[-1]} and in no other: {series.name} is at least "
+        f"{min(paid):.3g} before and after; the judge failed for {len(zero)} steps",
+        points[zero[0]].where(series.name),
+        series.shown_at(points[zero[0]], f">= {min(paid):.3g}"),
+        shown("steps at 0", len(zero)), shown("median of the others", median(paid)),
+        *(shown(f"{name} in these steps, median", value, "0, as the reward") for name, value in functions[:2]),
+        cause="a judge or a verifier that was down, timed out or raised for these steps, and is scored 0: nothing was "
+        "learnt in them, whatever was answered"
+        + ("; its functions did pay, so that they were lost where they are put together" if functions else ""),
+        next_step="look for errors and time-outs of the judge in these steps; leave such batches out instead of "
+        "scoring them 0",
+        steps=steps,
+    )  # fmt: skip
 
 
 def _never_pays(log: RunLog) -> Iterator[Finding]:
