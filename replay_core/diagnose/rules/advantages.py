@@ -239,7 +239,12 @@ def _taught_of_equal(batch: StepBatch, kept_B: Array, reward_B: Array, name: str
     equal = [group for group in groups if not np.ptp(reward_B[group_B == group]) > 0]
     sizes = [float(np.abs(heard_B[group_B == group]).max()) for group in equal]
     bad = [group for group, size in zip(equal, sizes, strict=True) if size > TAUGHT]
-    if batch.reward_is_summed or not bad or len(equal) == len(groups) or batch.laid.algorithm.estimator not in OF_GROUPS | {""}:
+    if (
+        batch.reward_is_summed
+        or not bad
+        or len(equal) == len(groups)
+        or batch.laid.algorithm.estimator not in OF_GROUPS | {""}
+    ):
         return None
     if not name.startswith(("(r - group mean) / (group std", "(r - mean of the group's others) / (their std")):
         return None

@@ -9,6 +9,7 @@ from statistics import mean, median
 import numpy as np
 
 from replay_core.diagnose import trends
+from replay_core.diagnose.advantage_variants import is_rounded
 from replay_core.diagnose.algorithm import KL_WEIGHTS
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
@@ -20,6 +21,7 @@ from replay_core.diagnose.gap import FEWEST, Gap
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.staleness import versions
 from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.surrogates import logged_of
 from replay_core.objectives import kl
 from replay_core.regexes import regex
 
@@ -214,7 +216,13 @@ _ESTIMATORS = {
 }
 
 
-def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array, *ratios_N: Array) -> tuple[str, bool] | None:
+#: What an estimator may leave of a recorded KL, by the precision it is stored in.
+_CLOSE = {"bfloat16": 1e-2, "float16": 2e-3}
+
+
+def named_estimator(
+    kl_N: Array, policy_N: Array, ref_N: Array, *ratios_N: Array, close: float = 1e-3
+) -> tuple[str, bool] | None:
     """Which estimator the values are, and whether policy and reference are swapped in it; None where none agrees.
 
     ratios_N: what an estimator may be weighed with, since samples are of an older policy (DeepSeek-V3.2's unbiased k3).
@@ -224,7 +232,7 @@ def named_estimator(kl_N: Array, policy_N: Array, ref_N: Array, *ratios_N: Array
         for name, estimate in _ESTIMATORS.items():
             for times_N, words in ((1.0, ""), *((each_N, " times the ratio") for each_N in ratios_N)):
                 expected = times_N * estimate(a_N, b_N)
-                if (np.abs(kl_N - expected) <= 1e-5 + 1e-3 * np.abs(expected)).all():
+                if (np.abs(kl_N - expected) <= 1e-5 + close * np.abs(expected)).all():
                     return name + words, swapped
     return None
 
@@ -259,7 +267,10 @@ def estimator(batch: StepBatch) -> Finding | None:
             for other in map(batch.columns.of, ("old_logprobs", "rollout_logprobs"))
             if other is not None and other is not policy and other.said_N[both_N].all()
         ]
-        found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N], *weights)
+        # Numbers in float32 may have been computed in less.
+        stored = "bfloat16" if is_rounded(recorded.values_N[both_N]) else recorded.dtype
+        found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N], *weights,
+                                close=_CLOSE.get(stored, 1e-3))  # fmt: skip
         if found is not None and not found[1]:
             return _not_the_stated(batch, recorded, policy, both_N, found[0], ref, weights)
         best = best or found
@@ -291,6 +302,11 @@ def _not_the_stated(
 ) -> Finding | None:
     """A recorded KL that an estimator makes, where the run states another and that one does not make it."""
     stated = batch.laid.algorithm.kl_estimator
+    # Some record one to look at, and hold the policy by another: what the loss holds is what counts.
+    logged = logged_of(batch, "kl_loss", fewest=1)
+    told_N = np.where(recorded.said_N, np.nan_to_num(recorded.values_N), 0.0)
+    if logged is None or logged.factor(told_N, plain=True) is None:
+        return None
     if not stated or name.split(" ")[0].replace("|log", "|log r|") == stated:
         return None
     made = [one for one in _ESTIMATORS if one.split(" ")[0].replace("|log", "|log r|") == stated]

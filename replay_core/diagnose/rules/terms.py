@@ -206,6 +206,7 @@ def token_loss(batch: StepBatch) -> Finding | None:
     stated = _clip_range(batch)
     place = batch.laid.where("token_loss", at=both_N)
     evidence = [shown("tokens recomputed", int(both_N.sum()), None, source), shown("agree to", close)]
+    scaled = [(by * stated[0], by * stated[1]) for by in _FACTORS] if stated else []
     ranges = (*([stated] if stated else []), *RANGES)
     made = _Made(a_N, ratio_kinds, logp_N, w_N, ranges, batch.laid.algorithm)
     agreed = None
@@ -217,7 +218,8 @@ def token_loss(batch: StepBatch) -> Finding | None:
         agreed = agreed or way
     if agreed is not None:
         return made.told(agreed, loss_N, close, stated, place, evidence)
-    if (range_ := _solved_range(loss_N, a_N, ratio_kinds[0], close)) is not None:
+    cut = (one for one in scaled if agrees(policy_loss.clipped(ratio_kinds[0], a_N, clip_low=one[0], clip_high=one[1])))
+    if (range_ := _solved_range(loss_N, a_N, ratio_kinds[0], close) or next(cut, None)) is not None:
         low, high = range_
         if stated or not all(USUAL[0] <= each <= USUAL[1] for each in range_):
             return finding(
@@ -248,6 +250,8 @@ def token_loss(batch: StepBatch) -> Finding | None:
     raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
 
 
+#: What a stated range is multiplied by on its way, where one side of it alone cuts anything off.
+_FACTORS = (2.0, 3.0, 0.5, 5.0, 10.0, 0.1, 4.0, 1 / 3)
 #: Clip ranges that recipes have, GSPO's aside.
 USUAL = (0.05, 0.6)
 

@@ -102,7 +102,10 @@ def _padding_counted(case: Case) -> Finding | None:
             agree = [abs(one - width) <= NEAR * max(width, 1) for one in each]
             if not longest <= width <= widest or 3 * sum(agree) < 2 * len(each) or sum(agree) < SEVERAL:
                 continue
-            grid = next(one for one, fits in zip(padded, agree, strict=True) if fits)
+            grid = max(
+                (one for one, fits in zip(padded, agree, strict=True) if fits),
+                key=lambda one: float(one.squares[which][one.mask_BW == 0].sum()),  # noqa: B023 - called at once
+            )
             inside = float(grid.squares[which][grid.mask_BW != 0].sum())
             tokens = int((grid.mask_BW != 0).sum())
             if inside >= (1 - NEAR) * float(grid.squares[which].sum()):
@@ -147,7 +150,7 @@ def _grids(batch: StepBatch) -> Iterator[_Grid]:
         squares = [(new_BW - due_BW) ** 2]
         clip = stated_number(batch.laid.stated, *_VALUE_CLIPS)
         if old_BW is not None:
-            for c in ([clip] if clip else [0.2, 0.5]):
+            for c in [clip] if clip else [0.2, 0.5]:
                 cut_BW = old_BW + np.clip(new_BW - old_BW, -c, c)
                 squares.append(np.maximum(squares[0], (cut_BW - due_BW) ** 2))
         yield _Grid(loss, tuple(squares), mask_BW, Where.of(record, values.name), record.key.step)

@@ -172,7 +172,7 @@ def _told(batch: StepBatch) -> _Told | None:
         counted_N &= of.said_N
         gamma = _solved(batch, of, counted_N, free=not own)
         if gamma is None:
-            return None
+            return None if own else _in_parts(batch, column, counted_N)
         base_N = of.values_N if own else _to_come(batch, counted_N, gamma)
     a_K, x_K = column.values_N[counted_N], base_N[counted_N]
     if len(a_K) < FEWEST or not np.isfinite(x_K).all() or not np.ptp(x_K) > 0:
@@ -181,6 +181,30 @@ def _told(batch: StepBatch) -> _Told | None:
     return _Told(
         batch, how, claim, gamma, float(a_K.mean()), float(a_K.std()), values is not None, len(a_K), column.source
     )
+
+
+#: Discounts that recipes have, where none is solved for: parts that are whitened on their own are no one line.
+_GAMMAS = (1.0, 0.99, 0.995, 0.999, 0.98, 0.97, 0.95, 0.9)
+
+
+def _in_parts(batch: StepBatch, column: Column, counted_N: Array) -> _Told | None:
+    """Advantages that are whitened part by part, or have a factor on one sign, of the reward to come by the stated
+    discount or a common one; the discount is then not solved for.
+    """
+    stated = stated_number(batch.laid.stated, *_GAMMA)
+    if _rewards_N(batch) is None:
+        return None
+    a_K = column.values_N[counted_N]
+    for gamma in _GAMMAS if stated is None else (stated, *(one for one in _GAMMAS if one != stated)):
+        x_K = _to_come(batch, counted_N, gamma)[counted_N]
+        if not np.ptp(x_K) > 0:
+            continue
+        how, claim = _made(batch, a_K, x_K, counted_N, EXACT.get(column.dtype, 1e-3))
+        if claim:
+            return _Told(
+                batch, how, claim, None, float(a_K.mean()), float(a_K.std()), False, len(a_K), column.source
+            )  # fmt: skip
+    return None
 
 
 def _rewards_N(batch: StepBatch) -> Array | None:
