@@ -76,7 +76,10 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if batch.trained_N is not None and not batch.trained_N.any():
         raise Skip("no token counts (D07): advantages are masked out with it")
     if not np.abs(heard_B).max() > 0:
-        skip_if(batch.reward_is_summed, "rewards are a sum of functions, and what they are trained with may be another")
+        skip_if(
+            batch.columns.are_sums_alone,
+            "rewards are a sum of functions, and what they are trained with may be another",
+        )
         yield Guess(
             "error", "zero", "all advantages are 0 although rewards differ within groups",
             "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
@@ -187,7 +190,7 @@ def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     reward_B, group_B, heard_B = given(batch.reward_B), given(batch.group_B), unlike.heard_B
     spread_B = group_std_B(reward_B, group_B)
     equal_B = (spread_B - 1e-6 <= 1e-6 * np.maximum(np.abs(reward_B), 1e-12))[unlike.kept_B]
-    if batch.reward_is_summed or not equal_B.any() or equal_B.all() or not np.abs(heard_B[equal_B]).max() > 0.1:
+    if batch.columns.are_sums_alone or not equal_B.any() or equal_B.all() or not np.abs(heard_B[equal_B]).max() > 0.1:
         return
     for name, values_B in _known(batch, unlike.kept_B):
         if agree(heard_B[~equal_B], values_B[~equal_B], unlike.close[~equal_B]):

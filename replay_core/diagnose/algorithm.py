@@ -124,16 +124,6 @@ class Algorithm:
         return ""
 
     @property
-    def normalises_later(self) -> bool | None:
-        """Whether advantages are whitened over the batch, by a switch of its own; None where it is not stated."""
-        names = ("normalize_advantages", "normalize_advantage", "whiten_advantages", "adv_norm", "norm_adv")
-        told = [self.is_on(name) for name in names]
-        words = [self.value(name) for name in names]
-        if True in told or any(isinstance(word, Mapping) for word in words):
-            return True
-        return False if False in told else None
-
-    @property
     def is_scaled(self) -> bool | None:
         """Whether advantages are divided by a std."""
         value = stated(
@@ -324,6 +314,15 @@ def whitens(algorithm: Algorithm) -> bool:
     and Stable-Baselines normalise a mini-batch's inside the loss, and what is recorded is raw.)
     """
     return algorithm.is_on("whiten_advantages") is True
+
+
+def normalises_later(algorithm: Algorithm) -> bool | None:
+    """Whether advantages are whitened over the batch, by a switch of its own; None where it is not stated."""
+    names = ("normalize_advantages", "normalize_advantage", "whiten_advantages", "adv_norm", "norm_adv")
+    told = [algorithm.is_on(name) for name in names]
+    if True in told or any(isinstance(algorithm.value(name), Mapping) for name in names):
+        return True
+    return False if False in told else None
 
 
 def entropy_bonus(algorithm: Algorithm) -> float | None:

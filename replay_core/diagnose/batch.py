@@ -324,12 +324,6 @@ class StepBatch:
         functions_FB = self.columns.reward_functions_FB
         return None if functions_FB is None else np.nansum(functions_FB, axis=0)
 
-    @property
-    def reward_is_summed(self) -> bool:
-        """Whether a sample's reward is no more than the sum of several functions', whose weights are not recorded."""
-        alone = ("reward", "token_scores", "token_rewards")
-        return not any(map(self.columns.ref, alone)) and self.columns.reward_functions_FB is not None
-
     def summed(self, name: str) -> Array | None:
         """Each sample's sum of a per-token tensor [B]: the whole row, as trainers sum it. A reward that lies where the
         mask ends no longer is a reward all the same.

@@ -156,6 +156,12 @@ class Columns:
         return next((names for names in found if names), [])
 
     @property
+    def are_sums_alone(self) -> bool:
+        """Whether a sample's reward is no more than the sum of several functions', whose weights are not recorded."""
+        alone = ("reward", "token_scores", "token_rewards")
+        return not any(map(self.ref, alone)) and self.reward_functions_FB is not None
+
+    @property
     def reward_name(self) -> str:
         """Under which name a sample's reward stands, or a part of it."""
         known = ("reward", "token_scores", "token_rewards", *self.reward_functions)

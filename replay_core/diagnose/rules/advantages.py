@@ -21,7 +21,7 @@ from replay_core.diagnose.advantage_variants import (
     tolerance,
     zeroed,
 )
-from replay_core.diagnose.algorithm import OF_GROUPS, severity_of_raw, why_raw
+from replay_core.diagnose.algorithm import OF_GROUPS, normalises_later, severity_of_raw, why_raw
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, listed, share, shown, warning
@@ -72,10 +72,10 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             "another estimator is computed than is configured",
         )
     bare = name.startswith(("r - group mean (Dr. GRPO)", "r - mean of the group's others (RLOO)"))
-    if stated.startswith("reinforce++") and bare and batch.laid.algorithm.normalises_later is not False:
+    if stated.startswith("reinforce++") and bare and normalises_later(batch.laid.algorithm) is not False:
         return (
-            f"advantages are not whitened over the batch, and the run states {stated.replace('_', ' with a ')}: they are "
-            f"{name.split(' (')[0]}, and their std is {float(given(batch.advantage_B).std()):.3g}, not 1",
+            f"advantages are not whitened over the batch, and the run states {stated.replace('_', ' with a ')}: they "
+            f"are {name.split(' (')[0]}, and their std is {float(given(batch.advantage_B).std()):.3g}, not 1",
             "the global normalisation (mean and std over the tokens of the batch) does not reach the advantages",
         )
     if stated == "rloo" and name.startswith("r - group mean (Dr. GRPO)"):
@@ -240,7 +240,7 @@ def _taught_of_equal(batch: StepBatch, kept_B: Array, reward_B: Array, name: str
     sizes = [float(np.abs(heard_B[group_B == group]).max()) for group in equal]
     bad = [group for group, size in zip(equal, sizes, strict=True) if size > TAUGHT]
     if (
-        batch.reward_is_summed
+        batch.columns.are_sums_alone
         or not bad
         or len(equal) == len(groups)
         or batch.laid.algorithm.estimator not in OF_GROUPS | {""}

@@ -29,7 +29,7 @@ def cut_off(case: Case) -> Finding | None:
     for batch in case.batches():
         raw_B = batch.columns.per_sample(*_RAW)
         # A sum of functions is not what was cut off.
-        if raw_B is None or batch.reward_B is None or batch.reward_is_summed:
+        if raw_B is None or batch.reward_B is None or batch.columns.are_sums_alone:
             continue
         if np.isfinite(raw_B).all() and np.isfinite(batch.reward_B).all():
             each.append((batch, raw_B, batch.reward_B))

@@ -523,7 +523,8 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     stand still, too, while three of length, entropy, gradient and loss go on. Or 0 from some step on to the end, and in
     every step before over half of what it was: an error, of responses that no longer end where from that very step on
     their mean length is one number 1.25 times all before and more, or nine of ten are cut. Or 0 in 2 steps and more in
-    a row, and over a quarter of the median in every other: a warning. Or one of several reward functions 0 in 16 steps and more, while another changes: a warning.
+    a row, and over a quarter of the median in every other: a warning. Or one of several reward functions 0 in 16 steps
+    and more, while another changes: a warning.
     """
     series = given(log.get("reward"))
     values = series.finite

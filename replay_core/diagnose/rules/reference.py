@@ -247,8 +247,9 @@ _OF_BOTH_SIGNS = 0.1
 def estimator(batch: StepBatch) -> Finding | None:
     """Recomputes k1, k2, k3, k3 with verl's clamps, and |log r| from policy and reference, and with the two swapped.
     Each may be weighed with the ratio to the policy that sampled. The recorded KL that agrees only with the swapped
-    order is an error, and so is another estimator than the stated one; one that agrees with none a warning where one is stated, else worth knowing. Zeros where
-    nothing is penalised are fine.
+    order is an error, and so is another estimator than the stated one, where the KL loss is made of it; one that agrees
+    with none a warning where one is stated, else worth knowing. Zeros where nothing is penalised are fine. Skipped
+    where log-probabilities are stored in 16 bits and none agrees.
     """
     recorded, ref = given(batch.columns.of("kl")), given(batch.columns.of("ref_logprobs"))
     policies = [column for column in (batch.columns.of("policy_logprobs"), batch.columns.of("old_logprobs")) if column]
@@ -279,6 +280,8 @@ def estimator(batch: StepBatch) -> Finding | None:
             best = best or ("", False)
     if best is None:
         raise Skip("policy and reference are equal, or share too few tokens: every estimator is 0")
+    if not best[0] and any(map(_is_coarse, (*policies, ref))):
+        raise Skip("log-probabilities are stored in 16 bits, and the KL was made of others")
     if best[1]:
         return error(
             f"the recorded KL is {best[0]} with policy and reference swapped",
@@ -295,6 +298,10 @@ def estimator(batch: StepBatch) -> Finding | None:
         shown("tokens compared", compared),
         cause="it is computed from other log-probabilities than those recorded, or another estimator",
     )
+
+
+def _is_coarse(column: Column) -> bool:
+    return column.dtype in _CLOSE or is_rounded(column.values_N[column.said_N & np.isfinite(column.values_N)])
 
 
 def _not_the_stated(

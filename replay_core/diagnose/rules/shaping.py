@@ -97,7 +97,8 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
     """
     algorithm = case.algorithm
     stated, named = kl_in_rewards_coefficient(algorithm), algorithm.kl_estimator
-    skip_if(stated is None, "needs a run that states a KL in its rewards, and its coefficient")
+    if stated is None:
+        raise Skip("needs a run that states a KL in its rewards, and its coefficient")
     word = algorithm.word("kl_ctrl", "kl_ctrl.type", "type")
     skip_if("adaptive" in word or algorithm.number("kl_target", "target_kl", "horizon") is not None,
             "the weight of the KL is adaptive")  # fmt: skip

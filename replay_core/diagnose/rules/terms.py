@@ -222,11 +222,15 @@ def token_loss(batch: StepBatch) -> Finding | None:
     if (range_ := _solved_range(loss_N, a_N, ratio_kinds[0], close) or next(cut, None)) is not None:
         low, high = range_
         if stated or not all(USUAL[0] <= each <= USUAL[1] for each in range_):
+            told = (
+                f", and the run states {stated[0]:g} and {stated[1]:g}{_times_as_wide(range_, stated)}"
+                if stated
+                else ", where recipes have 0.1 to 0.4"
+            )
             return finding(
                 "error" if stated else "warning",
-                f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}"
-                + (f", and the run states {stated[0]:g} and {stated[1]:g}{_times_as_wide(range_, stated)}" if stated else ", where recipes have 0.1 to "
-                   "0.4"), place, *evidence, link="ratio", 
+                f"the loss is clipped at 1 - {low:.4g} and 1 + {high:.4g}{told}",
+                place, *evidence, link="ratio",
                 cause="the clip range that is configured does not reach the loss, or another one is logged: so wide a "
                 "range cuts nothing off, so narrow a one nearly every token",
             )  # fmt: skip

@@ -18,7 +18,7 @@ FEWEST, MOSTLY = 4, 0.95
 
 @rule("D109", "turns that the engine sampled are not trained", link="masks", scope="case", lasts=True,
       explains=("D19", "D41", "L08", "L09"),
-      source="slime and verl agent loops: loss_mask 1 on every token that the policy wrote, 0 on tool output")  # fmt: skip
+      source="slime and verl agent loops: loss_mask 1 on all that the policy wrote, 0 on tool output")  # fmt: skip
 def left_out(case: Case) -> Finding | None:
     """Responses in which tokens the engine sampled (a rollout log-probability other than 0) stand on both sides of
     tokens it did not (tool output): a warning where in 95 % of them (4 and more) no token before the last such gap
@@ -33,7 +33,7 @@ def left_out(case: Case) -> Finding | None:
             continue
         sampled_N = response_N & rollout.said_N & (rollout.values_N != 0)
         here = 0
-        for sample, span in enumerate(batch.flat.spans):
+        for span in batch.flat.spans:
             early_T = _before_the_last_gap(sampled_N[span], (response_N & ~sampled_N)[span])
             if early_T is None:
                 continue

@@ -104,7 +104,7 @@ def _padding_counted(case: Case) -> Finding | None:
                 continue
             grid = max(
                 (one for one, fits in zip(padded, agree, strict=True) if fits),
-                key=lambda one: float(one.squares[which][one.mask_BW == 0].sum()),  # noqa: B023 - called at once
+                key=lambda one: float(one.squares[which][one.mask_BW == 0].sum()),
             )
             inside = float(grid.squares[which][grid.mask_BW != 0].sum())
             tokens = int((grid.mask_BW != 0).sum())
@@ -170,7 +170,7 @@ def _rows_of(batch: StepBatch, name: str) -> list[Array] | None:
 
 
 def _stacked(rows_B: list[Array] | None, samples: list[int], width: int) -> Array | None:
-    """These samples' rows, as wide as is asked: of tokens, beside what is said of the next one, the first is left out."""
+    """These samples' rows, as wide as is asked: beside what is said of the next token, the first one is left out."""
     if rows_B is None:
         return None
     each = [rows_B[sample] for sample in samples]

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from replay_core.diagnose.advantage_variants import held_together
-from replay_core.diagnose.algorithm import stated_number
+from replay_core.diagnose.algorithm import normalises_later, stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -28,7 +28,7 @@ STEPS = 2
 _GAMMA = ("gamma", "discount")
 
 
-class _Told(Struct, frozen=True):
+class _StepMade(Struct, frozen=True):
     """What one step's advantages are made of: `base` [K] at the tokens that count, and how they follow it."""
 
     batch: StepBatch
@@ -115,9 +115,9 @@ _CAUSES = {
 }
 
 
-def _not_whitened(one: _Told, how: str, evidence: list[Evidence], steps: list[int | None]) -> Finding | None:
+def _not_whitened(one: _StepMade, how: str, evidence: list[Evidence], steps: list[int | None]) -> Finding | None:
     algorithm = one.batch.laid.algorithm
-    later = algorithm.normalises_later
+    later = normalises_later(algorithm)
     is_reinforce = algorithm.estimator.startswith("reinforce++")
     is_gae = one.has_critic and algorithm.estimator == "gae"
     # Already of mean 0 and std 1, whitening would change nothing.
@@ -151,7 +151,7 @@ def _not_whitened(one: _Told, how: str, evidence: list[Evidence], steps: list[in
     )  # fmt: skip
 
 
-def _told(batch: StepBatch) -> _Told | None:
+def _told(batch: StepBatch) -> _StepMade | None:
     column, trained_N = batch.columns.of("advantages"), batch.trained_N
     if column is None or trained_N is None or batch.advantage_B is not None:
         return None
@@ -178,7 +178,7 @@ def _told(batch: StepBatch) -> _Told | None:
     if len(a_K) < FEWEST or not np.isfinite(x_K).all() or not np.ptp(x_K) > 0:
         return None
     how, claim = _made(batch, a_K, x_K, counted_N, EXACT.get(column.dtype, 1e-3))
-    return _Told(
+    return _StepMade(
         batch, how, claim, gamma, float(a_K.mean()), float(a_K.std()), values is not None, len(a_K), column.source
     )
 
@@ -187,7 +187,7 @@ def _told(batch: StepBatch) -> _Told | None:
 _GAMMAS = (1.0, 0.99, 0.995, 0.999, 0.98, 0.97, 0.95, 0.9)
 
 
-def _in_parts(batch: StepBatch, column: Column, counted_N: Array) -> _Told | None:
+def _in_parts(batch: StepBatch, column: Column, counted_N: Array) -> _StepMade | None:
     """Advantages that are whitened part by part, or have a factor on one sign, of the reward to come by the stated
     discount or a common one; the discount is then not solved for.
     """
@@ -201,7 +201,7 @@ def _in_parts(batch: StepBatch, column: Column, counted_N: Array) -> _Told | Non
             continue
         how, claim = _made(batch, a_K, x_K, counted_N, EXACT.get(column.dtype, 1e-3))
         if claim:
-            return _Told(
+            return _StepMade(
                 batch, how, claim, None, float(a_K.mean()), float(a_K.std()), False, len(a_K), column.source
             )  # fmt: skip
     return None
