@@ -198,7 +198,7 @@ def ranks_apart(case: Case) -> Finding | None:
             by_step.setdefault(key.step, {}).setdefault(key.rank, []).append(record)
     steps = sorted(step for step, ranks in by_step.items() if len(ranks) > 1)
     if len(steps) < 2:
-        return _by_norms(case) or _by_scores(case)
+        return _without_weights(case)
     looked = (steps[0], steps[-1])
     paths = {one.path for step in looked for some in by_step[step].values() for one in some}
     if sum(map(stored_bytes, paths)) > 4 * MOST:
@@ -214,8 +214,8 @@ def ranks_apart(case: Case) -> Finding | None:
     # Of weights that are recorded after an update, the first step is the first to differ: shards are of nothing alike.
     grown = _parting(by_step, steps) if before else None
     if not whole or not total or (before and grown is None):
-        if (by_norms := _by_norms(case) or _by_scores(case)) is not None:
-            return by_norms
+        if (untold := _without_weights(case)) is not None:
+            return untold
         raise Skip("the ranks' weights differ from the first step on: they are shards, or were never one")
     if not after:
         return None
@@ -245,7 +245,8 @@ def _norms_by_rank(case: Case, stage: str) -> dict[int | None, list[dict[int, fl
         if key.stage != stage or key.rank is None or key.role == "critic":
             continue
         found = [float(pages.array(ref).reshape(-1)[0]) for ref in record.tensors()
-                 if ref.is_readable and ref.numel == 1 and ref.name.endswith("grad_norm")]  # fmt: skip
+                 if ref.is_readable and ref.numel == 1 and ref.name.endswith("grad_norm") and "clip" not in ref.name
+                 ]  # fmt: skip
         norms.setdefault((key.step, key.epoch, key.minibatch), {}).setdefault(key.rank, []).extend(found)
     by_step: dict[int | None, list[dict[int, float]]] = {}
     for (step, *_), each in norms.items():
@@ -261,6 +262,16 @@ def _differ(norms: dict[int, float]) -> bool:
 #: What splits a model over ranks, in the names and values of settings.
 _SHARDED = regex(r"fsdp|zero|megatron|tensor_(?:model_)?parallel|pipeline_(?:model_)?parallel|\b[tp]p_size\b|\btp\b",
                  re.IGNORECASE)  # fmt: skip
+
+
+def _without_weights(case: Case) -> Finding | None:
+    """What the ranks' gradients and their rows tell."""
+    try:
+        return _by_scores(case) or _by_norms(case)
+    except Skip:
+        if (told := _by_norms(case)) is None:
+            raise
+        return told
 
 
 def _by_norms(case: Case) -> Finding | None:
@@ -299,7 +310,8 @@ def _by_norms(case: Case) -> Finding | None:
 
 def _by_scores(case: Case) -> Finding | None:
     """Ranks whose rows part from the engine that the others still agree with, and whose gradients are their own."""
-    shared = [one for each in _norms_by_rank(case, "gradient").values() for one in each]
+    noted = _norms_by_rank(case, "gradient") or _norms_by_rank(case, "optimizer")
+    shared = [one for each in noted.values() for one in each]
     own = [each for each in shared if _differ(each)]
     if len(shared) < RUN or len(own) < len(shared):
         raise Skip("needs the weights of two ranks in two steps: rldbg record --params .")
