@@ -354,6 +354,13 @@ _ITSELF = (
 )
 
 
+_ADAPTER = (
+    "the reference is computed with the adapter on: it is the policy itself, and the KL holds nothing (switch the "
+    "adapter off for its forward: disable_adapter()); or the adapter is not trained (the optimizer was made before it "
+    "was added)"
+)
+
+
 @rule("D46", "the policy stays at its reference, or is back at it", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
 def never_moves(case: Case) -> Finding | None:
@@ -392,13 +399,18 @@ def never_moves(case: Case) -> Finding | None:
     warms = learns and len(seen) < 20
     grads, rates = case.log.get("grad_norm"), case.log.get("learning_rate")
     least = 0.0 if grads is None or rates is None else min((*grads.finite, *rates.finite), default=0.0)
+    adapter = (case.algorithm.number("lora_rank", "lora_r", "peft_rank") or 0) > 0
     return finding(
         "info" if warms else "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps"
         + (
-            ", while gradients and learning rates are not 0: the reference is the policy itself, or the optimizer "
+            ""
+            if warms
+            else ": the reference has the adapter (LoRA) as well, or the adapter is not trained"
+            if adapter
+            else ", while gradients and learning rates are not 0: the reference is the policy itself, or the optimizer "
             "holds other weights"
-            if least > 0 and not warms
+            if least > 0
             else ""
         ),
         where,
@@ -406,6 +418,8 @@ def never_moves(case: Case) -> Finding | None:
         *([shown("smallest gradient norm or learning rate", least)] if least > 0 else []),
         cause="the critic learns alone: a warm-up of the critic has the policy wait for it"
         if warms
+        else _ADAPTER
+        if adapter
         else _ITSELF
         if least > 0
         else _STILL,
