@@ -93,6 +93,15 @@ class ByContext(Struct):
                    f"{sizes[places <= third[0]].mean():.3g}, {sizes[places > third[1]].mean():.3g}", "alike")],
         )  # fmt: skip
 
+    @property
+    def is_of_the_prompt(self) -> bool:
+        """Whether the first tokens of responses are further apart than the others, over the run."""
+        if not self.sizes:
+            return False
+        sizes, places = np.concatenate(self.sizes), np.concatenate(self.places)
+        first, others = sizes[places < FIRST], sizes[places >= FIRST]
+        return min(len(first), len(others)) >= BESIDE and float(first.mean()) > 2 * float(others.mean())
+
     def _everywhere(self, sizes: Array, places: Array) -> Told | None:
         first, others = sizes[places < FIRST], sizes[places >= FIRST]
         alike = float(np.median(self.alike))

@@ -134,7 +134,10 @@ def disagree(case: Case) -> Iterator[Finding]:
         ]  # fmt: skip
     elif grows:
         every = [_because(one, *_of_growth(growth)) if one in guessed else one for one in every]
-    elif not fresh and begins_with and guessed and growth.is_open and not (by_place := places.told(sure=True)):
+    elif (
+        not fresh and begins_with and guessed and growth.is_open
+        and not places.is_of_the_prompt and not places.told(sure=True)
+    ):  # fmt: skip
         every = [_because(one, *_of_padding_or_weights(growth)) if one in guessed else one for one in every]
     elif not fresh and begins_with and guessed and (by_place := places.told()) is not None:
         every = [_because(one, *by_place) if one in guessed else one for one in every]
