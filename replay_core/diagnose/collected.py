@@ -174,7 +174,7 @@ class Growth(Struct):
     @property
     def is_told(self) -> bool:
         """Whether more padding makes more of it: by ranks, and more than chance would."""
-        pads, apart = np.array(self.pads), np.array(self.apart)
+        pads = np.array(self.pads)
         widths = np.unique(pads)
         if len(pads) < PROMPTS or widths.size < WIDTHS:
             return False

@@ -4,6 +4,7 @@ before responses are cut.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 from replay_core.diagnose import trends
@@ -17,7 +18,7 @@ LEFT, STEPS, LATE = 0.25, 8, 0.6
 GROWN = 1.3
 
 
-def sure_policy(log: RunLog, dead: list[int | None]) -> tuple[str, str] | None:
+def sure_policy(log: RunLog, dead: Sequence[int | None]) -> tuple[str, str] | None:
     """Words and cause, where groups have no spread since the policy is sure of one answer to each prompt: its entropy
     is next to 0 from the first step on, or has come down to a quarter and less before the steps that are `dead`.
     """

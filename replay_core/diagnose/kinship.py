@@ -171,7 +171,9 @@ def _odd_one(batch: StepBatch) -> Kin | None:
             if not voted and found.by:
                 # Of two that are shifted against each other, the odd one is not of the tokens at its places.
                 told = is_of_its_tokens(batch, suspect.values_N, known[name])
-                voted = told is False or (told is None and is_of_its_tokens(batch, model.values_N, known[other]) is True)
+                voted = told is False or (
+                    told is None and is_of_its_tokens(batch, model.values_N, known[other]) is True
+                )
             if (voted, found.share) > best:
                 best, odd = (voted, found.share), found
     return odd

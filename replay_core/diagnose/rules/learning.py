@@ -531,7 +531,8 @@ def no_divergence(log: RunLog) -> Finding | None:
     no gradient norm is logged, 20 steps in which the loss changes. A KL that is off is silent: its coefficient is 0,
     or the run recorded samples without a reference and tells of no coefficient. Or one that was 0 at
     first, past .005 in 4 steps, and is 0 again in a single later one: the run goes on from the initial weights where
-    reward, entropy and length are then as in the first steps. A warning; silent where the reference is reset on purpose.
+    reward, entropy and length are then as in the first steps. A warning; silent where the reference is reset on
+    purpose.
     """
     series = given(log.get("kl") or log.get("pair_reward"))
     if series.signal == "kl" and (again := _back_at_the_start(log, series)) is not None:
@@ -987,8 +988,8 @@ def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
     explains (12 steps and more): an error. So does one for the format that comes to 19 twentieths of its most from
     four fifths and less: it is learnt in the first steps, and at rest since. Or one that rises to nine tenths of its
-    most while right answers come to half and less, third by third and each trend by p = .05. Of 3 and more, where one rises and the
-    other falls in every step, and each by half: worth knowing.
+    most while right answers come to half and less, third by third and each trend by p = .05. Of 3 and more, where one
+    rises and the other falls in every step, and each by half: worth knowing.
     """
 
     def known(pattern: re.Pattern[str], fewest: int = 12) -> list[Series]:

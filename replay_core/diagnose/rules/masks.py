@@ -34,8 +34,9 @@ def empty_loss(batch: StepBatch) -> Finding | None:
     in some samples is a warning (info where just those were cut off, which trainers filter on purpose; an error where
     just those were not, 2 and more of either): where
     advantages are recomputed and only fit with the rewards of those, that they still enter the baseline is said. A mask
-    that ends before the middle of most responses, or counts more tokens than `response_length`, is a warning. So are samples
-    of some ranks that are all left out, and none of the others'. Holes inside a response are normal (tool output).
+    that ends before the middle of most responses, or counts more tokens than `response_length`, is a warning. So are
+    samples of some ranks that are all left out, and none of the others'. Holes inside a response are
+    normal (tool output).
     """
     trained_N = given(batch.trained_N)
     skip_if(not batch.flat.lengths_B.sum(), "samples have no tokens")

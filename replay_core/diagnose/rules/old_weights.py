@@ -283,12 +283,17 @@ def _further(every: list[_StepGap]) -> Finding | None:
     """An engine that moves what the trainer moved further the same way, token by token, in every step that tells."""
     moved = [one for one in every if one.same_way is not None and one.mean > DISAGREE]
     shares = [one.same_way for one in moved if one.same_way is not None]
-    if len(moved) < AHEAD_STEPS or min(shares) < 0.75 * SAME_WAY or float(np.median(shares)) < SAME_WAY or every[0].mean > AGREES:
+    if (
+        len(moved) < AHEAD_STEPS
+        or min(shares) < 0.75 * SAME_WAY
+        or float(np.median(shares)) < SAME_WAY
+        or every[0].mean > AGREES
+    ):
         return None
     worst = max(moved, key=lambda one: one.mean)
     return error(
-        "the engine is further from the reference than the trainer's policy, the same way: it has no old weights, which "
-        "would lie before the trainer's",
+        "the engine is further from the reference than the trainer's policy, the same way: it has no old weights, "
+        "which would lie before the trainer's",
         worst.place,
         shown("tokens that the rollout moves on where the trainer moved them, median of the steps",
               float(np.median(shares)),

@@ -284,11 +284,7 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         )
         yield finding(
             # A step of a group or two that are all wrong is nothing odd.
-            "info"
-            if some and len(alike) < FEW
-            else "warning"
-            if solved
-            else _as_bad(alike, known, means),
+            "info" if some and len(alike) < FEW else "warning" if solved else _as_bad(alike, known, means),
             copied + said + ("" if sure is None else sure[0]),
             alike[0].point.where("reward_std"),
             *_figures(alike),

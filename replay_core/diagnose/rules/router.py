@@ -16,7 +16,7 @@ _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_exp
 
 
 @rule("D108", "all tokens are routed to the same experts", link="rollout_logprobs", scope="batch", lasts=True,
-      explains=("L08",), source="a load-balancing loss or a router bias that is missing, or of the wrong sign")  # fmt: skip
+      explains=("L08",), source="a load-balancing loss or a router bias that is missing")  # fmt: skip
 def collapsed(batch: StepBatch) -> Finding | None:
     """Recorded routing whose layers, all of them, send each of 64 tokens and more to one and the same set of experts: a
     warning. Not where these are all there are, as far as the run states.
@@ -42,6 +42,6 @@ def collapsed(batch: StepBatch) -> Finding | None:
             shown("tokens routed", len(heard)),
             cause="the router has collapsed: its load-balancing loss or bias is off or has the wrong sign, or the "
             "checkpoint's router was not loaded; what the model is worth is that of these experts alone",
-            next_step="count tokens by expert in the model that the run began with; check aux_loss_coef and router bias",
+            next_step="count tokens by expert in the model that the run began with; check aux_loss_coef",
         )
     return None

@@ -20,7 +20,8 @@ MOST = 64 << 20
 
 
 @rule("D107", "the weights shrink", link="optimizer", scope="case", lasts=True,
-      explains=("D01", "D03", "D09", "D12", "D15", "D20", "D24", "D25", "D26", "L08", "L09", "L10", "L17", "L36", "L40"),
+      explains=("D01", "D03", "D09", "D12", "D15", "D20", "D24", "D25", "D26", "L08", "L09", "L10", "L17", "L36",
+               "L40"),
       source="AdamW multiplies each weight by 1 - lr x weight_decay in every step")  # fmt: skip
 def shrinking(case: Case) -> Finding | None:
     """Recorded weights over 4 steps and more whose norm falls in each by one factor (to .01), .99 and less, and whose

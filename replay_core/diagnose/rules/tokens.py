@@ -180,8 +180,13 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         else "warning",
         f"{now:.0%} of the responses are cut at the token limit"
         + _from_the_start(series, longest)
-        + (f": the policy samples noise, its entropy is {noise:.3g} nats per token from the first step on" if noise
-           else f": responses grow from {grown[0]:.3g} to {grown[1]:.3g} tokens, into the limit" if grown else "")
+        + (
+            f": the policy samples noise, its entropy is {noise:.3g} nats per token from the first step on"
+            if noise
+            else f": responses grow from {grown[0]:.3g} to {grown[1]:.3g} tokens, into the limit"
+            if grown
+            else ""
+        )
         + (f", and the reward does not rise in {len(given(reward).finite)} lines" if idle else "")
         if pinned is None
         else f"every response is {pinned:g} tokens long in every step: all run to the limit, and no end token ends one "
@@ -202,9 +207,13 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         else "the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
         + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
         next_step=(
-            "lower the temperature, and read ten responses; " if noise
-            else "plot reward against length within groups, and punish length (overlong shaping) or score answers alone; "
-            if grown else "" if apart else "raise the token limit, and see whether the responses would end; "
+            "lower the temperature, and read ten responses; "
+            if noise
+            else "plot reward against length within groups, and punish length (overlong shaping) or score answers; "
+            if grown
+            else ""
+            if apart
+            else "raise the token limit, and see whether the responses would end; "
         )
         + "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D19",
         steps=steps_of(p for p in series.points if p.value >= MANY),

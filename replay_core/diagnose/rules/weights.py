@@ -222,8 +222,11 @@ def ranks_apart(case: Case) -> Finding | None:
     holder = next(one for some in by_step[looked[1]].values() for one in some if one.get(after[0]) is not None)
     return error(
         f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
-        + (f"none did at step {looked[0]}" if grown is None else f"by {grown[1]:.2g} of their size after {grown[0]:.2g} "
-           f"at step {looked[0]}"),
+        + (
+            f"none did at step {looked[0]}"
+            if grown is None
+            else f"by {grown[1]:.2g} of their size after {grown[0]:.2g} at step {looked[0]}"
+        ),
         Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path)),
         shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
         shown("ranks", listed(sorted(by_step[looked[1]]))),

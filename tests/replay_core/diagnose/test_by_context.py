@@ -132,7 +132,9 @@ def _moved(folder: Path, seed: int, engine: Callable[[Array, Array], Array]) -> 
 def test_an_adapter_that_is_applied_twice_is_no_old_one(tmp_path: Path, seed: int) -> None:
     draw = np.random.default_rng(seed)
     # Beyond small steps a softmax is no line: the engine is further on, by another factor on each token.
-    twice = _moved(tmp_path / "twice", seed, lambda ref, policy: policy + (policy - ref) * draw.uniform(0.1, 4, ref.shape))
+    twice = _moved(
+        tmp_path / "twice", seed, lambda ref, policy: policy + (policy - ref) * draw.uniform(0.1, 4, ref.shape)
+    )
     assert twice is not None
     assert "the same way" in twice.claim
     old = _moved(tmp_path / "old", seed, lambda ref, policy: ref + 0.0 * policy)

@@ -1,4 +1,4 @@
-"""What moved first in a log leads: entropy, length, exceptions, a KL, a validation; and their healthy twins are quiet."""
+"""What moved first in a log leads: entropy, length, exceptions, a KL, a validation; healthy twins are quiet."""
 
 from __future__ import annotations
 
@@ -81,8 +81,11 @@ def _resumed(lost: bool, seed: int) -> str:
     reward, entropy = _wave(0.3, 0.8, 10, 0.02, seed), _wave(0.9, 0.4, 10, 0.02, seed)
     later = (_wave(0.3, 0.7, 10, 0.02, seed), _wave(0.9, 0.5, 10, 0.02, seed)) if lost else (
         _wave(0.8, 0.85, 10, 0.02, seed), _wave(0.4, 0.38, 10, 0.02, seed))  # fmt: skip
-    return verl([{"actor/kl_loss": max(k, 0.001) if n % 10 else k, "critic/score/mean": r, "actor/entropy": e}
-                 for n, (k, r, e) in enumerate(zip(kl, reward + later[0], entropy + later[1], strict=True))])  # fmt: skip
+    each = enumerate(zip(kl, reward + later[0], entropy + later[1], strict=True))
+    return verl([
+        {"actor/kl_loss": max(k, 0.001) if n % 10 else k, "critic/score/mean": r, "actor/entropy": e}
+        for n, (k, r, e) in each
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(3))
