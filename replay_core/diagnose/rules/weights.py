@@ -153,6 +153,12 @@ def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:
 WERE_ONE, PARTED = 0.3, 1.5
 
 
+def _share_norms(case: Case) -> bool:
+    """Whether ranks noted one gradient norm in some update, as of gradients that are averaged."""
+    noted = _norms_by_rank(case, "gradient") or _norms_by_rank(case, "optimizer")
+    return any(not _differ(one) for each in noted.values() for one in each)
+
+
 def _parting(by_step: dict[int, dict[int, list[Record]]], steps: list[int]) -> tuple[float, float] | None:
     """How far two ranks' weights are apart in the first and the last step, as a share of their size, where they begin
     next to each other and move apart from step to step; else None.
@@ -179,8 +185,9 @@ def _parting(by_step: dict[int, dict[int, list[Record]]], steps: list[int]) -> t
       source="gradients that are not reduced over data-parallel ranks: no_sync left on, no wrapper")  # fmt: skip
 def ranks_apart(case: Case) -> Finding | None:
     """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error. So
-    are those that differ there by less than .3 of their size and from step to step by more, to 1.5 times that: they are
-    recorded after an update. Others that differ from the first step on are shards.
+    are those that differ there by less than .3 of their size and from step to step by more, to 1.5 times that over 4
+    steps and more (not where ranks note one gradient norm): they are recorded after an update. Others
+    that differ from the first step on are shards.
 
     Where no weights are recorded: an error where, of 4 steps and more, engine and trainer agree in the first (.03 nats)
     on every rank, and in the later half on some ranks alone, while the others are ten times as far off as these, and
@@ -212,7 +219,7 @@ def ranks_apart(case: Case) -> Finding | None:
 
     (whole, before), (total, after) = map(apart, looked)
     # Of weights that are recorded after an update, the first step is the first to differ: shards are of nothing alike.
-    grown = _parting(by_step, steps) if before else None
+    grown = _parting(by_step, steps) if before and len(steps) >= RUN and not _share_norms(case) else None
     if not whole or not total or (before and grown is None):
         if (untold := _without_weights(case)) is not None:
             return untold
