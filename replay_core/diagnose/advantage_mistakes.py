@@ -41,6 +41,17 @@ class Unlike(Exception):  # noqa: N818 - it is no error, it is an answer
         self.heard_B, self.kept_B, self.close, self.stored = heard_B, kept_B, close, stored
 
 
+OF_FUNCTIONS = "rewards are a sum of functions, whose weights (and a penalty) are not recorded"
+
+
+def _is_own_sum(batch: StepBatch) -> bool:
+    """Whether the rewards are what several recorded functions come to with a weight of 1 each, which nobody states."""
+    functions_FB = batch.columns.reward_functions_FB
+    recorded = batch.columns.per_sample("reward") is not None
+    recorded = recorded or any(batch.columns.of(name) is not None for name in ("token_rewards", "token_scores"))
+    return functions_FB is not None and len(functions_FB) > 1 and not recorded
+
+
 class Guess(Struct, frozen=True):
     """One mistake that makes all advantages of a batch; `key` is the same in every step it is made in."""
 
@@ -75,6 +86,8 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
     if batch.trained_N is not None and not batch.trained_N.any():
         raise Skip("no token counts (D07): advantages are masked out with it")
+    if _is_own_sum(batch) and (turned := _turned(batch, heard_B, kept_B, close)) is None:
+        raise Skip(OF_FUNCTIONS)
     if not np.abs(heard_B).max() > 0:
         skip_if(
             batch.columns.are_sums_alone,
@@ -108,7 +121,7 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     if np.unique(np.bincount(group_B)).size > 1:
         raise Skip("groups have different sizes: part of the batch may not be in the dump")
     if batch.columns.reward_functions_FB is not None:
-        raise Skip("rewards are a sum of functions, whose weights (and a penalty) are not recorded")
+        raise Skip(OF_FUNCTIONS)
     algorithm = batch.laid.algorithm
     known = squashed(batch, heard_B, kept_B, reward_B, group_B)
     if algorithm.estimator not in OF_GROUPS and (chosen := _chosen(batch, heard_B, kept_B)) is not None:

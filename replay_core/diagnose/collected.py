@@ -174,18 +174,31 @@ class Growth(Struct):
     @property
     def is_told(self) -> bool:
         """Whether more padding makes more of it: by ranks, and more than chance would."""
-        pads, apart = np.array(self.pads), np.array(self.apart)
+        pads = np.array(self.pads)
         widths = np.unique(pads)
         if len(pads) < PROMPTS or widths.size < WIDTHS:
             return False
         means = self.by_width
         if means[int(widths[0])] > LEAST * means[int(widths[-1])]:
             return False
-        a, b = _ranks(pads), _ranks(apart)
+        return self._by_chance <= CHANCE
+
+    @property
+    def is_open(self) -> bool:
+        """Whether most samples are padded, and more padding does not make less of it: then padding is one cause of what
+        no place tells.
+        """
+        pads = np.array(self.pads)
+        several = len(pads) >= WIDTHS and np.unique(pads).size > 1 and float((pads > 0).mean()) >= 0.5
+        return several and self._by_chance <= 0.5
+
+    @property
+    def _by_chance(self) -> float:
+        """How often chance would order differences by padding as much."""
+        a, b = _ranks(np.array(self.pads)), _ranks(np.array(self.apart))
         draw = np.random.default_rng(0)
         found = float(a @ b)
-        by_chance = sum(float(a @ draw.permutation(b)) >= found for _ in range(DRAWS))
-        return by_chance <= CHANCE * DRAWS
+        return sum(float(a @ draw.permutation(b)) >= found for _ in range(DRAWS)) / DRAWS
 
     @property
     def are_positions_counted(self) -> bool:

@@ -315,6 +315,24 @@ def ahead_of(between: Gap) -> float | None:
     return float((x * y).sum() / (x * x).sum()) if abs(np.corrcoef(x, y)[0, 1]) >= ON_A_LINE else None
 
 
+#: Nats that a token has to have moved by, from the reference and from one side to the other, before its way tells.
+ON_ITS_WAY = 0.02
+
+
+def same_way(between: Gap) -> float | None:
+    """Of the tokens that the trainer has moved from the reference, and that the rollout has elsewhere, the share where
+    it has them further on the same way; None without a reference or with too few of them.
+    """
+    ref = between.batch.columns.of("ref_logprobs")
+    if ref is None:
+        return None
+    known_N = also(between, ref)
+    moved = between.trainer.values_N[known_N] - ref.values_N[known_N]
+    on = between.rollout.values_N[known_N] - between.trainer.values_N[known_N]
+    tells = (np.abs(moved) > ON_ITS_WAY) & (np.abs(on) > ON_ITS_WAY)
+    return float((np.sign(moved) == np.sign(on))[tells].mean()) if tells.sum() >= 2 * FEWEST else None
+
+
 def is_of_padding(between: Gap) -> bool:
     """Whether samples with left padding differ and those without do not."""
     flush, padded = between.by_padding or (between.mean, between.mean)

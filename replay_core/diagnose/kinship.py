@@ -16,6 +16,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.columns import Column
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.passes import before_any_update_N
+from replay_core.diagnose.places import is_of_its_tokens
 
 #: Two forwards of one model differ by less in most tokens: nats, and a share of the log-probability (bf16).
 ROUNDING, RELATIVE = 0.03, 0.03
@@ -167,6 +168,12 @@ def _odd_one(batch: StepBatch) -> Kin | None:
             voted = any(
                 apart(other, third) < 0.5 * apart(name, third) for third in columns if third not in (name, other)
             )
+            if not voted and found.by:
+                # Of two that are shifted against each other, the odd one is not of the tokens at its places.
+                told = is_of_its_tokens(batch, suspect.values_N, known[name])
+                voted = told is False or (
+                    told is None and is_of_its_tokens(batch, model.values_N, known[other]) is True
+                )
             if (voted, found.share) > best:
                 best, odd = (voted, found.share), found
     return odd

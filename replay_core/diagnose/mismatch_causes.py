@@ -30,11 +30,15 @@ class MismatchCause(NamedTuple):
     """Whether the tokens themselves, or the rows, tell it, so that it is none of old weights where it begins in a later
     step, too.
     """
+    is_weak: bool = False
+    """Whether it is what is left where nothing in the batch tells: what a run's places tell goes before it."""
 
 
 #: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
 #: batch shapes in bf16.
 RANDOM, RANDOM_FLOOR = 0.25, 0.02
+#: Correlation that rounding, however coarse, leaves the two sides with.
+COARSE = 0.95
 
 
 def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
@@ -106,6 +110,7 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
                 "most at the first tokens, the prompts differ",
                 "the prompts differ: chat template, system prompt or BOS; it fades as the response conditions itself",
                 [shown("mean |d| of the first 3 response tokens", early), shown("mean |d| of the others", late)],
+                is_weak=True,
             )
     often = float((between.by_sample_B > DISAGREE).mean())
     told = [*told, shown("share of samples above 0.03", often)]
@@ -156,11 +161,14 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
             f"{'the engine' if side == 'engine' else 'one side'} is given another prompt (another prompt template, a "
             f"doubled or missing BOS), or has {other}",
             [*told, shown("correlation at lag 0", between.correlation, "> 0.9")],
+            is_weak=True,
         )
     if between.mean > BADLY:
         dropout = "" if twins.known else ", dropout left on in the trainer's forward"
         weights = "another prompt template" if begins else "weights of another version"
-        return MismatchCause("", f"too much for precision: {weights}{dropout}, or an engine that is quantised", told)
+        # Rounding leaves the two alike, however coarse it is.
+        quantised = ", or an engine that is quantised" if between.correlation > COARSE else ""
+        return MismatchCause("", f"too much for precision: {weights}{dropout}{quantised}", told, is_weak=True)
     return MismatchCause(
         "",
         "precision or kernels: bf16 against fp32, another attention or MoE kernel, tensor parallelism; or weights one "

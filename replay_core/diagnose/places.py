@@ -100,3 +100,27 @@ def contexts(batch: StepBatch, trainer_N: Array, rollout_N: Array, both_N: Array
     before = min(float(((y - x) ** 2).sum()), float(y @ y))
     error = float(np.sqrt(rest / max(tokens - 1, 1) / squares))
     return Contexts(tokens, slope, error, float(np.sqrt(rest / max(before, 1e-18))))
+
+
+#: Places at which two samples part before their numbers tell; how far apart numbers of two tokens are at least, and
+#: those of one token at most, in shares of that.
+PARTED, NUMBERS, ONE = 3, 0.05, 0.05
+
+
+def is_of_its_tokens(batch: StepBatch, values_N: Array, known_N: Array) -> bool | None:
+    """Whether numbers are of the tokens at their places, as a forward makes them: tokens that differ after one
+    beginning have numbers that differ, and one token after one beginning has one, whatever follows. None where too few
+    samples share a beginning.
+    """
+    after: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for prefix, here, at in places_of(batch, FOLLOWED):
+        if known_N[at]:
+            after[prefix][here].append(at)
+    parted = [[float(values_N[found[0]]) for found in each.values()] for each in after.values() if len(each) > 1]
+    shared = [float(np.ptp(values_N[found])) for each in after.values() for found in each.values() if len(found) > 1]
+    if len(parted) < PARTED:
+        return None
+    apart = float(np.median([np.ptp(each) for each in parted]))
+    if apart < NUMBERS:
+        return False
+    return not shared or float(np.mean(shared)) < ONE * apart

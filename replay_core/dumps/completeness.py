@@ -27,6 +27,18 @@ _SPELLED = 8
 
 
 def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
+    """Ranks and micro-batches that other steps, or other ranks of the step, have; eight of them are spelled out."""
+    problems = every_hole(keys, where)
+    if len(problems) > _SPELLED:
+        problems[_SPELLED:] = [Problem(where, f"{len(problems) - _SPELLED} {MORE}")]
+    return problems
+
+
+#: How the line ends that counts what is not spelled out.
+MORE = "more holes in ranks and micro-batches"
+
+
+def every_hole(keys: Iterable[RecordKey], where: str) -> list[Problem]:
     """Ranks and micro-batches that other steps, or other ranks of the step, have."""
     grid: dict[str, dict[int, dict[int | None, set[int | None]]]] = defaultdict(lambda: defaultdict(dict))
     for key in keys:
@@ -55,8 +67,6 @@ def holes(keys: Iterable[RecordKey], where: str) -> list[Problem]:
                     of = "" if rank is None else f" of rank {rank}"
                     what = f"step {step} {stage}: micro {few(lost)}{of} is missing"
                     problems.append(_hole(where, what, stage, step, rank))
-    if len(problems) > _SPELLED:
-        problems[_SPELLED:] = [Problem(where, f"{len(problems) - _SPELLED} more holes in ranks and micro-batches")]
     return problems
 
 

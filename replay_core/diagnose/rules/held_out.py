@@ -21,7 +21,8 @@ LOST = 0.15
       source="arXiv 2210.10760 (over-optimisation of a reward)")  # fmt: skip
 def overfits(log: RunLog) -> Finding | None:
     """A validation's accuracy, score or reward falls over 8 evaluations and more, by more than chance explains and by
-    .15 of its first level (medians of 3), while the reward of training rises: a warning. An error where it is lost: a
+    .15 of its first level (medians of 3), while the reward of training rises: a warning. One of .2 and more that falls
+    in every evaluation after its best (4 of 5 and more) to a tenth of it is an error. So it is where it is lost: a
     result of .3 and more at first that falls step by step to a quarter of it, and never comes back, over 4 evaluations
     and more. Of demonstrations: a validation's loss that is .15 and more above its least in each of the last 2 of 5
     evaluations and more, while the loss of training has come to .7 and less of what it was at that least: a warning. A
@@ -33,6 +34,8 @@ def overfits(log: RunLog) -> Finding | None:
     reward = given(log.get("reward"))
     if (lost := _lost(log, reward)) is not None:
         return lost
+    if (gone := _gone(log, reward)) is not None:
+        return gone
     known = [series for series in log.all("held_out") if len(series.finite) >= trends.MIN_STEPS]
     if not known:
         raise Skip(f"needs {trends.MIN_STEPS} evaluations")
@@ -51,6 +54,36 @@ def overfits(log: RunLog) -> Finding | None:
                 "the validation does not",
                 next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
             )
+    return None
+
+
+#: Evaluations that make a loss, the result that is lost, and what is left of it in the last two.
+EVALUATIONS, HAD, GONE = 5, 0.2, 0.1
+
+
+def _gone(log: RunLog, reward: Series) -> Finding | None:
+    """A result that falls from its best on in every evaluation, to nothing, while the reward has come to more."""
+    begun, now = median(reward.finite[:3]), trends.level(reward.finite)
+    if len(reward.finite) < trends.MIN_STEPS or now <= begun + LOST * abs(begun):
+        return None
+    for series in log.all("held_out"):
+        values = series.finite
+        most = max(values, default=0.0)
+        after = values[values.index(most) :] if values else []
+        if len(values) < EVALUATIONS or most < HAD or len(after) < 4 or max(after[-2:]) > GONE * most:
+            continue
+        if any(b > a for a, b in pairwise(after)):
+            continue
+        return error(
+            f"{series.name} falls from {most:.3g} to {after[-1]:.3g} while {reward.name} rises{_longer(log)}: the "
+            "reward is hacked, what it pays for is no right answer",
+            series.ended,
+            series.shown(after[-1], f">= {most:.3g}"),
+            reward.shown(trends.level(reward.finite, 3), f"was {trends.level(reward.finite[:3]):.3g}"),
+            cause="the training reward pays for something that the validation does not (a form, a phrase, length): the "
+            "policy earns all of it and answers nothing",
+            next_step="score ten training responses by hand; go back to the checkpoint with the best validation",
+        )
     return None
 
 

@@ -354,6 +354,13 @@ _ITSELF = (
 )
 
 
+_ADAPTER = (
+    "the reference is computed with the adapter on: it is the policy itself, and the KL holds nothing (switch the "
+    "adapter off for its forward: disable_adapter()); or the adapter is not trained (the optimizer was made before it "
+    "was added)"
+)
+
+
 @rule("D46", "the policy stays at its reference, or is back at it", link="optimizer", scope="case",
       explains=("D15",), source="ms-swift#5890; an optimizer made before FSDP wraps the model")  # fmt: skip
 def never_moves(case: Case) -> Finding | None:
@@ -392,13 +399,18 @@ def never_moves(case: Case) -> Finding | None:
     warms = learns and len(seen) < 20
     grads, rates = case.log.get("grad_norm"), case.log.get("learning_rate")
     least = 0.0 if grads is None or rates is None else min((*grads.finite, *rates.finite), default=0.0)
+    adapter = (case.algorithm.number("lora_rank", "lora_r", "peft_rank") or 0) > 0
     return finding(
         "info" if warms else "warning",
         f"policy and reference do not move apart: they are equal in all {len(seen)} steps"
         + (
-            ", while gradients and learning rates are not 0: the reference is the policy itself, or the optimizer "
+            ""
+            if warms
+            else ": the reference has the adapter (LoRA) as well, or the adapter is not trained"
+            if adapter
+            else ", while gradients and learning rates are not 0: the reference is the policy itself, or the optimizer "
             "holds other weights"
-            if least > 0 and not warms
+            if least > 0
             else ""
         ),
         where,
@@ -406,6 +418,8 @@ def never_moves(case: Case) -> Finding | None:
         *([shown("smallest gradient norm or learning rate", least)] if least > 0 else []),
         cause="the critic learns alone: a warm-up of the critic has the policy wait for it"
         if warms
+        else _ADAPTER
+        if adapter
         else _ITSELF
         if least > 0
         else _STILL,
@@ -461,6 +475,53 @@ _RESETS_REFERENCE = (
 )  # fmt: skip
 
 
+#: A KL that is none, and that is one; steps of it before, and after; and of entropy or reward that tell which side
+#: went back.
+NO_KL, A_KL, BEFORE, BEHIND, LEVELS = 1e-6, 5e-3, 4, 3, 4
+
+
+def _back_at_the_start(log: RunLog, series: Series) -> Finding | None:
+    """A KL that began at 0, grew, is 0 again in one step, and grows anew."""
+    points = [point for point in series.points if math.isfinite(point.value)]
+    values = [point.value for point in points]
+    if len(values) < BEFORE + BEHIND + 2 or any(log.algorithm.value(name) is not None for name in _RESETS_REFERENCE):
+        return None
+    back = [at for at in range(BEFORE + 1, len(values) - BEHIND) if abs(values[at]) <= NO_KL]
+    if len(back) != 1 or abs(values[0]) > NO_KL:
+        return None
+    at = back[0]
+    before, behind = median(values[at - BEFORE : at]), median(values[at + 1 :])
+    if before < A_KL or behind < A_KL / 5 or values[at + 1] > 0.5 * before or min(values[1:at]) <= NO_KL:
+        return None
+    # The policy went back where what it samples is as at first; the reference came forward where it goes on.
+    went_back = []
+    for name in ("entropy", "reward", "response_length"):
+        one = log.get(name)
+        told = {} if one is None else {point.step: point.value for point in one.points if math.isfinite(point.value)}
+        each = [told.get(point.step, math.nan) for point in points]
+        first, last, now = (sum(each[part]) / LEVELS for part in (
+            slice(0, LEVELS), slice(at - LEVELS, at), slice(at, at + LEVELS)))  # fmt: skip
+        if math.isfinite(first + last + now) and abs(first - last) > 0.1 * abs(first):
+            went_back.append(abs(now - first) < abs(now - last))
+    lost = bool(went_back) and 2 * sum(went_back) > len(went_back)
+    return finding(
+        "warning",
+        f"the policy is back at its reference at step {points[at].step}: {series.name} is 0 after {before:.3g}"
+        + (", and what it samples is as in the first steps: the run goes on from the initial weights" if lost else ""),
+        points[at].where(series.name),
+        series.shown_at(points[at], f"about {before:.3g}, as before"),
+        shown("median of the steps before", before),
+        shown("figures that are as in the first steps, of those that had moved", f"{sum(went_back)} of "
+              f"{len(went_back)}"),
+        cause="the checkpoint was not loaded as the run was resumed (or was that of the start): what was learnt until "
+        "then is lost" if lost
+        else "the reference was made anew of the policy (a resume that loads the checkpoint into both), or the policy "
+        "was loaded with the initial weights: reward and entropy of the steps before and after tell which",
+        next_step="look at what the resume loads at this step: the log's lines of load_checkpoint, and its path",
+        steps=[point.step for point in points[at:]],
+    )  # fmt: skip
+
+
 @rule("D46", "KL to the reference is exactly 0", link="optimizer", scope="signals", needs=("kl|pair_reward",),
       source="ms-swift#5890; a reference that shares the policy's weights")  # fmt: skip
 def no_divergence(log: RunLog) -> Finding | None:
@@ -468,9 +529,14 @@ def no_divergence(log: RunLog) -> Finding | None:
     preference pairs, so is every implicit reward (beta times the log ratio to the reference). A "penalty" may be
     multiplied by a coefficient of 0: it is a warning where the log tells of one over 0, and else worth knowing. Where
     no gradient norm is logged, 20 steps in which the loss changes. A KL that is off is silent: its coefficient is 0,
-    or the run recorded samples without a reference and tells of no coefficient.
+    or the run recorded samples without a reference and tells of no coefficient. Or one that was 0 at
+    first, past .005 in 4 steps, and is 0 again in a single later one: the run goes on from the initial weights where
+    reward, entropy and length are then as in the first steps. A warning; silent where the reference is reset on
+    purpose.
     """
     series = given(log.get("kl") or log.get("pair_reward"))
+    if series.signal == "kl" and (again := _back_at_the_start(log, series)) is not None:
+        return again
     unsure = series.signal == "kl" and "penalty" in series.name.lower() and not _is_weighed(log)
     grads, rates = log.get("grad_norm"), log.get("learning_rate")
     skip_if(len(series.finite) < 2 * FEWEST, f"needs the KL of {2 * FEWEST} steps")
@@ -529,6 +595,8 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
     series = given(log.get("reward"))
     values = series.finite
     skip_if(len(values) < FEWEST or len(values) < len(series.points), f"needs the reward of {FEWEST} steps")
+    caught = log.events("traceback") if values[0] == 0 else []
+    caught = caught if len(caught) >= len(values) else []
     if len(set(values)) > 1:
         found = [*_dies(log, series), *_fails_for_a_while(log, series)]
         yield from found or _never_pays(log)
@@ -542,16 +610,26 @@ def one_reward(log: RunLog) -> Iterator[Finding]:
         return
     yield finding(
         "error" if values[0] == 0 and not differ else "warning",
-        f"every step has the same reward: {series.name} is {values[0]:.4g} in all {len(values)} of them",
+        f"every step has the same reward: {series.name} is {values[0]:.4g} in all {len(values)} of them"
+        + (f", while exceptions are caught in each: {_first_words(caught[0].text)}" if caught else ""),
         series,
         series.shown(values[0], "another number in every step"),
         cause="rewards differ within a batch, and are the same in every step: they are cached, or belong to the "
         "samples of another step"
         if differ
+        else f"the judge fails, and what it cannot score counts as 0: {len(caught)} exceptions were caught "
+        f"({len(caught) / len(values):.2g} for each step), the first at line {caught[0].point.line}"
+        if caught
         else "the judge is constant or never fires: a parser that looks for a marker nobody writes, an exception that "
         "is caught and scored 0, or a metric that is not updated",
         next_step="score two different responses by hand; rldbg record -- YOUR COMMAND keeps them",
     )
+
+
+def _first_words(text: str, most: int = 90) -> str:
+    """A text's beginning, up to `most` letters."""
+    short = " ".join(text.split())
+    return short if len(short) <= most else short[:most].rpartition(" ")[0] + " ..."
 
 
 #: Steps of samples before and after, and how many different rewards each of those before has to hold; and how far mean
@@ -919,6 +997,26 @@ def _is_learnt(values: list[float]) -> bool:
     return climbs and trends.level(values) >= _LEARNT * most and trends.drift(values) > 0
 
 
+#: The share of its most that a format's reward has come to, what it had first, and what is left of right answers.
+ALL, SOME, REST = 0.9, 0.85, 0.5
+#: Normal quantile of p = 0.05, one-sided: both together are what chance does not make.
+BOTH_Z = 1.645
+
+
+def _is_all_there_is(values: list[float]) -> bool:
+    """Whether a format's reward has come to its most, from less in its first steps."""
+    third = len(values) // 3
+    begun, now = sum(values[:3]) / 3, sum(values[-third:]) / third
+    return now >= ALL * max(values) and begun <= SOME * now and trends.drift(values) > BOTH_Z
+
+
+def _is_lost(values: list[float]) -> bool:
+    """Whether a share of right answers has come to half and less, from third to third, and by its trend."""
+    third = len(values) // 3
+    begun, now = sum(values[:third]) / third, sum(values[-third:]) / third
+    return now <= REST * begun and trends.drift(values) < -BOTH_Z
+
+
 _FORM = regex(r"format|(?:^|[/_.])fmt", re.IGNORECASE)
 _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])", re.IGNORECASE)
 
@@ -929,8 +1027,9 @@ _RIGHT = regex(r"accura|correct|exact|solved|success|(?:^|[/_.])acc(?:$|[@/_.])"
 def form_over_answers(log: RunLog) -> Finding | None:
     """A reward for the format, or the whole reward, rises while one for right answers falls, both by more than chance
     explains (12 steps and more): an error. So does one for the format that comes to 19 twentieths of its most from
-    four fifths and less: it is learnt in the first steps, and at rest since. Of 3 and more, where one rises and the
-    other falls in every step, and each by half: worth knowing.
+    four fifths and less: it is learnt in the first steps, and at rest since. Or one that rises to nine tenths of its
+    most while right answers come to half and less, third by third and each trend by p = .05. Of 3 and more, where one
+    rises and the other falls in every step, and each by half: worth knowing.
     """
 
     def known(pattern: re.Pattern[str], fewest: int = 12) -> list[Series]:
@@ -955,7 +1054,9 @@ def form_over_answers(log: RunLog) -> Finding | None:
     skip_if(not pairs, "needs an accuracy reward, and a format reward or the whole one, of 12 steps")
     for form, right in pairs:
         up, down = trends.drift(form.finite), trends.drift(right.finite)
-        if (up > trends.DRIFT_Z or (form is not whole and _is_learnt(form.finite))) and down < -trends.DRIFT_Z:
+        is_up = up > trends.DRIFT_Z or (form is not whole and _is_learnt(form.finite))
+        is_lost = form is not whole and _is_all_there_is(form.finite) and _is_lost(right.finite)
+        if (is_up and down < -trends.DRIFT_Z) or is_lost:
             return error(
                 f"{form.name} rises while {right.name} falls: "
                 + (

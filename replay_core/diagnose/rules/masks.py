@@ -12,7 +12,7 @@ from replay_core.diagnose.advantage_variants import made_with_all
 from replay_core.diagnose.batch import StepBatch, mask_name
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
-from replay_core.diagnose.finding import Finding, Where, error, finding, look_at, share, shown, warning
+from replay_core.diagnose.finding import Finding, Where, error, finding, listed, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import gap
 from replay_core.diagnose.log_steps import numbers, severity_of, steps_of, steps_told
@@ -34,8 +34,9 @@ def empty_loss(batch: StepBatch) -> Finding | None:
     in some samples is a warning (info where just those were cut off, which trainers filter on purpose; an error where
     just those were not, 2 and more of either): where
     advantages are recomputed and only fit with the rewards of those, that they still enter the baseline is said. A mask
-    that ends before the middle of most responses, or counts more tokens than `response_length`, is a warning. Holes
-    inside a response are normal (tool output).
+    that ends before the middle of most responses, or counts more tokens than `response_length`, is a warning. So are
+    samples of some ranks that are all left out, and none of the others'. Holes inside a response are
+    normal (tool output).
     """
     trained_N = given(batch.trained_N)
     skip_if(not batch.flat.lengths_B.sum(), "samples have no tokens")
@@ -84,6 +85,18 @@ def empty_loss(batch: StepBatch) -> Finding | None:
                 "the baseline is of answers that are not trained on, and a group's advantages no longer add up to 0. "
                 "Leave them out of the group as well; where nothing was rejected on purpose, the mask is wrong",
             )
+        if (ranks := _of_ranks(batch, empty_B)) is not None:
+            named = f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
+            return warning(
+                f"{named} trains on nothing: all of its samples, {share(int(empty_B.sum()), len(batch))}, have no "
+                "token in the loss, and all of the other ranks' have",
+                place,
+                shown("samples without a counted token", int(empty_B.sum()), "0", source),
+                shown("ranks they are of", listed(ranks), "none"),
+                cause="the mask of that rank is emptied: it is made of another rank's rows, or of another part of the "
+                "sequence, or is left at 0 where the batch is handed out; its gradients are 0, and still counted in "
+                "the mean over ranks",
+            )
         return finding(
             "info" if on_purpose or _dropped(batch, empty_B) else "warning",
             f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss"
@@ -96,6 +109,26 @@ def empty_loss(batch: StepBatch) -> Finding | None:
             "place than the tokens",
         )
     return _ends_early(batch, trained_N, counts_B, name, source)
+
+
+#: Samples of a rank that are all left out, before it is the rank.
+OF_A_RANK = 3
+
+
+def _of_ranks(batch: StepBatch, empty_B: Array) -> list[int] | None:
+    """The ranks whose samples have no token in the loss, where those of all other ranks have; else None."""
+    rows = batch.laid.rows_by_micro()
+    held: dict[int, list[int]] = {}
+    for (rank, _), samples in rows.items():
+        if rank is not None:
+            held.setdefault(rank, []).extend(samples)
+    if len(held) < 2 or sum(map(len, held.values())) != len(batch):
+        return None
+    shares = {rank: float(empty_B[samples].mean()) for rank, samples in held.items() if samples}
+    bare = sorted(rank for rank, part in shares.items() if part == 1)
+    if not bare or set(shares.values()) != {0.0, 1.0} or min(len(held[rank]) for rank in bare) < OF_A_RANK:
+        return None
+    return bare
 
 
 def _divided_by_none(batch: StepBatch, counts_B: Array) -> Finding | None:

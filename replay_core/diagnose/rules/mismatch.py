@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import is_synchronous
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.by_context import ByContext
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, Growth, Misplaced, Partway, comes_to_rest, synced_every
 from replay_core.diagnose.compared import TOLD_APART, compared, figures_of, old_is_odd, worst_of
@@ -49,8 +50,12 @@ def disagree(case: Case) -> Iterator[Finding]:
     gives them one number: else dropout, or neighbours are seen), at the first response tokens (another prompt: chat
     template), in few samples, or evenly (precision, kernels, parallelism); and by which side the reference agrees with.
 
-    Where nothing else tells, over a run's prompts (12 and more, 3 widths of left padding): a mean |d| that grows with
-    the padding, by ranks, as chance does in one of a hundred, to twice and more, is of positions or of the mask.
+    Where nothing else is sure, over a run's prompts (12 and more, 3 widths of left padding): a mean |d| that grows with
+    the padding, by ranks, as chance does in one of a hundred, to twice and more, is of positions or of the mask. And
+    where the first step has it, over tokens that are not sure: none of it (.01 nats, 8 tokens and more) with fewer than
+    so many tokens before, and off in .6 behind, is a window of attention; a rank correlation of |d| with the tokens
+    before of .28 and more (.4 with the place in the response) is of positions; as much at the first tokens as behind,
+    and a correlation of the two sides below .95, is of other weights: another prompt tells at the first tokens most.
 
     Tokens whose neighbour one or two places off is the same one (8 and more that are not sure) tell logits or labels
     that are gathered so far off: nine of ten agree then with what the engine gives the neighbour's place, or with the
@@ -68,7 +73,8 @@ def disagree(case: Case) -> Iterator[Finding]:
     found: list[tuple[Finding, bool, bool]] = []
     means: list[float] = []
     whys: list[str] = []
-    growth, misplaced, partway, repeated = Growth(), Misplaced(), Partway(), Repeated()
+    growth, misplaced, partway, repeated, places = Growth(), Misplaced(), Partway(), Repeated(), ByContext()
+    weak: set[str] = set()
     for batch in case.batches():
         try:
             between = compared(batch)
@@ -81,6 +87,7 @@ def disagree(case: Case) -> Iterator[Finding]:
             misplaced.take(batch, between)
             partway.take(batch, between)
             repeated.take(batch, between)
+            places.take(between)
         steps = () if batch.step is None else (batch.step,)
         if (one := _disagreement(batch, between)) is not None:
             told, cause = one
@@ -89,14 +96,18 @@ def disagree(case: Case) -> Iterator[Finding]:
             # The weights of a dump that begins late may be old.
             may_be_old = not case.begins and between.mean <= OLDEST
             of_a_forward = cause.is_of_tokens or (may_be_old and cause.is_of_a_forward)
+            if cause.is_weak:
+                weak.add(told.claim)
             found.append((replace(told, steps=steps), may_be_old, of_a_forward))
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
     # What the first step of a run has none of is of the weights alone: those of an update or more before (D12).
     begins_so = case.begins and len(means) >= 4 and all(one.severity == "info" for one, *_ in found)
     fresh = len(means) >= 4 and means[0] <= min(AGREES, 0.1 * float(np.median(means[1:])))
+    # Before any update both have the weights they were loaded with: what differs there is no matter of syncs.
+    begins_with = case.begins and means[0] > DISAGREE
     beside = misplaced.told() if any(one.severity != "info" for one, *_ in found) else None
-    grows = growth.is_told and any(one.claim.endswith(_PER_TOKEN) for one, *_ in found)
+    grows = growth.is_told and any(one.claim in weak for one, *_ in found)
     # What the run's tokens or its padding tell is of one forward, too: no weights make it.
     sure = beside is not None or grows
     every = [
@@ -106,6 +117,7 @@ def disagree(case: Case) -> Iterator[Finding]:
         )
     ]
     uncaused = [one for one in every if one.claim.endswith(_PER_TOKEN)]
+    guessed = [one for one in every if one.claim in weak and one.severity != "info"]
     if beside is not None:
         words, why, figures = beside
         every = [_because(one, f": {words}", why, figures) for one in every]
@@ -121,7 +133,14 @@ def disagree(case: Case) -> Iterator[Finding]:
             else _because(replace(one, severity="info"), _LATE, _LATE_CAUSE) for one in every
         ]  # fmt: skip
     elif grows:
-        every = [_because(one, *_of_growth(growth)) if one in uncaused else one for one in every]
+        every = [_because(one, *_of_growth(growth)) if one in guessed else one for one in every]
+    elif (
+        not fresh and begins_with and guessed and growth.is_open
+        and not places.is_of_the_prompt and not places.told(sure=True)
+    ):  # fmt: skip
+        every = [_because(one, *_of_padding_or_weights(growth)) if one in guessed else one for one in every]
+    elif not fresh and begins_with and guessed and (by_place := places.told()) is not None:
+        every = [_because(one, *by_place) if one in guessed else one for one in every]
     elif begins_so and min(means) > DISAGREE and max(means) < 2 * min(means):
         every = [_because(one, *_OF_PRECISION) if one in uncaused else one for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
@@ -176,6 +195,19 @@ def _of_growth(growth: Growth) -> tuple[str, str, list[Evidence]]:
            "the mask to the forward"),
         [shown("mean |d| by left pads", told, "the same"), *begin],
     )  # fmt: skip
+
+
+def _of_padding_or_weights(growth: Growth) -> tuple[str, str, list[Evidence]]:
+    """What is left where most samples are left-padded, and the places in the sequence tell nothing."""
+    told = ", ".join(f"{width}: {mean:.3g}" for width, mean in growth.by_width.items())
+    return (
+        ", in every step from the first on: left padding is handled wrongly on one side, or the engine holds other "
+        "weights",
+        "the trainer's forward attends to left padding (no attention mask), or counts it in the position ids; or the "
+        "engine was loaded with another checkpoint. Rows forwarded alone, without padding, tell which (rldbg replay "
+        "--rows-per-forward 1)",
+        [shown("mean |d| by left pads", told, "the same")],
+    )
 
 
 def _disagreement(batch: StepBatch, between: Gap) -> tuple[Finding, MismatchCause] | None:

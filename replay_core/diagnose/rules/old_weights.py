@@ -17,7 +17,7 @@ from replay_core.diagnose.compared import TOLD_APART, gap_of, old_is_odd, worst_
 from replay_core.diagnose.falling_apart import falls_apart
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, share, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, Gap, ahead_of, gap
+from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, Gap, ahead_of, gap, same_way
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
 from replay_core.diagnose.rule import Skip, rule, skip_if
@@ -57,6 +57,9 @@ class _StepGap(Struct, frozen=True):
     """How far the rollout lies beyond the trainer on the way from the reference, in shares of that way; None where the
     policy has hardly moved, or the rollout lies elsewhere."""
     rank_B: Array | None = None
+    same_way: float | None = None
+    """Of the tokens that both have moved, the share whose probability the rollout moves on where the trainer moved it:
+    half of them where the two have nothing to do with each other."""
 
 
 def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
@@ -90,7 +93,7 @@ def _step_gaps(case: Case, misplaced: Misplaced) -> Iterator[_StepGap]:
             mean = float(np.nanmean(by_sample_B))
         yield _StepGap(
             batch.step, mean, between.from_reference, between.is_stale, version, place, command,
-            by_sample_B, batch.prompt_B, ahead_of(between), _rank_B(batch),
+            by_sample_B, batch.prompt_B, ahead_of(between), _rank_B(batch), same_way(between),
         )  # fmt: skip
 
 
@@ -113,7 +116,8 @@ def stale(case: Case) -> Finding | None:
 
     Or the rollout lies on the way from the reference through the trainer, and beyond it: by half of that way to twice
     in each of 3 steps and more, and in four of five whose policy has moved by .01 nats (correlation .85). Weights that
-    are older lie before the trainer's. An error.
+    are older lie before the trainer's. An error. So it is where, in each of 3 steps and more after a first one without
+    any of it, four of five tokens (median) that both have moved are moved on the same way.
 
     Versions that follow the steps, and a first step or more without any of it (.01 nats) before 3 and more, up to the
     last, that are all past .03 and 10 times that, and half of them twice as far (half a nat at the most): samples are
@@ -243,7 +247,16 @@ def _left_behind(every: list[_StepGap], jump: _Jump) -> Finding | None:
 
 #: Steps that show an engine ahead of its trainer, the share of those that can, and by how much of the way.
 AHEAD_STEPS, AHEAD_SHARE, AHEAD = 3, 0.8, (0.5, 2.0)
+#: Beyond small steps a policy does not move on a line: the share of tokens that move on the same way, median of steps.
+#: (Older weights come to .14.)
+SAME_WAY = 0.8
 OF_ADAPTER = ": the adapter (LoRA) is applied twice, or with another scale"
+
+
+_TWICE = (
+    "what the trainer learnt is applied twice in the engine: a LoRA adapter is merged into the weights and loaded once "
+    "more, its scale (alpha / r) is another, or a delta is added to weights that hold it already"
+)
 
 
 def _applied_twice(every: list[_StepGap]) -> Finding | None:
@@ -251,7 +264,7 @@ def _applied_twice(every: list[_StepGap]) -> Finding | None:
     moved = [one for one in every if one.ahead is not None]
     beyond = [one for one in moved if one.ahead is not None and AHEAD[0] <= one.ahead <= AHEAD[1]]
     if len(beyond) < AHEAD_STEPS or len(beyond) < AHEAD_SHARE * len(moved):
-        return None
+        return _further(every)
     worst = max(beyond, key=lambda one: one.mean)
     by = 1 + float(np.median([one.ahead for one in beyond if one.ahead is not None]))
     return error(
@@ -260,11 +273,37 @@ def _applied_twice(every: list[_StepGap]) -> Finding | None:
         shown("rollout - trainer over trainer - ref, median", by - 1, "0"),
         shown("steps that show it", share(len(beyond), len(moved))),
         shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
-        cause="what the trainer learnt is applied twice in the engine: a LoRA adapter is merged into the weights and "
-        "loaded once more, its scale (alpha / r) is another, or a delta is added to weights that hold it already",
+        cause=_TWICE,
         next_step=worst.command,
         steps=[one.step for one in beyond],
     )
+
+
+def _further(every: list[_StepGap]) -> Finding | None:
+    """An engine that moves what the trainer moved further the same way, token by token, in every step that tells."""
+    moved = [one for one in every if one.same_way is not None and one.mean > DISAGREE]
+    shares = [one.same_way for one in moved if one.same_way is not None]
+    if (
+        len(moved) < AHEAD_STEPS
+        or min(shares) < 0.75 * SAME_WAY
+        or float(np.median(shares)) < SAME_WAY
+        or every[0].mean > AGREES
+    ):
+        return None
+    worst = max(moved, key=lambda one: one.mean)
+    return error(
+        "the engine is further from the reference than the trainer's policy, the same way: it has no old weights, "
+        "which would lie before the trainer's",
+        worst.place,
+        shown("tokens that the rollout moves on where the trainer moved them, median of the steps",
+              float(np.median(shares)),
+              "about 0.5, or next to 0 of older weights"),
+        shown("steps that show it", share(len(moved), len(every))),
+        shown("mean |trainer - rollout|", worst.mean, f"< {DISAGREE} nats"),
+        cause=_TWICE,
+        next_step=worst.command,
+        steps=[one.step for one in moved],
+    )  # fmt: skip
 
 
 #: Words for how often weights are sent to the engine.

@@ -631,7 +631,7 @@ def beginnings_lost(case: Case) -> Finding | None:
     where: dict[tuple[int, int], Where] = {}
     steps: dict[tuple[int, int], set[int]] = {}
     for batch in case.batches():
-        if batch.tokens_N is None or batch.response_N is None or batch.step is None:
+        if batch.tokens_N is None or batch.response_N is None or batch.step is None or _are_padded(batch):
             continue
         for sample, (start, head) in enumerate(
             zip(batch.flat.starts_B, batch.flat.first(batch.response_N), strict=True)
@@ -663,6 +663,20 @@ def beginnings_lost(case: Case) -> Finding | None:
         next_step="raise max_prompt_length, or filter prompts that are longer",
         steps=sorted(set().union(*(steps[one] for one in odd))),
     )
+
+
+def _are_padded(batch: StepBatch) -> bool:
+    """Whether rows of one width, whose responses begin in one column, begin with their padding: one token, twice and
+    more, in two rows and more. No mask tells it from the prompt.
+    """
+    if batch.tokens_N is None or batch.response_N is None or not len(batch):
+        return False
+    starts_B, heads_B = batch.flat.starts_B, batch.flat.first(batch.response_N)
+    if np.ptp(batch.flat.lengths_B) or np.ptp(heads_B) or heads_B[0] < 2:
+        return False
+    first_B, second_B = batch.tokens_N[starts_B], batch.tokens_N[starts_B + 1]
+    counts = Counter(first_B[first_B == second_B].tolist())
+    return max(counts.values(), default=0) >= 2
 
 
 #: Prompts that have an end and the share of all that they are, those that lack it, and how often a cut text is longer.

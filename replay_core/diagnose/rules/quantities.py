@@ -31,7 +31,9 @@ def another_quantity(batch: StepBatch) -> Finding | None:
     another held against what known mistakes make of that: zeros, one number, probabilities, the sign turned, another
     base, sums along the response, means and sums of it, a shift by up to three tokens, another row's, cut
     off below, the entropy. An error where one makes 90 % of the tokens that tell it from the plain values (12 and more,
-    to .03 nats and 3 %). The odd one of three is the one that the others do not agree with. Another base is told from
+    to .03 nats and 3 %). The odd one of three is the one that the others do not agree with; of two that are
+    shifted, the one whose numbers are not of the tokens at their places (3 places and more where samples part: another
+    token after one beginning has another number, and what follows it changes none). Another base is told from
     a temperature by tokens of a probability near 1/2, which a temperature leaves alone.
     """
     odd = odd_one(batch)

@@ -16,7 +16,9 @@ from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.dtypes import EPS, coarsest
+from replay_core.dumps.completeness import MORE, every_hole
 from replay_core.naming import MEANINGS
+from replay_core.records import Problem
 
 #: Tensors whose second copy has to be the first: computed once, then handed on.
 _COPIED = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
@@ -197,9 +199,10 @@ _LOST = (
 def incomplete(case: Case) -> Finding | None:
     """Ranks and micro-batches that other steps or ranks have and this one lacks, records that cannot be read, and
     records that carry a later mini-batch or epoch under a name that every mini-batch writes to. Any is a warning;
-    info where steps and micro-batches were inferred by the reader.
+    info where steps and micro-batches were inferred by the reader. A rank that has fewer micro-batches than another
+    lacks none where those of the step hold every sample of its batch (as micro-batches of a number of tokens do).
     """
-    lost = [problem for problem in case.run.problems if any(word in problem.what for word in _LOST)]
+    lost = _left(case, [problem for problem in case.run.problems if any(word in problem.what for word in _LOST)])
     said = tuple(f"{problem.where.rpartition('/')[2]}:" for problem in lost)
     unreadable = [what for what in case.unreadable if not what.startswith(said)]
     count = len(lost) + len(unreadable)
@@ -216,6 +219,32 @@ def incomplete(case: Case) -> Finding | None:
             next_step=f"rldbg ls {case.run.path}",
         )
     return _overwritten(case)
+
+
+def _left(case: Case, lost: list[Problem]) -> list[Problem]:
+    """Problems without micro-batches that a rank never had: the others of the step hold all of its samples."""
+    holes = [each for each in lost if each.key is not None and _OF_A_MICRO in each.what]
+    if not holes:
+        return lost
+    whole = {batch.step for batch in case.batches() if _is_whole(batch)}
+    others = [each for each in lost if each not in holes and not each.what.endswith(MORE)]
+    every = every_hole((record.key for record in case.run.records), lost[0].where)
+    left = [each for each in every if each.key is None or _OF_A_MICRO not in each.what or each.key.step not in whole]
+    told = {each.what for each in others}
+    return [*others, *(each for each in left if each.what not in told)]
+
+
+_OF_A_MICRO = ": micro "
+
+
+def _is_whole(batch: StepBatch) -> bool:
+    """Whether the micro-batches of a step hold every sample of its batch, which is recorded beside them."""
+    by_kind: dict[bool, set[int]] = {False: set(), True: set()}
+    for sheet, places in batch.columns.sheets:
+        kinds = {part.held.record.key.micro is not None for part in sheet.parts}
+        if len(kinds) == 1:
+            by_kind[kinds.pop()] |= {at for at, place in enumerate(places) if place is not None}
+    return len(batch) > 0 and all(len(found) == len(batch) for found in by_kind.values())
 
 
 def _overwritten(case: Case) -> Finding | None:

@@ -7,9 +7,10 @@ from msgspec import Struct
 
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
-from replay_core.diagnose.finding import Finding, Where, finding, shown
+from replay_core.diagnose.finding import Finding, Where, finding, listed, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.rule import rule, skip_if
+from replay_core.diagnose.rule import given, rule, skip_if
+from replay_core.diagnose.signals import RunLog
 from replay_core.regexes import regex
 
 #: What a sum of float32 is off, beside the largest reward; and how far apart two weights are that are not one.
@@ -214,3 +215,62 @@ def _said(one: _Summed, severity: str, right_F: Array, whose: str, every: list[_
 
 def _listed(names: tuple[str, ...], weights_F: Array) -> str:
     return ", ".join(f"{name} {float(weight):.3g}" for name, weight in zip(names, weights_F, strict=True))
+
+
+#: Steps beyond the number of functions whose mean reward is one sum of theirs; what rounding leaves beside it, and what
+#: is no rounding.
+FITTING, ROUNDED, FAR = 4, 2e-3, 0.02
+
+
+@rule("D104", "rewards are not the sum of their functions", link="rewards", scope="signals",
+      needs=("reward",), explains=("D01", "D02", "D03", "D04", "L01", "L08", "L19"),
+      source="a verifier that fails and is scored 0, between steps that it answers")  # fmt: skip
+def dropped_to_one(log: RunLog) -> Finding | None:
+    """A reward that is one number in 2 steps and more in a row, while the means of its functions (2 and more) go on,
+    where in all other steps (4 more than functions) it is one weighted sum of theirs: what those steps paid is lost. A
+    warning, an error where the run ends so.
+    """
+    reward = given(log.get("reward"))
+    parts = [one for one in log.all("reward_function") if len(one.points) == len(reward.points)]
+    by_step = [{point.step: point.value for point in one.points} for one in parts]
+    rows = [(point, [each.get(point.step, np.nan) for each in by_step]) for point in reward.points]
+    rows = [(point, each) for point, each in rows if np.isfinite([point.value, *each]).all()]
+    skip_if(len(parts) < 2 or not rows, "needs the means of two reward functions and more")
+    rewards_S, parts_SF = np.array([point.value for point, _ in rows]), np.array([each for _, each in rows])
+    same = _in_a_row(rewards_S)
+    left_S = np.ones(len(rows), bool)
+    left_S[same] = False
+    count = parts_SF.shape[1]
+    if len(same) < 2 or left_S.sum() < count + FITTING:
+        return None
+    weights_F = np.linalg.lstsq(parts_SF[left_S], rewards_S[left_S], rcond=None)[0]
+    scale = max(float(np.abs(rewards_S[left_S]).max()), 1e-6)
+    off_S = np.abs(parts_SF @ weights_F - rewards_S) / scale
+    if float(off_S[left_S].max()) > ROUNDED or float(off_S[same].min()) < FAR:
+        return None
+    steps = [rows[at][0].step for at in same]
+    number, until_the_end = float(rewards_S[same[0]]), same[-1] == len(rows) - 1
+    return finding(
+        "error" if until_the_end else "warning",
+        f"the reward is exactly {number:g} in steps {listed(steps)}, while its functions pay as before"
+        + (": it drops, and comes back" if not until_the_end else ""),
+        rows[same[0]][0].where(reward.name),
+        shown(f"{reward.name} in these steps", number, f"{float((parts_SF @ weights_F)[same].mean()):.3g}, the sum"),
+        shown("steps whose reward is that sum", int(left_S.sum())),
+        shown("weights solved for", _listed(tuple(one.name for one in parts), weights_F)),
+        cause="what pays is lost on the way to the sum: the judge or verifier fails in these steps (an outage, a "
+        "time-out, an exception that is caught) and one number is put in its place, which teaches nothing",
+        next_step="look at the log of the reward service at these steps; drop batches it did not score",
+        steps=steps,
+    )
+
+
+def _in_a_row(values_S: Array) -> list[int]:
+    """The longest run of steps with one and the same number."""
+    best: list[int] = []
+    begin = 0
+    for at in range(1, len(values_S) + 1):
+        if at == len(values_S) or values_S[at] != values_S[begin]:
+            best = max(best, list(range(begin, at)), key=len)
+            begin = at
+    return best

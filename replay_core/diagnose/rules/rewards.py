@@ -15,6 +15,7 @@ from replay_core.diagnose.algorithm import OF_GROUPS, filters_groups, severity_o
 from replay_core.diagnose.answers import are_one, groups_of_one_answer
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.earlier import sure_policy
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, look_at, share, shown, warning
 from replay_core.diagnose.flat import Array, ranges_G
 from replay_core.diagnose.log_steps import NO_STD, StepTold, first_broken, numbers, severity_of, steps_of, steps_told
@@ -218,19 +219,24 @@ _NO_DIFFERENCE = ("frac_zero_std|reward_std|advantage_max",)
       source="trl#3857")  # fmt: skip
 def differ_between_groups(log: RunLog) -> Finding | None:
     """Every advantage of a step is 0 (D01), and yet its rewards differ over the batch: the same total for every
-    completion of a prompt. Half of the steps is an error, a quarter a warning.
+    completion of a prompt. Half of the steps is an error, a quarter a warning. An entropy that is next to 0 from the
+    first step on (.1 nats), or has fallen to a quarter before, is told as the cause.
     """
     known, dead = _dead_steps(log)
     across = [step for step in dead if (step.batch_std or 0) > NO_STD]
     if across:
         copied = _copied(log)
+        sure = None if copied else sure_policy(log, steps_of(across))
         return finding(
             severity_of(len(across), len(known)),
-            f"{copied}rewards differ over the batch, but in no group: every advantage is 0",
+            f"{copied}rewards differ over the batch, but in no group: every advantage is 0"
+            + ("" if sure is None else sure[0]),
             across[0].point.where("reward_std"),
             *_figures(across),
             cause=_NO_CHANCE
             if copied
+            else sure[1]
+            if sure is not None
             else "every completion of a prompt gets the same total reward (the reward depends on the prompt alone, "
             "the completions of a group are alike, or the reward functions cancel in their sum); the std logged per "
             "reward function is over the batch, not over a group",
@@ -268,6 +274,8 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
             len(known) >= FEW and len(alike) >= ALWAYS * len(known)
             and means is not None and len(set(means.finite)) > len(known) // 2
         )  # fmt: skip
+        solved = _as_bad(alike, known, means) == "error" and _solved(alike, means)
+        sure = None if copied or solved else sure_policy(log, steps_of(alike))
         some = "" if len(alike) == len(known) else f", in {len(alike)} of {len(known)} steps"
         said = (
             "rewards differ over the prompts, but in no group: every advantage is 0"
@@ -276,16 +284,14 @@ def no_difference_within_groups(log: RunLog) -> Iterator[Finding]:
         )
         yield finding(
             # A step of a group or two that are all wrong is nothing odd.
-            "info"
-            if some and len(alike) < FEW
-            else "warning"
-            if _as_bad(alike, known, means) == "error" and _solved(alike, means)
-            else _as_bad(alike, known, means),
-            copied + said,
+            "info" if some and len(alike) < FEW else "warning" if solved else _as_bad(alike, known, means),
+            copied + said + ("" if sure is None else sure[0]),
             alike[0].point.where("reward_std"),
             *_figures(alike),
             cause=_NO_CHANCE
             if copied
+            else sure[1]
+            if sure is not None
             else "the reward depends on the prompt alone (its mean is another in every step, so that the judge is not "
             "constant), or all responses of a group are the same text: one seed for every sample, or greedy sampling"
             if varies

@@ -32,7 +32,8 @@ MOST = 0.5
 NEARLY, FEWEST = 0.9, 32
 
 
-def _routing(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
+def routing_of(batch: StepBatch) -> list[tuple[Record, TensorRef]]:
+    """Records of routing, and the tensor of each."""
     return [
         (record, ref)
         for record in batch.columns.records
@@ -52,7 +53,7 @@ def routing(batch: StepBatch) -> Finding | None:
     half of all routers chose otherwise and engine and trainer are .1 nats and more apart. Skipped without recorded
     routing.
     """
-    recorded = _routing(batch)
+    recorded = routing_of(batch)
     skip_if(not recorded, "no routing is recorded (routed_experts): only mixtures of experts have one")
     for record, ref in recorded:
         experts = np.asarray(pages.array(ref))

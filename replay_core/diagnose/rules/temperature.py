@@ -12,7 +12,7 @@ from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.collected import AGREES, Surprise
 from replay_core.diagnose.compared import BOTH, compared, figures_of, worst_of
-from replay_core.diagnose.finding import Finding, Where, error, finding, shown
+from replay_core.diagnose.finding import Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.gap import OLDEST, Gap, gap
 from replay_core.diagnose.merging import merged, weighed
 from replay_core.diagnose.rule import Skip, given, rule
@@ -197,7 +197,8 @@ def renormalised(batch: StepBatch) -> Finding | None:
     """The rollout gives more to over 90 % of its own tokens, by 0.005 nats and more on average, with no change of
     slope: what is left of the distribution after top-p or top-k was normalised again. An error where the run states
     that neither is used, or no response ends; worth knowing where it states one (the engine says what it sampled from,
-    and ratios to it hold the part that was cut off); else a warning.
+    and ratios to it hold the part that was cut off); else a warning. Where all of it lies on the first k places of
+    responses, none of which is shorter than k + 1, it is an end that is forbidden there (min_tokens).
     """
     between = gap(batch)
     if not between.is_truncated or replaced_N(batch, between) is not None:
@@ -205,6 +206,8 @@ def renormalised(batch: StepBatch) -> Finding | None:
     place = batch.laid.where("rollout_logprobs", at=worst_of(between))
     kept = float(np.exp(between.d.mean()))
     endless = _never_ends(batch, between)
+    if (until := _never_ends_before(batch, between)) is not None:
+        return _forbidden(batch, between, until)
     stated = is_truncated(batch.laid.algorithm)
     return finding(
         "error" if endless or stated is False else "warning" if stated is None else "info",
@@ -228,6 +231,44 @@ def renormalised(batch: StepBatch) -> Finding | None:
         else "the engine returns log-probabilities of what is left of the distribution, the trainer of the whole: "
         "top-p, top-k or min-p, or tokens that it may not write: an end before min_tokens, a grammar, banned words",
         next_step=batch.laid.mismatch_command() + "   # then set logprobs_mode=raw, or top_p=1 and top_k=-1",
+    )
+
+
+#: Tokens on either side of a place, and what is left behind it of the difference before it, before the place is one.
+ON_EITHER, BEHIND = 8, 0.01
+
+
+def _never_ends_before(batch: StepBatch, between: Gap) -> int | None:
+    """The place of responses before which all of the difference lies, where none of them ends before it; else None."""
+    inside_N = batch.response_N if batch.response_N is not None else between.both_N
+    place_N = batch.flat.position_N - np.repeat(batch.flat.first(inside_N), batch.flat.lengths_B)
+    place, size = place_N[between.both_N], np.abs(between.d)
+    counts_B = batch.flat.count(between.both_N)
+    off = place[size > 0.02]
+    if not off.size or place.min(initial=0) < 0:
+        return None
+    until = int(off.max()) + 1
+    behind = place >= until
+    if min(behind.sum(), (~behind).sum()) < ON_EITHER or float(size[behind].max()) > BEHIND * float(size.max()):
+        return None
+    heard_B = counts_B > 0
+    return until if heard_B.any() and int(counts_B[heard_B].min()) > until else None
+
+
+def _forbidden(batch: StepBatch, between: Gap, until: int) -> Finding:
+    place = batch.flat.position_N - np.repeat(batch.flat.first(between.both_N), batch.flat.lengths_B)
+    before = place[between.both_N] < until
+    return warning(
+        f"the engine may not end a response before token {until + 1}: it gives the first {until} tokens more than the "
+        "trainer, none less, and agrees on all behind them",
+        batch.laid.where("rollout_logprobs", at=worst_of(between)),
+        shown(f"mean rollout - trainer of the first {until} tokens", -float(between.d[before].mean()), "0"),
+        shown("mean |rollout - trainer| behind them", float(np.abs(between.d[~before]).mean())),
+        shown("tokens of the shortest response", int(batch.flat.count(between.both_N).min())),
+        *figures_of(between),
+        cause=f"min_tokens = {until} (or another processor that bans the end token there): the engine's "
+        "log-probabilities are renormalised over what is left, the trainer's are of the whole vocabulary",
+        next_step="set min_tokens to 0, or take raw log-probabilities (logprobs_mode=raw_logprobs)",
     )
 
 

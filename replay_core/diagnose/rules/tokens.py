@@ -13,6 +13,7 @@ from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import filters_overlong
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
+from replay_core.diagnose.earlier import grown_lengths, noisy_policy
 from replay_core.diagnose.falling_apart import falls_apart, runs_into_the_limit
 from replay_core.diagnose.finding import Evidence, Finding, error, finding, share, shown, warning
 from replay_core.diagnose.flat import Array
@@ -138,7 +139,9 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     counted as cut). With a reward of 0 for all of them it is the cause of D01. A warning at most where hardly any was
     cut at first and the reward was lost as they came to be (L08): the policy falls apart. Skipped where the longest
     response is one token: each ends at the limit, as it is meant to; and where what is logged is above 1, which is no
-    fraction (L30).
+    fraction (L30). Responses that grow into the limit (to 1.3 times, hardly any cut at first, both by more than
+    chance), or an entropy over 2.5 nats in every step beside hardly any reward, are told as the cause: no limit is too
+    small there.
     """
     series, now = next(log.level("truncated"), (None, 0.0))
     if series is None:
@@ -165,6 +168,7 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     pinned = _of_one_length(log)
     always = always or pinned is not None
     apart = runs_into_the_limit(log) is not None
+    grown, noise = (None, None) if pinned is not None or apart else (grown_lengths(log, series), noisy_policy(log))
     idle = _all_along(series, MANY) and rests(log) is not None
     idle = idle or (_all_along(series, OFTEN) and _earns_little(reward))
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
@@ -176,6 +180,13 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         else "warning",
         f"{now:.0%} of the responses are cut at the token limit"
         + _from_the_start(series, longest)
+        + (
+            f": the policy samples noise, its entropy is {noise:.3g} nats per token from the first step on"
+            if noise
+            else f": responses grow from {grown[0]:.3g} to {grown[1]:.3g} tokens, into the limit"
+            if grown
+            else ""
+        )
         + (f", and the reward does not rise in {len(given(reward).finite)} lines" if idle else "")
         if pinned is None
         else f"every response is {pinned:g} tokens long in every step: all run to the limit, and no end token ends one "
@@ -187,9 +198,23 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
         if apart
         else "the engine does not stop at the end token (ignore_eos, another id), or the limit is far too small"
         if pinned is not None
+        else "the sampling temperature is far too high (or the weights are not those of a trained model): what is "
+        "sampled hardly depends on the prompt, and ends by chance"
+        if noise
+        else "the reward pays for length, or loses nothing by it: the policy writes ever longer answers until they are "
+        "cut. A larger limit moves the end, and does not stop it"
+        if grown
         else "the limit is too small for this task, or the model does not end its answers (no EOS is trained)"
         + ("; a judge that finds no answer gives 0 to all" if nothing else ""),
-        next_step=("" if apart else "raise the token limit, and see whether the responses would end; ")
+        next_step=(
+            "lower the temperature, and read ten responses; "
+            if noise
+            else "plot reward against length within groups, and punish length (overlong shaping) or score answers; "
+            if grown
+            else ""
+            if apart
+            else "raise the token limit, and see whether the responses would end; "
+        )
         + "rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D19",
         steps=steps_of(p for p in series.points if p.value >= MANY),
     )

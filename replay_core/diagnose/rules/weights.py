@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -147,12 +148,46 @@ def _digests(records: list[Record]) -> dict[str, tuple[bytes, int]]:
     }  # fmt: skip
 
 
+#: How far apart weights of two ranks may be in the first recorded step, as a share of their size, that were one before
+#: it: shards have nothing in common. And how many times as far in the last one.
+WERE_ONE, PARTED = 0.3, 1.5
+
+
+def _share_norms(case: Case) -> bool:
+    """Whether ranks noted one gradient norm in some update, as of gradients that are averaged."""
+    noted = _norms_by_rank(case, "gradient") or _norms_by_rank(case, "optimizer")
+    return any(not _differ(one) for each in noted.values() for one in each)
+
+
+def _parting(by_step: dict[int, dict[int, list[Record]]], steps: list[int]) -> tuple[float, float] | None:
+    """How far two ranks' weights are apart in the first and the last step, as a share of their size, where they begin
+    next to each other and move apart from step to step; else None.
+    """
+    far = []
+    for step in steps:
+        first, *others = (
+            {ref.name: np.asarray(pages.array(ref), np.float64).reshape(-1) for record in some
+             for ref in record.tensors() if not ref.is_text and ref.is_readable and len(ref.shape)}
+            for some in by_step[step].values()
+        )  # fmt: skip
+        pairs = [(first[name], other[name]) for other in others for name in first
+                 if name in other and other[name].size == first[name].size > 1]  # fmt: skip
+        size = sum(float((a * a).sum()) for a, _ in pairs)
+        if not size > 0:
+            return None
+        far.append(float(np.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in pairs) / size)))
+    rises = sum(b > a for a, b in pairwise(far)) >= 0.8 * (len(far) - 1)
+    return (far[0], far[-1]) if far[0] < WERE_ONE and far[-1] > PARTED * far[0] and rises else None
+
+
 @rule("D66", "the weights of the ranks drift apart", link="optimizer", scope="case",
       explains=("D09", "D12", "D14", "D15", "D24", "D35", "L10"), lasts=True,
       source="gradients that are not reduced over data-parallel ranks: no_sync left on, no wrapper")  # fmt: skip
 def ranks_apart(case: Case) -> Finding | None:
-    """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error.
-    Those that differ from the first step on are shards, and are not held against each other.
+    """Recorded weights of several ranks that are the same in their first step and differ in a later one: an error. So
+    are those that differ there by less than .3 of their size and from step to step by more, to 1.5 times that over 4
+    steps and more (not where ranks note one gradient norm): they are recorded after an update. Others
+    that differ from the first step on are shards.
 
     Where no weights are recorded: an error where, of 4 steps and more, engine and trainer agree in the first (.03 nats)
     on every rank, and in the later half on some ranks alone, while the others are ten times as far off as these, and
@@ -170,7 +205,7 @@ def ranks_apart(case: Case) -> Finding | None:
             by_step.setdefault(key.step, {}).setdefault(key.rank, []).append(record)
     steps = sorted(step for step, ranks in by_step.items() if len(ranks) > 1)
     if len(steps) < 2:
-        return _by_norms(case) or _by_scores(case)
+        return _without_weights(case)
     looked = (steps[0], steps[-1])
     paths = {one.path for step in looked for some in by_step[step].values() for one in some}
     if sum(map(stored_bytes, paths)) > 4 * MOST:
@@ -183,15 +218,22 @@ def ranks_apart(case: Case) -> Finding | None:
         return len(shared), [name for name in shared if any(other[name][0] != first[name][0] for other in others)]
 
     (whole, before), (total, after) = map(apart, looked)
-    # Of weights that are recorded after an update, the first step is the first to differ: only equal ones tell.
-    if not whole or not total or before:
+    # Of weights that are recorded after an update, the first step is the first to differ: shards are of nothing alike.
+    grown = _parting(by_step, steps) if before and len(steps) >= RUN and not _share_norms(case) else None
+    if not whole or not total or (before and grown is None):
+        if (untold := _without_weights(case)) is not None:
+            return untold
         raise Skip("the ranks' weights differ from the first step on: they are shards, or were never one")
     if not after:
         return None
     holder = next(one for some in by_step[looked[1]].values() for one in some if one.get(after[0]) is not None)
     return error(
         f"the weights of the ranks drift apart: {share(len(after), total)} differ at step {looked[1]}, "
-        f"none did at step {looked[0]}",
+        + (
+            f"none did at step {looked[0]}"
+            if grown is None
+            else f"by {grown[1]:.2g} of their size after {grown[0]:.2g} at step {looked[0]}"
+        ),
         Where(step=looked[1], rank=holder.key.rank, stage="param", tensor=after[0], path=str(holder.path)),
         shown("weights that differ", listed(after, 4), "none", f"step {looked[1]}"),
         shown("ranks", listed(sorted(by_step[looked[1]]))),
@@ -213,7 +255,8 @@ def _norms_by_rank(case: Case, stage: str) -> dict[int | None, list[dict[int, fl
         if key.stage != stage or key.rank is None or key.role == "critic":
             continue
         found = [float(pages.array(ref).reshape(-1)[0]) for ref in record.tensors()
-                 if ref.is_readable and ref.numel == 1 and ref.name.endswith("grad_norm")]  # fmt: skip
+                 if ref.is_readable and ref.numel == 1 and ref.name.endswith("grad_norm") and "clip" not in ref.name
+                 ]  # fmt: skip
         norms.setdefault((key.step, key.epoch, key.minibatch), {}).setdefault(key.rank, []).extend(found)
     by_step: dict[int | None, list[dict[int, float]]] = {}
     for (step, *_), each in norms.items():
@@ -229,6 +272,16 @@ def _differ(norms: dict[int, float]) -> bool:
 #: What splits a model over ranks, in the names and values of settings.
 _SHARDED = regex(r"fsdp|zero|megatron|tensor_(?:model_)?parallel|pipeline_(?:model_)?parallel|\b[tp]p_size\b|\btp\b",
                  re.IGNORECASE)  # fmt: skip
+
+
+def _without_weights(case: Case) -> Finding | None:
+    """What the ranks' gradients and their rows tell."""
+    try:
+        return _by_scores(case) or _by_norms(case)
+    except Skip:
+        if (told := _by_norms(case)) is None:
+            raise
+        return told
 
 
 def _by_norms(case: Case) -> Finding | None:
@@ -267,7 +320,8 @@ def _by_norms(case: Case) -> Finding | None:
 
 def _by_scores(case: Case) -> Finding | None:
     """Ranks whose rows part from the engine that the others still agree with, and whose gradients are their own."""
-    shared = [one for each in _norms_by_rank(case, "gradient").values() for one in each]
+    noted = _norms_by_rank(case, "gradient") or _norms_by_rank(case, "optimizer")
+    shared = [one for each in noted.values() for one in each]
     own = [each for each in shared if _differ(each)]
     if len(shared) < RUN or len(own) < len(shared):
         raise Skip("needs the weights of two ranks in two steps: rldbg record --params .")
