@@ -114,8 +114,9 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Error in memory profiling|memory profiling.*(?:Initial|initial) free memory",
      "GPU memory was freed or taken by another process while vLLM measured what it may use: two engines or a trainer "
      "start on one GPU at once", "start them one after the other"),
-    (r"sequence_length=\d+ is larger than max_length|Prompt length \d+ is longer than \d+\.?$",
-     "a prompt of the data set is longer than data.max_prompt_length, and data.truncation is 'error'",
+    (r"sequence_length=\d+ is larger than (?:self\.)?max_length|Prompt length \d+ is longer than \d+\.?$",
+     "a prompt (or sample) of the data set is longer than data.max_prompt_length (max_length), and data.truncation is "
+     "'error'",
      "data.filter_overlong_prompts=True leaves such prompts out; or raise max_prompt_length (and the engine's "
      "max_model_len), or set truncation to left or right"),
     (r"max_(?:new_)?tokens must be at least 1, got (?:-\d|0)|max_(?:new_)?tokens.{0,30}(?:must be|should be) "
@@ -548,6 +549,8 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"ChildFailedError|^\s*exitcode\s+: |^\s*rank\s+: |ProcessExitedException|ProcessRaisedException"
      r"|ProcessGroup.*abort|Sending process|closing signal|CalledProcessError|exited with (?:exit )?code [1-9]",
      "the launcher saw a process fail and ended the others"),
+    (r"Caught \w+ in (?:DataLoader worker|replica|pin memory)",
+     "a data loader's worker (or a replica) raised: its own exception stands below"),
     (r"scheduler died during initialization|[Ss]erver failed to start|NCCL communicator was aborted",
      "a process that was to come up (an engine, a rank) died, or was not ready in time"),
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "

@@ -8,6 +8,7 @@ of the step that was logged last.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -171,6 +172,10 @@ def _log(path: Path) -> _Log:
         if not values and last is None:
             log.settings.take(line.text)
         if values:
+            if "train_runtime" in values:
+                log.events.setdefault((last, line.rank), []).append(
+                    Event("finished", line.text.strip()[:200], line.number, line.rank)
+                )
             if step is None:
                 log.counted = True
                 following = counted.get(line.stream, 0)
@@ -333,10 +338,13 @@ def _told(events: list[Event]) -> list[TensorRef]:
     tree: dict[str, str | int] = {}
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
+    total = Counter(event.kind for event in events)
     for event in events:
         number = counts[event.kind] = counts.get(event.kind, 0) + 1
-        name = f"event.{event.kind}.{number - 1}" if number <= KEPT else f"event.{event.kind}.more"
-        tree[name] = "\n".join([event.text, *event.frames]) if number <= KEPT else number - KEPT
+        # What ends a run stands at its end: of many the first and the last are kept.
+        is_kept = number <= KEPT // 2 or number > total[event.kind] - KEPT // 2
+        name = f"event.{event.kind}.{number - 1}" if is_kept else f"event.{event.kind}.more"
+        tree[name] = "\n".join([event.text, *event.frames]) if is_kept else number - KEPT // 2
         lines.setdefault(name, event.line)
     return [ref.with_(canonical=f"metrics.{ref.name}", line=lines[ref.name]) for ref in flatten(tree)]
 

@@ -10,11 +10,13 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from replay_core.diagnose.ends import GUESSES, SIGKILL, follows, of_the_last_run, said, tells, waited_in_vain
+from replay_core.diagnose.chains import earlier, heads
+from replay_core.diagnose.ends import GUESSES, SIGKILL, follows, of_the_last_run, said, tells, waited_in_vain, weight
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.misfits import misfit
+from replay_core.diagnose.raised import raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
 from replay_core.dumps.log_events import DEATHS, UNTOLD
@@ -68,10 +70,11 @@ def died(log: RunLog) -> Iterator[Finding]:
         yield crashes
         return
     at_the_end = of_the_last_run(at_the_end, log)
-    causes = [one for one in at_the_end if not follows(one)] or at_the_end
+    ends = heads(at_the_end, weight)
+    causes = [one for one in ends if not follows(one)] or ends
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
-        dead = _dead(_told_elsewhere(at_the_end, log), went_on=False, counted=log.is_counted)
-        yield _of_numbers_before(dead, at_the_end, log) or dead
+        dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end)
+        yield _behind_its_end(_of_numbers_before(dead, ends, log) or dead, log)
         return
     if causes:
         return  # a rank that ran out of memory is why the others waited
@@ -178,7 +181,26 @@ def _is_preempted(one: Told) -> bool:
     )
 
 
-def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
+def _behind_its_end(dead: Finding, log: RunLog) -> Finding:
+    """The end again, where the training was over before it: what is lost is what came after."""
+    path, line = dead.where.path, dead.where.line or 0
+    over = [one for one in log.events("finished") if one.point.path == path and (one.point.line or 0) < line]
+    starts = [one.point.line or 0 for one in log.events("started", "begins") if one.point.path == path]
+    if not over or any((over[-1].point.line or 0) < at < line for at in starts):
+        return dead
+    done = over[-1]
+    _, _, what = dead.claim.partition(": ")
+    return replace(
+        dead,
+        claim=f"the training had finished (line {done.point.line}), and the job failed after it at line {line}: {what}",
+        evidence=(*dead.evidence, shown("line of its end", said(done)[:160], None, f"line {done.point.line}")),
+        next_step=f"look whether the last checkpoint is whole: the training need not be run again; {dead.next_step}",
+    )
+
+
+def _dead(ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] | None = None) -> Finding:
+    """`every`: what else of it is told, beside the ends that a cause is looked for in."""
+    told, every = every or ends, ends
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
     # of a list of weights that do not fit the empty one.
     one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=tells)
@@ -189,6 +211,7 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
     if any(_ENGINE.search(each.text) for each in every) and "engine" not in cause.lower():
         died = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
         cause = died if cause == _UNCAUGHT else cause
+    where = raised(one)
     by_hand, untold = _BY_HAND.search(one.text) is not None, UNTOLD in one.text
     # Lines without a number are counted: that count is no step.
     step = (
@@ -202,10 +225,18 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
         step += f", at {bar[1]} of its bar"
     if one.kind == "traceback" and (judge := _judge(one)) is not None:
         (cause, next_step), short = judge, in_short(judge[0])
+    elif one.kind == "traceback" and (together := with_code(one, where)) is not None:
+        short, cause, next_step = together
     elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
         short, cause, next_step = _UNKNOWN_WEIGHT
     else:
         short, cause, next_step = _in_code(one, cause, next_step)
+    if one.kind == "traceback" and where.frames and not by_hand:
+        # What is not known of, or only how it failed, is told by what the run was doing.
+        if unknown(one, where) == (cause, next_step):
+            short = where.words
+        elif where.doing and (known := failure_of(said(one))) is not None and known.general and known.cause == cause:
+            short += f" ({where.doing})"
     whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
     what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else short)
     if one.kind != "killed" and "ChildFailedError" in one.text and (who := _ranks_of(every)):
@@ -224,7 +255,8 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
         shown("line", one.text.splitlines()[0][:200], None, f"line {one.point.line}"),
         *_frame(one),
         *(shown(f"{rank} waited in", what) for rank, what in (hang.waits if hang else ())),
-        shown("lines that tell of an end", len(every), "0", "log"),
+        *_beside(one, told),
+        shown("lines that tell of an end", len(told), "0", "log"),
         # What else is wrong may be its cause.
         link="time" if untold or by_hand else "",
         cause=cause,
@@ -459,6 +491,9 @@ def _judge(one: Told) -> tuple[str, str] | None:
     """Cause and next step of an exception that the reward function raises on what it is given; None of any other."""
     first, *frames = one.text.splitlines()
     own = [frame for frame in frames if frame.startswith("File ")]
+    # What parses an answer raises below the function that asks it to.
+    if own and not _LIBRARY.search(own[-1]) and (caller := raised(one).own) is not None:
+        own = [f'File "{caller.file}", line {caller.line}, in {caller.function}']
     called = _NAMED.search(first) is not None
     if not called and (not own or not _JUDGE.search(own[-1]) or _LIBRARY.search(own[-1]) or _ELSEWHERE.search(first)):
         return None
@@ -492,6 +527,17 @@ def _judge(one: Told) -> tuple[str, str] | None:
         "the reward function raises on a response or a sample: a form of answer it does not expect",
         "call it by hand on the sample that it fails on; catch it, count it, and do not score it 0 in silence",
     )
+
+
+def _beside(one: Told, told: list[Told]) -> Iterator[Evidence]:
+    """The exceptions it is joined to, and the run's own code where a library raised it."""
+    where = raised(one)
+    if where.own is not None and where.own is not where.last:
+        yield shown("called by", f"{where.own.place}: {where.own.code}"[:160], None, f"line {one.point.line}")
+    others = dict.fromkeys(_words(other) for other in earlier(one, told))
+    for words in list(others)[:2]:
+        if words != _words(one):
+            yield shown("of the same chain", words[:160], None, "log")
 
 
 def _blamed(one: Told) -> tuple[str, str]:
@@ -556,9 +602,9 @@ def _blamed(one: Told) -> tuple[str, str]:
         if _OF_RANK.search(one.text) or _ITS_CODE.search(one.text):
             return "the launcher saw a process fail and ended the others", "the log of the process that failed first"
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
-    if (known := failure_of(one.text)) is not None:
+    if (known := failure_of("\n".join(one.text.splitlines()[-12:]))) is not None:
         return known.cause, known.next_step  # its frames tell
-    return (
+    return unknown(one, raised(one)) or (
         _UNCAUGHT,
         "the frames above the line; rldbg record -- YOUR COMMAND keeps the steps that lead there",
     )
