@@ -478,7 +478,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "another host or port",
      "start it (trl vllm-serve --model ..., on GPUs of its own) or let the trainer hold the engine "
      "(vllm_mode='colocate'); curl http://HOST:PORT/health from the trainer's node"),
-    (r"RemoteDisconnected|Remote end closed connection|ServerDisconnected\w*|Server disconnected|Connection aborted",
+    (r"ChunkedEncodingError|IncompleteRead|RemoteDisconnected"
+     r"|Remote end closed connection|ServerDisconnected\w*|Server disconnected|Connection aborted",
      "the server closed the connection in the middle of a request: it died, was restarted, or is overloaded (an "
      "inference server beside the trainer, a judge)",
      "its own log at that time names the error; look whether it lives"),

@@ -165,7 +165,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"`peft_config`"
         r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
         r"|but the current dype|but the current dtype|\b[Rr]equeu(?:ed|ing)\b|Can't pickle |zero_advantage=\d"
-        r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
+        r"|(?i:^(?!.*\b(?:done|terminated)['\"]?\s?[=:]\s?(?:true|false)\b).*"
+        r"(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
     ),
@@ -195,7 +196,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?i)grad_norm is not finite|Bad grad_norm detected|Gradient overflow|found (?:nan|inf) in",
     ),
 )
-KINDS = tuple(kind for kind, _ in _PATTERNS)
+#: What ends with a line of error is told of the whole log (`log_text`), not of one line.
+LAST_ERROR = "last_error"
+KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR)
 #: Of these a run dies, and the frames that led there are kept.
 DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "failed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.

@@ -8,7 +8,7 @@ of the step that was logged last.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -26,7 +26,7 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
-from replay_core.dumps.log_events import DEATHS, HINT, KEPT, Event, Watch
+from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
@@ -151,7 +151,9 @@ def _log(path: Path) -> _Log:
     epochs: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     last: int | None = None
     evaluated = 0
+    at_end: deque[TrainerLine] = deque(maxlen=_LAST_LINES)
     for line in joined(_paid_lines(path)):
+        at_end.append(line)
         step, values = metric_line(line.text)
         if not values and (names := table_head(line.text)):
             heads[line.stream] = names
@@ -200,11 +202,15 @@ def _log(path: Path) -> _Log:
         elif last is not None and (alone := _AVERAGE.match(line.text)):
             # DeepSpeed-Chat says the reward of a step on a line of its own, below it.
             said.append((line, last, {"average_reward_score": float(alone[1])}))
-        elif (told := console_line(line.text))[1]:
+        elif not _OF_A_TURN.search(line.text) and (told := console_line(line.text))[1]:
             last = told[0]
             said.append((line, *told))
         elif not (said or log.metrics) and (told := epoch_line(line.text))[1]:
             epochs.append((line, *told))
+    if (refused := next((one for one in at_end if _REFUSED.search(one.text)), None)) is not None:
+        log.events.setdefault((last, refused.rank), []).append(
+            Event(LAST_ERROR, refused.text.strip()[:1000], refused.number, refused.rank)
+        )
     counts = max((line for values in log.metrics.values() for _, line in values.values()), default=0)
     for event in watch.untold(after=counts):
         log.events.setdefault((last, event.rank), []).append(event)
@@ -239,6 +245,11 @@ def _log(path: Path) -> _Log:
     return log
 
 
+#: Lines of a log's end in which a program, most often the script around it, says why it stops.
+_LAST_LINES = 4
+_REFUSED = regex(r"^\W{0,6}(?:ERROR|Error|FATAL|Fatal|fatal|error): \S|^\W{0,4}\[(?:ERROR|FATAL)\] \S")
+
+
 def _paid_lines(path: Path) -> Iterator[TrainerLine]:
     with reading(path):
         for line in lines_of(path):
@@ -246,6 +257,8 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
             yield line
 
 
+#: What an environment answers in one turn of an agent: its reward is the turn's, and no step's.
+_OF_A_TURN = regex(r"(?i)\b(?:done|terminated|truncated)['\"]?\s?[=:]\s?(?:true|false)\b")
 _AVERAGE = regex(r"^\W{0,4}average reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*$")
 _OF_PAIRS = regex(
     r"^chosen_last_scores \(higher is better\) : .{0,120}\bacc \(higher is better\) : (\d(?:\.\d{0,24})?)"

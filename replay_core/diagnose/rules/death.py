@@ -19,7 +19,7 @@ from replay_core.diagnose.misfits import misfit
 from replay_core.diagnose.raised import raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS, UNTOLD
+from replay_core.dumps.log_events import DEATHS, LAST_ERROR, UNTOLD
 from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
@@ -51,7 +51,7 @@ _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CA
 
 
 @rule("L06", "the run died", link="dump", scope="signals",
-      needs=("|".join(f"event:{kind}" for kind in DEATHS),),
+      needs=("|".join(f"event:{kind}" for kind in (*DEATHS, LAST_ERROR)),),
       source="Python's and torch's own messages, torchrun's agent; Megatron-LM#1207, LLaMA-Factory#163")  # fmt: skip
 def died(log: RunLog) -> Iterator[Finding]:
     """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first such
@@ -75,6 +75,9 @@ def died(log: RunLog) -> Iterator[Finding]:
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
         dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end)
         yield _behind_its_end(_of_numbers_before(dead, ends, log) or dead, log)
+        return
+    if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):
+        yield _refused(refused[-1], log)
         return
     if causes:
         return  # a rank that ran out of memory is why the others waited
@@ -181,11 +184,32 @@ def _is_preempted(one: Told) -> bool:
     )
 
 
+def _refused(one: Told, log: RunLog) -> Finding:
+    """A log that ends with a line of error: the program, or the script around it, has given up there."""
+    known, begun = failure_of(said(one)), bool(log.last_lines())
+    return finding(
+        "warning" if begun else "error",
+        f"the log ends with an error at line {one.point.line}"
+        + ("" if begun else ", and no step was taken")
+        + f": {f'{in_short(known.cause)}: ' if known is not None else ''}{_words(one)}",
+        one.point.where(),
+        shown("line", said(one)[:200], None, f"line {one.point.line}"),
+        link="dump",
+        cause=known.cause
+        if known is not None
+        else "the program, or the script that starts it, checked something and stopped: the line says what is missing",
+        next_step=known.next_step
+        if known is not None
+        else "do by hand what the line says (start the server, give the file or the setting), then start the run again",
+        steps=steps_of([one.point]),
+    )
+
+
 def _behind_its_end(dead: Finding, log: RunLog) -> Finding:
     """The end again, where the training was over before it: what is lost is what came after."""
     path, line = dead.where.path, dead.where.line or 0
     over = [one for one in log.events("finished") if one.point.path == path and (one.point.line or 0) < line]
-    starts = [one.point.line or 0 for one in log.events("started", "begins") if one.point.path == path]
+    starts = [one.point.line or 0 for one in log.events("started") if one.point.path == path]
     if not over or any((over[-1].point.line or 0) < at < line for at in starts):
         return dead
     done = over[-1]

@@ -108,7 +108,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         more = _more(batches.finite[trends.WARM_UP :]) if batches is not None else 1.0
         longer = after / before < more * (_by_length(length.finite[trends.WARM_UP :]) if length is not None else 1.0)
         yield finding(
-            "info" if longer else "warning",
+            # Without a phase that grows from step to step it may be the node's or the tasks' doing.
+            "info" if longer or (grown is None and after < MUCH_SLOWER * before) else "warning",
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
             + (f": {grown.name} grows from step to step" if grown is not None else ""),
             whole.last.where(whole.name),
@@ -124,6 +125,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         )
 
 
+#: How much slower steps get, whatever phase it is.
+MUCH_SLOWER = 2.0
 #: A rise that no jitter of short steps makes, as a normal quantile.
 SURELY = 4.0
 
