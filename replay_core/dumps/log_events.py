@@ -277,6 +277,8 @@ _RAISED = regex(
     r"|^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Iteration|Timeout|Unsupported)\s*$"
     r"|^(?:[a-z_]\w*\.)+[A-Z]\w*\s*$"
 )
+#: An exception of a class of one's own, without a message, on the line behind its frames and their code.
+_NAME = regex(r"^[A-Z]\w*\s*$")
 #: Lines of other processes and of print() that may stand inside a traceback.
 _BETWEEN = 60
 #: What stands in the place of an exception that a log does not hold.
@@ -422,7 +424,8 @@ class Watch:
         if line.number - last.number > _BETWEEN:
             self._inside.pop(line.stream)
             return False
-        return _RAISED.match(line.text) is not None
+        follows = line.number - last.number <= 2 and _NAME.match(line.text) is not None
+        return follows or _RAISED.match(line.text) is not None
 
     def _says_below(self, line: TrainerLine) -> bool:
         """Whether a line is what an exception, whose own line ends in a colon, has to say; it then holds it."""

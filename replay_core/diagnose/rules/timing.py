@@ -109,7 +109,7 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         longer = after / before < more * (_by_length(length.finite[trends.WARM_UP :]) if length is not None else 1.0)
         yield finding(
             # Without a phase that grows from step to step it may be the node's or the tasks' doing.
-            "info" if longer or (grown is None and after < MUCH_SLOWER * before) else "warning",
+            "info" if longer or (grown is None and not _lies_above(last, values[: len(values) // 2])) else "warning",
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
             + (f": {grown.name} grows from step to step" if grown is not None else ""),
             whole.last.where(whole.name),
@@ -125,8 +125,11 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         )
 
 
-#: How much slower steps get, whatever phase it is.
-MUCH_SLOWER = 2.0
+def _lies_above(last: list[float], first: list[float]) -> bool:
+    """Whether nearly all of these steps take longer than nearly all of those: what accumulates slows every one down."""
+    return sorted(last)[len(last) // 10] > sorted(first)[-1 - len(first) // 10]
+
+
 #: A rise that no jitter of short steps makes, as a normal quantile.
 SURELY = 4.0
 
