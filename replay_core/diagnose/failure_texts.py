@@ -394,7 +394,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "a server limits the rate of requests: every rank downloads, or a judge is called too often",
      "download once and share the cache; fewer calls at once, with retries"),
     (r"RepositoryNotFoundError|is not a local folder and is not a valid model identifier|404 Client Error"
-     r"|EntryNotFoundError|does not appear to have a file named|HFValidationError|Repo id must",
+     r"|EntryNotFoundError|does not appear to have a file named|HFValidationError|Repo id must|No config file found",
      "there is no such model, file or folder: a name mistyped, or a local path that does not exist on this node",
      "ls PATH on the node that failed; huggingface-cli download NAME"),
     (r"OfflineModeIsEnabled|LocalEntryNotFoundError|couldn't connect to|cannot find the requested files|Max retries "

@@ -80,7 +80,9 @@ _DOING: tuple[tuple[str, str], ...] = (
     (r"in (?:evaluate|_?validate|evaluation_loop|test)$", "in the evaluation"),
 )  # fmt: skip
 _COMPILED = tuple((regex(pattern), doing) for pattern, doing in _DOING)
-_REWARD = "in the reward function"
+_REWARD, _TOOL = "in the reward function", "in an environment or tool of the agent"
+#: Of these only the run's own frames tell: a library's folder may be called so, as the environments of conda are.
+_OWN = (_REWARD, _TOOL)
 
 
 class Raised(Struct, frozen=True):
@@ -125,7 +127,7 @@ def _doing(frames: list[Frame]) -> str:
     for frame in reversed(frames):
         told = f"{frame.file}, in {frame.function}"
         for pattern, doing in _COMPILED:
-            if (doing != _REWARD or frame.is_own) and pattern.search(told):
+            if (doing not in _OWN or frame.is_own) and pattern.search(told):
                 return doing
     return ""
 
@@ -161,6 +163,7 @@ _TOGETHER: tuple[tuple[str, str, str, str], ...] = (
 _BOTH = tuple((re.compile(pattern), said) for pattern, *said in _TOGETHER)
 #: A value of a plain type where the line expects another.
 _PLAIN = regex(r"^TypeError: '(\w+)' object is not (subscriptable|callable|iterable)")
+_SIGN = {"subscriptable": "[", "callable": "(", "iterable": ""}
 _DOES = {"subscriptable": "indexed", "callable": "called", "iterable": "looped over"}
 
 
@@ -177,7 +180,9 @@ def with_code(one: Told, where: Raised) -> tuple[str, str, str] | None:
     for pattern, (short, cause, next_step) in _BOTH:
         if pattern.search(both):
             return short, cause, next_step
-    if (plain := _PLAIN.match(first)) and where.last.is_own and where.last.code and plain[1] != "NoneType":
+    plain = _PLAIN.match(first)
+    # A script that was changed while it ran shows another line than the one that raised.
+    if plain and where.last.is_own and plain[1] != "NoneType" and _SIGN[plain[2]] in where.last.code:
         return (
             f"a value of type {plain[1]} is {_DOES[plain[2]]} in `{where.last.code[:80]}`",
             f"a mistake of the code, or a field of another type than it expects: something in that line is a "

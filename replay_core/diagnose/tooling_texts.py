@@ -21,6 +21,10 @@ TOOLING: tuple[tuple[str, str, str], ...] = (
      "objects are put into a tensor that are no numbers: images (PIL) or texts that no processor has turned into "
      "numbers, or that are handed over a second time raw",
      "print the types of what the frame puts into torch.tensor; pass images through the processor, and its output on"),
+    (r"\bBdbQuit\b",
+     "a debugger's breakpoint (breakpoint(), pdb.set_trace()) is in the code, and the run has no terminal to "
+     "answer it: it is left, and the run with it", "take the breakpoint out (last frame of the run's own code), or "
+     "PYTHONBREAKPOINT=0"),
     (r"Text file busy", "a program or script is being written while it is to be run", "wait for the copy to end"),
     (r"CUDA Setup failed despite|bitsandbytes.{0,80}(?:compiled without|CUDA Setup|not (?:compiled|available))"
      r"|libbitsandbytes_\w+\.so",

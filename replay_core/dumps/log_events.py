@@ -71,8 +71,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:double free or corruption|free\(\): |munmap_chunk\(\)|corrupted size vs|malloc\(\): |corrupted "
         r"double-linked)"
         r"|^\s*(?:Floating point exception|Illegal instruction)(?: \(core dumped\))?\s*$|[Tt]erminated by signal \d+"
-        r"|exits with return code = -?[1-9]|(?:[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-\d+|13[4-9]"
-        r"|143)\b"
+        r"|exits with return code = -?[1-9]|(?:(?<!died, )[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-\d+"
+        r"|13[4-9]|143)\b|died, exit code: -(?!15\b)\d"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
         r"|Worker exit type: SYSTEM_ERROR"
         r"|DeadlineExceeded: |The node was low on resource|\bpod\b.{0,80}\b[Ee]victed"
@@ -287,6 +287,8 @@ UNTOLD = "a traceback whose exception is not in the log"
 _BY_CLOCK = ("waiting", "engine")
 #: What Python says of an exception that ends nothing.
 _HARMLESS = "Exception ignored in"
+#: What wandb's threads raise as the program closes.
+_CLOSES = regex(r"(?:MessageRouterClosed|SockClientClosed)Error\b")
 
 
 @lru_cache(maxsize=256)
@@ -487,6 +489,9 @@ class Watch:
         if kind is None and is_exception:
             kind = "traceback"
         if kind is None:
+            return None
+        if kind == "traceback" and _CLOSES.search(line.text):
+            self._took(line.stream)
             return None
         frames = self._took(line.stream) if kind in DEATHS else ()
         event = Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)

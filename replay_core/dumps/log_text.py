@@ -211,6 +211,10 @@ def _log(path: Path) -> _Log:
         log.events.setdefault((last, refused.rank), []).append(
             Event(LAST_ERROR, refused.text.strip()[:1000], refused.number, refused.rank)
         )
+    # A bar that so much follows was none of steps, or its own lines are not known.
+    ends = at_end[-1].number if at_end else 0
+    for events in log.events.values():
+        events[:] = [event for event in events if event.kind != "begins" or event.line > ends - _FOLLOWED]
     counts = max((line for values in log.metrics.values() for _, line in values.values()), default=0)
     for event in watch.untold(after=counts):
         log.events.setdefault((last, event.rank), []).append(event)
@@ -247,6 +251,8 @@ def _log(path: Path) -> _Log:
 
 #: Lines of a log's end in which a program, most often the script around it, says why it stops.
 _LAST_LINES = 4
+#: Lines behind a bar of steps at its beginning that are more than a wait.
+_FOLLOWED = 300
 _REFUSED = regex(r"^\W{0,6}(?:ERROR|Error|FATAL|Fatal|fatal|error): \S|^\W{0,4}\[(?:ERROR|FATAL)\] \S")
 
 
