@@ -8,6 +8,9 @@ from __future__ import annotations
 
 #: What a driver, a container or a device refuses, what a service says once and for all, what is not installed.
 ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
+    (r"DataLoader worker .{0,40}killed by signal: Terminated",
+     "the job was ended from outside (SIGTERM), and its data workers with it: a scheduler's limit or preemption, or "
+     "somebody who stopped it", "the scheduler's own record of the job; resume from the last checkpoint"),
     (r"[Ss]erver (?:is )?(?:unavailable|not (?:available|reachable|running|responding))|HTTP 000",
      "a server that the run needs does not answer at that address: it was not started, died, or listens elsewhere",
      "start it (an environment's, a judge's or an engine's server) and wait until curl ADDRESS answers; look into its "

@@ -249,7 +249,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      r"|Torch not compiled with CUDA|devices are busy or unavailable|cuda is not available",
      "the process sees no such GPU: CUDA_VISIBLE_DEVICES is empty or short (Ray sets it for actors without GPUs), or "
      "another process has the device exclusively", "print CUDA_VISIBLE_DEVICES and torch.cuda.device_count() there"),
-    (r"device-side assert|indexSelect|srcIndex|index out of (?:bounds|range)|Assertion `.*(?:index|t >= 0|n_classes)",
+    (r"device-side assert|indexSelect|srcIndex|(?<!list )(?<!string )(?<!tuple )index out of (?:bounds|range)"
+     r"|Assertion `.*(?:index|t >= 0|n_classes)",
      "an index out of range (a token id or label beyond the vocabulary), or another assertion of a kernel; kernels run "
      "later than the line that names them",
      "CUDA_LAUNCH_BLOCKING=1 names the true line; compare the largest token id with the embedding's rows"),
@@ -352,7 +353,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "checkpointing, shared weights)", "find_unused_parameters=True, or use_reentrant=False"),
     # Files that are broken or absent.
     (r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
-     r"|/dev/shm|[Ss]hared memory segment|[Bb]us error|SIGBUS|exitcode: -7\b",
+     r"|(?<!directory: ')/dev/shm|[Ss]hared memory segment|[Bb]us error|SIGBUS|exitcode: -7\b",
      "shared memory (/dev/shm) is full: workers hand tensors over by it, and a container has 64 MB of it unless "
      "it is told otherwise", "df -h /dev/shm; docker run --shm-size=16g, or fewer data loader workers"),
     (r"No space left on device|Errno 28\b|ENOSPC|[Dd]isk quota exceeded|PytorchStreamWriter failed|file write failed",

@@ -161,6 +161,8 @@ _TOGETHER: tuple[tuple[str, str, str, str], ...] = (
      "catch it and score such an answer 0, and count how often; print the text at the frame"),
 )  # fmt: skip
 _BOTH = tuple((re.compile(pattern), said) for pattern, *said in _TOGETHER)
+_EXECUTES = regex(r"\b(?:exec|eval)\(")
+_UNREADABLE = regex(r"^(?:Syntax|Indentation|Tab)Error\b")
 #: A value of a plain type where the line expects another.
 _PLAIN = regex(r"^TypeError: '(\w+)' object is not (subscriptable|callable|iterable)")
 _SIGN = {"subscriptable": "[", "callable": "(", "iterable": ""}
@@ -175,6 +177,21 @@ def with_code(one: Told, where: Raised) -> tuple[str, str, str] | None:
     if frame is None or where.last is None:
         return None
     first = one.text.splitlines()[0]
+    if _UNREADABLE.match(first) and not where.last.function and not where.last.file.startswith("<"):
+        return (
+            "the code itself cannot be read as Python, and nothing of it has run",
+            "a mistake of writing in that file (indentation, a bracket, a merge's marks), or code for a newer Python",
+            f"python -m py_compile {where.last.file}; look at line {where.last.line} and above; python --version",
+        )
+    if where.last.file.startswith("<str") and any(
+        "exec(" in each.code or "eval(" in each.code for each in where.frames
+    ):
+        return (
+            "a piece of code that was executed from a text fails (a tool's call or an answer of the model)",
+            "what a model wrote was run by exec or eval and raised: a name that the restricted namespace does not hold, "
+            "or simply wrong code",
+            "catch it where it is executed, give the model its words back (or score it 0), and count how often",
+        )
     code = " ".join(dict.fromkeys([where.last.code, frame.code]))
     both = f"{first}\n{code}\n{' '.join(each.function for each in where.frames[-6:])}"
     for pattern, (short, cause, next_step) in _BOTH:

@@ -247,7 +247,8 @@ _BEFORE = (
 )
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
 _MARKED = regex(r"\b(?:ERROR|CRITICAL)\b")
-_FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
+#: One of what cannot be read as Python names no function.
+_FRAME = regex(r'^\s*File "[^"]+", line \d+(?:, in |\s*$)')
 _BEGINS = "Traceback (most recent call last)"
 #: How IPython heads a traceback: the exception's class stands before it, and its text behind all frames and their code.
 _NOTEBOOK = regex(r"^\W{0,4}((?:\w+\.)*[A-Za-z_]\w*)\s+Traceback \(most recent call last\)\s*$")

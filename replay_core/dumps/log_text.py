@@ -213,8 +213,10 @@ def _log(path: Path) -> _Log:
         )
     # A bar that so much follows was none of steps, or its own lines are not known.
     ends = at_end[-1].number if at_end else 0
-    for events in log.events.values():
+    for place, events in list(log.events.items()):
         events[:] = [event for event in events if event.kind != "begins" or event.line > ends - _FOLLOWED]
+        if not events:
+            del log.events[place]
     counts = max((line for values in log.metrics.values() for _, line in values.values()), default=0)
     for event in watch.untold(after=counts):
         log.events.setdefault((last, event.rank), []).append(event)
