@@ -188,8 +188,8 @@ def with_code(one: Told, where: Raised) -> tuple[str, str, str] | None:
     ):
         return (
             "a piece of code that was executed from a text fails (a tool's call or an answer of the model)",
-            "what a model wrote was run by exec or eval and raised: a name that the restricted namespace does not hold, "
-            "or simply wrong code",
+            "what a model wrote was run by exec or eval and raised: a name that the restricted namespace lacks, or "
+            "simply wrong code",
             "catch it where it is executed, give the model its words back (or score it 0), and count how often",
         )
     code = " ".join(dict.fromkeys([where.last.code, frame.code]))

@@ -33,7 +33,7 @@ _RANK = regex(r"^\s*\[(?:rank|default|Rank |RANK )\s?(\d{1,6})\]:?\s?")
 
 
 #: What `srun --label` puts before every line: the number of its task. How much is looked at, and how many lines of it.
-_LABEL = regex(r"^\s{0,4}(\d{1,4}): ?")
+_LABEL = regex(r"^\s{0,4}(\d{1,4}):(?: |$)")
 _HEAD, _FEWEST = 1 << 14, 8
 #: A bar that tells nothing but how far it is: no number before it, none behind its times; not one at its beginning.
 _DRAWN = regex(
