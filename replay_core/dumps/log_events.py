@@ -284,6 +284,8 @@ _NAME = regex(r"^[A-Z]\w*\s*$")
 _BETWEEN = 60
 #: What stands in the place of an exception that a log does not hold.
 UNTOLD = "a traceback whose exception is not in the log"
+#: Characters of a line that are looked at whole; of longer ones its beginning and its end.
+_FULL, _BEGINNING, _ENDING = 6000, 3000, 1500
 #: Kinds whose lines keep what stands before them: the clock tells for how long.
 _BY_CLOCK = ("waiting", "engine")
 #: What Python says of an exception that ends nothing.
@@ -382,6 +384,9 @@ class Watch:
 
     def event(self, line: TrainerLine) -> Event | None:
         """The line as an event, if it is one."""
+        if len(line.text) > _FULL:
+            # An answer or a tensor in one line: what a program says stands at its beginning, an exception at its end.
+            line = replace(line, text=f"{line.text[:_BEGINNING]} ... {line.text[-_ENDING:]}")
         if head := _NOTEBOOK.match(line.text):
             self._named[line.stream] = head[1], line.number
             self._frames.pop(line.stream, None)

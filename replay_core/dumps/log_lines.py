@@ -99,13 +99,16 @@ def lines_of(path: Path) -> Iterator[TrainerLine]:
 
 def line_of(number: int, text: str) -> TrainerLine:
     """The line without colours and without the prefix that names its process."""
-    text = _ANSI.sub("", text).rstrip()
+    # Most lines have none of these: to ask for a character is a tenth of asking for an expression.
+    text = (_ANSI.sub("", text) if "\x1b" in text else text).rstrip()
     if "\u2018" in text or "\u201c" in text:
         text = text.translate(_STRAIGHT)  # a word processor's quotes, as mail and chat make them
     stream, rank = "", None
-    if match := _RAY.match(text):
+    begins = text.lstrip()[:1]
+    if begins == "(" and (match := _RAY.match(text)):
         stream, text = match.group(2), text[match.end() :]
-    if match := _RANK.match(text):
+        begins = text.lstrip()[:1]
+    if begins == "[" and (match := _RANK.match(text)):
         rank = int(match.group(1))
         stream, text = f"{stream}/{rank}", text[match.end() :]
     return TrainerLine(number, text, stream, rank)

@@ -283,7 +283,8 @@ def memory_grows(log: RunLog) -> Finding | None:
 
     A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
     must go on in the last half, by half of what the first half had and more: what fills a cache slows down. Worth
-    knowing alone where responses get longer all along, by half of that growth and more.
+    knowing alone where responses get longer all along, by half of that growth and more; so is the host's memory, which
+    is the whole node's, in a run that did not run out of it.
     """
     if not _long(log):
         raise Skip(f"needs the memory of {2 * trends.MIN_STEPS} steps or more")
