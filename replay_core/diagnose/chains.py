@@ -55,11 +55,22 @@ def _chains(told: list[Told]) -> list[list[Told]]:
     return chains
 
 
+_CLOSES = regex(r"in (?:__exit__|__aexit__|__del__|_?close\w*|_?shutdown\w*|_?clean_?up\w*|terminate)$")
+
+
+def _closes(one: Told) -> bool:
+    frames = [line for line in one.text.splitlines()[1:] if line.startswith("File ")]
+    return any(_CLOSES.search(frame) for frame in frames[-2:])
+
+
 def _head(chain: list[Told], weight: Callable[[Told], int]) -> Told:
     head = chain[0]
     for one in chain[1:]:
         # What only tells of another process's end explains nothing, wherever it stands.
         if weight(one) >= 2 > weight(head):
+            continue
+        # What closes a file or a client behind an exception fails because of it.
+        if joined(one) == HANDLING and _closes(one) and weight(head) <= weight(one):
             continue
         if joined(one) == HANDLING or weight(one) < weight(head):
             head = one

@@ -54,15 +54,16 @@ _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CA
       needs=("|".join(f"event:{kind}" for kind in (*DEATHS, LAST_ERROR)),),
       source="Python's and torch's own messages, torchrun's agent; Megatron-LM#1207, LLaMA-Factory#163")  # fmt: skip
 def died(log: RunLog) -> Iterator[Finding]:
-    """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first such
-    line that is a cause: what tells of another process's end (an actor that is gone, a collective waited for in vain, a
-    launcher's signal) is none while any other line tells more. Of a chain it is the innermost that was the direct
-    cause, or the last where handling one failed (`diagnose/chains.py`); what a `try` printed is none beside what
-    reached the top, and Ray's driver names the class. What known texts mean is a table (`diagnose/failure_texts.py`); of
-    others the frames tell what the run was doing (`diagnose/raised.py`). Behind the training's end it says so. After a CUDA
-    error, the watchdog or a signal it is an error even where metrics follow: that is another start of the run. A
-    traceback that more metrics follow was caught: info. A log that ends with a line of error, and no exception, is an
-    error where no metric came, else a warning. Out of memory is D36's.
+    """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first
+    such line that is a cause: what tells of another process's end (an actor that is gone, a collective waited for
+    in vain, a launcher's signal) is none while any other line tells more. Of a chain it is the innermost that was
+    the direct cause, or the last where handling one failed (`diagnose/chains.py`); what a `try` printed is none
+    beside what reached the top, and Ray's driver names the class. What known texts mean is a table
+    (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
+    the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
+    follow: that is another start of the run. A traceback that more metrics follow was caught: info. A log that ends
+    with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
+    D36's.
     """
     last = log.last_lines()
     # Lines of several ranks are kept by rank; the first of them all is the cause.

@@ -42,6 +42,16 @@ def test_where_handling_an_exception_fails_the_later_one_is_what_it_died_of(tmp_
     assert any("startswith" in str(one.value) for one in found.evidence)
 
 
+def test_what_closes_behind_an_exception_is_not_what_it_died_of(tmp_path: Path) -> None:
+    full = (
+        _HEAD
+        + _frames(_LOSS)
+        + "RuntimeError: PytorchStreamWriter failed writing file data/7: No space left on device\n"
+    )
+    text = full + _DURING + _raised("RuntimeError: unexpected pos 13 vs 14", _TOP, ("/t/s.py", "__exit__", "end()"))
+    assert "disk is full" in _first(tmp_path, text).claim
+
+
 def test_a_direct_cause_goes_before_what_wraps_it(tmp_path: Path) -> None:
     inner = _HEAD + _frames(("/v/site-packages/datasets/builder.py", "_prepare", "read()"))
     inner += "pyarrow.lib.ArrowInvalid: Parquet magic bytes not found in footer.\n"
