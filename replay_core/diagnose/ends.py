@@ -61,7 +61,7 @@ def said(one: Told) -> str:
     return one.text.splitlines()[0]
 
 
-def _weight(one: Told) -> int:
+def weight(one: Told) -> int:
     """How little a line tells of the cause: 0 a particular text or an exception of any kind, 1 one that says how and
     not why, 2 a collective that others did not come to, 3 a consequence.
     """
@@ -75,7 +75,7 @@ def _weight(one: Told) -> int:
 
 def tells(one: Told) -> tuple[int, bool]:
     """The same, and of two alike the one that raised before the one that relays it: its frames say where."""
-    return _weight(one), _RELAYED.search(said(one)) is not None
+    return weight(one), _RELAYED.search(said(one)) is not None
 
 
 #: An exception as Ray's driver tells it: the process it comes from is named, and its own words follow.
@@ -95,7 +95,7 @@ def _after_starts(ends: list[Told], log: RunLog) -> list[Told]:
     starts = {_line(one) for one in log.events("started") if one.point.path == ends[0].point.path}
     for start in sorted(starts, reverse=True):
         later = [one for one in ends if _line(one) > start]
-        if any(_weight(one) < 2 for one in later):
+        if any(weight(one) < 2 for one in later):
             return later
     return ends
 
@@ -111,7 +111,7 @@ def _after_drivers(ends: list[Told], log: RunLog) -> list[Told]:
         return ends
     before = max(_line(one) for one in relayed if _line(one) < drivers[-1])
     last = [one for one in ends if _line(one) > _line(relayed[-1])] or relayed[-1:]
-    words = {_words(one) for one in last if _weight(one) < 2}
+    words = {_words(one) for one in last if weight(one) < 2}
     # Where it died of another process's end, whose own words stand behind the run before, every end from there on.
     return [one for one in ends if _line(one) > before and (not words or _words(one) in words)]
 

@@ -8,6 +8,19 @@ from __future__ import annotations
 
 #: What a driver, a container or a device refuses, what a service says once and for all, what is not installed.
 ENVIRONMENT: tuple[tuple[str, str, str], ...] = (
+    (r"DataLoader worker .{0,40}killed by signal: Terminated",
+     "the job was ended from outside (SIGTERM), and its data workers with it: a scheduler's limit or preemption, or "
+     "somebody who stopped it", "the scheduler's own record of the job; resume from the last checkpoint"),
+    (r"[Ss]erver (?:is )?(?:unavailable|not (?:available|reachable|running|responding))|HTTP 000",
+     "a server that the run needs does not answer at that address: it was not started, died, or listens elsewhere",
+     "start it (an environment's, a judge's or an engine's server) and wait until curl ADDRESS answers; look into its "
+     "own log; leave the address out of the proxy (no_proxy)"),
+    (r"BatchSize must be greater than 0|Parquet magic bytes not found|Parquet file size is 0"
+     r"|row group.{0,40}(?:empty|0 rows)",
+     "the parquet file is empty or broken: a row group without rows, a file that was not written to its end, or a "
+     "pointer of Git LFS in its place",
+     "python -c \"import pyarrow.parquet as q; print(q.ParquetFile('FILE').metadata)\"; write it again, and look at "
+     "how many rows it gets"),
     (r"validation errors? for .{0,400}Extra inputs are not permitted",
      "the configuration does not validate: it holds fields that this program does not have, as a file made for another "
      "program (another trainer's configuration) or another version does",

@@ -114,8 +114,9 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
     (r"Error in memory profiling|memory profiling.*(?:Initial|initial) free memory",
      "GPU memory was freed or taken by another process while vLLM measured what it may use: two engines or a trainer "
      "start on one GPU at once", "start them one after the other"),
-    (r"sequence_length=\d+ is larger than max_length|Prompt length \d+ is longer than \d+\.?$",
-     "a prompt of the data set is longer than data.max_prompt_length, and data.truncation is 'error'",
+    (r"sequence_length=\d+ is larger than (?:self\.)?max_length|Prompt length \d+ is longer than \d+\.?$",
+     "a prompt (or sample) of the data set is longer than data.max_prompt_length (max_length), and data.truncation is "
+     "'error'",
      "data.filter_overlong_prompts=True leaves such prompts out; or raise max_prompt_length (and the engine's "
      "max_model_len), or set truncation to left or right"),
     (r"max_(?:new_)?tokens must be at least 1, got (?:-\d|0)|max_(?:new_)?tokens.{0,30}(?:must be|should be) "
@@ -248,7 +249,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      r"|Torch not compiled with CUDA|devices are busy or unavailable|cuda is not available",
      "the process sees no such GPU: CUDA_VISIBLE_DEVICES is empty or short (Ray sets it for actors without GPUs), or "
      "another process has the device exclusively", "print CUDA_VISIBLE_DEVICES and torch.cuda.device_count() there"),
-    (r"device-side assert|indexSelect|srcIndex|index out of (?:bounds|range)|Assertion `.*(?:index|t >= 0|n_classes)",
+    (r"device-side assert|indexSelect|srcIndex|(?<!list )(?<!string )(?<!tuple )index out of (?:bounds|range)"
+     r"|Assertion `.*(?:index|t >= 0|n_classes)",
      "an index out of range (a token id or label beyond the vocabulary), or another assertion of a kernel; kernels run "
      "later than the line that names them",
      "CUDA_LAUNCH_BLOCKING=1 names the true line; compare the largest token id with the embedding's rows"),
@@ -351,7 +353,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "checkpointing, shared weights)", "find_unused_parameters=True, or use_reentrant=False"),
     # Files that are broken or absent.
     (r"out of shared memory|shared memory limit|unable to (?:write to|open) (?:file|shared memory object) </torch_"
-     r"|/dev/shm|[Ss]hared memory segment|[Bb]us error|SIGBUS|exitcode: -7\b",
+     r"|(?<!directory: ')/dev/shm|[Ss]hared memory segment|[Bb]us error|SIGBUS|exitcode: -7\b",
      "shared memory (/dev/shm) is full: workers hand tensors over by it, and a container has 64 MB of it unless "
      "it is told otherwise", "df -h /dev/shm; docker run --shm-size=16g, or fewer data loader workers"),
     (r"No space left on device|Errno 28\b|ENOSPC|[Dd]isk quota exceeded|PytorchStreamWriter failed|file write failed",
@@ -393,7 +395,7 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "a server limits the rate of requests: every rank downloads, or a judge is called too often",
      "download once and share the cache; fewer calls at once, with retries"),
     (r"RepositoryNotFoundError|is not a local folder and is not a valid model identifier|404 Client Error"
-     r"|EntryNotFoundError|does not appear to have a file named|HFValidationError|Repo id must",
+     r"|EntryNotFoundError|does not appear to have a file named|HFValidationError|Repo id must|No config file found",
      "there is no such model, file or folder: a name mistyped, or a local path that does not exist on this node",
      "ls PATH on the node that failed; huggingface-cli download NAME"),
     (r"OfflineModeIsEnabled|LocalEntryNotFoundError|couldn't connect to|cannot find the requested files|Max retries "
@@ -477,7 +479,8 @@ _DEATHS: tuple[tuple[str, str, str], ...] = (
      "another host or port",
      "start it (trl vllm-serve --model ..., on GPUs of its own) or let the trainer hold the engine "
      "(vllm_mode='colocate'); curl http://HOST:PORT/health from the trainer's node"),
-    (r"RemoteDisconnected|Remote end closed connection|ServerDisconnected\w*|Server disconnected|Connection aborted",
+    (r"ChunkedEncodingError|IncompleteRead|RemoteDisconnected"
+     r"|Remote end closed connection|ServerDisconnected\w*|Server disconnected|Connection aborted",
      "the server closed the connection in the middle of a request: it died, was restarted, or is overloaded (an "
      "inference server beside the trainer, a judge)",
      "its own log at that time names the error; look whether it lives"),
@@ -548,6 +551,8 @@ _CONSEQUENCES: tuple[tuple[str, str], ...] = (
     (r"ChildFailedError|^\s*exitcode\s+: |^\s*rank\s+: |ProcessExitedException|ProcessRaisedException"
      r"|ProcessGroup.*abort|Sending process|closing signal|CalledProcessError|exited with (?:exit )?code [1-9]",
      "the launcher saw a process fail and ended the others"),
+    (r"Caught \w+ in (?:DataLoader worker|replica|pin memory)",
+     "a data loader's worker (or a replica) raised: its own exception stands below"),
     (r"scheduler died during initialization|[Ss]erver failed to start|NCCL communicator was aborted",
      "a process that was to come up (an engine, a rank) died, or was not ready in time"),
     (r"ncclRemoteError|ncclInProgress|remote process exited|Connection (?:closed|reset) by (?:remote )?peer|Broken "

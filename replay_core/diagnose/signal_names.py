@@ -261,7 +261,11 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (regex(r"^(?:successes|val/format_scores|objective/verifiable_correct_rate)$"), "reward_function", ""),
     (regex(r"^mem\.\w+$"), "phase_memory_mb", "grpo_notes"),
     (
-        regex(r"^(?:rewards?[/.]|critic/|rollout/|rl/|env/all/)?\w*(?:format|accurac|correct)\w*(?:/mean)?$"),
+        # A share of groups or a count of answers is no function that pays: all_correct, num_correct, frac_all_correct.
+        regex(
+            r"^(?:rewards?[/.]|critic/|rollout/|rl/|env/all/)?(?!(?:\w+_)?(?:all|none|num|n|count|frac|fraction|in)_?"
+            r"(?:format|accurac|correct))\w*(?:format|accurac|correct)\w*(?:/mean)?$"
+        ),
         "reward_function",
         "",
     ),

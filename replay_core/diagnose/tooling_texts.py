@@ -8,6 +8,24 @@ from __future__ import annotations
 
 #: Texts that say why.
 TOOLING: tuple[tuple[str, str, str], ...] = (
+    (r"Exec format error|Errno 8\b",
+     "a program cannot be run on this machine: it is made for another processor or system, or is no program (a page of "
+     "an error that was downloaded in its place, a script without its first line)",
+     "file PROGRAM beside uname -m; install the build for this machine, or give the path of one that runs"),
+    (r"Stale file handle|Errno 116\b|error reading input file",
+     "a file on a network mount was replaced or deleted while it was open: the job's own script, code or data that "
+     "was changed or synchronised while the job ran",
+     "do not change what a running job reads (submit a copy of the script); start again what stands behind that "
+     "point of the script"),
+    (r"Could not infer dtype of (?!NoneType)\w+|can't convert (?:np\.ndarray of type numpy\.object_|\S*Image)",
+     "objects are put into a tensor that are no numbers: images (PIL) or texts that no processor has turned into "
+     "numbers, or that are handed over a second time raw",
+     "print the types of what the frame puts into torch.tensor; pass images through the processor, and its output on"),
+    (r"\bBdbQuit\b",
+     "a debugger's breakpoint (breakpoint(), pdb.set_trace()) is in the code, and the run has no terminal to "
+     "answer it: it is left, and the run with it", "take the breakpoint out (last frame of the run's own code), or "
+     "PYTHONBREAKPOINT=0"),
+    (r"Text file busy", "a program or script is being written while it is to be run", "wait for the copy to end"),
     (r"CUDA Setup failed despite|bitsandbytes.{0,80}(?:compiled without|CUDA Setup|not (?:compiled|available))"
      r"|libbitsandbytes_\w+\.so",
      "bitsandbytes finds no library of its own for this CUDA: another version than torch's, or none in "

@@ -18,7 +18,8 @@ from replay_core.regexes import regex
 
 #: Events of one kind that are kept word by word; the rest are counted.
 KEPT = 200
-_FRAMES = 12
+#: Lines of a traceback that are kept: the first frame and its code, and the last of the rest.
+_FRAMES = 40
 _LONGEST = 2000
 
 #: Compiled when a line asks for them (`re` keeps them): listing a dump of tensors never does.
@@ -70,8 +71,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|^(?:double free or corruption|free\(\): |munmap_chunk\(\)|corrupted size vs|malloc\(\): |corrupted "
         r"double-linked)"
         r"|^\s*(?:Floating point exception|Illegal instruction)(?: \(core dumped\))?\s*$|[Tt]erminated by signal \d+"
-        r"|exits with return code = -?[1-9]|(?:[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-\d+|13[4-9]"
-        r"|143)\b"
+        r"|exits with return code = -?[1-9]|(?:(?<!died, )[Ee]xit(?:ed with)? code:?|finished with exit code) (?:-\d+"
+        r"|13[4-9]|143)\b|died, exit code: -(?!15\b)\d"
         r"|Fatal Python error: |terminate called (?:after throwing|without an active)"
         r"|Worker exit type: SYSTEM_ERROR"
         r"|DeadlineExceeded: |The node was low on resource|\bpod\b.{0,80}\b[Ee]victed"
@@ -91,6 +92,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"|found NaN in local|loss scale already at minimum|fallen off the bus|[Uu]ncorrectable ECC"
         r"|EADDRINUSE|[Ss]hared memory segment|No space left on device|DataLoader worker \(pid|: undefined symbol: "
         r"|Unhandled exception: N\S+ what\(\): |got completion (?:from peer )?with (?:error|status)|\bIBV_WC_[A-Z]"
+        r"|Stale file handle|: error reading input file: |Exec format error"
+        r"|^\S+(?:: line \d+)?: \S.{0,160}: (?:command not found|No such file or directory|Permission denied"
+        r"|Text file busy)$"
         r"|: command not found$|Error response from daemon: |No matching distribution found"
         r"|GLIBC\S* not found|shared memory limit|Request rejected: |exceeds the maximum allowed length"
         r"|^\s*size mismatch for \S+: copying a param|^\s*class_name: \w|^In '[^']{1,200}': Could not find '",
@@ -130,6 +134,14 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     # What hydra says of a program's main function that has failed, before its traceback.
     ("main_failed", r"^Error executing job with overrides: "),
+    # What a trainer says behind its last step.
+    (
+        "finished",
+        r"['\"]train_runtime['\"]: |^(?:\d{1,4}: )?\W*train metrics \*{3,}|Training completed\. Do not forget to share"
+        r"|(?i:^(?!.{0,60}\b(?:epoch|step|phase|stage|iteration|batch)\b)\W{0,8}(?:[\w-]{1,20} ){0,2}"
+        r"train(?:ing)? (?:is |has |was )?(?:been )?(?:complete[d]?|finished|done)(?: successfully)?\b"
+        r"(?!.{0,40}\bfailed))",
+    ),
     # Ray's own word of a job that is over.
     ("succeeded", r"^Job '[^']{1,200}' succeeded\s*$"),
     # What goes on, and is worth knowing of.
@@ -153,7 +165,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"`peft_config`"
         r"|process just got forked, after parallelism|average ratio of batch|to instantiate a model of type"
         r"|but the current dype|but the current dtype|\b[Rr]equeu(?:ed|ing)\b|Can't pickle |zero_advantage=\d"
-        r"|(?i:(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
+        r"|(?i:^(?!.*\b(?:done|terminated)['\"]?\s?[=:]\s?(?:true|false)\b).*"
+        r"(?:reward|compute_score|sandbox|verif(?:y|ier)|judge|code execution)\b.{0,80}(?:timed[ "
         r"-]?out|time-?outs? (?:on|after|for|in|error)|failed(?! ?[:=]? ?0)|"
         r"unreachable|refused))(?<!\b0 failed)",
     ),
@@ -183,7 +196,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?i)grad_norm is not finite|Bad grad_norm detected|Gradient overflow|found (?:nan|inf) in",
     ),
 )
-KINDS = tuple(kind for kind, _ in _PATTERNS)
+#: What ends with a line of error is told of the whole log (`log_text`), not of one line.
+LAST_ERROR = "last_error"
+KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR)
 #: Of these a run dies, and the frames that led there are kept.
 DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "failed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.
@@ -211,6 +226,8 @@ HINT = regex(
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with "
     r"overrides"
+    r"|Stale file|input file: |format error|No such file|Permission denied|Text file busy|train_runtime"
+    r"|train metrics|[Tt]rain(?:ing)? .{0,10}(?:[Cc]omplete|[Ff]inished|[Dd]one)"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
     r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "
     r"|munmap_chunk|corrupted |malloc\(\)"
@@ -219,6 +236,7 @@ HINT = regex(
     r"|_IncompatibleKeys|exitcode"
     r"|^\s*rank\s+: \d|command not found|from daemon|matching dist|Unhandled e(?:rror|xception)"
 )
+
 #: What loggers put before a message: vLLM's, SGLang's, Python's own, glog's; times, levels and files in brackets.
 _BEFORE = (
     r"(?:\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: [A-Z]{2}\d{1,4})*\]?"
@@ -229,7 +247,8 @@ _BEFORE = (
 )
 _LOGGER = regex(rf"^{_BEFORE}(?:[ \t]{{1,8}}{_BEFORE})*[ \t](?=\s*\S)")
 _MARKED = regex(r"\b(?:ERROR|CRITICAL)\b")
-_FRAME = regex(r'^\s*File "[^"]+", line \d+, in ')
+#: One of what cannot be read as Python names no function.
+_FRAME = regex(r'^\s*File "[^"]+", line \d+(?:, in |\s*$)')
 _BEGINS = "Traceback (most recent call last)"
 #: How IPython heads a traceback: the exception's class stands before it, and its text behind all frames and their code.
 _NOTEBOOK = regex(r"^\W{0,4}((?:\w+\.)*[A-Za-z_]\w*)\s+Traceback \(most recent call last\)\s*$")
@@ -250,12 +269,29 @@ _MOST_SAID = 400
 _LONG_TRACE = 5000
 #: The exception behind a frame, where a paste has lost its newlines.
 _ON_ONE_LINE = regex(r"\s((?:[\w.]+\.)?\w+(?:Error|Exception): .*)")
+#: How Python joins the exceptions of one chain: in its words, which stand before the frames of the later one.
+HANDLING = "During handling of the above exception, another exception occurred:"
+CAUSED = "The above exception was the direct cause of the following exception:"
+#: An exception as Python ends a traceback with it: its class, and a message or none.
+_RAISED = regex(
+    r"^(?:(?:[A-Za-z_]\w*\.)+\w+|[A-Z]\w*)(?:\([\w.]*\))?: ?"
+    r"|^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Iteration|Timeout|Unsupported)\s*$"
+    r"|^(?:[a-z_]\w*\.)+[A-Z]\w*\s*$"
+)
+#: An exception of a class of one's own, without a message, on the line behind its frames and their code.
+_NAME = regex(r"^[A-Z]\w*\s*$")
+#: Lines of other processes and of print() that may stand inside a traceback.
+_BETWEEN = 60
 #: What stands in the place of an exception that a log does not hold.
 UNTOLD = "a traceback whose exception is not in the log"
+#: Characters of a line that are looked at whole; of longer ones its beginning and its end.
+_FULL, _BEGINNING, _ENDING = 6000, 3000, 1500
 #: Kinds whose lines keep what stands before them: the clock tells for how long.
 _BY_CLOCK = ("waiting", "engine")
 #: What Python says of an exception that ends nothing.
 _HARMLESS = "Exception ignored in"
+#: What wandb's threads raise as the program closes.
+_CLOSES = regex(r"(?:MessageRouterClosed|SockClientClosed)Error\b")
 
 
 @lru_cache(maxsize=256)
@@ -297,6 +333,12 @@ class Watch:
         self._validates: dict[str, Event] = {}
         #: Streams that are inside a traceback of a notebook: the class of its exception, and where it began.
         self._named: dict[str, tuple[str, int]] = {}
+        #: Streams in which another exception of the chain follows, and how they are joined.
+        self._joins: dict[str, str] = {}
+        #: The first frame of a stream's traceback and its code: where the try stands that caught it, or the program.
+        self._outermost: dict[str, list[str]] = {}
+        #: Streams whose last exception says on the next line what is wrong.
+        self._goes_on: dict[str, Event] = {}
 
     def untold(self, after: int) -> Iterator[Event]:
         """Tracebacks behind that line (the last of metrics) whose exception the log does not hold: it was cut, or lost
@@ -342,6 +384,9 @@ class Watch:
 
     def event(self, line: TrainerLine) -> Event | None:
         """The line as an event, if it is one."""
+        if len(line.text) > _FULL:
+            # An answer or a tensor in one line: what a program says stands at its beginning, an exception at its end.
+            line = replace(line, text=f"{line.text[:_BEGINNING]} ... {line.text[-_ENDING:]}")
         if head := _NOTEBOOK.match(line.text):
             self._named[line.stream] = head[1], line.number
             self._frames.pop(line.stream, None)
@@ -377,26 +422,69 @@ class Watch:
             told.text += f" ({complaint[1]})"
         return True
 
+    def _ends_with(self, line: TrainerLine) -> bool:
+        """Whether a line behind a traceback's head is its exception: what is printed in between, by this process or by
+        another that writes into the same file, is none.
+        """
+        last = self._last_frame.get(line.stream)
+        if not self._frames.get(line.stream) or last is None:
+            return _RAISED.match(line.text) is not None and _kind(line.text) in DEATHS
+        if line.number - last.number > _BETWEEN:
+            self._inside.pop(line.stream)
+            return False
+        follows = line.number - last.number <= 2 and _NAME.match(line.text) is not None
+        return follows or _RAISED.match(line.text) is not None
+
+    def _says_below(self, line: TrainerLine) -> bool:
+        """Whether a line is what an exception, whose own line ends in a colon, has to say; it then holds it."""
+        told = self._goes_on.pop(line.stream)
+        words = line.text.strip()
+        if (
+            not any(map(str.isalnum, words))
+            or _FRAME.match(line.text)
+            or _BEGINS in words
+            or "above exception" in words
+        ):
+            return False
+        told.text = f"{told.text} {words}"[:_LONGEST]
+        return True
+
+    def _took(self, stream: str) -> tuple[str, ...]:
+        """The frames of the stream's traceback, which is over: outermost first, behind what joins it to the last."""
+        kept, first = self._frames.pop(stream, deque()), self._outermost.pop(stream, [])
+        joined = self._joins.pop(stream, None)
+        frames = [*first, *(each for each in kept if len(kept) == _FRAMES or each not in first)] if first else [*kept]
+        return (*([joined] if joined else ()), *frames)
+
     def _event(self, line: TrainerLine) -> Event | None:
+        if line.stream in self._goes_on and self._says_below(line):
+            return None
         if line.stream in self._validates and self._takes_field(line):
+            return None
+        if "above exception" in line.text and (joins := line.text.strip()) in (HANDLING, CAUSED):
+            self._joins[line.stream] = joins
             return None
         is_frame, is_indented = _FRAME.match(line.text), line.text[:1].isspace()
         if is_frame or (is_indented and line.stream in self._code_follows):
             kept = self._frames.setdefault(line.stream, deque(maxlen=_FRAMES))
             kept.append(line.text.strip()[:200])
+            outermost = self._outermost.setdefault(line.stream, [])
+            if len(kept) <= 2 and len(outermost) < 2:
+                outermost.append(kept[-1])
             self._last_frame[line.stream] = line
             if is_frame and (found := _ON_ONE_LINE.search(line.text)):
                 return self._event(replace(line, text=found[1]))
             (self._code_follows.add if is_frame else self._code_follows.discard)(line.stream)
             return None
         self._code_follows.discard(line.stream)
-        is_exception = line.stream in self._inside and not is_indented
+        is_exception = line.stream in self._inside and not is_indented and self._ends_with(line)
         if not is_exception and not (_hints if len(line.text) < _SHORT else HINT.search)(line.text):
             return None
         if _BEGINS in line.text:
             self._inside[line.stream] = line.stream in self._harmless
             self._harmless.discard(line.stream)
             self._frames.pop(line.stream, None)
+            self._outermost.pop(line.stream, None)
             return None
         if line.text.lstrip().startswith(_HARMLESS):
             self._harmless.add(line.stream)
@@ -408,8 +496,13 @@ class Watch:
             kind = "traceback"
         if kind is None:
             return None
-        frames = tuple(self._frames.pop(line.stream, ())) if kind in DEATHS else ()
+        if kind == "traceback" and _CLOSES.search(line.text):
+            self._took(line.stream)
+            return None
+        frames = self._took(line.stream) if kind in DEATHS else ()
         event = Event(kind, line.text.strip()[:_LONGEST], line.number, line.rank, frames)
+        if kind == "traceback" and event.text.endswith(":"):
+            self._goes_on[line.stream] = event
         if _VALIDATES.search(line.text):
             self._validates[line.stream] = event
         return event

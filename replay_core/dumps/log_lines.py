@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from replay_core.budget import spend_bytes
 from replay_core.file_spans import regular
@@ -29,6 +30,21 @@ _LONG = 1 << 12
 _ANSI = regex(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]{0,200}\x07")
 _RAY = regex(r"^\s*\(([^()]{0,80}?)\s?pid=(\d{1,10})(?:,[^()]{0,120})?\)\s?")
 _RANK = regex(r"^\s*\[(?:rank|default|Rank |RANK )\s?(\d{1,6})\]:?\s?")
+
+
+#: What `srun --label` puts before every line: the number of its task. How much is looked at, and how many lines of it.
+_LABEL = regex(r"^\s{0,4}(\d{1,4}):(?: |$)")
+_HEAD, _FEWEST = 1 << 14, 8
+#: A bar that tells nothing but how far it is: no number before it, none behind its times; not one at its beginning.
+_DRAWN = regex(
+    r"^[^|=\d]{0,80}\d{1,3}%\|[^|]{0,200}\| ?[1-9][\d.,]{0,12}\w?/[\d.,]{1,12}\w? \[[\d:]+<[\d:?]+, [^,\]]{0,30}\]\s*$"
+)
+
+
+def _is_labelled(head: bytes) -> bool:
+    """Whether nearly all of a file's first lines begin with a task's number."""
+    lines = [line for line in head.decode(errors="replace").splitlines()[:200] if line.strip()]
+    return len(lines) >= _FEWEST and sum(_LABEL.match(line) is not None for line in lines) > 0.9 * len(lines)
 
 
 _STRAIGHT = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}
@@ -65,24 +81,34 @@ def lines_of(path: Path) -> Iterator[TrainerLine]:
     """
     number = 1
     with regular(path) as file:
+        labelled = _is_labelled(file.read(_HEAD))
+        file.seek(0)
         for raw in iter(lambda: file.readline(MAX_LINE), b""):
             if len(raw) > _LONG:
                 spend_bytes(len(raw), "lines of a log")  # the hole of a sparse file has no end
-            for piece in raw.translate(None, b"\0").decode(errors="replace").split("\r"):
-                if piece.strip():
-                    yield line_of(number, piece)
+            pieces = raw.translate(None, b"\0").decode(errors="replace").split("\r")
+            for at, piece in enumerate(pieces):
+                # A bar that is drawn again says what the next one says.
+                if not piece.strip() or (at + 1 < len(pieces) and _DRAWN.match(piece)):
+                    continue
+                label = _LABEL.match(piece) if labelled else None
+                line = line_of(number, piece[label.end() :] if label else piece)
+                yield line if label is None else replace(line, stream=f"{label[1]}:{line.stream}")
             number += raw.endswith(b"\n")
 
 
 def line_of(number: int, text: str) -> TrainerLine:
     """The line without colours and without the prefix that names its process."""
-    text = _ANSI.sub("", text).rstrip()
+    # Most lines have none of these: to ask for a character is a tenth of asking for an expression.
+    text = (_ANSI.sub("", text) if "\x1b" in text else text).rstrip()
     if "\u2018" in text or "\u201c" in text:
         text = text.translate(_STRAIGHT)  # a word processor's quotes, as mail and chat make them
     stream, rank = "", None
-    if match := _RAY.match(text):
+    begins = text.lstrip()[:1]
+    if begins == "(" and (match := _RAY.match(text)):
         stream, text = match.group(2), text[match.end() :]
-    if match := _RANK.match(text):
+        begins = text.lstrip()[:1]
+    if begins == "[" and (match := _RANK.match(text)):
         rank = int(match.group(1))
         stream, text = f"{stream}/{rank}", text[match.end() :]
     return TrainerLine(number, text, stream, rank)

@@ -8,6 +8,7 @@ of the step that was logged last.
 from __future__ import annotations
 
 import sys
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -25,7 +26,7 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
-from replay_core.dumps.log_events import DEATHS, HINT, KEPT, Event, Watch
+from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
@@ -150,7 +151,9 @@ def _log(path: Path) -> _Log:
     epochs: list[tuple[TrainerLine, int | None, dict[str, float]]] = []
     last: int | None = None
     evaluated = 0
+    at_end: deque[TrainerLine] = deque(maxlen=_LAST_LINES)
     for line in joined(_paid_lines(path)):
+        at_end.append(line)
         step, values = metric_line(line.text)
         if not values and (names := table_head(line.text)):
             heads[line.stream] = names
@@ -171,6 +174,10 @@ def _log(path: Path) -> _Log:
         if not values and last is None:
             log.settings.take(line.text)
         if values:
+            if "train_runtime" in values:
+                log.events.setdefault((last, line.rank), []).append(
+                    Event("finished", line.text.strip()[:200], line.number, line.rank)
+                )
             if step is None:
                 log.counted = True
                 following = counted.get(line.stream, 0)
@@ -195,11 +202,21 @@ def _log(path: Path) -> _Log:
         elif last is not None and (alone := _AVERAGE.match(line.text)):
             # DeepSpeed-Chat says the reward of a step on a line of its own, below it.
             said.append((line, last, {"average_reward_score": float(alone[1])}))
-        elif (told := console_line(line.text))[1]:
+        elif not _OF_A_TURN.search(line.text) and (told := console_line(line.text))[1]:
             last = told[0]
             said.append((line, *told))
         elif not (said or log.metrics) and (told := epoch_line(line.text))[1]:
             epochs.append((line, *told))
+    if (refused := next((one for one in at_end if _REFUSED.search(one.text)), None)) is not None:
+        log.events.setdefault((last, refused.rank), []).append(
+            Event(LAST_ERROR, refused.text.strip()[:1000], refused.number, refused.rank)
+        )
+    # A bar that so much follows was none of steps, or its own lines are not known.
+    ends = at_end[-1].number if at_end else 0
+    for place, events in list(log.events.items()):
+        events[:] = [event for event in events if event.kind != "begins" or event.line > ends - _FOLLOWED]
+        if not events:
+            del log.events[place]
     counts = max((line for values in log.metrics.values() for _, line in values.values()), default=0)
     for event in watch.untold(after=counts):
         log.events.setdefault((last, event.rank), []).append(event)
@@ -234,6 +251,13 @@ def _log(path: Path) -> _Log:
     return log
 
 
+#: Lines of a log's end in which a program, most often the script around it, says why it stops.
+_LAST_LINES = 4
+#: Lines behind a bar of steps at its beginning that are more than a wait.
+_FOLLOWED = 300
+_REFUSED = regex(r"^\W{0,6}(?:ERROR|Error|FATAL|Fatal|fatal|error): \S|^\W{0,4}\[(?:ERROR|FATAL)\] \S")
+
+
 def _paid_lines(path: Path) -> Iterator[TrainerLine]:
     with reading(path):
         for line in lines_of(path):
@@ -241,6 +265,8 @@ def _paid_lines(path: Path) -> Iterator[TrainerLine]:
             yield line
 
 
+#: What an environment answers in one turn of an agent: its reward is the turn's, and no step's.
+_OF_A_TURN = regex(r"(?i)\b(?:done|terminated|truncated)['\"]?\s?[=:]\s?(?:true|false)\b")
 _AVERAGE = regex(r"^\W{0,4}average reward(?: score)?: ?([-+]?\d[\d.e+-]{0,24}|nan|inf)\s*$")
 _OF_PAIRS = regex(
     r"^chosen_last_scores \(higher is better\) : .{0,120}\bacc \(higher is better\) : (\d(?:\.\d{0,24})?)"
@@ -333,10 +359,13 @@ def _told(events: list[Event]) -> list[TensorRef]:
     tree: dict[str, str | int] = {}
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
+    total = Counter(event.kind for event in events)
     for event in events:
         number = counts[event.kind] = counts.get(event.kind, 0) + 1
-        name = f"event.{event.kind}.{number - 1}" if number <= KEPT else f"event.{event.kind}.more"
-        tree[name] = "\n".join([event.text, *event.frames]) if number <= KEPT else number - KEPT
+        # What ends a run stands at its end: of many the first and the last are kept.
+        is_kept = number <= KEPT // 2 or number > total[event.kind] - KEPT // 2
+        name = f"event.{event.kind}.{number - 1}" if is_kept else f"event.{event.kind}.more"
+        tree[name] = "\n".join([event.text, *event.frames]) if is_kept else number - KEPT // 2
         lines.setdefault(name, event.line)
     return [ref.with_(canonical=f"metrics.{ref.name}", line=lines[ref.name]) for ref in flatten(tree)]
 

@@ -10,14 +10,16 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from replay_core.diagnose.ends import GUESSES, SIGKILL, follows, of_the_last_run, said, tells, waited_in_vain
+from replay_core.diagnose.chains import earlier, heads
+from replay_core.diagnose.ends import GUESSES, SIGKILL, follows, of_the_last_run, said, tells, waited_in_vain, weight
 from replay_core.diagnose.failure_texts import failure_of, in_short
 from replay_core.diagnose.finding import Evidence, Finding, finding, info, listed, shown, warning
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.misfits import misfit
+from replay_core.diagnose.raised import raised, unknown, with_code
 from replay_core.diagnose.rule import rule
 from replay_core.diagnose.signals import RunLog, Told
-from replay_core.dumps.log_events import DEATHS, UNTOLD
+from replay_core.dumps.log_events import DEATHS, LAST_ERROR, UNTOLD
 from replay_core.regexes import regex
 
 #: What a rank's watchdog waited for in vain, and what torch says of the rank's queue.
@@ -49,14 +51,18 @@ _SIGTERM = regex(r"SIGTERM|exitcode: -15|signal: 15\b|Terminated|Received 15 |CA
 
 
 @rule("L06", "the run died", link="dump", scope="signals",
-      needs=("|".join(f"event:{kind}" for kind in DEATHS),),
+      needs=("|".join(f"event:{kind}" for kind in (*DEATHS, LAST_ERROR)),),
       source="Python's and torch's own messages, torchrun's agent; Megatron-LM#1207, LLaMA-Factory#163")  # fmt: skip
 def died(log: RunLog) -> Iterator[Finding]:
-    """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first such
-    line that is a cause: what tells of another process's end (an actor that is gone, a collective waited for in vain, a
-    launcher's signal) is none while any other line tells more. What known texts mean is a table
-    (`diagnose/failure_texts.py`). After a CUDA error, the watchdog or a signal it is an error even where metrics
-    follow: that is another start of the run. A traceback that more metrics follow was caught: info. Out of memory is
+    """A traceback, a CUDA error, NCCL's watchdog or a signal after which no metric is logged: error, of the first
+    such line that is a cause: what tells of another process's end (an actor that is gone, a collective waited for
+    in vain, a launcher's signal) is none while any other line tells more. Of a chain it is the innermost that was
+    the direct cause, or the last where handling one failed (`diagnose/chains.py`); what a `try` printed is none
+    beside what reached the top, and Ray's driver names the class. What known texts mean is a table
+    (`diagnose/failure_texts.py`); of others the frames tell what the run was doing (`diagnose/raised.py`). Behind
+    the training's end it says so. After a CUDA error, the watchdog or a signal it is an error even where metrics
+    follow: that is another start of the run. A traceback that more metrics follow was caught: info. A log that ends
+    with a line of error, and no exception, is an error where no metric came, else a warning. Out of memory is
     D36's.
     """
     last = log.last_lines()
@@ -68,10 +74,14 @@ def died(log: RunLog) -> Iterator[Finding]:
         yield crashes
         return
     at_the_end = of_the_last_run(at_the_end, log)
-    causes = [one for one in at_the_end if not follows(one)] or at_the_end
+    ends = heads(at_the_end, weight)
+    causes = [one for one in ends if not follows(one)] or ends
     if causes and not any(one.kind.startswith("oom") for one in causes if not waited_in_vain(one)):
-        dead = _dead(_told_elsewhere(at_the_end, log), went_on=False, counted=log.is_counted)
-        yield _of_numbers_before(dead, at_the_end, log) or dead
+        dead = _dead(_told_elsewhere(ends, log), went_on=False, counted=log.is_counted, every=at_the_end)
+        yield _behind_its_end(_of_numbers_before(dead, ends, log) or dead, log)
+        return
+    if not causes and (refused := log.events(LAST_ERROR)) and not log.events("finished", "succeeded"):
+        yield _refused(refused[-1], log)
         return
     if causes:
         return  # a rank that ran out of memory is why the others waited
@@ -178,7 +188,47 @@ def _is_preempted(one: Told) -> bool:
     )
 
 
-def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
+def _refused(one: Told, log: RunLog) -> Finding:
+    """A log that ends with a line of error: the program, or the script around it, has given up there."""
+    known, begun = failure_of(said(one)), bool(log.last_lines())
+    return finding(
+        "warning" if begun else "error",
+        f"the log ends with an error at line {one.point.line}"
+        + ("" if begun else ", and no step was taken")
+        + f": {f'{in_short(known.cause)}: ' if known is not None else ''}{_words(one)}",
+        one.point.where(),
+        shown("line", said(one)[:200], None, f"line {one.point.line}"),
+        link="dump",
+        cause=known.cause
+        if known is not None
+        else "the program, or the script that starts it, checked something and stopped: the line says what is missing",
+        next_step=known.next_step
+        if known is not None
+        else "do by hand what the line says (start the server, give the file or the setting), then start the run again",
+        steps=steps_of([one.point]),
+    )
+
+
+def _behind_its_end(dead: Finding, log: RunLog) -> Finding:
+    """The end again, where the training was over before it: what is lost is what came after."""
+    path, line = dead.where.path, dead.where.line or 0
+    over = [one for one in log.events("finished") if one.point.path == path and (one.point.line or 0) < line]
+    starts = [one.point.line or 0 for one in log.events("started") if one.point.path == path]
+    if not over or any((over[-1].point.line or 0) < at < line for at in starts):
+        return dead
+    done = over[-1]
+    _, _, what = dead.claim.partition(": ")
+    return replace(
+        dead,
+        claim=f"the training had finished (line {done.point.line}), and the job failed after it at line {line}: {what}",
+        evidence=(*dead.evidence, shown("line of its end", said(done)[:160], None, f"line {done.point.line}")),
+        next_step=f"look whether the last checkpoint is whole: the training need not be run again; {dead.next_step}",
+    )
+
+
+def _dead(ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] | None = None) -> Finding:
+    """`every`: what else of it is told, beside the ends that a cause is looked for in."""
+    told, every = every or ends, ends
     # Of what one failure writes, the line that names a cause: a writer that fails half-way hides a full disk, the head
     # of a list of weights that do not fit the empty one.
     one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=tells)
@@ -189,6 +239,7 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
     if any(_ENGINE.search(each.text) for each in every) and "engine" not in cause.lower():
         died = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
         cause = died if cause == _UNCAUGHT else cause
+    where = raised(one)
     by_hand, untold = _BY_HAND.search(one.text) is not None, UNTOLD in one.text
     # Lines without a number are counted: that count is no step.
     step = (
@@ -202,10 +253,18 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
         step += f", at {bar[1]} of its bar"
     if one.kind == "traceback" and (judge := _judge(one)) is not None:
         (cause, next_step), short = judge, in_short(judge[0])
+    elif one.kind == "traceback" and (together := with_code(one, where)) is not None:
+        short, cause, next_step = together
     elif cause == _KEY and any(_SYNCS.search(each.text) for each in every):
         short, cause, next_step = _UNKNOWN_WEIGHT
     else:
         short, cause, next_step = _in_code(one, cause, next_step)
+    if one.kind == "traceback" and where.frames and not by_hand:
+        # What is not known of, or only how it failed, is told by what the run was doing.
+        if unknown(one, where) == (cause, next_step):
+            short = where.words
+        elif where.doing and (known := failure_of(said(one))) is not None and known.general and known.cause == cause:
+            short += f" ({where.doing})"
     whose = dict.fromkeys(found[1] for each in every if (found := _WHOSE.search(each.text)))
     what = hang.claim if hang is not None else _stands(every) or ("" if cause == _UNCAUGHT else short)
     if one.kind != "killed" and "ChildFailedError" in one.text and (who := _ranks_of(every)):
@@ -224,7 +283,8 @@ def _dead(every: list[Told], *, went_on: bool, counted: bool) -> Finding:
         shown("line", one.text.splitlines()[0][:200], None, f"line {one.point.line}"),
         *_frame(one),
         *(shown(f"{rank} waited in", what) for rank, what in (hang.waits if hang else ())),
-        shown("lines that tell of an end", len(every), "0", "log"),
+        *_beside(one, told),
+        shown("lines that tell of an end", len(told), "0", "log"),
         # What else is wrong may be its cause.
         link="time" if untold or by_hand else "",
         cause=cause,
@@ -459,6 +519,9 @@ def _judge(one: Told) -> tuple[str, str] | None:
     """Cause and next step of an exception that the reward function raises on what it is given; None of any other."""
     first, *frames = one.text.splitlines()
     own = [frame for frame in frames if frame.startswith("File ")]
+    # What parses an answer raises below the function that asks it to.
+    if own and not _LIBRARY.search(own[-1]) and (caller := raised(one).own) is not None:
+        own = [f'File "{caller.file}", line {caller.line}, in {caller.function}']
     called = _NAMED.search(first) is not None
     if not called and (not own or not _JUDGE.search(own[-1]) or _LIBRARY.search(own[-1]) or _ELSEWHERE.search(first)):
         return None
@@ -492,6 +555,17 @@ def _judge(one: Told) -> tuple[str, str] | None:
         "the reward function raises on a response or a sample: a form of answer it does not expect",
         "call it by hand on the sample that it fails on; catch it, count it, and do not score it 0 in silence",
     )
+
+
+def _beside(one: Told, told: list[Told]) -> Iterator[Evidence]:
+    """The exceptions it is joined to, and the run's own code where a library raised it."""
+    where = raised(one)
+    if where.own is not None and where.own is not where.last:
+        yield shown("called by", f"{where.own.place}: {where.own.code}"[:160], None, f"line {one.point.line}")
+    others = dict.fromkeys(_words(other) for other in earlier(one, told))
+    for words in list(others)[:2]:
+        if words != _words(one):
+            yield shown("of the same chain", words[:160], None, "log")
 
 
 def _blamed(one: Told) -> tuple[str, str]:
@@ -556,9 +630,9 @@ def _blamed(one: Told) -> tuple[str, str]:
         if _OF_RANK.search(one.text) or _ITS_CODE.search(one.text):
             return "the launcher saw a process fail and ended the others", "the log of the process that failed first"
         return "native code crashed, or the launcher saw a process fail", "the log of the process that failed first"
-    if (known := failure_of(one.text)) is not None:
+    if (known := failure_of("\n".join(one.text.splitlines()[-12:]))) is not None:
         return known.cause, known.next_step  # its frames tell
-    return (
+    return unknown(one, raised(one)) or (
         _UNCAUGHT,
         "the frames above the line; rldbg record -- YOUR COMMAND keeps the steps that lead there",
     )

@@ -283,13 +283,16 @@ def memory_grows(log: RunLog) -> Finding | None:
 
     A peak that is kept since the start (max_memory_allocated without a reset) rises in steps and then stays: the rise
     must go on in the last half, by half of what the first half had and more: what fills a cache slows down. Worth
-    knowing alone where responses get longer all along, by half of that growth and more.
+    knowing alone where responses get longer all along, by half of that growth and more; so is the host's memory, which
+    is the whole node's, in a run that did not run out of it.
     """
     if not _long(log):
         raise Skip(f"needs the memory of {2 * trends.MIN_STEPS} steps or more")
     if (grown := _grown(log)) is not None:
         series, begun, now = grown
         longer, known = _is_longer(log, now / begun), log.has("response_length")
+        if _OF_HOST.search(series.name):
+            return _host_grows(log, series, begun, now)
         return finding(
             "info" if longer else "warning",
             f"memory grows from {begun:.4g} to {now:.4g} and goes on: {series.name}"
@@ -311,6 +314,26 @@ def memory_grows(log: RunLog) -> Finding | None:
             steps=steps_of(series.points[-3:]),
         )
     return None
+
+
+_OF_HOST = regex(r"(?i)(?:^|[/_.])(?:cpu|host|rss|ram)(?:[/_.]|$)")
+
+
+def _host_grows(log: RunLog, series: Series, begun: float, now: float) -> Finding:
+    """The host's memory, which is the whole node's: files that are cached, other processes, a store that fills up. That
+    it grows is worth knowing, and a warning where the run ran out of it.
+    """
+    return finding(
+        "warning" if log.events("oom_host") else "info",
+        f"the host's memory grows from {begun:.4g} to {now:.4g} and goes on: {series.name}",
+        series.last.where(series.name),
+        shown(series.name, now, f"< {GROWTH:g} x {begun:.4g}", series.source),
+        cause="offloaded weights and states, data workers, Ray's object store, cached files or other processes of the "
+        "node; or something that is kept from step to step (metrics, samples, trajectories)",
+        next_step="compare it with the node's memory (free -g), and how long the run still takes; py-spy or memray on "
+        "the process that grows; ray memory names objects that are held",
+        steps=steps_of(series.points[-3:]),
+    )
 
 
 _KEPT = "something is kept from step to step: tensors with their graph in a list of metrics, a cache"

@@ -391,6 +391,14 @@ def _logged_errors(log: RunLog) -> Iterator[Finding]:
     )
 
 
+_UNHEARD = regex(r"None of the inputs have requires_grad")
+
+
+def _norms(log: RunLog) -> list[float]:
+    series = log.get("grad_norm")
+    return [] if series is None else series.finite
+
+
 @rule("L29", "a warning that explains what follows", link="dump", scope="signals", needs=("event:notice"
     "|event:engine|event:not_finite|event:error",), explains=("D37",),
       source="the texts of transformers, PEFT, TRL, DeepSpeed, Ray, vLLM and SGLang")  # fmt: skip
@@ -420,6 +428,8 @@ def noticed(log: RunLog) -> Iterator[Finding]:
         # Of a judge that fails its own words may say why.
         why = failure_of(text) if known.link == "rewards" else None
         why = None if why is None or why.general or why.follows or why.cause.startswith("the reward failed") else why
+        if known.link == "gradient" and _UNHEARD.search(text) and any(value > 0 for value in _norms(log)):
+            continue  # printed of a forward that wants no gradient, as the reference's: those that do have one
         mild = (
             len(lines) < known.fewest
             or spared

@@ -143,6 +143,13 @@ def _is_taught(batch: StepBatch, trainer: Column, ref: Column, both_N: Array) ->
     return bool(len(a) >= FEWEST and np.ptp(a) > 0 and np.ptp(b) > 0 and np.corrcoef(a, b)[0, 1] > 0.99)
 
 
+_FAR_FROM_IT = (
+    "the lines do not number their steps, and need not begin with the run: the policy has moved that far from its "
+    "reference (its coefficient is too small for this learning rate), or the two never were one model (another "
+    "checkpoint, template, dtype or temperature)"
+)
+
+
 @rule("D15", "KL to the reference at the first step", link="ref", scope="signals", needs=("kl",),
       source="slime and miles debug.md")  # fmt: skip
 def first_kl(log: RunLog) -> Finding | None:
@@ -160,11 +167,13 @@ def first_kl(log: RunLog) -> Finding | None:
     always = min(series.finite, default=0.0)
     if always > OTHER_MODEL and len(series.finite) >= 8 and trends.level(series.finite) < LEAPT * always:
         return warning(
-            f"KL to the reference is {trends.level(series.finite):.3g} per token from the first logged step on, and "
-            f"never below {always:.3g}",
+            f"KL to the reference is {trends.level(series.finite):.3g} per token "
+            + ("in all of the lines given" if log.is_counted else "from the first logged step on")
+            + f", and never below {always:.3g}",
             point.where(series.name),
             series.shown(always, f"< {OTHER_MODEL:g} in some step"),
-            cause=_NOT_THE_START,
+            # Lines of a run's end say nothing of how it began.
+            cause=_FAR_FROM_IT if log.is_counted else _NOT_THE_START,
             next_step=_AGAINST_REFERENCE,
             steps=series.steps(),
         )

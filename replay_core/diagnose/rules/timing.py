@@ -108,7 +108,8 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
         more = _more(batches.finite[trends.WARM_UP :]) if batches is not None else 1.0
         longer = after / before < more * (_by_length(length.finite[trends.WARM_UP :]) if length is not None else 1.0)
         yield finding(
-            "info" if longer else "warning",
+            # Without a phase that grows from step to step it may be the node's or the tasks' doing.
+            "info" if longer or (grown is None and not _lies_above(last, values[: len(values) // 2])) else "warning",
             f"steps get slower: {before:.3g} s, then {after:.3g} s"
             + (f": {grown.name} grows from step to step" if grown is not None else ""),
             whole.last.where(whole.name),
@@ -122,6 +123,11 @@ def slow_steps(log: RunLog) -> Iterator[Finding]:
             next_step="compare the phases' trends; " + _NEXT,
             steps=steps_of(whole.points[-len(last) :]),
         )
+
+
+def _lies_above(last: list[float], first: list[float]) -> bool:
+    """Whether nearly all of these steps take longer than nearly all of those: what accumulates slows every one down."""
+    return sorted(last)[len(last) // 10] > sorted(first)[-1 - len(first) // 10]
 
 
 #: A rise that no jitter of short steps makes, as a normal quantile.

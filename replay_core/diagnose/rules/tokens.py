@@ -168,6 +168,7 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     pinned = _of_one_length(log)
     always = always or pinned is not None
     apart = runs_into_the_limit(log) is not None
+    always = always or (count >= HABIT and now >= NEARLY and _all_along(series, NEARLY))
     grown, noise = (None, None) if pinned is not None or apart else (grown_lengths(log, series), noisy_policy(log))
     idle = _all_along(series, MANY) and rests(log) is not None
     idle = idle or (_all_along(series, OFTEN) and _earns_little(reward))
@@ -220,6 +221,8 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     )
 
 
+#: The share of which hardly an answer is left, where it holds in each third of the run.
+NEARLY = 0.75
 #: Of few lines: the share that is cut, lines and steps of them, and a share of the best reward that is little.
 OFTEN, FEW_LINES, FEW_STEPS, LITTLE = 0.4, 8, 40, 0.2
 
@@ -258,6 +261,10 @@ def _of_one_length(log: RunLog) -> float | None:
     return mean.finite[0] if len(lengths) == 1 and len(mean.values) == len(longest.values) else None
 
 
+#: What the share that is cut was at first, over what it has come to, before it has grown; and lines before that shows.
+BEGUN, MOST_OF_LINES = 0.85, 6
+
+
 def _from_the_start(series: Series, longest: list[float]) -> str:
     """What it adds that they were from the first step on."""
     if min(series.finite[:3]) < HALF:
@@ -265,6 +272,9 @@ def _from_the_start(series: Series, longest: list[float]) -> str:
     # A mean of prompt and response, or over steps of several limits, is no limit.
     is_limit = bool(longest) and max(longest) < MOST_TOKENS and abs(max(longest) - round(max(longest))) <= 1e-6
     limit = f" of {max(longest):g}" if is_limit else ""
+    begun, now = sum(series.finite[:3]) / 3, trends.level(series.finite)
+    if len(series.finite) > MOST_OF_LINES and begun < BEGUN * now and trends.rises(series.finite):
+        return f", {begun:.0%} in the first steps: fewer and fewer end within the limit{limit}"
     return f" from the first step on: the limit{limit} is too small for the answers, or they never end"
 
 
