@@ -250,7 +250,8 @@ class Algorithm:
         epochs = self.number(
             "ppo_epochs", "num_iterations", "num_ppo_epochs", "n_epochs", "epochs_per_batch", "max_epochs", "mu"
         )
-        minis = self.number("mini_batches", "num_mini_batches", "n_minibatch", "ppo_n_minibatches", "num_minibatches")
+        minis = self.number("mini_batches", "num_mini_batches", "n_minibatch", "ppo_n_minibatches", "num_minibatches",
+                            "ppo_mini_batches", "num_ppo_mini_batches")  # fmt: skip
         return (epochs or 1.0) * (minis or 1.0)
 
     @property

@@ -139,6 +139,8 @@ class Surprise(Struct):
 PROMPTS, WIDTHS, CHANCE, DRAWS = 12, 3, 0.01, 4000
 #: Of the most padded prompts' difference, the share that the least padded ones may have.
 LEAST = 0.5
+#: What is left of a difference without padding, at most, before padding may be its cause.
+LEANS = 0.8
 
 
 class Growth(Struct):
@@ -185,12 +187,13 @@ class Growth(Struct):
 
     @property
     def is_open(self) -> bool:
-        """Whether most samples are padded, and more padding does not make less of it: then padding is one cause of what
-        no place tells.
+        """Whether most samples are padded, and those that are least have less of it, by more than chance does in one
+        of four: then padding is one cause of what no place tells.
         """
         pads = np.array(self.pads)
         several = len(pads) >= WIDTHS and np.unique(pads).size > 1 and float((pads > 0).mean()) >= 0.5
-        return several and self._by_chance <= 0.5
+        means = self.by_width
+        return several and means[min(means)] <= LEANS * means[max(means)] and self._by_chance <= 0.25
 
     @property
     def _by_chance(self) -> float:

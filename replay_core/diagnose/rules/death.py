@@ -233,13 +233,14 @@ def _dead(ends: list[Told], *, went_on: bool, counted: bool, every: list[Told] |
     # of a list of weights that do not fit the empty one.
     one = next((each for each in every if _NAMES_IT.search(each.text)), None) or min(every, key=tells)
     # NCCL's watchdog also tells of a kernel that failed, which is no wait.
+    where = raised(one)
     failed = "CUDA error" in one.text
     hang = _hang(every) if one.kind == "nccl" and not failed else None
     cause, next_step = _blamed(one) if hang is None else (hang.cause, _WHO_IS_MISSING)
-    if any(_ENGINE.search(each.text) for each in every) and "engine" not in cause.lower():
-        died = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
-        cause = died if cause == _UNCAUGHT else cause
-    where = raised(one)
+    if cause in (_UNCAUGHT, (unknown(one, where) or (_UNCAUGHT,))[0]) and any(
+        _ENGINE.search(each.text) for each in every
+    ):
+        cause = "the inference engine died (vLLM's EngineCore, a scheduler of SGLang), and generation with it"
     by_hand, untold = _BY_HAND.search(one.text) is not None, UNTOLD in one.text
     # Lines without a number are counted: that count is no step.
     step = (

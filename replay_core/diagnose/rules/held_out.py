@@ -63,8 +63,10 @@ EVALUATIONS, HAD, GONE = 5, 0.2, 0.1
 
 def _gone(log: RunLog, reward: Series) -> Finding | None:
     """A result that falls from its best on in every evaluation, to nothing, while the reward has come to more."""
+    if len(reward.finite) < trends.MIN_STEPS:
+        return None
     begun, now = median(reward.finite[:3]), trends.level(reward.finite)
-    if len(reward.finite) < trends.MIN_STEPS or now <= begun + LOST * abs(begun):
+    if now <= begun + LOST * abs(begun):
         return None
     for series in log.all("held_out"):
         values = series.finite

@@ -459,7 +459,8 @@ def exploding(batch: StepBatch) -> Finding | None:
       source="miles docs (pg_clipfrac), verl rollout correction (ESS)")  # fmt: skip
 def clipped(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning (.36 where a batch is stated, or
-    recorded, to be used for several updates), over 0.5 of a range that is stated an error.
+    recorded, to be used for several updates), over 0.5 of a range that is stated an error; info up to there where the
+    reward does not fall and the entropy stays within half and twice its beginning.
 
     Where the policy hardly moves, GSPO or a clip range is all it can be: a warning, info where no range is stated and
     ratios are within 5 % of 1, as a sequence's are; silent where the run states so small a range. Info, too, where none
@@ -484,9 +485,10 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             narrow = stated is None and (_is_of_sequences(log, series) or (hardly and given(reach) < OF_SEQUENCES))
             # GSPO learns by what its range leaves.
             narrow = narrow and not (hardly and now > MOSTLY_CLIPPED and _learns_nothing(log))
+            borne = not hardly and not narrow and now <= MOSTLY_CLIPPED and _is_borne(log)
             yield finding(
                 # Where no range is stated, a sequence's may be meant.
-                "info" if narrow else "error" if now > MOSTLY_CLIPPED and not hardly and stated else "warning",
+                "info" if narrow or borne else "error" if now > MOSTLY_CLIPPED and not hardly and stated else "warning",
                 f"{now:.0%} of the tokens are clipped"
                 + (
                     f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range, "
@@ -494,6 +496,8 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                     if hardly
                     else " from the first step on, and the policy moves as little as an update should"
                     if narrow
+                    else ", and neither reward nor entropy suffers"
+                    if borne
                     else ""
                 ),
                 series.between(over=CLIPPED),
@@ -576,6 +580,8 @@ def _reach(log: RunLog, clipped: Series) -> float | None:
 
 #: The policy's KL over a batch that adaptive rates and early stops aim at (.01 to .03).
 USUAL_KL = 0.03
+#: And one that several updates of a batch do not come to in a run that learns.
+TORN_KL = 0.1
 
 
 def _is_of_sequences(log: RunLog, clipped: Series) -> bool:
@@ -598,9 +604,21 @@ def _is_of_sequences(log: RunLog, clipped: Series) -> bool:
         found.append(float((logs * logs).mean()) / 2)
     if found:
         return float(np.median(found)) <= USUAL_KL
-    # Neither is known: a policy that is torn away loses its reward, its entropy or its gradient.
-    reward, entropy = log.get("reward"), log.get("entropy")
-    if reward is None or entropy is None or trends.rises([-value for value in reward.finite]):
+    return _is_borne(log)
+
+
+def _is_borne(log: RunLog) -> bool:
+    """Whether neither reward nor entropy suffers, both moving: a policy that is torn away loses one of them."""
+    reward, entropy, moved = log.get("reward"), log.get("entropy"), log.get("policy_kl")
+    if moved is not None and moved.finite and abs(sum(moved.finite) / len(moved.finite)) > TORN_KL:
+        return False
+    if (
+        reward is None
+        or entropy is None
+        or not entropy.finite
+        or len(set(reward.finite)) < 2
+        or trends.rises([-value for value in reward.finite])
+    ):
         return False
     begun = trends.level(entropy.finite[:STEPS])
     return 0.5 * begun < trends.level(entropy.finite, STEPS) < 2 * begun

@@ -113,7 +113,7 @@ def _is_reference_again(log: RunLog) -> Finding | None:
 
 
 @rule("L24", "the run falls back to its beginning", link="optimizer", scope="signals",
-      needs=("reward|kl|entropy|response_length",), explains=("L08", "L09", "L10", "D25", "L20"), lasts=True,
+      needs=("reward|kl|entropy|response_length",), explains=("L08", "L09", "L10", "D25", "L20", "D46"), lasts=True,
       source="a checkpoint that is resumed from the first weights; a save that holds no weights")  # fmt: skip
 def falls_back(log: RunLog) -> Finding | None:
     """From one step to the next the KL to the reference, and one of reward, entropy, length and results more, are back
