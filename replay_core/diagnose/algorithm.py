@@ -80,6 +80,10 @@ class Algorithm:
             return {"true": True, "false": False}.get(value.lower())
         return value if isinstance(value, bool) else None
 
+    def words(self, name: str) -> list[str]:
+        """Every word that stands under this name, wherever."""
+        return [value for value in _every(self._facts, name, _DEEPEST) if isinstance(value, str)]
+
     def word(self, *names: str) -> str:
         """The first of these settings that is stated as a word, in lower case."""
         value = stated(self._facts, *names)
@@ -218,9 +222,20 @@ class Algorithm:
         )  # fmt: skip
 
     @property
-    def kl_estimator(self) -> str:
-        """The estimator of the KL term: k1, k2, k3, |log r|."""
-        return _KL.get(self.word("kl_loss_type", "kl_estimator", "kl_type", "kl_penalty", "kl_approx"), "")
+    def loss_kl_estimator(self) -> str:
+        """The estimator of a KL in the loss: k1, k2, k3, |log r|. (verl's actor has one whether it is used or not.)"""
+        own = ("kl_loss_type", "kl_estimator", "kl_type", "kl_approx")
+        # Where a KL is in the rewards, its penalty's word is no loss's.
+        return _KL.get(self.word(*own, *(() if self._penalises else ("kl_penalty",))), "")
+
+    @property
+    def rewards_kl_estimator(self) -> str:
+        """The estimator of a KL that is subtracted from the rewards, in the same words."""
+        return _KL.get(self.word("kl_penalty", "kl_in_reward_type", "kl_estimator", "kl_type", "kl_approx"), "")
+
+    @property
+    def _penalises(self) -> bool:
+        return any(self.is_on(name) for name in KL_IN_REWARDS)
 
     @property
     def clip_range(self) -> tuple[float, float] | None:
@@ -296,6 +311,19 @@ def kl_in_rewards(algorithm: Algorithm) -> float | None:
     if not any(algorithm.is_on(name) for name in KL_IN_REWARDS):
         return None
     return algorithm.number("kl_in_reward_coef", "kl_coef", "init_kl_coef", "kl_beta", "kl_penalty_coef")
+
+
+def adapts_kl_in_rewards(algorithm: Algorithm) -> bool:
+    """Whether the weight of a KL in the rewards follows the KL: by the controller's stated type, and only without one
+    by its target, which verl's table has beside a fixed one, too.
+    """
+    words = {algorithm.word(name) for name in ("kl_ctrl", "kl_controller", "kl_ctrl_type", "kl_controller_type")}
+    tables = (algorithm.value(name) for name in ("kl_ctrl", "kl_controller"))
+    words |= {str(table.get("type", "")).lower() for table in tables if isinstance(table, Mapping)}
+    words |= set(map(str.lower, algorithm.words("type")))
+    if "adaptive" in words:
+        return True
+    return "fixed" not in words and algorithm.number("kl_target", "target_kl", "horizon") is not None
 
 
 def filters_groups(algorithm: Algorithm) -> bool:

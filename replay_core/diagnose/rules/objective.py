@@ -618,7 +618,7 @@ def kl_term(case: Case) -> Finding | None:
         logged, p_N, r_N, both_N = parts
         if np.abs(p_N - r_N).max(initial=0.0) < MOVED:
             continue
-        stated, first, looked = stated or batch.laid.algorithm.kl_estimator, first or batch, looked + 1
+        stated, first, looked = stated or batch.laid.algorithm.loss_kl_estimator, first or batch, looked + 1
         steps += [] if batch.step is None else [batch.step]
         # Samples are of the old policy: an unbiased estimator is weighed with the ratio.
         old = batch.columns.of("old_logprobs")

@@ -291,7 +291,7 @@ def estimator(batch: StepBatch) -> Finding | None:
         )
     return finding(
         # Another estimator is wrong where one of these is stated, and may be meant where none is.
-        "warning" if batch.laid.algorithm.kl_estimator else "info",
+        "warning" if batch.laid.algorithm.loss_kl_estimator else "info",
         "the recorded KL is not k1, k2, k3 (clamped or not) or |log ratio| of policy and reference",
         place,
         shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),
@@ -308,7 +308,7 @@ def _not_the_stated(
     batch: StepBatch, recorded: Column, policy: Column, both_N: Array, name: str, ref: Column, ratios: list[Array]
 ) -> Finding | None:
     """A recorded KL that an estimator makes, where the run states another and that one does not make it."""
-    stated = batch.laid.algorithm.kl_estimator
+    stated = batch.laid.algorithm.loss_kl_estimator
     # Some record one to look at, and hold the policy by another: what the loss holds is what counts.
     logged = logged_of(batch, "kl_loss", fewest=1)
     told_N = np.where(recorded.said_N, np.nan_to_num(recorded.values_N), 0.0)
@@ -393,7 +393,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         bad = [point for point in series.points if point.value < K3_FLOOR]
         negative = [value for value in values if value < 0]
         # What the run states is of its KL loss, and of what is logged under that name.
-        stated = log.algorithm.kl_estimator if "loss" in series.name and series.signal == "kl" else ""
+        stated = log.algorithm.loss_kl_estimator if "loss" in series.name and series.signal == "kl" else ""
         one = "k3" if series.formula == "k3" else stated if stated in ("k2", "k3") else ""
         if one and bad and _is_rounded(values):
             yield info(
@@ -431,7 +431,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         elif _of_a_loss(series) and negative and min(values) < K1_MEAN:
             yield finding(
                 # Stated, it is what was asked for; it is as true then.
-                "info" if log.algorithm.kl_estimator == "k1" else "warning",
+                "info" if log.algorithm.loss_kl_estimator == "k1" else "warning",
                 f"the KL of the loss is the estimator k1 (the plain log ratio): {series.name} is negative in "
                 f"{len(negative)} of {len(values)} steps",
                 series.between(under=0),

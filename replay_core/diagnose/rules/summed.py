@@ -256,7 +256,7 @@ def _means(batch: StepBatch, name: str) -> Iterator[tuple[Scalar, float, tuple[f
     elif name == "kl_loss" and policy is not None and ref is not None:
         both_N = batch.pair(policy, ref)
         p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
-        stated = ESTIMATORS.get(batch.laid.algorithm.kl_estimator) or ESTIMATORS.get(
+        stated = ESTIMATORS.get(batch.laid.algorithm.loss_kl_estimator) or ESTIMATORS.get(
             str(of_loss(batch.laid.flags, "kl_estimator"))
         )
         if stated is None:

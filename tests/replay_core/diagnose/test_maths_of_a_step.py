@@ -31,6 +31,8 @@ class Made:
         self.size, self.gamma, self.lam, self.ranks = 4, 1.0, 0.95, 2
         self.beta, self.eps, self.unbiased, self.updates, self.mean = 0.05, 1e-6, True, 1, "token-mean"
         self.kl_type, self.cap, self.clip, self.rewards_of = "low_var_kl", 0.0, (0.2, 0.2), "real"
+        self.told: dict[str, Any] = {}
+        self.untold: tuple[str, ...] = ()
         self.__dict__.update(settings)
 
     def flags(self) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class Made:
             told["norm_adv_by_std_in_grpo"] = True
         if self.algorithm == "grpo":
             told |= {"use_kl_loss": True, "kl_loss_coef": self.beta, "kl_loss_type": self.kl_type}
-        return told
+        return {name: value for name, value in (told | self.told).items() if name not in self.untold}
 
     def write(self, path: Path, steps: int = 3, *, stated: bool = True) -> Path:
         with Recorder(path, flags=self.flags() if stated else {}) as recorder:
@@ -85,7 +87,7 @@ class Made:
             score = np.minimum(raw, 0.2)
         scores = np.zeros((total, WIDTH))
         scores[np.arange(total), length - 1] = score
-        beta = self.beta * (10 if self.wrong == "beta" else 1)
+        beta = self.beta * {"beta": 10, "no beta": 1e-5}.get(self.wrong, 1)
         penalty = np.abs(old - ref) if self.wrong == "abs in rewards" else old - ref
         rewards = scores - beta * penalty * mask if self.algorithm in ("ppo", "rpp") else scores
         values = returns = None

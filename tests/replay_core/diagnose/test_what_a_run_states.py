@@ -1,0 +1,43 @@
+"""Steps that are made as is meant, and settings in whose words, defaults or numbers a rule could read otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay_core.diagnose.finding import Finding
+from tests.replay_core.diagnose.batches import look
+from tests.replay_core.diagnose.test_maths_of_a_step import Made
+
+
+def said(path: Path, made: Made, *rules: str, steps: int = 3) -> list[Finding]:
+    return [one for one in look(made.write(path / "dump", steps), *rules).findings if one.severity != "info"]
+
+
+ACTOR = {"use_kl_loss": False, "kl_loss_type": "low_var_kl"}
+FIXED = {"type": "fixed", "kl_coef": 0.05, "horizon": 10000, "target_kl": 0.1}
+
+
+@pytest.mark.parametrize("told", [{"actor": ACTOR}, {"kl_ctrl": FIXED}])
+def test_a_kl_in_the_rewards_is_read_by_its_own_words(told: dict[str, Any], tmp_path: Path) -> None:
+    untold = ("kl_coef",) if "kl_ctrl" in told else ()
+    assert not said(tmp_path / "well", Made("rpp", told=told, untold=untold), "D51")
+    (wrong,) = said(tmp_path / "wrong", Made("rpp", "beta", told=told, untold=untold), "D51")
+    assert "weighs 0.5, and the run states 0.05" in wrong.claim
+    adaptive = {"kl_ctrl": {**FIXED, "type": "adaptive"}}
+    assert not said(tmp_path / "adaptive", Made("rpp", "beta", told=adaptive, untold=("kl_coef",)), "D51")
+
+
+def test_a_kl_in_the_loss_is_not_read_by_the_penalty_in_the_rewards(tmp_path: Path) -> None:
+    told = {"use_kl_in_reward": True, "kl_penalty": "kl"}
+    assert not said(tmp_path, Made("grpo", told=told), "D29")
+    (wrong,) = said(tmp_path / "wrong", Made("grpo", "abs", told=told), "D29")
+    assert "the run states k3" in wrong.claim
+
+
+@pytest.mark.parametrize(("wrong", "beta"), [("no beta", 0.05), ("", 2e-9)])
+def test_a_kl_is_none_beside_what_is_stated(wrong: str, beta: float, tmp_path: Path) -> None:
+    every = said(tmp_path, Made("rpp", wrong, beta=beta), "D51")
+    assert [one.claim.startswith("no KL is subtracted from the rewards") for one in every] == [True] * bool(wrong)
