@@ -33,6 +33,9 @@ _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprang
 KL_WEIGHTS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
 #: Words for how many updates samples may be behind, or are.
 _LAGS = ("async_lag", "max_staleness", "staleness", "max_head_offpolicyness", "max_async_level", "off_policy_steps")
+#: Words for how many tokens a response may have.
+RESPONSE_LIMITS = ("max_response_length", "max_completion_length", "max_new_tokens", "generate_max_len",
+                   "rollout_max_response_len", "response_length")  # fmt: skip
 #: Words for how a loss is put together of its tokens.
 _AGGREGATIONS = ("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_agg")
 #: Switches of a KL that is subtracted from the rewards.

@@ -32,6 +32,7 @@ class Made:
         self.beta, self.eps, self.unbiased, self.updates, self.mean = 0.05, 1e-6, True, 1, "token-mean"
         self.kl_type, self.cap, self.clip, self.rewards_of = "low_var_kl", 0.0, (0.2, 0.2), "real"
         self.told: dict[str, Any] = {}
+        self.kl_times, self.equal, self.shared = 1.0, False, False
         self.untold: tuple[str, ...] = ()
         self.__dict__.update(settings)
 
@@ -69,7 +70,7 @@ class Made:
 
     def _step(self, recorder: Recorder, step: int) -> None:
         rng, total = self.rng, 24
-        length = rng.integers(4, WIDTH + 1, total)
+        length = np.full(total, WIDTH) if self.equal else rng.integers(4, WIDTH + 1, total)
         mask = (np.arange(WIDTH) < length[:, None]).astype(float)
         group = np.arange(total) // self.size
         if self.algorithm in ("ppo", "rpp"):
@@ -147,6 +148,8 @@ class Made:
             inside = (some * mask)[rows]
             if self.algorithm == "drgrpo" and self.wrong != "mean for constant":
                 return float(inside.sum() / (len(inside) * WIDTH))
+            if self.shared:
+                return float(inside.sum() * self.ranks / mask.sum())
             return float(inside.sum() / mask[rows].sum())
 
         def padded(some: np.ndarray) -> torch.Tensor:
@@ -193,7 +196,7 @@ class Made:
                         terms["rollout_is_weights"] = padded(weights[at]).float()
                     if with_kl:
                         slots = (kl * mask)[at].sum() / (half * WIDTH)
-                        of_kl = float(slots) if self.wrong == "padded kl" else mean(kl, at)
+                        of_kl = float(slots) if self.wrong == "padded kl" else self.kl_times * mean(kl, at)
                         terms |= {"kl": padded(kl[at]).float(), "kl_loss": torch.tensor(of_kl)}
                     record("loss", terms, micro=micro, epoch=1)
                     if values is not None and returns is not None:

@@ -41,3 +41,27 @@ def test_a_kl_in_the_loss_is_not_read_by_the_penalty_in_the_rewards(tmp_path: Pa
 def test_a_kl_is_none_beside_what_is_stated(wrong: str, beta: float, tmp_path: Path) -> None:
     every = said(tmp_path, Made("rpp", wrong, beta=beta), "D51")
     assert [one.claim.startswith("no KL is subtracted from the rewards") for one in every] == [True] * bool(wrong)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("settings", [{"shared": True}, {"equal": True, "kl_times": 0.3}])
+def test_a_kl_loss_that_is_right_is_not_averaged_over_padding(
+    settings: dict[str, Any], steps: int, tmp_path: Path
+) -> None:
+    every = said(tmp_path, Made("grpo", **settings), "D28", steps=steps)
+    assert not [one.claim for one in every if "padding" in one.claim]
+
+
+def test_a_width_is_told_from_two_steps_on(tmp_path: Path) -> None:
+    assert not said(tmp_path / "one", Made("grpo", "padded kl"), "D28", steps=1)
+    assert said(tmp_path / "two", Made("grpo", "padded kl"), "D28", steps=2)
+
+
+@pytest.mark.parametrize("word", ["token_norm", "batch-normalized", "seq-mean-token-sum-norm"])
+def test_a_constant_is_stated_by_its_own_words_alone(word: str, tmp_path: Path) -> None:
+    told = {"loss_agg_mode": word, "max_response_length": 4096}
+    every = said(tmp_path, Made("grpo", told=told), "D28")
+    assert [one.claim for one in every if "constant of 4096" in one.claim] == [
+        one.claim for one in every if word.startswith("seq")
+    ]
+    assert bool(every) == word.startswith("seq")
