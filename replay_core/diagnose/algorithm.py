@@ -341,19 +341,35 @@ def filters_overlong(algorithm: Algorithm) -> bool:
 
 
 def whitens(algorithm: Algorithm) -> bool:
-    """Whether recorded advantages of tokens are whitened over the batch. (`norm_adv`, `normalize_advantage`: CleanRL
-    and Stable-Baselines normalise a mini-batch's inside the loss, and what is recorded is raw.)
-    """
+    """Whether recorded advantages of tokens are stated to be whitened over the batch, by a switch of nothing else."""
     return algorithm.is_on("whiten_advantages") is True
 
 
-def normalises_later(algorithm: Algorithm) -> bool | None:
-    """Whether advantages are whitened over the batch, by a switch of its own; None where it is not stated."""
-    names = ("normalize_advantages", "normalize_advantage", "whiten_advantages", "adv_norm", "norm_adv")
-    told = [algorithm.is_on(name) for name in names]
-    if True in told or any(isinstance(algorithm.value(name), Mapping) for name in names):
-        return True
-    return False if False in told else None
+#: Switches of what is recorded (slime, AReaL), and of what the loss does to a mini-batch (CleanRL, Stable-Baselines).
+_WHITENED, _WHITENED_LATER = ("whiten_advantages", "normalize_advantages", "adv_norm"), ("norm_adv", "normalize_advantage")
+
+
+def whitening(algorithm: Algorithm) -> str:
+    """What a run states of whitening its advantages over the batch: `recorded` where those that are recorded are,
+    `later` where the loss does it, `off`, or nothing. (OpenRLHF's `no_advantage_std_norm` leaves out the std.)
+    """
+    if algorithm.is_on("no_advantage_std_norm") is True:
+        return "off"
+    told = {name: algorithm.is_on(name) for name in (*_WHITENED, *_WHITENED_LATER)}
+    tables = [name for name in _WHITENED if isinstance(algorithm.value(name), Mapping)]
+    if tables or any(told[name] for name in _WHITENED):
+        return "recorded"
+    if any(told[name] for name in _WHITENED_LATER):
+        return "later"
+    return "off" if False in told.values() else ""
+
+
+def demands_whitening(algorithm: Algorithm) -> bool:
+    """Whether recorded advantages are to be whitened over the batch: as is stated, or by the algorithm where nothing
+    is.
+    """
+    told = whitening(algorithm)
+    return told == "recorded" or (not told and algorithm.estimator.startswith("reinforce++"))
 
 
 def entropy_bonus(algorithm: Algorithm) -> float | None:
@@ -397,12 +413,14 @@ def _every(facts: Mapping[str, Any], name: str, deep: int, tables: bool = False)
 
 def severity_of_raw(algorithm: Algorithm) -> Severity:
     """An error contradicts what is stated: plain REINFORCE needs no baseline, ReMax's is 0 where every greedy answer
-    fails, REINFORCE++'s may be taken later (a warning), and what is not stated, or under a name that is not known here,
+    fails, REINFORCE++'s may be taken later (a warning, unless that is stated), and what is not stated, or under a name that is not known here,
     may be meant (RAFT).
     """
     if algorithm.estimator in ("", "reinforce", "remax"):
         return "info"
-    return "warning" if algorithm.estimator.startswith("reinforce++") else "error"
+    if algorithm.estimator.startswith("reinforce++"):
+        return "warning" if demands_whitening(algorithm) else "info"
+    return "error"
 
 
 def why_raw(algorithm: Algorithm) -> str:

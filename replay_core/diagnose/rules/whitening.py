@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from replay_core.diagnose.advantage_variants import held_together
-from replay_core.diagnose.algorithm import normalises_later, stated_number
+from replay_core.diagnose.algorithm import demands_whitening, stated_number, whitening
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -52,8 +52,8 @@ def otherwise_than_stated(case: Case) -> Finding | None:
     exact to 1e-3. An error where gamma is stated and another. Then advantages are held against returns (less values,
     with a critic): they as they are, centred, divided by the std, whitened over the tokens that count, over each
     response's, each rank's or each micro-batch's alone, and each of these with one factor on one sign. An error where
-    REINFORCE++ is stated and they are not whitened, a warning where `adv_estimator` is GAE (verl, OpenRLHF and SkyRL
-    whiten what they record), unless a switch says that it is off or done later; a warning where they are whitened
+    they are stated to be whitened and are not, or REINFORCE++ is and no switch says that it is off or done later in the
+    loss; a warning where `adv_estimator` is GAE and none does (verl, OpenRLHF and SkyRL whiten what they record); a warning where they are whitened
     response by response, or one sign has a factor; where ranks or micro-batches are whitened on their own, a warning
     if an estimator is stated, else worth knowing. Silent where none of these makes them.
     """
@@ -117,29 +117,28 @@ _CAUSES = {
 
 def _not_whitened(one: _StepMade, how: str, evidence: list[Evidence], steps: list[int | None]) -> Finding | None:
     algorithm = one.batch.laid.algorithm
-    later = normalises_later(algorithm)
-    is_reinforce = algorithm.estimator.startswith("reinforce++")
+    told = whitening(algorithm)
     is_gae = one.has_critic and algorithm.estimator == "gae"
     # Already of mean 0 and std 1, whitening would change nothing.
-    if abs(one.mean) < CENTRED and abs(one.std - 1) < UNIT:
+    if told == "off" or (abs(one.mean) < CENTRED and abs(one.std - 1) < UNIT):
         return None
     made = "returns - values" if one.has_critic else "the returns"
     words = {
         "raw": f"they are {made} as they are", "centred": f"only the mean is subtracted from {made}",
         "scaled": f"{made} are divided by their std, and no mean is subtracted",
     }[how]  # fmt: skip
-    sure = is_reinforce and later is not False
-    likely = is_gae and later is None and algorithm.value("adv_estimator", "advantage_estimator") is not None
+    sure = demands_whitening(algorithm)
+    likely = is_gae and not told and algorithm.value("adv_estimator", "advantage_estimator") is not None
     place = one.batch.laid.where("advantages", sample=0)
     if not sure and not likely:
-        if is_gae or not algorithm.estimator:
+        if told == "later" or is_gae or not algorithm.estimator:
             return info(
                 f"advantages are not whitened: {words}", place, *evidence,
                 cause="right where that is meant, or where they are normalised later, in the loss (CleanRL)",
                 steps=steps,
             )  # fmt: skip
         return None
-    name = "REINFORCE++" if sure else "GAE"
+    name = "that they are" if told else "REINFORCE++" if sure else "GAE"
     return finding(
         "error" if sure else "warning",
         f"advantages are not whitened over the batch, and the run states {name}: {words} (std {one.std:.3g})",

@@ -65,3 +65,17 @@ def test_a_constant_is_stated_by_its_own_words_alone(word: str, tmp_path: Path) 
         one.claim for one in every if word.startswith("seq")
     ]
     assert bool(every) == word.startswith("seq")
+
+
+@pytest.mark.parametrize(("told", "is_error"), [
+    ({"no_advantage_std_norm": True}, False), ({"normalize_advantages": False}, False), ({"norm_adv": False}, False),
+    ({"normalize_advantage": True}, False), ({"whiten_advantages": True}, True), ({"normalize_advantages": True}, True),
+    ({}, True),
+])  # fmt: skip
+@pytest.mark.parametrize("algorithm", ["rpp", "rppb"])
+def test_whitening_is_demanded_where_it_is_stated_of_what_is_recorded(
+    algorithm: str, told: dict[str, Any], is_error: bool, tmp_path: Path
+) -> None:
+    every = said(tmp_path, Made(algorithm, "raw", told=told), "D04", "D107")
+    assert bool([one.claim for one in every if "are not whitened over the batch" in one.claim]) == is_error
+    assert bool(every) == is_error
