@@ -33,6 +33,10 @@ _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprang
 KL_WEIGHTS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
 #: Words for how many updates samples may be behind, or are.
 _LAGS = ("async_lag", "max_staleness", "staleness", "max_head_offpolicyness", "max_async_level", "off_policy_steps")
+#: Losses that are clipped at a range; and the least `epsilon` that is one, where it is no response's.
+_CLIPPED, LEAST_EPSILON = frozenset({
+    "ppo", "grpo", "vanilla", "dapo", "gspo", "bnpo", "dr_grpo", "drgrpo", "ppo_clip", "clip", "clipped",
+}), 1e-2  # fmt: skip
 #: Words for how many tokens a response may have.
 RESPONSE_LIMITS = ("max_response_length", "max_completion_length", "max_new_tokens", "generate_max_len",
                    "rollout_max_response_len", "response_length")  # fmt: skip
@@ -243,11 +247,24 @@ class Algorithm:
     @property
     def clip_range(self) -> tuple[float, float] | None:
         """(low, high), each the distance to 1."""
-        either = self.number("clip_ratio", "cliprange", "clip_range", "epsilon", "clip_eps", "eps_clip", "clip_epsilon")
+        either = self.number("clip_ratio", "cliprange", "clip_range", "clip_eps", "eps_clip", "clip_epsilon")
         low = self.number("clip_ratio_low", "clip_low", "eps_low", "epsilon_low", "eps_clip_low", *_LOW)
         high = self.number("clip_ratio_high", "clip_high", "eps_high", "epsilon_high", "eps_clip_high", *_HIGH)
+        if either is None and low is None:
+            # TRL's word for it, and an optimizer's for what it adds to a root.
+            epsilon = self.number("epsilon")
+            either = epsilon if epsilon is not None and (epsilon >= LEAST_EPSILON or self.is_by_sequence) else None
         low, high = either if low is None else low, either if high is None else high
         return (low, high if high is not None else low) if low is not None else None
+
+    @property
+    def clips(self) -> bool:
+        """Whether its loss is one that is clipped, as far as it is stated: the range has a default, and is in the
+        settings of a loss that has none (REINFORCE, importance sampling), too.
+        """
+        words = [self.word(name) for name in ("policy_loss", "policy_loss_type", "loss_mode", "loss_type", "loss_fn")]
+        words.append(str(self._loss_kind or "").lower())
+        return all(not word or word in _CLIPPED for word in words)
 
     @property
     def advantage_clip(self) -> float | None:

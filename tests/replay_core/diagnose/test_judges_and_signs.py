@@ -71,6 +71,38 @@ def test_earlier_turns_that_do_not_count_are_named(last_alone: bool, tmp_path: P
     assert (found is not None and found.claim.startswith("only the last turn of a response is trained")) == last_alone
 
 
+def _rows_of_turns(path: Path, *, gap: int, every_turn: bool) -> Path:
+    """Trajectories of two turns, with a row for each turn that has all before it, or the last row alone."""
+    with Recorder(path) as recorder:
+        torch.manual_seed(0)
+        for step in range(2):
+            ids, mask, rollout = [], [], []
+            for _ in range(4):
+                tokens, logs = torch.randint(10, 90, (14,)), -torch.rand(14) - 0.1
+                logs[:3] = logs[8 : 8 + gap] = 0
+                for first, end in [(3, 8), (8 + gap, 14)] if every_turn else [(8 + gap, 14)]:
+                    inside = torch.arange(14) < end
+                    ids.append(tokens * inside)
+                    mask.append((torch.arange(14) >= first) & inside)
+                    rollout.append(logs * inside)
+            held = torch.stack(ids)
+            attention = (held > 0).long()
+            response = attention.clone()
+            response[:, :3] = 0
+            with recorder.step(step) as record:
+                record("trajectory", input_ids=held, attention_mask=attention, response_mask=response,
+                       loss_mask=torch.stack(mask).long(), rollout_log_probs=torch.stack(rollout)[:, 1:])  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize(("gap", "every_turn", "named"), [(3, True, False), (1, False, False), (3, False, True)])
+def test_turns_that_count_in_rows_of_their_own_are_not_left_out(
+    gap: int, every_turn: bool, named: bool, tmp_path: Path
+) -> None:
+    path = _rows_of_turns(tmp_path / "dump", gap=gap, every_turn=every_turn)
+    assert (of(look(path, "D109"), "D109") is not None) == named
+
+
 @pytest.mark.parametrize(("moves", "words"), [(0.02, "only its bias learns"), (0.0, "it is never updated")])
 def test_a_critic_of_one_number_is_said_to_move_where_it_does(moves: float, words: str, tmp_path: Path) -> None:
     rng, mask = np.random.default_rng(2), torch.zeros(8, 12, dtype=torch.long)

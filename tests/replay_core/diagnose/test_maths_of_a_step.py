@@ -136,6 +136,8 @@ class Made:
             loss = -np.clip(ratio, 1 - low, 1 + high) * advantages * new
         else:
             loss = np.maximum(-advantages * ratio, -advantages * np.clip(ratio, 1 - low, 1 + high))
+        if self.wrong == "unclipped":
+            loss = -advantages * ratio
         if weights is not None:
             loss = loss * {"weights unused": 1.0, "weights twice": weights**2}.get(self.wrong, weights)
         k = new - ref

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.finding import Finding
 from tests.replay_core.diagnose.batches import look
 from tests.replay_core.diagnose.test_maths_of_a_step import Made
@@ -79,3 +80,25 @@ def test_whitening_is_demanded_where_it_is_stated_of_what_is_recorded(
     every = said(tmp_path, Made(algorithm, "raw", told=told), "D04", "D107")
     assert bool([one.claim for one in every if "are not whitened over the batch" in one.claim]) == is_error
     assert bool(every) == is_error
+
+
+@pytest.mark.parametrize(("told", "is_error"), [
+    ({"policy_loss_type": "importance_sampling"}, False), ({"loss_type": "reinforce"}, False), ({}, True),
+    ({"loss_mode": "vanilla"}, True),
+])  # fmt: skip
+def test_a_default_range_beside_a_loss_without_one_is_no_error(
+    told: dict[str, Any], is_error: bool, tmp_path: Path
+) -> None:
+    every = said(tmp_path, Made("grpo", "unclipped", told=told), "D50")
+    assert [one.claim.startswith("the loss is not clipped") for one in every] == [True] * is_error
+
+
+@pytest.mark.parametrize(("facts", "range_"), [
+    ({"epsilon": 1e-3}, None), ({"epsilon": 1e-8, "clip_ratio": 0.2}, (0.2, 0.2)), ({"epsilon": 0.2}, (0.2, 0.2)),
+    ({"clip_eps": 0.1, "epsilon": 0.2}, (0.1, 0.1)), ({"epsilon": 3e-4, "loss_type": "gspo"}, (3e-4, 3e-4)),
+    ({"epsilon": 0.2, "epsilon_high": 0.28}, (0.2, 0.28)),
+])  # fmt: skip
+def test_an_epsilon_is_a_range_where_it_is_as_wide_as_one(
+    facts: dict[str, Any], range_: tuple[float, float] | None
+) -> None:
+    assert Algorithm({"flags": facts}).clip_range == range_
