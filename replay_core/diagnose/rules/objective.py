@@ -118,14 +118,18 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
 def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Finding | None:
     stated = given(batch.laid.algorithm.clip_range)
     how = "not clipped" if one.clip is None else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
-    return error(
+    meant = one.clip is None and not batch.laid.algorithm.clips
+    return finding(
+        "info" if meant else "error",
         f"the policy loss is {how}, and the run states {stated[0]:g}"
         + (f" and {stated[1]:g}" if stated[1] != stated[0] else ""),
         batch.laid.where("advantages", sample=0),
         shown("steps whose losses it makes, and the stated range does not", len(every)),
         shown("agree to", CLOSE),
         link="ratio",
-        cause="the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
+        cause="right where the loss that is stated is not clipped: the range is a default it leaves alone"
+        if meant
+        else "the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
         "averaged",
         steps=[each.step for each, _ in every],
     )

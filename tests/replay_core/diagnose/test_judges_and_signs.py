@@ -119,3 +119,25 @@ def test_a_critic_of_one_number_is_said_to_move_where_it_does(moves: float, word
     found = of(look(tmp_path / "dump", "D45"), "D45")
     assert found is not None
     assert words in found.claim
+
+
+@pytest.mark.parametrize(("logged", "steps", "nearer"), [(False, 12, False), (True, 8, False), (True, 12, True)])
+def test_a_critic_that_begins_on_the_other_side_is_not_turned(
+    logged: bool, steps: int, nearer: bool, tmp_path: Path
+) -> None:
+    rows: list[dict[str, float | None]] = [
+        {"critic/values/mean": -0.6 + (0.04 * n if nearer else 0), "critic/returns/mean": 0.3 + 0.01 * (n % 3),
+         "critic/vf_explained_var": -1.0 if logged else None}
+        for n in range(steps)
+    ]  # fmt: skip
+    found = of(diagnosed(tmp_path, verl(rows)), "D45")
+    assert found is None or "sign" not in found.claim
+
+
+def test_a_leap_from_rewards_that_are_mostly_0_is_named(tmp_path: Path) -> None:
+    means = [0.0, 0.0, 0.01, 0.0, 0.0, 0.0, *[1 + 0.01 * n for n in range(6)]]
+    found = of(diagnosed(tmp_path, verl([
+        {"critic/score/mean": one, "critic/score/max": 2 * one, "critic/score/min": 0.0} for one in means
+    ])), "L19")  # fmt: skip
+    assert found is not None
+    assert "goes from 0.02 to" in found.claim

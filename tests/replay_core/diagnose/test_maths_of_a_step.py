@@ -86,6 +86,12 @@ class Made:
         raw = score
         if self.wrong == "capped":
             score = np.minimum(raw, 0.2)
+        if self.wrong == "all 0":
+            score = 0 * raw
+        if self.wrong == "squashed":
+            raw = np.exp(rng.normal(1.5, 2.0, total))
+            raw[0] = 1e6
+            score = raw / (raw + 20)
         scores = np.zeros((total, WIDTH))
         scores[np.arange(total), length - 1] = score
         beta = self.beta * {"beta": 10, "no beta": 1e-5}.get(self.wrong, 1)
@@ -175,7 +181,7 @@ class Made:
                                "token_level_rewards": padded(rewards[rows]).float()}  # fmt: skip
                 if self.algorithm in ("ppo", "rpp", "grpo"):
                     fields["ref_log_prob"] = padded((ref * mask)[rows]).float()
-                if self.wrong in ("capped", "capped, stated"):
+                if self.wrong in ("capped", "capped, stated", "all 0", "squashed"):
                     fields["raw_rewards"] = torch.tensor(raw[rows]).float()
                 record("trajectory", input_ids=tokens, attention_mask=attention, response_mask=response, **fields)
                 if values is not None and returns is not None:
