@@ -363,7 +363,10 @@ def whitens(algorithm: Algorithm) -> bool:
 
 
 #: Switches of what is recorded (slime, AReaL), and of what the loss does to a mini-batch (CleanRL, Stable-Baselines).
-_WHITENED, _WHITENED_LATER = ("whiten_advantages", "normalize_advantages", "adv_norm"), ("norm_adv", "normalize_advantage")
+_WHITENED, _WHITENED_LATER = (
+    ("whiten_advantages", "normalize_advantages", "adv_norm"),
+    ("norm_adv", "normalize_advantage"),
+)
 
 
 def whitening(algorithm: Algorithm) -> str:

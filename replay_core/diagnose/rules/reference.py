@@ -270,10 +270,11 @@ def estimator(batch: StepBatch) -> Finding | None:
         ]
         # Numbers in float32 may have been computed in less.
         stored = "bfloat16" if is_rounded(recorded.values_N[both_N]) else recorded.dtype
+        close = _CLOSE.get(stored, 1e-3)
         found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N], *weights,
-                                close=_CLOSE.get(stored, 1e-3))  # fmt: skip
+                                close=close)  # fmt: skip
         if found is not None and not found[1]:
-            return _not_the_stated(batch, recorded, policy, both_N, found[0], ref, weights)
+            return _not_the_stated(batch, recorded, policy, both_N, found[0], ref, weights, close)
         best = best or found
         lowest = float(recorded.values_N[both_N].min())
         if found is None:
@@ -305,7 +306,14 @@ def _is_coarse(column: Column) -> bool:
 
 
 def _not_the_stated(
-    batch: StepBatch, recorded: Column, policy: Column, both_N: Array, name: str, ref: Column, ratios: list[Array]
+    batch: StepBatch,
+    recorded: Column,
+    policy: Column,
+    both_N: Array,
+    name: str,
+    ref: Column,
+    ratios: list[Array],
+    close: float,
 ) -> Finding | None:
     """A recorded KL that an estimator makes, where the run states another and that one does not make it."""
     stated = batch.laid.algorithm.loss_kl_estimator
@@ -322,7 +330,7 @@ def _not_the_stated(
         for times in (1.0, *ratios):
             off_N = np.abs(recorded.values_N[both_N] - times * expected)
             # As long as the policy is near its reference k2 and k3 are one.
-            if (off_N > 1e-5 + 1e-3 * np.abs(expected)).sum() < FEWEST:
+            if (off_N > 1e-5 + close * np.abs(expected)).sum() < FEWEST:
                 return None
     return error(
         f"the recorded KL is {name}, and the run states {stated}",

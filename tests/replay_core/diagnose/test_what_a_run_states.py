@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replay_core.diagnose.algorithm import Algorithm
 from replay_core.diagnose.finding import Finding
+from replay_core.diagnose.rules import whitening
 from tests.replay_core.diagnose.batches import look
 from tests.replay_core.diagnose.test_maths_of_a_step import Made
 
@@ -108,3 +111,12 @@ def test_an_epsilon_is_a_range_where_it_is_as_wide_as_one(
 @pytest.mark.parametrize("wrong", ["all 0", "squashed"])
 def test_rewards_that_are_not_the_raw_ones_are_not_cut_off(wrong: str, tmp_path: Path) -> None:
     assert not look(Made("grpo", wrong).write(tmp_path / "dump"), "D108").findings
+
+
+def test_parts_of_a_large_batch_are_looked_at_at_once() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.repeat(np.arange(4000), 100)
+    x = rng.normal(size=rows.size)
+    begun = time.process_time()
+    assert whitening._of_parts(rng.normal(size=rows.size), x, rows, 1e-3, "response") is None
+    assert time.process_time() - begun < 1.0
