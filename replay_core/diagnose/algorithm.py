@@ -433,8 +433,8 @@ def _every(facts: Mapping[str, Any], name: str, deep: int, tables: bool = False)
 
 def severity_of_raw(algorithm: Algorithm) -> Severity:
     """An error contradicts what is stated: plain REINFORCE needs no baseline, ReMax's is 0 where every greedy answer
-    fails, REINFORCE++'s may be taken later (a warning, unless that is stated), and what is not stated, or under a name that is not known here,
-    may be meant (RAFT).
+    fails, REINFORCE++'s may be taken later (a warning, unless that is stated), and what is not stated, or
+    under a name that is not known here, may be meant (RAFT).
     """
     if algorithm.estimator in ("", "reinforce", "remax"):
         return "info"

@@ -22,8 +22,8 @@ FEWEST, AT_BOUND, LOST = 8, 0.1, 0.1
       source="OpenRLHF reward_clip_range: bounds far out, for outliers of a reward model")  # fmt: skip
 def cut_off(case: Case) -> Finding | None:
     """Rewards beside recorded raw ones, which they equal but for one bound above (or below) that is the same in all
-    steps and cuts off a tenth of all samples and more, some lie between: a warning where a tenth of the groups lose their spread of
-    rewards by it, unless the run states a clip of rewards, else worth knowing.
+    steps and cuts off a tenth of all samples and more, some lie between: a warning where a tenth of the groups lose
+    their spread of rewards by it, unless the run states a clip of rewards, else worth knowing.
     """
     each: list[tuple[StepBatch, Array, Array]] = []
     for batch in case.batches():

@@ -308,7 +308,8 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
 
 #: Words for a sum over a constant, whole: `token_norm` or `batch-normalized` divides by what is counted.
 _OVER_A_CONSTANT = frozenset({
-    "seq_mean_token_sum_norm", "token_sum_norm", "sum_norm", "dr_grpo", "drgrpo", "constant", "const", "token_sum_const",
+    "seq_mean_token_sum_norm", "token_sum_norm", "sum_norm", "dr_grpo", "drgrpo", "constant", "const",
+    "token_sum_const",
     "token_sum_constant", "seq_mean_token_sum_const", "constant_norm", "fixed_norm",
 })  # fmt: skip
 
@@ -558,7 +559,8 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                     {**slots, _LONGEST: total / longest, shared: total / longest / max(part.micros, 1),
                      _SUMMED: mean * samples}, part.widths, exact, kind, part.micros,
                     total / part.value / max(samples, 1) if part.update_samples > samples > 0 else 0.0,
-                    total / part.value / max(samples, 1), part.longest, stated_number(batch.laid.stated, *RESPONSE_LIMITS),
+                    total / part.value / max(samples, 1), part.longest,
+                    stated_number(batch.laid.stated, *RESPONSE_LIMITS),
                     stated_number(batch.laid.stated, *_CONSTANTS), aggregation(batch.laid.algorithm),
                 )
             )  # fmt: skip

@@ -51,11 +51,12 @@ def otherwise_than_stated(case: Case) -> Finding | None:
     themselves, which are a line of them) are solved for their discount over all tokens: R(t) = r(t) + gamma R(t+1),
     exact to 1e-3. An error where gamma is stated and another. Then advantages are held against returns (less values,
     with a critic): they as they are, centred, divided by the std, whitened over the tokens that count, over each
-    response's, each rank's or each micro-batch's alone, and each of these with one factor on one sign. An error where
-    they are stated to be whitened and are not, or REINFORCE++ is and no switch says that it is off or done later in the
-    loss; a warning where `adv_estimator` is GAE and none does (verl, OpenRLHF and SkyRL whiten what they record); a warning where they are whitened
-    response by response, or one sign has a factor; where ranks or micro-batches are whitened on their own, a warning
-    if an estimator is stated, else worth knowing. Silent where none of these makes them.
+    response's, each rank's or each micro-batch's alone, and each of these with one factor on one sign. An error
+    where they are stated to be whitened and are not, or REINFORCE++ is and no switch says that it is off or done
+    later in the loss; a warning where `adv_estimator` is GAE and none does (verl, OpenRLHF and SkyRL whiten what
+    they record); a warning where they are whitened response by response, or one sign has a factor; where ranks or
+    micro-batches are whitened on their own, a warning if an estimator is stated, else worth knowing. Silent where
+    none of these makes them.
     """
     told = [one for batch in case.batches() for one in [_told(batch)] if one is not None]
     skip_if(len(told) < STEPS, f"needs advantages of tokens and what they are made of, in {STEPS} steps")
