@@ -87,10 +87,6 @@ class Algorithm:
             return {"true": True, "false": False}.get(value.lower())
         return value if isinstance(value, bool) else None
 
-    def words(self, name: str) -> list[str]:
-        """Every word that stands under this name, wherever."""
-        return [value for value in _every(self._facts, name, _DEEPEST) if isinstance(value, str)]
-
     def word(self, *names: str) -> str:
         """The first of these settings that is stated as a word, in lower case."""
         value = stated(self._facts, *names)
@@ -236,11 +232,6 @@ class Algorithm:
         return _KL.get(self.word(*own, *(() if self._penalises else ("kl_penalty",))), "")
 
     @property
-    def rewards_kl_estimator(self) -> str:
-        """The estimator of a KL that is subtracted from the rewards, in the same words."""
-        return _KL.get(self.word("kl_penalty", "kl_in_reward_type", "kl_estimator", "kl_type", "kl_approx"), "")
-
-    @property
     def _penalises(self) -> bool:
         return any(self.is_on(name) for name in KL_IN_REWARDS)
 
@@ -256,15 +247,6 @@ class Algorithm:
             either = epsilon if epsilon is not None and (epsilon >= LEAST_EPSILON or self.is_by_sequence) else None
         low, high = either if low is None else low, either if high is None else high
         return (low, high if high is not None else low) if low is not None else None
-
-    @property
-    def clips(self) -> bool:
-        """Whether its loss is one that is clipped, as far as it is stated: the range has a default, and is in the
-        settings of a loss that has none (REINFORCE, importance sampling), too.
-        """
-        words = [self.word(name) for name in ("policy_loss", "policy_loss_type", "loss_mode", "loss_type", "loss_fn")]
-        words.append(str(self._loss_kind or "").lower())
-        return all(not word or word in _CLIPPED for word in words)
 
     @property
     def advantage_clip(self) -> float | None:
@@ -333,6 +315,20 @@ def kl_in_rewards(algorithm: Algorithm) -> float | None:
     return algorithm.number("kl_in_reward_coef", "kl_coef", "init_kl_coef", "kl_beta", "kl_penalty_coef")
 
 
+def kl_in_rewards_estimator(algorithm: Algorithm) -> str:
+    """The estimator of a KL that is subtracted from the rewards: k1, k2, k3, |log r|."""
+    return _KL.get(algorithm.word("kl_penalty", "kl_in_reward_type", "kl_estimator", "kl_type", "kl_approx"), "")
+
+
+def is_clipped(algorithm: Algorithm) -> bool:
+    """Whether the loss is one that is clipped, as far as it is stated: the range has a default, and is in the settings
+    of a loss that has none (REINFORCE, importance sampling), too.
+    """
+    words = [algorithm.word(name) for name in ("policy_loss", "policy_loss_type", "loss_mode", "loss_type", "loss_fn")]
+    words.append(str(algorithm._loss_kind or "").lower())
+    return all(not word or word in _CLIPPED for word in words)
+
+
 def adapts_kl_in_rewards(algorithm: Algorithm) -> bool:
     """Whether the weight of a KL in the rewards follows the KL: by the controller's stated type, and only without one
     by its target, which verl's table has beside a fixed one, too.
@@ -340,7 +336,7 @@ def adapts_kl_in_rewards(algorithm: Algorithm) -> bool:
     words = {algorithm.word(name) for name in ("kl_ctrl", "kl_controller", "kl_ctrl_type", "kl_controller_type")}
     tables = (algorithm.value(name) for name in ("kl_ctrl", "kl_controller"))
     words |= {str(table.get("type", "")).lower() for table in tables if isinstance(table, Mapping)}
-    words |= set(map(str.lower, algorithm.words("type")))
+    words |= {str(each).lower() for each in _every(algorithm._facts, "type", _DEEPEST)}
     if "adaptive" in words:
         return True
     return "fixed" not in words and algorithm.number("kl_target", "target_kl", "horizon") is not None

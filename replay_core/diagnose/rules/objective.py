@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import is_clipped
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -118,7 +119,7 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
 def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Finding | None:
     stated = given(batch.laid.algorithm.clip_range)
     how = "not clipped" if one.clip is None else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
-    meant = one.clip is None and not batch.laid.algorithm.clips
+    meant = one.clip is None and not is_clipped(batch.laid.algorithm)
     return finding(
         "info" if meant else "error",
         f"the policy loss is {how}, and the run states {stated[0]:g}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from replay_core.diagnose.algorithm import adapts_kl_in_rewards
+from replay_core.diagnose.algorithm import adapts_kl_in_rewards, kl_in_rewards_estimator
 from replay_core.diagnose.algorithm import kl_in_rewards as kl_in_rewards_coefficient
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
@@ -116,7 +116,7 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
     one by its target.
     """
     algorithm = case.algorithm
-    stated, named = kl_in_rewards_coefficient(algorithm), algorithm.rewards_kl_estimator
+    stated, named = kl_in_rewards_coefficient(algorithm), kl_in_rewards_estimator(algorithm)
     if stated is None:
         raise Skip("needs a run that states a KL in its rewards, and its coefficient")
     skip_if(adapts_kl_in_rewards(algorithm), "the weight of the KL is adaptive")
