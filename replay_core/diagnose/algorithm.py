@@ -33,6 +33,13 @@ _LOW, _HIGH = ("clip_range_low", "cliprange_low"), ("clip_range_high", "cliprang
 KL_WEIGHTS = ("kl_loss_coef", "kl_coef", "init_kl_coef", "kl_beta", "beta")
 #: Words for how many updates samples may be behind, or are.
 _LAGS = ("async_lag", "max_staleness", "staleness", "max_head_offpolicyness", "max_async_level", "off_policy_steps")
+#: Losses that are clipped at a range; and the least `epsilon` that is one, where it is no response's.
+_CLIPPED, LEAST_EPSILON = frozenset({
+    "ppo", "grpo", "vanilla", "dapo", "gspo", "bnpo", "dr_grpo", "drgrpo", "ppo_clip", "clip", "clipped",
+}), 1e-2  # fmt: skip
+#: Words for how many tokens a response may have.
+RESPONSE_LIMITS = ("max_response_length", "max_completion_length", "max_new_tokens", "generate_max_len",
+                   "rollout_max_response_len", "response_length")  # fmt: skip
 #: Words for how a loss is put together of its tokens.
 _AGGREGATIONS = ("loss_agg_mode", "loss_reduction", "loss_aggregation", "loss_agg")
 #: Switches of a KL that is subtracted from the rewards.
@@ -218,16 +225,26 @@ class Algorithm:
         )  # fmt: skip
 
     @property
-    def kl_estimator(self) -> str:
-        """The estimator of the KL term: k1, k2, k3, |log r|."""
-        return _KL.get(self.word("kl_loss_type", "kl_estimator", "kl_type", "kl_penalty", "kl_approx"), "")
+    def loss_kl_estimator(self) -> str:
+        """The estimator of a KL in the loss: k1, k2, k3, |log r|. (verl's actor has one whether it is used or not.)"""
+        own = ("kl_loss_type", "kl_estimator", "kl_type", "kl_approx")
+        # Where a KL is in the rewards, its penalty's word is no loss's.
+        return _KL.get(self.word(*own, *(() if self._penalises else ("kl_penalty",))), "")
+
+    @property
+    def _penalises(self) -> bool:
+        return any(self.is_on(name) for name in KL_IN_REWARDS)
 
     @property
     def clip_range(self) -> tuple[float, float] | None:
         """(low, high), each the distance to 1."""
-        either = self.number("clip_ratio", "cliprange", "clip_range", "epsilon", "clip_eps", "eps_clip", "clip_epsilon")
+        either = self.number("clip_ratio", "cliprange", "clip_range", "clip_eps", "eps_clip", "clip_epsilon")
         low = self.number("clip_ratio_low", "clip_low", "eps_low", "epsilon_low", "eps_clip_low", *_LOW)
         high = self.number("clip_ratio_high", "clip_high", "eps_high", "epsilon_high", "eps_clip_high", *_HIGH)
+        if either is None and low is None:
+            # TRL's word for it, and an optimizer's for what it adds to a root.
+            epsilon = self.number("epsilon")
+            either = epsilon if epsilon is not None and (epsilon >= LEAST_EPSILON or self.is_by_sequence) else None
         low, high = either if low is None else low, either if high is None else high
         return (low, high if high is not None else low) if low is not None else None
 
@@ -299,6 +316,33 @@ def kl_in_rewards(algorithm: Algorithm) -> float | None:
     return algorithm.number("kl_in_reward_coef", "kl_coef", "init_kl_coef", "kl_beta", "kl_penalty_coef")
 
 
+def kl_in_rewards_estimator(algorithm: Algorithm) -> str:
+    """The estimator of a KL that is subtracted from the rewards: k1, k2, k3, |log r|."""
+    return _KL.get(algorithm.word("kl_penalty", "kl_in_reward_type", "kl_estimator", "kl_type", "kl_approx"), "")
+
+
+def is_clipped(algorithm: Algorithm) -> bool:
+    """Whether the loss is one that is clipped, as far as it is stated: the range has a default, and is in the settings
+    of a loss that has none (REINFORCE, importance sampling), too.
+    """
+    words = [algorithm.word(name) for name in ("policy_loss", "policy_loss_type", "loss_mode", "loss_type", "loss_fn")]
+    words.append(str(algorithm._loss_kind or "").lower())
+    return all(not word or word in _CLIPPED for word in words)
+
+
+def adapts_kl_in_rewards(algorithm: Algorithm) -> bool:
+    """Whether the weight of a KL in the rewards follows the KL: by the controller's stated type, and only without one
+    by its target, which verl's table has beside a fixed one, too.
+    """
+    words = {algorithm.word(name) for name in ("kl_ctrl", "kl_controller", "kl_ctrl_type", "kl_controller_type")}
+    tables = (algorithm.value(name) for name in ("kl_ctrl", "kl_controller"))
+    words |= {str(table.get("type", "")).lower() for table in tables if isinstance(table, Mapping)}
+    words |= {str(each).lower() for each in _every(algorithm._facts, "type", _DEEPEST)}
+    if "adaptive" in words:
+        return True
+    return "fixed" not in words and algorithm.number("kl_target", "target_kl", "horizon") is not None
+
+
 def filters_groups(algorithm: Algorithm) -> bool:
     """Whether groups whose rewards are all equal are left out (DAPO's dynamic sampling)."""
     names = ("filter_groups", "dynamic_sampling", "filter_zero_std_groups", "filter_groups.enable")
@@ -311,19 +355,38 @@ def filters_overlong(algorithm: Algorithm) -> bool:
 
 
 def whitens(algorithm: Algorithm) -> bool:
-    """Whether recorded advantages of tokens are whitened over the batch. (`norm_adv`, `normalize_advantage`: CleanRL
-    and Stable-Baselines normalise a mini-batch's inside the loss, and what is recorded is raw.)
-    """
+    """Whether recorded advantages of tokens are stated to be whitened over the batch, by a switch of nothing else."""
     return algorithm.is_on("whiten_advantages") is True
 
 
-def normalises_later(algorithm: Algorithm) -> bool | None:
-    """Whether advantages are whitened over the batch, by a switch of its own; None where it is not stated."""
-    names = ("normalize_advantages", "normalize_advantage", "whiten_advantages", "adv_norm", "norm_adv")
-    told = [algorithm.is_on(name) for name in names]
-    if True in told or any(isinstance(algorithm.value(name), Mapping) for name in names):
-        return True
-    return False if False in told else None
+#: Switches of what is recorded (slime, AReaL), and of what the loss does to a mini-batch (CleanRL, Stable-Baselines).
+_WHITENED, _WHITENED_LATER = (
+    ("whiten_advantages", "normalize_advantages", "adv_norm"),
+    ("norm_adv", "normalize_advantage"),
+)
+
+
+def whitening(algorithm: Algorithm) -> str:
+    """What a run states of whitening its advantages over the batch: `recorded` where those that are recorded are,
+    `later` where the loss does it, `off`, or nothing. (OpenRLHF's `no_advantage_std_norm` leaves out the std.)
+    """
+    if algorithm.is_on("no_advantage_std_norm") is True:
+        return "off"
+    told = {name: algorithm.is_on(name) for name in (*_WHITENED, *_WHITENED_LATER)}
+    tables = [name for name in _WHITENED if isinstance(algorithm.value(name), Mapping)]
+    if tables or any(told[name] for name in _WHITENED):
+        return "recorded"
+    if any(told[name] for name in _WHITENED_LATER):
+        return "later"
+    return "off" if False in told.values() else ""
+
+
+def demands_whitening(algorithm: Algorithm) -> bool:
+    """Whether recorded advantages are to be whitened over the batch: as is stated, or by the algorithm where nothing
+    is.
+    """
+    told = whitening(algorithm)
+    return told == "recorded" or (not told and algorithm.estimator.startswith("reinforce++"))
 
 
 def entropy_bonus(algorithm: Algorithm) -> float | None:
@@ -367,12 +430,14 @@ def _every(facts: Mapping[str, Any], name: str, deep: int, tables: bool = False)
 
 def severity_of_raw(algorithm: Algorithm) -> Severity:
     """An error contradicts what is stated: plain REINFORCE needs no baseline, ReMax's is 0 where every greedy answer
-    fails, REINFORCE++'s may be taken later (a warning), and what is not stated, or under a name that is not known here,
-    may be meant (RAFT).
+    fails, REINFORCE++'s may be taken later (a warning, unless that is stated), and what is not stated, or
+    under a name that is not known here, may be meant (RAFT).
     """
     if algorithm.estimator in ("", "reinforce", "remax"):
         return "info"
-    return "warning" if algorithm.estimator.startswith("reinforce++") else "error"
+    if algorithm.estimator.startswith("reinforce++"):
+        return "warning" if demands_whitening(algorithm) else "info"
+    return "error"
 
 
 def why_raw(algorithm: Algorithm) -> str:

@@ -21,7 +21,7 @@ from replay_core.diagnose.advantage_variants import (
     tolerance,
     zeroed,
 )
-from replay_core.diagnose.algorithm import OF_GROUPS, normalises_later, severity_of_raw, why_raw
+from replay_core.diagnose.algorithm import OF_GROUPS, demands_whitening, severity_of_raw, why_raw
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Finding, Where, error, finding, info, listed, share, shown, warning
@@ -72,7 +72,7 @@ def _another_estimator(batch: StepBatch, name: str, *, several: bool) -> tuple[s
             "another estimator is computed than is configured",
         )
     bare = name.startswith(("r - group mean (Dr. GRPO)", "r - mean of the group's others (RLOO)"))
-    if stated.startswith("reinforce++") and bare and normalises_later(batch.laid.algorithm) is not False:
+    if stated.startswith("reinforce++") and bare and demands_whitening(batch.laid.algorithm):
         return (
             f"advantages are not whitened over the batch, and the run states {stated.replace('_', ' with a ')}: they "
             f"are {name.split(' (')[0]}, and their std is {float(given(batch.advantage_B).std()):.3g}, not 1",

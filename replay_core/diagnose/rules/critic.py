@@ -228,11 +228,17 @@ def never_learns(log: RunLog) -> Finding | None:
 
 
 #: Steps of a log in all of which values and returns lie on two sides of 0; the least size of the values beside them.
-OTHER_SIDE, AS_LARGE = 8, 0.25
+OTHER_SIDE, AS_LARGE = 9, 0.25
+
+
+#: What is left of the distance of values and returns where they come nearer to each other.
+NEARER = 0.9
 
 
 def _of_other_sign(log: RunLog) -> Finding | None:
-    """Mean values on one side of 0 and mean returns on the other in every step, of like size to the end."""
+    """Mean values on one side of 0 and mean returns on the other in every step, of like size to the end and no nearer:
+    a new critic may begin there. Only where the explained variance is logged, and says that they are worse than none.
+    """
     values, returns = log.get("value_mean"), log.get("return_mean")
     if values is None or returns is None:
         return None
@@ -242,8 +248,11 @@ def _of_other_sign(log: RunLog) -> Finding | None:
     late = rows[len(rows) // 2 :]
     times = median(abs(value / due) for value, due in late)
     explained = log.get("explained_variance")
-    worse = explained is None or (bool(explained.finite) and median(explained.finite) < 0)
-    if not AS_LARGE <= times <= 1 / AS_LARGE or not worse:
+    if explained is None or not explained.finite or not median(explained.finite) < 0:
+        return None
+    third = len(rows) // 3
+    begun, ended = (median(abs(value - due) for value, due in part) for part in (rows[:third], rows[-third:]))
+    if not AS_LARGE <= times <= 1 / AS_LARGE or ended < NEARER * begun:
         return None
     value, due = (median(each) for each in zip(*late, strict=True))
     return warning(
@@ -251,7 +260,7 @@ def _of_other_sign(log: RunLog) -> Finding | None:
         f"(medians), on two sides of 0 in all {len(rows)} steps",
         values,
         values.shown(value, f"about {due:.3g}"), returns.shown(due),
-        *([] if explained is None else [explained.shown(median(explained.finite), "> 0")]),
+        explained.shown(median(explained.finite), "> 0"),
         cause="values are negated where they are read (a cost for a return, a sign in the head), or the critic is "
         "taught other targets than these returns: advantages count twice what was expected, instead of leaving it out",
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",

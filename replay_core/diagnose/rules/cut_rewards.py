@@ -22,8 +22,8 @@ FEWEST, AT_BOUND, LOST = 8, 0.1, 0.1
       source="OpenRLHF reward_clip_range: bounds far out, for outliers of a reward model")  # fmt: skip
 def cut_off(case: Case) -> Finding | None:
     """Rewards beside recorded raw ones, which they equal but for one bound above (or below) that is the same in all
-    steps and cuts off a tenth of all samples and more: a warning where a tenth of the groups lose their spread of
-    rewards by it, unless the run states a clip of rewards, else worth knowing.
+    steps and cuts off a tenth of all samples and more, some lie between: a warning where a tenth of the groups lose
+    their spread of rewards by it, unless the run states a clip of rewards, else worth knowing.
     """
     each: list[tuple[StepBatch, Array, Array]] = []
     for batch in case.batches():
@@ -36,17 +36,22 @@ def cut_off(case: Case) -> Finding | None:
     raw, reward = (np.concatenate([one[at] for one in each]) if each else np.zeros(0) for at in (1, 2))
     skip_if(len(raw) < FEWEST, "needs rewards, and raw ones beside them")
     low, high = float(reward.min()), float(reward.max())
-    close = 1e-5 * max(1.0, float(np.abs(raw).max()))
+    # One outlier of the raw ones is no measure of the others.
+    close = 1e-5 * np.maximum(1.0, np.abs(reward))
     above, below = raw > high + close, raw < low - close
     cut = above | below
     if not cut.mean() >= AT_BOUND or (np.abs(np.clip(raw, low, high) - reward) > close).any():
         return None
+    # Rewards that are one number, or nowhere the raw ones, are something else, and not these cut off.
+    if not ((reward > low + close) & (reward < high - close)).any():
+        return None
     lost = total = 0
     for batch, raw_B, reward_B in each:
         for inside in groups_of(batch.group_B) if batch.group_B is not None else ():
-            spread = float(np.ptp(raw_B[inside])) > close
+            least = 1e-5 * max(1.0, float(np.abs(reward_B[inside]).max()))
+            spread = float(np.ptp(raw_B[inside])) > least
             total += spread
-            lost += spread and float(np.ptp(reward_B[inside])) <= close
+            lost += spread and float(np.ptp(reward_B[inside])) <= least
     stated = case.algorithm.value(*_STATED)
     sides = [f"at most {high:.4g}"] * bool(above.any()) + [f"at least {low:.4g}"] * bool(below.any())
     bad = stated is None and total > 0 and lost >= LOST * total
@@ -55,8 +60,7 @@ def cut_off(case: Case) -> Finding | None:
         "warning" if bad else "info",
         f"rewards are cut off: they are {' and '.join(sides)}, and the judge gave {float(raw.min()):.4g} to "
         f"{float(raw.max()):.4g}" + (f"; {lost} of {total} groups lose their spread by it" if lost else ""),
-        batch.laid.where("reward", sample=int(np.flatnonzero(np.abs(each[0][1] - each[0][2]) > close)[0])
-                         if (np.abs(each[0][1] - each[0][2]) > close).any() else 0),
+        batch.laid.where("reward", sample=int(np.argmax(np.abs(each[0][1] - each[0][2])))),
         shown("samples at a bound that had more", share(int(cut.sum()), len(cut))),
         shown("groups whose raw rewards differ and whose rewards do not", share(lost, total), "0"),
         *([] if stated is None else [shown("clip of rewards that is stated", str(stated))]),

@@ -283,6 +283,8 @@ def scale_leaps(log: RunLog) -> Finding | None:
     if at is None or _leap(mean) != at:
         return None
     before, after = (median(map(abs, each)) for each in (scale.values[:at], scale.values[at:]))
+    # Rewards that are 0 in most steps have no median to be held against.
+    before = before or max(map(abs, scale.values[:at]))
     times = after / before
     # Rewards differ from batch to batch: a factor of ten is told from what they make of it.
     ten = 10.0 ** round(math.log10(times))

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from replay_core.diagnose.algorithm import aggregation, divides_by_update, of_loss, stated_number
+from replay_core.diagnose.algorithm import RESPONSE_LIMITS, aggregation, divides_by_update, of_loss, stated_number
 from replay_core.diagnose.batch import StepBatch, largest_advantage
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
@@ -306,11 +306,19 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
     return None
 
 
+#: Words for a sum over a constant, whole: `token_norm` or `batch-normalized` divides by what is counted.
+_OVER_A_CONSTANT = frozenset({
+    "seq_mean_token_sum_norm", "token_sum_norm", "sum_norm", "dr_grpo", "drgrpo", "constant", "const",
+    "token_sum_const",
+    "token_sum_constant", "seq_mean_token_sum_const", "constant_norm", "fixed_norm",
+})  # fmt: skip
+
+
 def _stated_constant(batch: StepBatch, stated: str) -> float | None:
     """What the run states that a response's sum is divided by, where its loss is stated to be such a sum."""
-    if not any(word in stated for word in ("dr_grpo", "drgrpo", "dr.grpo", "norm", "const")):
+    if stated.replace("-", "_").replace(".", "_") not in _OVER_A_CONSTANT:
         return None
-    return stated_number(batch.laid.stated, *_CONSTANTS, *_LIMITS)
+    return stated_number(batch.laid.stated, *_CONSTANTS, *RESPONSE_LIMITS)
 
 
 def _leaves_out_weights(batch: StepBatch, parts: list[_MicroLoss]) -> bool:
@@ -551,7 +559,8 @@ def _recomputed(batch: StepBatch) -> list[_Recomputed]:
                     {**slots, _LONGEST: total / longest, shared: total / longest / max(part.micros, 1),
                      _SUMMED: mean * samples}, part.widths, exact, kind, part.micros,
                     total / part.value / max(samples, 1) if part.update_samples > samples > 0 else 0.0,
-                    total / part.value / max(samples, 1), part.longest, stated_number(batch.laid.stated, *_LIMITS),
+                    total / part.value / max(samples, 1), part.longest,
+                    stated_number(batch.laid.stated, *RESPONSE_LIMITS),
                     stated_number(batch.laid.stated, *_CONSTANTS), aggregation(batch.laid.algorithm),
                 )
             )  # fmt: skip
@@ -642,8 +651,6 @@ def _mistake(off: list[_Recomputed]) -> Iterator[tuple[str, str, list[Evidence]]
 
 
 #: How runs state the longest response, and what the loss of a response is divided by.
-_LIMITS = ("max_response_length", "max_completion_length", "max_new_tokens", "generate_max_len",
-           "rollout_max_response_len", "response_length")  # fmt: skip
 _CONSTANTS = ("loss_scale_factor", "loss_norm_constant", "loss_divisor", "token_sum_constant")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import is_clipped
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -118,14 +119,18 @@ def _is_unlike(batch: StepBatch, logged: Logged, found: Surrogate) -> bool:
 def _another_range(batch: StepBatch, one: Surrogate, every: list[tuple[StepBatch, Surrogate]]) -> Finding | None:
     stated = given(batch.laid.algorithm.clip_range)
     how = "not clipped" if one.clip is None else f"made with a clip range of {one.clip[0]:g} and {one.clip[1]:g}"
-    return error(
+    meant = one.clip is None and not is_clipped(batch.laid.algorithm)
+    return finding(
+        "info" if meant else "error",
         f"the policy loss is {how}, and the run states {stated[0]:g}"
         + (f" and {stated[1]:g}" if stated[1] != stated[0] else ""),
         batch.laid.where("advantages", sample=0),
         shown("steps whose losses it makes, and the stated range does not", len(every)),
         shown("agree to", CLOSE),
         link="ratio",
-        cause="the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
+        cause="right where the loss that is stated is not clipped: the range is a default it leaves alone"
+        if meant
+        else "the clip range that is configured does not reach the loss, or the unclipped surrogate is what is "
         "averaged",
         steps=[each.step for each, _ in every],
     )
@@ -618,7 +623,7 @@ def kl_term(case: Case) -> Finding | None:
         logged, p_N, r_N, both_N = parts
         if np.abs(p_N - r_N).max(initial=0.0) < MOVED:
             continue
-        stated, first, looked = stated or batch.laid.algorithm.kl_estimator, first or batch, looked + 1
+        stated, first, looked = stated or batch.laid.algorithm.loss_kl_estimator, first or batch, looked + 1
         steps += [] if batch.step is None else [batch.step]
         # Samples are of the old policy: an unbiased estimator is weighed with the ratio.
         old = batch.columns.of("old_logprobs")

@@ -279,10 +279,11 @@ def estimator(batch: StepBatch) -> Finding | None:
         ]
         # Numbers in float32 may have been computed in less.
         stored = "bfloat16" if is_rounded(recorded.values_N[both_N]) else recorded.dtype
+        close = _CLOSE.get(stored, 1e-3)
         found = named_estimator(recorded.values_N[both_N], policy.values_N[both_N], ref.values_N[both_N], *weights,
-                                close=_CLOSE.get(stored, 1e-3))  # fmt: skip
+                                close=close)  # fmt: skip
         if found is not None and not found[1]:
-            return _not_the_stated(batch, recorded, policy, both_N, found[0], ref, weights)
+            return _not_the_stated(batch, recorded, policy, both_N, found[0], ref, weights, close)
         best = best or found
         lowest = float(recorded.values_N[both_N].min())
         if found is None:
@@ -300,7 +301,7 @@ def estimator(batch: StepBatch) -> Finding | None:
         )
     return finding(
         # Another estimator is wrong where one of these is stated, and may be meant where none is.
-        "warning" if batch.laid.algorithm.kl_estimator else "info",
+        "warning" if batch.laid.algorithm.loss_kl_estimator else "info",
         "the recorded KL is not k1, k2, k3 (clamped or not) or |log ratio| of policy and reference",
         place,
         shown("smallest recorded KL", lowest, "k2 and k3 are never negative", recorded.source),
@@ -314,10 +315,17 @@ def _is_coarse(column: Column) -> bool:
 
 
 def _not_the_stated(
-    batch: StepBatch, recorded: Column, policy: Column, both_N: Array, name: str, ref: Column, ratios: list[Array]
+    batch: StepBatch,
+    recorded: Column,
+    policy: Column,
+    both_N: Array,
+    name: str,
+    ref: Column,
+    ratios: list[Array],
+    close: float,
 ) -> Finding | None:
     """A recorded KL that an estimator makes, where the run states another and that one does not make it."""
-    stated = batch.laid.algorithm.kl_estimator
+    stated = batch.laid.algorithm.loss_kl_estimator
     # Some record one to look at, and hold the policy by another: what the loss holds is what counts.
     logged = logged_of(batch, "kl_loss", fewest=1)
     told_N = np.where(recorded.said_N, np.nan_to_num(recorded.values_N), 0.0)
@@ -331,7 +339,7 @@ def _not_the_stated(
         for times in (1.0, *ratios):
             off_N = np.abs(recorded.values_N[both_N] - times * expected)
             # As long as the policy is near its reference k2 and k3 are one.
-            if (off_N > 1e-5 + 1e-3 * np.abs(expected)).sum() < FEWEST:
+            if (off_N > 1e-5 + close * np.abs(expected)).sum() < FEWEST:
                 return None
     return error(
         f"the recorded KL is {name}, and the run states {stated}",
@@ -402,7 +410,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         bad = [point for point in series.points if point.value < K3_FLOOR]
         negative = [value for value in values if value < 0]
         # What the run states is of its KL loss, and of what is logged under that name.
-        stated = log.algorithm.kl_estimator if "loss" in series.name and series.signal == "kl" else ""
+        stated = log.algorithm.loss_kl_estimator if "loss" in series.name and series.signal == "kl" else ""
         one = "k3" if series.formula == "k3" else stated if stated in ("k2", "k3") else ""
         if one and bad and _is_rounded(values):
             yield info(
@@ -440,7 +448,7 @@ def kl_sign(log: RunLog) -> Iterator[Finding]:
         elif _of_a_loss(series) and negative and min(values) < K1_MEAN:
             yield finding(
                 # Stated, it is what was asked for; it is as true then.
-                "info" if log.algorithm.kl_estimator == "k1" else "warning",
+                "info" if log.algorithm.loss_kl_estimator == "k1" else "warning",
                 f"the KL of the loss is the estimator k1 (the plain log ratio): {series.name} is negative in "
                 f"{len(negative)} of {len(values)} steps",
                 series.between(under=0),

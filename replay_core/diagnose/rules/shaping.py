@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replay_core.diagnose.algorithm import adapts_kl_in_rewards, kl_in_rewards_estimator
 from replay_core.diagnose.algorithm import kl_in_rewards as kl_in_rewards_coefficient
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
@@ -73,6 +74,8 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
     raise Skip("rewards and scores differ by no KL estimator of the recorded log-probabilities")
 
 
+#: What a number is rounded by, in shares of it, by the precision it is stored in.
+ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 _PENALTIES = {"k1": kl.k1, "k3": kl.k3, "k2": kl.k2, "|log r|": kl.absolute}
 
 
@@ -86,6 +89,22 @@ def _weight(x: Array, y: Array) -> float | None:
     return beta if left <= LEFT * float(np.sqrt((y * y).mean())) else None
 
 
+#: A share of what the stated weight would take that is nothing beside it.
+NOTHING = 1e-2
+
+
+def _is_none(batch: StepBatch, rewards: Column, y: Array, both_N: Array, stated: float) -> bool:
+    """Whether rewards are scores by far nearer than the stated weight leaves them, at the tokens where even the
+    smallest estimator's penalty is told from the rounding of the reward.
+    """
+    policy, ref = given(batch.trainer), given(batch.columns.of("ref_logprobs"))
+    p, r = policy.values_N[both_N], ref.values_N[both_N]
+    least = stated * np.min([np.abs(estimate(p, r)) for estimate in _PENALTIES.values()], axis=0)
+    rounding = ROUNDED.get(rewards.dtype, 1e-7) * np.abs(rewards.values_N[both_N])
+    tells = NOTHING * least > rounding
+    return bool(tells.sum() >= FEWEST and np.abs(y)[tells].sum() <= NOTHING * least[tells].sum())
+
+
 @rule("D51", "the KL penalty in the rewards is not the stated one", link="rewards", scope="case",
       explains=("L08", "L10", "D107"), lasts=True,
       source="verl apply_kl_penalty (kl_ctrl, kl_penalty), OpenRLHF init_kl_coef")  # fmt: skip
@@ -93,15 +112,14 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
     """Token rewards less token scores, in 2 steps and more, as -beta KL of policy and reference over the tokens that
     count: an error where beta is one number in all of them (to 2 %) and more than 5 % off the coefficient that the run
     states for a KL in its rewards; and where the run states an estimator (k1, k2, k3, |log r|) and another alone
-    makes them; or where nothing is subtracted at all. Silent where the controller is adaptive.
+    makes them; or where nothing is subtracted at all. Silent where the controller is adaptive: by its type, and without
+    one by its target.
     """
     algorithm = case.algorithm
-    stated, named = kl_in_rewards_coefficient(algorithm), algorithm.kl_estimator
+    stated, named = kl_in_rewards_coefficient(algorithm), kl_in_rewards_estimator(algorithm)
     if stated is None:
         raise Skip("needs a run that states a KL in its rewards, and its coefficient")
-    word = algorithm.word("kl_ctrl", "kl_ctrl.type", "type")
-    skip_if("adaptive" in word or algorithm.number("kl_target", "target_kl", "horizon") is not None,
-            "the weight of the KL is adaptive")  # fmt: skip
+    skip_if(adapts_kl_in_rewards(algorithm), "the weight of the KL is adaptive")
     found: list[tuple[StepBatch, str, float]] = []
     looked, none = 0, 0
     for batch in case.batches():
@@ -116,7 +134,7 @@ def kl_in_rewards_stated(case: Case) -> Finding | None:
         if both_N.sum() < FEWEST or apart < APART or not np.isfinite(y).all():
             continue
         looked += 1
-        if not np.abs(y).max() > 1e-9:
+        if not np.abs(y).max() > 0 or (stated and _is_none(batch, rewards, y, both_N, stated)):
             none += 1
             continue
         every = {

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
-from replay_core.diagnose.algorithm import aggregation, kl_weight, largest_norm, of_loss
+from replay_core.diagnose.algorithm import RESPONSE_LIMITS, aggregation, kl_weight, largest_norm, of_loss, stated_number
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Scalar
@@ -202,44 +203,92 @@ def _part(value: float, mean: float) -> int:
     return round(parts) if abs(parts - round(parts)) <= CLOSE * abs(parts) else 0
 
 
+#: How far micro-batches, and steps, lie apart by their tokens for each sample before a width is told from them; and how
+#: near a whole number every width is: of a thousand slots, a thousandth would let any number be one.
+APART, WHOLE = 2e-2, 0.1
+_WIDE = ("response_mask", "loss_mask", "input_ids", "log_probs", "old_log_probs", "advantages")
+
+
+class _Slots(Struct, frozen=True):
+    """One micro-batch's term: what its sum is divided by for each sample, and what it may be divided by."""
+
+    batch: StepBatch
+    scalar: Scalar
+    width: float
+    mean: float
+    samples: int
+    tokens: float
+    of_step: float
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is the sum over the update's tokens, by a whole number of ranks, micro-batches or updates."""
+        times = self.of_step / (self.width * self.samples)
+        return any(abs(one - round(one)) <= 2 * CLOSE * one for one in (times, 1 / times))
+
+
+def _told_apart(values: list[float]) -> bool:
+    return max(values) - min(values) > APART * max(values)
+
+
 def over_slots(case: Case) -> Finding | None:
-    """The logged KL loss (or entropy loss) of 4 micro-batches and more as the sum over tokens that count, divided by
-    every slot of the padded responses: one whole number of slots for each sample, no response longer, where the run
-    states a mean for its loss and no mean over tokens makes it.
+    """The logged KL loss (or entropy loss) of 4 micro-batches and more, in 2 steps and more whose tokens differ, as the
+    sum over tokens that count, divided by every slot of the padded responses: one whole number of slots for each
+    sample, from the longest response to the recorded row (or the stated limit), where the run states a mean for its
+    loss and no mean over tokens makes it, of the micro-batch's or of the update's.
     """
     for name, what in (("kl_loss", "KL"), ("entropy_loss", "entropy")):
-        each: list[tuple[StepBatch, Scalar, float, float, int]] = []
-        means = told = 0
+        each: list[_Slots] = []
+        means = told = longest = widest = 0
         for batch in case.batches():
             stated = aggregation(batch.laid.algorithm) or str(of_loss(batch.laid.flags, "reduction"))
             if not stated.endswith(("-mean", "_mean")):
                 return None
             for scalar, sums, by_mean, samples in _means(batch, name):
                 told += 1
-                parts = [_part(scalar.value, mean) for mean in by_mean]
-                if any(parts):
+                if any(_part(scalar.value, mean) for mean in by_mean):
                     means += 1
                     continue
-                each.append((batch, scalar, sums / scalar.value / samples, by_mean[0], samples))
-        if told < FEWEST or 2 * means > told or len(each) < FEWEST:
+                counts_B = batch.flat.count(given(batch.trained_N))
+                longest, widest = max(longest, int(counts_B.max(initial=0))), max(widest, _widest(batch))
+                tokens, whole = sums / by_mean[0] / samples, float(counts_B.sum())
+                each.append(_Slots(batch, scalar, sums / scalar.value / samples, by_mean[0], samples, tokens, whole))
+        steps = {one.batch.step: one.of_step for one in each}
+        if told < FEWEST or 2 * means > told or len(each) < FEWEST or len(steps) < STEPS:
             continue
-        width = round(float(np.median([one[2] for one in each])))
-        longest = max(int(batch.flat.count(given(batch.trained_N)).max(initial=0)) for batch, *_ in each)
-        if not width >= longest or any(abs(one[2] - width) > CLOSE * width for one in each):
+        width = round(median(one.width for one in each))
+        near = min(CLOSE * width, WHOLE)
+        if not longest <= width <= widest or any(abs(one.width - width) > near for one in each):
             continue
-        batch, scalar, _, mean, samples = each[0]
+        # Of lengths that are alike a coefficient, and of steps that are, the update's own mean, comes to a width.
+        if not _told_apart([one.tokens for one in each]) or not _told_apart(list(steps.values())):
+            continue
+        if all(one.is_shared for one in each):
+            continue
+        one = each[0]
         return warning(
             f"the {what} loss is averaged over padding: the sum over tokens that count is divided by every slot of the "
-            f"padded responses ({samples} x {width})",
-            batch.laid.where_record(scalar.record, scalar.name),
-            shown(scalar.name, scalar.value, f"{mean:.6g}, the mean over tokens that count"),
+            f"padded responses ({one.samples} x {width})",
+            one.batch.laid.where_record(one.scalar.record, one.scalar.name),
+            shown(one.scalar.name, one.scalar.value, f"{one.mean:.6g}, the mean over tokens that count"),
             shown("micro-batches that agree", len(each)),
             link="ref" if what == "KL" else "loss",
             cause=f"the {what} is masked and then averaged with a plain mean, padding's zeros and all: the shorter the "
-            f"responses are, the less it weighs; its coefficient is worth {scalar.value / mean:.3g} of what is stated",
-            steps=sorted({one[0].step for one in each if one[0].step is not None}),
+            f"responses are, the less it weighs; its coefficient is worth {one.scalar.value / one.mean:.3g} of what is "
+            "stated",
+            steps=sorted(step for step in steps if step is not None),
         )
     return None
+
+
+def _widest(batch: StepBatch) -> int:
+    """Slots of a response at most: of the recorded rows, or the stated limit; 0 where neither is known."""
+    rows = [
+        ref.shape[1] for sheet, _ in batch.columns.sheets for name in _WIDE for ref in sheet.refs(name) or ()
+        if len(ref.shape) == 2
+    ]  # fmt: skip
+    limit = stated_number(batch.laid.stated, *RESPONSE_LIMITS)
+    return max(*rows, int(limit or 0), 0)
 
 
 def _means(batch: StepBatch, name: str) -> Iterator[tuple[Scalar, float, tuple[float, ...], int]]:
@@ -256,7 +305,7 @@ def _means(batch: StepBatch, name: str) -> Iterator[tuple[Scalar, float, tuple[f
     elif name == "kl_loss" and policy is not None and ref is not None:
         both_N = batch.pair(policy, ref)
         p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
-        stated = ESTIMATORS.get(batch.laid.algorithm.kl_estimator) or ESTIMATORS.get(
+        stated = ESTIMATORS.get(batch.laid.algorithm.loss_kl_estimator) or ESTIMATORS.get(
             str(of_loss(batch.laid.flags, "kl_estimator"))
         )
         if stated is None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from replay_core.diagnose import trends
-from replay_core.diagnose.algorithm import Algorithm, kl_weight
+from replay_core.diagnose.algorithm import Algorithm, is_clipped, kl_weight
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
@@ -162,10 +162,13 @@ class _Made(Struct, frozen=True):
             )  # fmt: skip
         assert stated is not None
         if odd == "unclipped":
-            return error(
+            return finding(
+                "error" if is_clipped(self.algorithm) else "info",
                 f"the loss is not clipped, and the run states a range of 1 - {stated[0]:g} to 1 + {stated[1]:g}",
                 place, *evidence, link="ratio",
-                cause="the clipped loss is computed and not used, or the range is ignored",
+                cause="the clipped loss is computed and not used, or the range is ignored"
+                if is_clipped(self.algorithm)
+                else "right where the loss that is stated is not clipped: the range is a default it leaves alone",
             )  # fmt: skip
         return error(
             f"the loss is clipped at 1 - {low:g} and 1 + {high:g}, and the run states {stated[0]:g} and {stated[1]:g}"

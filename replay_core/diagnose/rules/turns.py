@@ -20,9 +20,10 @@ FEWEST, MOSTLY = 4, 0.95
       explains=("D19", "D41", "L08", "L09"),
       source="slime and verl agent loops: loss_mask 1 on all that the policy wrote, 0 on tool output")  # fmt: skip
 def left_out(case: Case) -> Finding | None:
-    """Responses in which tokens the engine sampled (a rollout log-probability other than 0) stand on both sides of
-    tokens it did not (tool output): a warning where in 95 % of them (4 and more) no token before the last such gap
-    counts, all after it do, and that is so in every step; worth knowing where the run states it.
+    """Responses in which tokens the engine sampled (a rollout log-probability other than 0) stand on both sides of 2
+    and more it did not (tool output): a warning where in 95 % of them (4 and more) no token before the last such gap
+    counts, all after it do, and that is so in every step; worth knowing where the run states it. Tokens that count in
+    another row that begins alike (a row for each turn of a trajectory) are not left out.
     """
     turns = alone = tokens = kept = 0
     first: tuple[StepBatch, int] | None = None
@@ -33,13 +34,17 @@ def left_out(case: Case) -> Finding | None:
             continue
         sampled_N = response_N & rollout.said_N & (rollout.values_N != 0)
         here = 0
+        keys_N = _beginnings(batch)
+        elsewhere_N = sampled_N & ~trained_N & np.isin(keys_N, keys_N[trained_N])
         for span in batch.flat.spans:
             early_T = _before_the_last_gap(sampled_N[span], (response_N & ~sampled_N)[span])
-            if early_T is None:
+            # Of a trajectory with a row for each turn, what came before counts in the rows of its own turns.
+            if early_T is None or not (early_T & ~elsewhere_N[span]).any():
                 continue
             turns += 1
             counted_T = trained_N[span]
-            late_T = sampled_N[span] & ~early_T
+            early_T &= ~elsewhere_N[span]
+            late_T = sampled_N[span] & ~early_T & ~elsewhere_N[span]
             if not counted_T[early_T].any() and counted_T[late_T].all():
                 alone, here = alone + 1, here + 1
                 tokens, kept = tokens + int(early_T.sum()), kept + int(late_T.sum())
@@ -64,14 +69,33 @@ def left_out(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
+def _beginnings(batch: StepBatch) -> Array:
+    """A number for every token [N] that stands for the tokens of its sample up to it: alike where these are."""
+    tokens_N = batch.tokens_N
+    if tokens_N is None:
+        return np.arange(int(batch.flat.lengths_B.sum()))
+    powers = np.cumprod(np.full(int(batch.flat.lengths_B.max(initial=0)) + 1, 0x9E3779B97F4A7C15, dtype=np.uint64))
+    weighed_N = (tokens_N.astype(np.uint64) + np.uint64(1)) * powers[batch.flat.position_N]
+    sums_N = np.cumsum(weighed_N)  # wraps around, as the differences do
+    before_B = (sums_N - weighed_N)[np.minimum(batch.flat.starts_B, max(len(sums_N) - 1, 0))]
+    found_N: Array = sums_N - np.repeat(before_B, batch.flat.lengths_B)
+    return found_N
+
+
+#: Tokens in a row that the engine did not sample before they are tool output: one alone may be of probability 1.
+GAP = 2
+
+
 def _before_the_last_gap(sampled_T: Array, other_T: Array) -> Array | None:
-    """Sampled tokens before the last run of tokens that were not; None where there are none on one of its sides."""
+    """Sampled tokens before the last gap of tokens that were not; None where there are none on one of its sides."""
     at = np.flatnonzero(sampled_T)
     if len(at) < 2:
         return None
     inside = np.flatnonzero(other_T)
     inside = inside[(inside > at[0]) & (inside < at[-1])]
-    if not len(inside):
+    runs = np.split(inside, np.flatnonzero(np.diff(inside) > 1) + 1)
+    gaps = [run for run in runs if len(run) >= GAP]
+    if not gaps:
         return None
-    early_T: Array = sampled_T & (np.arange(len(sampled_T)) < inside[-1])
+    early_T: Array = sampled_T & (np.arange(len(sampled_T)) < gaps[-1][-1])
     return early_T

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from replay_core.diagnose.advantage_variants import held_together
-from replay_core.diagnose.algorithm import normalises_later, stated_number
+from replay_core.diagnose.algorithm import demands_whitening, stated_number, whitening
 from replay_core.diagnose.batch import StepBatch
 from replay_core.diagnose.case import Case
 from replay_core.diagnose.columns import Column
@@ -51,11 +51,12 @@ def otherwise_than_stated(case: Case) -> Finding | None:
     themselves, which are a line of them) are solved for their discount over all tokens: R(t) = r(t) + gamma R(t+1),
     exact to 1e-3. An error where gamma is stated and another. Then advantages are held against returns (less values,
     with a critic): they as they are, centred, divided by the std, whitened over the tokens that count, over each
-    response's, each rank's or each micro-batch's alone, and each of these with one factor on one sign. An error where
-    REINFORCE++ is stated and they are not whitened, a warning where `adv_estimator` is GAE (verl, OpenRLHF and SkyRL
-    whiten what they record), unless a switch says that it is off or done later; a warning where they are whitened
-    response by response, or one sign has a factor; where ranks or micro-batches are whitened on their own, a warning
-    if an estimator is stated, else worth knowing. Silent where none of these makes them.
+    response's, each rank's or each micro-batch's alone, and each of these with one factor on one sign. An error
+    where they are stated to be whitened and are not, or REINFORCE++ is and no switch says that it is off or done
+    later in the loss; a warning where `adv_estimator` is GAE and none does (verl, OpenRLHF and SkyRL whiten what
+    they record); a warning where they are whitened response by response, or one sign has a factor; where ranks or
+    micro-batches are whitened on their own, a warning if an estimator is stated, else worth knowing. Silent where
+    none of these makes them.
     """
     told = [one for batch in case.batches() for one in [_told(batch)] if one is not None]
     skip_if(len(told) < STEPS, f"needs advantages of tokens and what they are made of, in {STEPS} steps")
@@ -117,29 +118,28 @@ _CAUSES = {
 
 def _not_whitened(one: _StepMade, how: str, evidence: list[Evidence], steps: list[int | None]) -> Finding | None:
     algorithm = one.batch.laid.algorithm
-    later = normalises_later(algorithm)
-    is_reinforce = algorithm.estimator.startswith("reinforce++")
+    told = whitening(algorithm)
     is_gae = one.has_critic and algorithm.estimator == "gae"
     # Already of mean 0 and std 1, whitening would change nothing.
-    if abs(one.mean) < CENTRED and abs(one.std - 1) < UNIT:
+    if told == "off" or (abs(one.mean) < CENTRED and abs(one.std - 1) < UNIT):
         return None
     made = "returns - values" if one.has_critic else "the returns"
     words = {
         "raw": f"they are {made} as they are", "centred": f"only the mean is subtracted from {made}",
         "scaled": f"{made} are divided by their std, and no mean is subtracted",
     }[how]  # fmt: skip
-    sure = is_reinforce and later is not False
-    likely = is_gae and later is None and algorithm.value("adv_estimator", "advantage_estimator") is not None
+    sure = demands_whitening(algorithm)
+    likely = is_gae and not told and algorithm.value("adv_estimator", "advantage_estimator") is not None
     place = one.batch.laid.where("advantages", sample=0)
     if not sure and not likely:
-        if is_gae or not algorithm.estimator:
+        if told == "later" or is_gae or not algorithm.estimator:
             return info(
                 f"advantages are not whitened: {words}", place, *evidence,
                 cause="right where that is meant, or where they are normalised later, in the loss (CleanRL)",
                 steps=steps,
             )  # fmt: skip
         return None
-    name = "REINFORCE++" if sure else "GAE"
+    name = "that they are" if told else "REINFORCE++" if sure else "GAE"
     return finding(
         "error" if sure else "warning",
         f"advantages are not whitened over the batch, and the run states {name}: {words} (std {one.std:.3g})",
@@ -252,12 +252,19 @@ def _solved(batch: StepBatch, column: Column, counted_N: Array, *, free: bool) -
 
 def _to_come(batch: StepBatch, counted_N: Array, gamma: float) -> Array:
     """The discounted reward to come of every token that counts [N]."""
-    rewards_N, sample_N = given(_rewards_N(batch)), batch.flat.sample_N
-    out_N, coming, sample = np.zeros(counted_N.size), 0.0, -1
-    for place in np.flatnonzero(counted_N)[::-1]:
-        coming = rewards_N[place] + gamma * (coming if sample_N[place] == sample else 0.0)
-        sample = sample_N[place]
-        out_N[place] = coming
+    rewards_N, at = given(_rewards_N(batch)), np.flatnonzero(counted_N)
+    rows, sizes = np.unique(batch.flat.sample_N[at], return_counts=True)
+    out_N = np.zeros(counted_N.size)
+    if not len(at):
+        return out_N
+    # One column from the end at a time, of all responses: the last token of each stands in column 0.
+    back_K = np.repeat(np.cumsum(sizes), sizes) - 1 - np.arange(len(at))
+    row_K = np.repeat(np.arange(len(rows)), sizes)
+    grid = np.zeros((int(sizes.max()), len(rows)))
+    grid[back_K, row_K] = rewards_N[at]
+    for column in range(1, len(grid)):
+        grid[column] += gamma * grid[column - 1]
+    out_N[at] = grid[back_K, row_K]
     return out_N
 
 
@@ -307,19 +314,26 @@ def _parts(batch: StepBatch, rows_K: Array) -> Iterator[tuple[str, Array]]:
 
 def _of_parts(a_K: Array, x_K: Array, part_K: Array, close: float, how: str) -> str | None:
     """What is said where each part's advantages are whitened with its own mean and std."""
-    fits = looked = 0
-    for part in np.unique(part_K):
-        inside = part_K == part
-        x, a = x_K[inside], a_K[inside]
-        if inside.sum() < OF_A_ROW or not x.std() > 1e-6 * max(float(np.abs(x).max()), 1e-12):
-            continue
-        looked += 1
-        white = (x - x.mean()) / x.std()
-        gain = float(white @ a) / max(float(white @ white), 1e-30)
-        # Of a few tokens n and n - 1 are far apart.
-        least = np.sqrt((len(x) - 1) / len(x)) - UNIT
-        fits += bool(least <= gain <= 1 + UNIT and (np.abs(a - gain * white) <= 2 * close).all())
-    if looked < (ROWS if how == "response" else 2) or fits < looked:
+    least = ROWS if how == "response" else 2
+    # A batch may have thousands of parts: the sums of all are made at once.
+    _, number_K, sizes_P = np.unique(part_K, return_inverse=True, return_counts=True)
+
+    def sums(values_K: Array) -> Array:
+        return np.bincount(number_K, weights=values_K, minlength=len(sizes_P))
+
+    mean_P = sums(x_K) / sizes_P
+    white_K = x_K - mean_P[number_K]
+    std_P = np.sqrt(sums(white_K * white_K) / sizes_P)
+    largest_P = np.zeros(len(sizes_P))
+    np.maximum.at(largest_P, number_K, np.abs(x_K))
+    tells_P = (sizes_P >= OF_A_ROW) & (std_P > 1e-6 * np.maximum(largest_P, 1e-12))
+    if tells_P.sum() < least:
+        return None
+    white_K /= np.where(tells_P, std_P, 1.0)[number_K]
+    gain_P = sums(white_K * a_K) / np.maximum(sums(white_K * white_K), 1e-30)
+    # Of a few tokens n and n - 1 are far apart.
+    within_P = (gain_P >= np.sqrt((sizes_P - 1) / sizes_P) - UNIT) & (gain_P <= 1 + UNIT)
+    if not within_P[tells_P].all() or (np.abs(a_K - gain_P[number_K] * white_K) > 2 * close)[tells_P[number_K]].any():
         return None
     words = {"response": "response by response", "rank": "rank by rank", "micro-batch": "in each micro-batch alone"}
     return (

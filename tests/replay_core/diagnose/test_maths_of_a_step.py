@@ -31,6 +31,9 @@ class Made:
         self.size, self.gamma, self.lam, self.ranks = 4, 1.0, 0.95, 2
         self.beta, self.eps, self.unbiased, self.updates, self.mean = 0.05, 1e-6, True, 1, "token-mean"
         self.kl_type, self.cap, self.clip, self.rewards_of = "low_var_kl", 0.0, (0.2, 0.2), "real"
+        self.told: dict[str, Any] = {}
+        self.kl_times, self.equal, self.shared = 1.0, False, False
+        self.untold: tuple[str, ...] = ()
         self.__dict__.update(settings)
 
     def flags(self) -> dict[str, Any]:
@@ -57,7 +60,7 @@ class Made:
             told["norm_adv_by_std_in_grpo"] = True
         if self.algorithm == "grpo":
             told |= {"use_kl_loss": True, "kl_loss_coef": self.beta, "kl_loss_type": self.kl_type}
-        return told
+        return {name: value for name, value in (told | self.told).items() if name not in self.untold}
 
     def write(self, path: Path, steps: int = 3, *, stated: bool = True) -> Path:
         with Recorder(path, flags=self.flags() if stated else {}) as recorder:
@@ -67,7 +70,7 @@ class Made:
 
     def _step(self, recorder: Recorder, step: int) -> None:
         rng, total = self.rng, 24
-        length = rng.integers(4, WIDTH + 1, total)
+        length = np.full(total, WIDTH) if self.equal else rng.integers(4, WIDTH + 1, total)
         mask = (np.arange(WIDTH) < length[:, None]).astype(float)
         group = np.arange(total) // self.size
         if self.algorithm in ("ppo", "rpp"):
@@ -83,9 +86,15 @@ class Made:
         raw = score
         if self.wrong == "capped":
             score = np.minimum(raw, 0.2)
+        if self.wrong == "all 0":
+            score = 0 * raw
+        if self.wrong == "squashed":
+            raw = np.exp(rng.normal(1.5, 2.0, total))
+            raw[0] = 1e6
+            score = raw / (raw + 20)
         scores = np.zeros((total, WIDTH))
         scores[np.arange(total), length - 1] = score
-        beta = self.beta * (10 if self.wrong == "beta" else 1)
+        beta = self.beta * {"beta": 10, "no beta": 1e-5}.get(self.wrong, 1)
         penalty = np.abs(old - ref) if self.wrong == "abs in rewards" else old - ref
         rewards = scores - beta * penalty * mask if self.algorithm in ("ppo", "rpp") else scores
         values = returns = None
@@ -133,6 +142,8 @@ class Made:
             loss = -np.clip(ratio, 1 - low, 1 + high) * advantages * new
         else:
             loss = np.maximum(-advantages * ratio, -advantages * np.clip(ratio, 1 - low, 1 + high))
+        if self.wrong == "unclipped":
+            loss = -advantages * ratio
         if weights is not None:
             loss = loss * {"weights unused": 1.0, "weights twice": weights**2}.get(self.wrong, weights)
         k = new - ref
@@ -145,6 +156,8 @@ class Made:
             inside = (some * mask)[rows]
             if self.algorithm == "drgrpo" and self.wrong != "mean for constant":
                 return float(inside.sum() / (len(inside) * WIDTH))
+            if self.shared:
+                return float(inside.sum() * self.ranks / mask.sum())
             return float(inside.sum() / mask[rows].sum())
 
         def padded(some: np.ndarray) -> torch.Tensor:
@@ -168,7 +181,7 @@ class Made:
                                "token_level_rewards": padded(rewards[rows]).float()}  # fmt: skip
                 if self.algorithm in ("ppo", "rpp", "grpo"):
                     fields["ref_log_prob"] = padded((ref * mask)[rows]).float()
-                if self.wrong in ("capped", "capped, stated"):
+                if self.wrong in ("capped", "capped, stated", "all 0", "squashed"):
                     fields["raw_rewards"] = torch.tensor(raw[rows]).float()
                 record("trajectory", input_ids=tokens, attention_mask=attention, response_mask=response, **fields)
                 if values is not None and returns is not None:
@@ -191,7 +204,7 @@ class Made:
                         terms["rollout_is_weights"] = padded(weights[at]).float()
                     if with_kl:
                         slots = (kl * mask)[at].sum() / (half * WIDTH)
-                        of_kl = float(slots) if self.wrong == "padded kl" else mean(kl, at)
+                        of_kl = float(slots) if self.wrong == "padded kl" else self.kl_times * mean(kl, at)
                         terms |= {"kl": padded(kl[at]).float(), "kl_loss": torch.tensor(of_kl)}
                     record("loss", terms, micro=micro, epoch=1)
                     if values is not None and returns is not None:
