@@ -16,6 +16,7 @@ from replay_core import naming, pages
 from replay_core.compare.judging import (
     algebra,
     attention_again,
+    attention_otherwise,
     contributions,
     key_order,
     odd_rows,
@@ -127,6 +128,10 @@ class OfRanks:
         self._gradients: dict[tuple[str | None, str], tuple[int, TensorRef]] = {}
         self._step: int | None = None
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
+        #: Of a micro-batch, what went into attention and is the other run's; and of a step, what did before its first
+        #: activation that is off.
+        self._into_attention: dict[Any, list[HeldByRanks]] = defaultdict(list)
+        self._attended: dict[int | None, list[HeldByRanks]] = {}
 
     # What is not finite is told as such, and arithmetic with it says nothing.
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
@@ -141,7 +146,7 @@ class OfRanks:
         if row.key.step != self._step:
             # Of a step before this one nobody asks what its micro-batches held.
             self._step = row.key.step
-            for known in (self._off_micro, self._last, self._heads):
+            for known in (self._off_micro, self._last, self._heads, self._into_attention):
                 known.clear()
         self._note_tokens(together, row)
         if held is None:
@@ -193,6 +198,7 @@ class OfRanks:
                     self._note_first(row, theirs[1], ours[1], held, micro_pair)
             if row.name.startswith("param."):
                 self._explain_first_sum(row, held, micro_pair)
+                self._explain_attention(row, held, micro_pair)
                 self._explain_first(row, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
@@ -481,6 +487,7 @@ class OfRanks:
         off_NH = None
         ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
         self._into_first[row.key.step] = held, self._slices[row.place[:2]], ids, whole
+        self._attended[row.key.step] = self._into_attention[row.place[:2]]
         if row.ranks is not None and (row.ranks.fault is None or row.ranks.fault.kind == "apart"):
             fault = self._of_first(row, whole, laid, held) if held.is_cut else None
             fault = fault or contributions.of_gathered(
@@ -489,6 +496,9 @@ class OfRanks:
             cast = self._dtypes.get(row.key.step)
             fault = fault or (cast if cast is not None and set(row.ranks.parted) <= set(cast.ranks) else None)
             fault = fault or algebra.not_dropped(row.name, whole, held)
+            fault = fault or attention_otherwise.otherwise(
+                row.name, whole, held, self._attended[row.key.step], row.ranks.parted, None
+            )
             if fault is not None:
                 row.ranks.fault = fault
                 row.reason = f"{fault.sentence}; {row.reason}"
@@ -612,6 +622,31 @@ class OfRanks:
                 first.reason = f"{fault.sentence}; {first.reason}"
                 self._first_off[row.key.step] = first, None
                 return
+
+    def _explain_attention(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
+        """Whether the step's first activation that is off is what this weight makes of an attention that is another."""
+        first, _ = self._first_off.get(row.key.step, (None, None))
+        name = row.name.removeprefix("param.").removesuffix(".weight")
+        if first is None or first.ranks is None or first.name != f"{name}.output" or row.name.endswith(".bias"):
+            return
+        is_open = first.ranks.fault is None or first.ranks.fault.kind == "apart"
+        into = [one for one in self._attended.get(row.key.step, []) if one.ranks == held.ranks]
+        laid = standing_for(held) if held.is_cut else held.parts[0]
+        if not is_open or not into or len(laid.shape) != 2 or not laid.is_readable or laid.numel > _MOST:
+            return
+        if _is_off_alike(first, row):
+            return
+        output, _, _, whole = self._into_first[row.key.step]
+        together = micro_pair.together
+        side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
+        bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
+        weight = pages.array(laid).astype(np.float64)
+        has_bias = bias is not None and bias.shape == weight.shape[:1] and bias.is_readable
+        added = pages.array(bias).astype(np.float64) if bias is not None and has_bias else np.zeros(len(weight))
+        fault = attention_otherwise.otherwise(first.name, whole, output, into, first.ranks.parted, (weight, added))
+        if fault is not None:
+            first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
+            self._first_off[row.key.step] = first, None
 
     def _explain_first(self, row: TensorVerdict, held: HeldByRanks) -> None:
         """Whether what is off in the step's first activation came through a rank's slice of this weight."""
@@ -863,6 +898,8 @@ class OfRanks:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
+        if row.name.endswith(attention_otherwise.INTO) and not row.verdict.diverges and not row.name.startswith("grad."):
+            self._into_attention[place] = [*self._into_attention[place][1 - _KEPT :], held]
         if held.is_cut and naming.is_module_tensor(row.name) and not row.verdict.diverges:
             self._slices[place] = [*self._slices[place][1 - _KEPT :], held]
         if held.is_cut or row.ranks is None or not naming.is_module_tensor(row.name) or not whole.shape:
