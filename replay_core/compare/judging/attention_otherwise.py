@@ -40,6 +40,7 @@ _LEFT, _CLEARLY = (0.05, 0.2), 3.0
 _SIMPLER, _NOTHING = 1.5, 1e-3
 #: Elements of a tensor that is read; tokens of a sample, of which all see some; tokens and channels that are asked.
 _MOST, _TOKENS, _ROWS, _CHANNELS = 1 << 23, 1024, 48, 96
+_MOST_OF_DOCUMENTS = 512
 _BASES = (1e4, 5e5, 1e6, 1e5, 1e7)
 _WIDTHS = (256, 192, 128, 96, 80, 64, 48, 40, 32, 24, 16, 12, 8, 6, 4)
 
@@ -82,6 +83,8 @@ class _Cell(Struct, frozen=True):
     off_QC: Array
     normal: _Else
     words: str
+    #: Where documents begin anew: the positions that tokens have in their own.
+    within: Array | None = None
     #: Tokens of other ranks, and of the rank's own: words and places.
     pieces: tuple[tuple[str, Ints], ...] = ()
     own: Ints | None = None
@@ -106,6 +109,8 @@ def otherwise(
     Raises:
         DumpError: the bytes of one cannot be read.
     """
+    if through is None and what.endswith(("proj.output", "dense.output", "wo.output")):
+        return None
     if len(whole.shape) != 3 or held.axis not in (None, 0, 1) or whole.numel > _MOST or not whole.is_readable:
         return None
     those = tuple(rank for rank in held.ranks if rank in parted) or held.ranks
@@ -164,8 +169,8 @@ class _Given:
         """[B, S, all] or [B, S, head, d]."""
         for ending in endings:
             for one in reversed(self._given):
-                name = one.parts[0].name
-                if not name.endswith(ending) or name.removesuffix(f".{ending}") not in self._arounds:
+                named = tuple(f"{around}.{ending}" for around in self._arounds if around)
+                if not f".{one.parts[0].name}".endswith(tuple(f".{name}" for name in named)):
                     continue
                 laid = standing_for(one)
                 if not laid.is_readable or laid.numel > _MOST or laid.shape[0] != self._tokens[0]:
@@ -259,7 +264,7 @@ def _supposed(
         channels = np.unique(np.linspace(0, there_BSO.shape[2] - 1, len(cut.out)).astype(int))
         return _Cell(
             cut, rows, slice(part[0] * each, (part[0] + 1) * each), off_BSO[sample][rows][:, channels],
-            _normal(cut, rows, pattern.starts), pattern.words, **more,  # type: ignore[arg-type]
+            _normal(cut, rows, pattern.starts), pattern.words, _within(cut, pattern), **more,  # type: ignore[arg-type]
         )  # fmt: skip
 
     every = np.arange(length)
@@ -292,6 +297,12 @@ def _supposed(
             one = cell(sample, every, (number, len(shares)), "")
             if one is not None:
                 yield tuple(ranks), [one]
+
+
+def _within(cut: _Cut, pattern: _Pattern) -> Array | None:
+    """Positions that begin at 0 in every document, where there are several: within them nobody can tell."""
+    are_several = pattern.kind == "mask" and len(np.unique(pattern.starts)) > 1 and cut.base is not None
+    return np.asarray(np.arange(len(pattern.starts)) - pattern.starts).astype(float) if are_several else None
 
 
 def _asked(rows: Ints, size_S: Array) -> Ints:
@@ -405,8 +416,10 @@ def _fitted(there_SO: Array, raw: _Given, sample: int, length: int) -> tuple[_Cu
             continue
         turns: list[tuple[float | None, bool]] = [(None, False)]
         turns += [(base, in_pairs) for base in _BASES for in_pairs in (False, True) if cut.q.shape[2] % 2 == 0]
-        for base, in_pairs in turns:
-            for cap in (None, 50.0):
+        for cap in (None, 50.0, 30.0, 20.0):
+            if best is not None:
+                break
+            for base, in_pairs in turns:
                 one = replace(cut, base=base, in_pairs=in_pairs, cap=cap)
                 cell = _Cell(one, few, every, there_QC, _normal(one, few, np.zeros(length, np.int64)), "")
                 left = float(np.linalg.norm([off.min() for off in _off_by_starts(cell, there_QC)]))
@@ -454,15 +467,16 @@ def _patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[f
 
 def _documents(rows: Ints, off: list[Array], length: int, line: float) -> Ints | None:
     """Where documents begin of which each token sees its own alone: as few as leave little."""
-    if len(rows) < length:
-        return None  # between the tokens that are asked a document may begin
+    if length > _MOST_OF_DOCUMENTS:
+        return None
+    by_row = dict(zip(rows.tolist(), off, strict=True))
     each = line * line / 64
     least, before = np.full(length + 1, np.inf), np.zeros(length + 1, np.int64)
     least[0] = 0
     for start in range(length):
         cost = least[start] + each
         for row in range(start, length):
-            cost += off[row][start] ** 2
+            cost += by_row[row][start] ** 2 if row in by_row else 0.0
             if cost < least[row + 1]:
                 least[row + 1], before[row + 1] = cost, start
     starts, at = np.zeros(length, np.int64), length
@@ -481,14 +495,19 @@ def _explained(cell: _Cell) -> list[_Told]:
         made_QC = _made(cell.cut, cell.rows, cell.heads, how)
         return float(np.linalg.norm(made_QC - right_QC - cell.off_QC)) / size
 
-    told = [_Told(left(how), kind, words) for kind, words, how in _ways(cell)]
-    told += _along(left, cell)
-    off = _off_by_starts(cell, right_QC + cell.off_QC)
-    length = len(cell.cut.k)
-    if (hidden := _patterns(cell.rows, off, length, size)) is not None:
-        so = _normal(cell.cut, cell.rows, hidden[1].starts)
-        if not (so.sees_QS == cell.normal.sees_QS).all():
-            told.append(_Told(left(so), "mask", f"{hidden[1].words}, where the other run's is made {cell.words}"))
+    told = list(_along(left, cell))
+    normals = [cell.normal]
+    if cell.within is not None:
+        normals.append(replace(cell.normal, at_q=cell.within, at_k=cell.within))
+    for normal in normals:
+        one = replace(cell, normal=normal)
+        told += [_Told(left(how), kind, words) for kind, words, how in _ways(one)]
+        off = _off_by_starts(one, right_QC + cell.off_QC)
+        if (hidden := _patterns(cell.rows, off, len(cell.cut.k), size)) is not None:
+            sees_QS = _normal(cell.cut, cell.rows, hidden[1].starts).sees_QS
+            if not (sees_QS == normal.sees_QS).all():
+                words = f"{hidden[1].words}, where the other run's is made {cell.words}"
+                told.append(_Told(left(replace(normal, sees_QS=sees_QS)), "mask", words))
     return told
 
 
