@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from replay_core import pages
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.products import Array
+from replay_core.compare.judging.solving import solved
 from replay_core.compare.pairing.ranks import HeldByRanks, standing_for
 from replay_core.records import TensorRef
 
@@ -589,41 +590,21 @@ def _along(left: Callable[[_Else], float], cell: _Cell) -> Iterator[_Told]:
     def scaled(log: float) -> _Else:
         return replace(normal, times=math.exp(log))
 
-    log, rest = _solved(lambda log: left(scaled(log)), np.linspace(-4, 4, 33))
+    log, rest = solved(lambda log: left(scaled(log)), np.linspace(-4, 4, 33))
     times = math.exp(log)
     known = {width**0.5: "not divided by sqrt(d)", width**-0.5: "divided by d, not by sqrt(d)"}
     said = next((words for value, words in known.items() if abs(times - value) <= 0.03 * value), "")
     if abs(times - 1) > 0.005:
         yield _Told(rest, "scale", f"with scores {said or f'times {times:.3g}'} (another scale)")
     if cell.cut.base is not None:
-        log, rest = _solved(lambda log: left(replace(normal, base=math.exp(log))), np.linspace(2, 18, 65))
+        log, rest = solved(lambda log: left(replace(normal, base=math.exp(log))), np.linspace(2, 18, 65))
         base = math.exp(log)
         if abs(base / cell.cut.base - 1) > 0.01:
             words = f"turned by RoPE of base {_short(base)}, where the other run's is {cell.cut.base:g}"
             yield _Told(rest, "RoPE", words)
-    log, rest = _solved(lambda log: left(replace(normal, cap=math.exp(log))), np.linspace(-1, 5, 25))
+    log, rest = solved(lambda log: left(replace(normal, cap=math.exp(log))), np.linspace(-1, 5, 25))
     if cell.cut.cap is None:
         yield _Told(rest, "soft cap", f"with scores capped at {math.exp(log):.3g}, which the other run does not")
-
-
-def _solved(left: Callable[[float], float], grid: Array) -> tuple[float, float]:
-    """Where on a line least is left, and how much: the best of a grid, and what is beside it by golden sections."""
-    lefts = [left(float(one)) for one in grid]
-    best = int(np.argmin(lefts))
-    low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
-    golden = (math.sqrt(5) - 1) / 2
-    one, other = high - golden * (high - low), low + golden * (high - low)
-    of_one, of_other = left(one), left(other)
-    for _ in range(24):
-        if of_one < of_other:
-            high, other, of_other = other, one, of_one
-            one = high - golden * (high - low)
-            of_one = left(one)
-        else:
-            low, one, of_one = one, other, of_other
-            other = low + golden * (high - low)
-            of_other = left(other)
-    return (one, of_one) if of_one < of_other else (other, of_other)
 
 
 def _short(base: float) -> str:

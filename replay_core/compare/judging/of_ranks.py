@@ -19,6 +19,7 @@ from replay_core.compare.judging import (
     attention_otherwise,
     contributions,
     key_order,
+    logits_otherwise,
     odd_rows,
     router_balance,
     row_parallel,
@@ -120,6 +121,8 @@ class OfRanks:
         self._last: dict[Any, list[TensorRef]] = defaultdict(list)
         #: Of this step, by role and name: the first activation that is off, and what the ranks hold of it.
         self._off_micro: dict[tuple[str | None, str], tuple[TensorVerdict, TensorRef]] = {}
+        #: Of this step, by role and name: what the micro-batch before held of it, of the other run.
+        self._micro_before: dict[tuple[str | None, str], tuple[int | None, TensorRef]] = {}
         #: Of a step: what is said of ranks whose modules put out another dtype.
         self._dtypes: dict[int | None, Fault] = {}
         #: Steps in which something is off that is no gradient and no weight.
@@ -146,7 +149,7 @@ class OfRanks:
         if row.key.step != self._step:
             # Of a step before this one nobody asks what its micro-batches held.
             self._step = row.key.step
-            for known in (self._off_micro, self._last, self._heads, self._into_attention):
+            for known in (self._off_micro, self._last, self._heads, self._into_attention, self._micro_before):
                 known.clear()
         self._note_tokens(together, row)
         if held is None:
@@ -326,6 +329,8 @@ class OfRanks:
                 fault = subspaces.of_a_slices_channels(row.name.removeprefix("param."), off_OI.T, row.name, held)
         if len(whole.shape) == 2 and not held.is_cut and (row.key.stage == "modules" or kind == "logprob"):
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
+        if kind == "logprob" and (fault is None or fault.kind == "apart"):
+            fault = self._of_logits(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
             fault = Fault(together.astray.kind, together.astray.ranks, together.astray.sentence)
         is_first = len(self._off_gradients[row.key.step]) == 1 and row.key.step not in self._forward_off
@@ -813,6 +818,55 @@ class OfRanks:
                 return vocabulary.explain(row.name, [sign * one[told] for one in said], logits[told], cut, targets_N)
         return None
 
+    @staticmethod
+    def _of_logits(
+        row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair, together: Together
+    ) -> Fault | None:
+        """Whether log-probabilities of ranks are what the other run's logits make under a temperature or a cap."""
+        side, other = (micro_pair.a, micro_pair.b) if together.which == "a" else (micro_pair.b, micro_pair.a)
+        if len(whole.shape) != 2 or row.ranks is None or not row.ranks.parted:
+            return None
+        called = [
+            (name, stage, ref) for (name, stage), (_, ref) in other.tensors.items()
+            if name.endswith(_LOGITS) and not name.startswith("grad.") and ref.shape[:-1] == whole.shape
+            and ref.is_readable and ref.numel <= _MOST >> 2
+        ]  # fmt: skip
+        ids = [other.find(name) for name in ("target_ids", "labels", "input_ids")]
+        candidates = [
+            made.reshape(-1) for ref in ids if ref is not None and ref.shape == whole.shape
+            for values in (pages.array(ref).astype(np.int64),) for made in (values, np.roll(values, -1, 1))
+        ]  # fmt: skip
+        said_N = pages.array(whole).astype(np.float64).reshape(-1)
+        laid = standing_for(held)
+        for name, stage, ref in called[:2]:
+            logits_NV = pages.array(ref).astype(np.float64).reshape(said_N.size, -1)
+            known = logits_otherwise.made_of(said_N, logits_NV, candidates)
+            if known is None:
+                continue
+            made, told = known
+            places = np.full(said_N.size, -1)
+            places[told] = np.arange(told.size)
+            every = []
+            if not held.is_cut or held.axis not in (0, 1):
+                own = pages.array(held.parts[held.ranks.index(row.ranks.parted[0])]).astype(np.float64).reshape(-1)
+                if own.size != said_N.size:
+                    return None
+                every.append(logits_otherwise.Said(row.ranks.parted, np.arange(told.size), own[told]))
+            elif laid.shape == whole.shape:
+                here_N = pages.array(laid).astype(np.float64).reshape(-1)
+                grid = np.arange(said_N.size).reshape(whole.shape)
+                for rank, stretches in zip(held.ranks, held.stretches, strict=True):
+                    if rank in row.ranks.parted:
+                        mine = np.concatenate([np.arange(at, at + long) for at, long in stretches])
+                        rows = np.take(grid, mine, held.axis).reshape(-1)
+                        rows = rows[places[rows] >= 0]
+                        every.append(logits_otherwise.Said((rank,), places[rows], here_N[rows]))
+            mine_too = next((one for (_, _), (_, one) in side.tensors.items() if one.name.endswith(name)), None)
+            cut = together.held.get(id(mine_too)) if mine_too is not None else None
+            slices = cut if cut is not None and cut.axis == 2 else None
+            return logits_otherwise.explain(row.name, made, every, slices) if every else None
+        return None
+
     def _note_inputs(self, row: TensorVerdict, held: HeldByRanks, together: Together) -> None:
         """Keep what may have gone into a layer whose gradient is asked for, and which layers have experts."""
         if not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
@@ -860,6 +914,7 @@ class OfRanks:
             self._forward_off.add(row.key.step)
         if not naming.is_module_tensor(row.name) or row.name.startswith("grad.") or row.ranks is None:
             return
+        self._note_micro_before(row, whole, laid)
         first, own = self._off_micro.setdefault((row.key.role, row.name), (row, laid))
         if first is row or first.ranks is None or not first.verdict.diverges or first.key.micro == row.key.micro:
             return
@@ -874,6 +929,26 @@ class OfRanks:
             f"other run's of micro-batch {row.key.micro}",
         )  # fmt: skip
         first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
+
+    def _note_micro_before(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef) -> None:
+        """Whether the step's first activation that is off is what the other run has in the micro-batch before."""
+        place = row.key.role, row.name
+        micro, before = self._micro_before.get(place, (None, None))
+        self._micro_before[place] = row.key.micro, whole
+        first, _ = self._first_off.get(row.key.step, (None, None))
+        if before is None or row.ranks is None or first is not row or not row.verdict.diverges:
+            return
+        if row.ranks.fault is not None and row.ranks.fault.kind != "apart":
+            return
+        if not _is_readable_as(laid, before) or algebra.is_near(whole, before) or not algebra.is_near(before, laid):
+            return
+        those = row.ranks.parted or row.ranks.ranks
+        row.ranks.fault = fault = Fault(
+            "other micro-batch", those,
+            f"{row.name} of {whose(those)} in micro-batch {row.key.micro} is the other run's of micro-batch {micro}, "
+            "the one before: what went into it was another micro-batch's",
+        )  # fmt: skip
+        row.reason = f"{fault.sentence}; {row.reason}"
 
     def _shares_of(self, step: int | None) -> int:
         """Among how many groups of ranks a step's tokens are shared, each with its own."""
