@@ -497,6 +497,11 @@ def _explained(cell: _Cell) -> list[_Told]:
         return float(np.linalg.norm(made_QC - right_QC - cell.off_QC)) / size
 
     told = list(_along(left, cell))
+    times = float((right_QC * cell.off_QC).sum() / max(float((right_QC * right_QC).sum()), 1e-300))
+    rest = float(np.linalg.norm(cell.off_QC - times * right_QC)) / size
+    said = {-1: "and left out of the sum: its contribution is missing", 1: "and counted twice in the sum"}
+    is_whole = abs(times - round(times)) <= 0.03 and round(times) in said
+    told.append(_Told(rest, "part", said[round(times)] if is_whole else f"times {1 + times:.3g}"))
     normals = [cell.normal]
     if cell.within is not None:
         normals.append(replace(cell.normal, at_q=cell.within, at_k=cell.within))

@@ -23,6 +23,7 @@ from replay_core.compare.judging import (
     odd_rows,
     router_balance,
     row_parallel,
+    row_parallel_otherwise,
     subspaces,
     token_rows,
     token_weights,
@@ -201,7 +202,7 @@ class OfRanks:
                     self._note_first(row, theirs[1], ours[1], held, micro_pair)
             if row.name.startswith("param."):
                 self._explain_first_sum(row, held, micro_pair)
-                self._explain_attention(row, held, micro_pair)
+                self._explain_made_of(row, held, micro_pair)
                 self._explain_first(row, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
@@ -628,8 +629,8 @@ class OfRanks:
                 self._first_off[row.key.step] = first, None
                 return
 
-    def _explain_attention(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
-        """Whether the step's first activation that is off is what this weight makes of an attention that is another."""
+    def _explain_made_of(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
+        """Whether the step's first activation that is off is made of another attention, or another part."""
         first, _ = self._first_off.get(row.key.step, (None, None))
         name = row.name.removeprefix("param.").removesuffix(".weight")
         if first is None or first.ranks is None or first.name != f"{name}.output" or row.name.endswith(".bias"):
@@ -637,18 +638,21 @@ class OfRanks:
         is_open = first.ranks.fault is None or first.ranks.fault.kind == "apart"
         into = [one for one in self._attended.get(row.key.step, []) if one.ranks == held.ranks]
         laid = standing_for(held) if held.is_cut else held.parts[0]
-        if not is_open or not into or len(laid.shape) != 2 or not laid.is_readable or laid.numel > _MOST:
+        if not is_open or len(laid.shape) != 2 or not laid.is_readable or laid.numel > _MOST:
             return
         if _is_off_alike(first, row):
             return
-        output, _, _, whole = self._into_first[row.key.step]
+        output, slices, _, whole = self._into_first[row.key.step]
         together = micro_pair.together
         side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
         weight = pages.array(laid).astype(np.float64)
         has_bias = bias is not None and bias.shape == weight.shape[:1] and bias.is_readable
         added = pages.array(bias).astype(np.float64) if bias is not None and has_bias else np.zeros(len(weight))
-        fault = attention_otherwise.otherwise(first.name, whole, output, into, first.ranks.parted, (weight, added))
+        fault = None
+        if into:
+            fault = attention_otherwise.otherwise(first.name, whole, output, into, first.ranks.parted, (weight, added))
+        fault = fault or row_parallel_otherwise.of_parts(first.name, whole, output, slices, weight, added)
         if fault is not None:
             first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
             self._first_off[row.key.step] = first, None
