@@ -6,6 +6,7 @@ a hold being put together as one process would have it.
 from __future__ import annotations
 
 from replay_core.compare.comparison import Comparison, compare_runs
+from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.misdealt import misdealt
@@ -101,5 +102,27 @@ def _of_one_layout(
     except (DumpError, NothingComparableError):
         return None
     # What agrees rank by rank, and not as it was put together, was put together wrongly (positions on several axes).
+    for row in again.tally.of_ranks:
+        is_first = row.name == first.name and row.key.step == first.key.step
+        if is_first and row.ranks is not None and row.ranks.fault is None and row.ranks.relation == "parts":
+            row.ranks.fault = _not_summed(row)
+            break
     rows = [row for row in again.tally.of_ranks if row.name in compared.tally.diverging]
     return parallel(rows, again.together)
+
+
+def _not_summed(row: TensorVerdict) -> Fault | None:
+    """Of what first parts rank by rank, and of which ranks' parts add up to what every rank of the other run has."""
+    assert row.ranks is not None
+    if row.ranks.times != 1 or len(row.ranks.summands) < 2 or row.verdict.diverges:
+        return None
+    ranks = row.ranks.ranks
+    each = tuple(ranks[number] for number in row.ranks.summands)
+    groups = "" if len(each) == len(ranks) else (
+        f", and those between have what these have: it is summed within groups of {len(ranks) // len(each)} alone"
+    )  # fmt: skip
+    return Fault(
+        "not summed", ranks,
+        f"{row.name} is not summed over {whose(ranks)}: what {whose(each)} hold are parts that add up to what every rank "
+        f"of the other run has{groups}",
+    )  # fmt: skip

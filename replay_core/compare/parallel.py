@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from replay_core import naming
+from replay_core.compare import clipping
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.pairing.ranks import Together, Which
 
@@ -86,6 +87,8 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
     if not by_kind and (scaled := _scaled(factors, found.ranks)) is not None:
         by_kind[scaled.fault.kind, scaled.fault.ranks] = scaled
+    if not by_kind and (apart := clipping.scaled(rows, found.ranks)) is not None:
+        by_kind[apart[0].kind, apart[0].ranks] = Found(apart[0], apart[1].name, apart[1].key.step, apart[2])
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
     kept = [
         one for one, step in zip(by_kind.values(), steps, strict=True)

@@ -24,6 +24,7 @@ from replay_core.compare.judging import (
     router_balance,
     row_parallel,
     row_parallel_otherwise,
+    steps_of_weights,
     subspaces,
     token_rows,
     token_weights,
@@ -124,6 +125,9 @@ class OfRanks:
         self._off_micro: dict[tuple[str | None, str], tuple[TensorVerdict, TensorRef]] = {}
         #: Of this step, by role and name: what the micro-batch before held of it, of the other run.
         self._micro_before: dict[tuple[str | None, str], tuple[int | None, TensorRef]] = {}
+        #: By role and name, weights of the step before this one.
+        self._weights: dict[tuple[str | None, str], steps_of_weights.Before] = {}
+        self._steps_gradients: dict[tuple[int | None, str], bool] = {}
         #: Of a step: what is said of ranks whose modules put out another dtype.
         self._dtypes: dict[int | None, Fault] = {}
         #: Steps in which something is off that is no gradient and no weight.
@@ -200,7 +204,11 @@ class OfRanks:
                 self._explain(row, pair, micro_pair, held, judge)
                 if row.verdict.diverges:
                     self._note_first(row, theirs[1], ours[1], held, micro_pair)
+            if row.name.startswith("grad."):
+                known_off = row.verdict.diverges or self._steps_gradients.get((row.key.step, row.name[5:]), False)
+                self._steps_gradients[row.key.step, row.name.removeprefix("grad.")] = known_off
             if row.name.startswith("param."):
+                self._explain_step(row, whole, held, together)
                 self._explain_first_sum(row, held, micro_pair)
                 self._explain_made_of(row, held, micro_pair)
                 self._explain_first(row, held)
@@ -628,6 +636,27 @@ class OfRanks:
                 first.reason = f"{fault.sentence}; {first.reason}"
                 self._first_off[row.key.step] = first, None
                 return
+
+    def _explain_step(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, together: Together) -> None:
+        """What the optimizer's step before a weight that is off did otherwise."""
+        place, step = (row.key.role, row.name), row.key.step
+        before = self._weights.get(place)
+        if step is None or row.ranks is None:
+            return
+        if before is None or before.step != step:
+            if row.verdict.diverges:
+                self._weights.pop(place, None)
+            else:
+                self._weights[place] = steps_of_weights.Before(step, whole, held, None)
+        if before is None or before.step >= step or not row.verdict.diverges:
+            return
+        name = row.name.removeprefix("param.")
+        before = replace(before, gradient_is_off=self._steps_gradients.get((before.step, name)))
+        is_open = row.ranks.fault is None or row.ranks.fault.kind == "apart"
+        parted = row.ranks.parted or held.ranks
+        fault = is_open and steps_of_weights.of_the_step(name, step, whole, held, parted, before, together.ranks)
+        if fault:
+            row.ranks.fault, row.reason = fault, f"{fault.sentence}; {row.reason}"
 
     def _explain_made_of(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
         """Whether the step's first activation that is off is made of another attention, or another part."""
