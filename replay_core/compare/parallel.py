@@ -87,7 +87,9 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
     if not by_kind and (scaled := _scaled(factors, found.ranks)) is not None:
         by_kind[scaled.fault.kind, scaled.fault.ranks] = scaled
-    if not by_kind and (apart := clipping.scaled(rows, found.ranks)) is not None:
+    apart = clipping.scaled(rows, found.ranks)
+    began_at = apart[1].key.step if apart is not None else None
+    if apart is not None and not any(one.step is None or one.step <= (began_at or 0) for one in by_kind.values()):
         by_kind[apart[0].kind, apart[0].ranks] = Found(apart[0], apart[1].name, apart[1].key.step, apart[2])
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
     kept = [
@@ -97,8 +99,43 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         # Nor is what a later step computes a cause: of that step are only the inputs, which no weights make.
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
-    found.faults = sorted(kept, key=lambda one: one.fault.kind == "apart")
+    if not kept and (alone := _of_one_weight(rows)) is not None:
+        kept = [alone]
+    found.faults = sorted(kept, key=lambda one: (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)))
     return found
+
+
+def _makes_the_first(one: Found, found: Parallel) -> bool:
+    """Whether this is a weight, and its module's output is what parts first."""
+    if one.name is None or not one.name.startswith("param.") or not found.first:
+        return False
+    earliest = next(iter(found.first.values()))
+    module = one.name.removeprefix("param.").removesuffix(".weight").removesuffix(".bias")
+    return earliest.name == f"{module}.output" and earliest.key.step == one.step
+
+
+def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
+    """A weight that alone is off on all ranks, where every other of the step is the other run's and its module's output
+    is what parts first.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or first.ranks is None or not first.name.endswith(".output"):
+        return None
+    weights = [row for row in rows if row.key.step == first.key.step and row.name.startswith("param.")]
+    off = [row for row in weights if row.verdict.diverges]
+    module = first.name.removesuffix(".output")
+    those = {row.name for row in off} - {f"param.{module}.weight", f"param.{module}.bias"}
+    if not off or those or len(weights) < 4 * len(off):
+        return None
+    ranks = off[0].ranks.parted if off[0].ranks is not None and off[0].ranks.parted else first.ranks.ranks
+    name = off[0].name.removeprefix("param.")
+    fault = Fault(
+        "weight alone", ranks,
+        f"{name} alone is another on {whose(ranks)} in step {first.key.step}, and {first.name} is made with it; all other "
+        "weights are the other run's: it was left out of the steps before (a stale weight, of no rank's share of the "
+        "optimizer), or loaded from elsewhere",
+    )  # fmt: skip
+    return Found(fault, off[0].name, first.key.step, len(off))
 
 
 def _is_input(name: str) -> bool:
@@ -198,6 +235,13 @@ def sentence(found: Parallel) -> str | None:
     """Which ranks part first and which later: `rank 1 of b parts first, in layers.1.output; rank 0 later, in loss`."""
     if not found.first:
         return None
+    made_by = next((one for one in found.faults if _makes_the_first(one, found)), None)
+    if made_by is not None and made_by.fault.ranks != found.origins:
+        earliest = next(iter(found.first.values()))
+        return (
+            f"{whose(made_by.fault.ranks)} of {found.which} had another weight before, and {earliest.name} is made with it: "
+            "what else parts received that"
+        )
     origins = found.origins
     earliest = found.first[origins[0]]
     verb = "parts" if len(origins) == 1 else "part"
