@@ -123,6 +123,6 @@ def _not_summed(row: TensorVerdict) -> Fault | None:
     )  # fmt: skip
     return Fault(
         "not summed", ranks,
-        f"{row.name} is not summed over {whose(ranks)}: what {whose(each)} hold are parts that add up to what every rank "
-        f"of the other run has{groups}",
+        f"{row.name} is not summed over {whose(ranks)}: what {whose(each)} hold are parts that add up to what every "
+        f"rank of the other run has{groups}",
     )  # fmt: skip

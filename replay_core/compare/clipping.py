@@ -66,23 +66,22 @@ def scaled(rows: Sequence[TensorVerdict], every: tuple[int, ...]) -> tuple[Fault
     ):  # fmt: skip
         if (norm := _norm_of_each(found, key, near)) is not None:
             sentence = (
-                f"the gradients of {whose(every)} are clipped {words} by {words}, each by its own norm, not all by the "
-                f"norm of the whole: {call} is times one factor, from {min(factors):.3g} to {max(factors):.3g}, and the "
-                f"norm of each is {norm:.4g} then"
+                f"the gradients of {whose(every)} are clipped {words} by {words}, each by its own norm, not all by "
+                f"the norm of the whole: {call} is times one factor, of {min(factors):.3g} to {max(factors):.3g}, and "
+                f"the norm of each is {norm:.4g} then"
             )
             return Fault("clipped apart", every, sentence), first, len(found)
     return None
 
 
 def _one(factor: float, every: tuple[int, ...]) -> Fault:
-    fraction = next(
-        (f" = {n}/{m}" for m in range(1, 17) for n in (m - 1, m + 1, 1) if n and abs(factor - n / m) < 2e-3 * factor), ""
-    )  # fmt: skip
+    fractions = ((n, m) for m in range(1, 17) for n in (m - 1, m + 1, 1) if n)
+    fraction = next((f" = {n}/{m}" for n, m in fractions if abs(factor - n / m) < 2e-3 * factor), "")
     return Fault(
         "scaled", every,
         f"the gradients of {whose(every)} are all scaled by one factor ({factor:.4g}{fraction}), the same for all "
-        "tensors: as of a loss that is scaled so (divided by another number of micro-batches, tokens or ranks), or as if "
-        "clipped by another norm than the other run's",
+        "tensors: as of a loss that is scaled so (divided by another number of micro-batches, tokens or ranks), or as "
+        "if clipped by another norm than the other run's",
         factor,
     )  # fmt: skip
 

@@ -99,8 +99,8 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         # Nor is what a later step computes a cause: of that step are only the inputs, which no weights make.
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
-    if not kept and (alone := _of_one_weight(rows)) is not None:
-        kept = [alone]
+    if not kept and (of_one := _of_one_weight(rows)) is not None:
+        kept = [of_one]
     found.faults = sorted(kept, key=lambda one: (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)))
     return found
 
@@ -131,9 +131,9 @@ def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
     name = off[0].name.removeprefix("param.")
     fault = Fault(
         "weight alone", ranks,
-        f"{name} alone is another on {whose(ranks)} in step {first.key.step}, and {first.name} is made with it; all other "
-        "weights are the other run's: it was left out of the steps before (a stale weight, of no rank's share of the "
-        "optimizer), or loaded from elsewhere",
+        f"{name} alone is another on {whose(ranks)} in step {first.key.step}, and {first.name} is made with it; all "
+        "other weights are the other run's: it was left out of the steps before (a stale weight, of no rank's share of "
+        "the optimizer), or loaded from elsewhere",
     )  # fmt: skip
     return Found(fault, off[0].name, first.key.step, len(off))
 
@@ -239,8 +239,8 @@ def sentence(found: Parallel) -> str | None:
     if made_by is not None and made_by.fault.ranks != found.origins:
         earliest = next(iter(found.first.values()))
         return (
-            f"{whose(made_by.fault.ranks)} of {found.which} had another weight before, and {earliest.name} is made with it: "
-            "what else parts received that"
+            f"{whose(made_by.fault.ranks)} of {found.which} had another weight before, and {earliest.name} is made "
+            "with it: what else parts received that"
         )
     origins = found.origins
     earliest = found.first[origins[0]]

@@ -34,7 +34,8 @@ TOGETHER = ("qkv_proj.output", "query_key_value.output", "c_attn.output", "linea
 INTO = QUERIES + KEYS + VALUES + TOGETHER
 
 #: How far what is made again may be from the other run's output, of its norm (weights may have been recorded after
-#: their step); what part of the difference may be left, of float32 and of halves; by how many times all else leaves more.
+#: their step); what part of the difference may be left, of float32 and of halves; by how many times all else leaves
+#: more.
 _NEAR = 0.05
 _LEFT, _CLEARLY = (0.05, 0.2), 3.0
 #: A simpler pattern of what is hidden is taken where it leaves no more than this times the least, or this of the norm.
@@ -60,7 +61,7 @@ class _Cut(Struct, frozen=True):
     cap: float | None = None
 
 
-class _Else(Struct, frozen=True):
+class _Otherwise(Struct, frozen=True):
     """What is done otherwise. at_q, at_k: positions that queries and keys are turned by, None: not turned."""
 
     sees_QS: Bools
@@ -82,7 +83,7 @@ class _Cell(Struct, frozen=True):
     rows: Ints
     heads: slice
     off_QC: Array
-    normal: _Else
+    normal: _Otherwise
     words: str
     #: Where documents begin anew: the positions that tokens have in their own.
     within: Array | None = None
@@ -91,7 +92,7 @@ class _Cell(Struct, frozen=True):
     own: Ints | None = None
 
 
-class _Told(Struct, frozen=True):
+class _Explanation(Struct, frozen=True):
     left: float
     kind: str
     words: str
@@ -143,8 +144,8 @@ def otherwise(
     of_heads = "" if set(ranks) == set(those) else f" of {whose(ranks)}'s heads"
     return Fault(
         f"attention's {kind}", ranks,
-        f"{what}: attention{of_heads} on {whose(ranks)} is what the recorded queries, keys and values make {said} (made "
-        "again from them; the other run's is made again without)",
+        f"{what}: attention{of_heads} on {whose(ranks)} is what the recorded queries, keys and values make {said} "
+        "(made again from them; the other run's is made again without)",
     )  # fmt: skip
 
 
@@ -314,12 +315,12 @@ def _asked(rows: Ints, size_S: Array) -> Ints:
     return np.unique(np.concatenate([worst, rows[np.linspace(0, rows.size - 1, _ROWS // 2).astype(int)]]))
 
 
-def _normal(cut: _Cut, rows: Ints, starts: Ints) -> _Else:
+def _normal(cut: _Cut, rows: Ints, starts: Ints) -> _Otherwise:
     at = np.arange(len(cut.q)).astype(float)
     keys = np.arange(len(cut.k))
     sees_QS = (keys <= rows[:, None]) & (keys >= starts[rows][:, None])
     turned = at if cut.base is not None else None
-    return _Else(sees_QS, turned, turned, cut.base, cut.in_pairs, cut.cap)
+    return _Otherwise(sees_QS, turned, turned, cut.base, cut.in_pairs, cut.cap)
 
 
 def _turned(x_SHD: Array, at: Array | None, base: float | None, *, in_pairs: bool) -> Array:
@@ -336,7 +337,7 @@ def _turned(x_SHD: Array, at: Array | None, base: float | None, *, in_pairs: boo
     return made
 
 
-def _scores(cut: _Cut, rows: Ints, heads: slice, how: _Else) -> Array:
+def _scores(cut: _Cut, rows: Ints, heads: slice, how: _Otherwise) -> Array:
     """How much tokens look at each key, [head, Q, S]."""
     width = cut.q.shape[2]
     at_q = None if how.at_q is None else how.at_q[rows]
@@ -348,14 +349,14 @@ def _scores(cut: _Cut, rows: Ints, heads: slice, how: _Else) -> Array:
     return np.asarray(scores_HQS if how.cap is None else how.cap * np.tanh(scores_HQS / how.cap))
 
 
-def _groups(cut: _Cut, how: _Else) -> Ints:
+def _groups(cut: _Cut, how: _Otherwise) -> Ints:
     """Which head of keys each head of queries looks at."""
     if how.of_keys is not None:
         return how.of_keys
     return np.repeat(np.arange(cut.k.shape[1]), cut.q.shape[1] // cut.k.shape[1])
 
 
-def _values(cut: _Cut, heads: slice, how: _Else) -> Array:
+def _values(cut: _Cut, heads: slice, how: _Otherwise) -> Array:
     v_HSD = cut.v.transpose(1, 0, 2)[_groups(cut, how)[heads]]
     if how.zeros is not None and how.no_values:
         v_HSD = v_HSD.copy()
@@ -370,7 +371,7 @@ def _out(cut: _Cut, heads: slice, made_HQD: Array) -> Array:
     return np.asarray(made_HQD.transpose(1, 0, 2).reshape(made_HQD.shape[1], -1) @ own.T)
 
 
-def _made(cut: _Cut, rows: Ints, heads: slice, how: _Else) -> Array:
+def _made(cut: _Cut, rows: Ints, heads: slice, how: _Otherwise) -> Array:
     scores_HQS = np.where(how.sees_QS, _scores(cut, rows, heads, how), -np.inf)
     most_HQ1 = scores_HQS.max(2, keepdims=True)
     scores_HQS = np.exp(scores_HQS - np.where(np.isfinite(most_HQ1), most_HQ1, 0.0))
@@ -378,7 +379,7 @@ def _made(cut: _Cut, rows: Ints, heads: slice, how: _Else) -> Array:
     return _out(cut, heads, scores_HQS @ _values(cut, heads, how))
 
 
-def _by_starts(cut: _Cut, row: int, heads: slice, scores_HS: Array, how: _Else) -> Array:
+def _by_starts(cut: _Cut, row: int, heads: slice, scores_HS: Array, how: _Otherwise) -> Array:
     """What a token gets that sees the keys from each of those before it on: [first key, channel]."""
     seen_HS = scores_HS[:, : row + 1]
     weights_HS = np.exp(seen_HS - seen_HS.max(1, keepdims=True))
@@ -487,12 +488,12 @@ def _documents(rows: Ints, off: list[Array], length: int, line: float) -> Ints |
     return starts if len(np.unique(starts)) <= max(2, length // 4) else None
 
 
-def _explained(cell: _Cell) -> list[_Told]:
+def _explained(cell: _Cell) -> list[_Explanation]:
     """What may make a cell's difference, and what part of it that leaves."""
     size = float(np.linalg.norm(cell.off_QC))
     right_QC = _made(cell.cut, cell.rows, cell.heads, cell.normal)
 
-    def left(how: _Else) -> float:
+    def left(how: _Otherwise) -> float:
         made_QC = _made(cell.cut, cell.rows, cell.heads, how)
         return float(np.linalg.norm(made_QC - right_QC - cell.off_QC)) / size
 
@@ -501,23 +502,23 @@ def _explained(cell: _Cell) -> list[_Told]:
     rest = float(np.linalg.norm(cell.off_QC - times * right_QC)) / size
     said = {-1: "and left out of the sum: its contribution is missing", 1: "and counted twice in the sum"}
     is_whole = abs(times - round(times)) <= 0.03 and round(times) in said
-    told.append(_Told(rest, "part", said[round(times)] if is_whole else f"times {1 + times:.3g}"))
+    told.append(_Explanation(rest, "part", said[round(times)] if is_whole else f"times {1 + times:.3g}"))
     normals = [cell.normal]
     if cell.within is not None:
         normals.append(replace(cell.normal, at_q=cell.within, at_k=cell.within))
     for normal in normals:
         one = replace(cell, normal=normal)
-        told += [_Told(left(how), kind, words) for kind, words, how in _ways(one)]
+        told += [_Explanation(left(how), kind, words) for kind, words, how in _ways(one)]
         off = _off_by_starts(one, right_QC + cell.off_QC)
         if (hidden := _patterns(cell.rows, off, len(cell.cut.k), size)) is not None:
             sees_QS = _normal(cell.cut, cell.rows, hidden[1].starts).sees_QS
             if not (sees_QS == normal.sees_QS).all():
                 words = f"{hidden[1].words}, where the other run's is made {cell.words}"
-                told.append(_Told(left(replace(normal, sees_QS=sees_QS)), "mask", words))
+                told.append(_Explanation(left(replace(normal, sees_QS=sees_QS)), "mask", words))
     return told
 
 
-def _ways(cell: _Cell) -> Iterator[tuple[str, str, _Else]]:
+def _ways(cell: _Cell) -> Iterator[tuple[str, str, _Otherwise]]:
     normal, cut = cell.normal, cell.cut
     keys, rows = np.arange(len(cut.k)), cell.rows[:, None]
     at = keys.astype(float)
@@ -545,7 +546,11 @@ def _ways(cell: _Cell) -> Iterator[tuple[str, str, _Else]]:
         yield "soft cap", f"without the cap of {cut.cap:g} on scores", replace(normal, cap=None)
     first = normal.sees_QS.argmax(1)[:, None]
     from_first_QS = keys >= np.minimum(first, rows)
-    yield "mask", "where every token sees all keys, later ones too", replace(normal, sees_QS=np.ones_like(from_first_QS))
+    yield (
+        "mask",
+        "where every token sees all keys, later ones too",
+        replace(normal, sees_QS=np.ones_like(from_first_QS)),
+    )
     for by in (1, 2):
         seen_QS = from_first_QS & (keys <= rows + by)
         yield "mask", f"where each token sees {by} later key{'s' * (by > 1)}", replace(normal, sees_QS=seen_QS)
@@ -557,23 +562,26 @@ def _ways(cell: _Cell) -> Iterator[tuple[str, str, _Else]]:
         yield "mask", f"where each token sees neither {hidden} nor the first key", replace(normal, sees_QS=strict_QS)
     groups, shared = cut.k.shape[1], cut.q.shape[1] // cut.k.shape[1]
     if shared > 1 and groups > 1:
-        yield "heads", "with heads of keys dealt in turn to the heads of queries, where each is to serve those beside it", (
-            replace(normal, of_keys=np.tile(np.arange(groups), shared))
-        )  # fmt: skip
+        words = "with heads of keys dealt in turn to the heads of queries, where each is to serve those beside it"
+        yield "heads", words, replace(normal, of_keys=np.tile(np.arange(groups), shared))
     for by in range(1, min(groups, 5)):
         of_keys = np.roll(np.repeat(np.arange(groups), shared), by * shared)
         yield "heads", f"with the heads of keys {by} before their own", replace(normal, of_keys=of_keys)
     yield from _of_pieces(cell)
 
 
-def _of_pieces(cell: _Cell) -> Iterator[tuple[str, str, _Else]]:
+def _of_pieces(cell: _Cell) -> Iterator[tuple[str, str, _Otherwise]]:
     """Keys of other ranks that never came."""
     normal = cell.normal
     keys = np.arange(len(cell.cut.k))
     if cell.own is not None:
         alone_QS = normal.sees_QS & np.isin(keys, cell.own)
         if not (alone_QS == normal.sees_QS).all():
-            yield "keys", "of its own tokens alone: those of other ranks are not seen", replace(normal, sees_QS=alone_QS)
+            yield (
+                "keys",
+                "of its own tokens alone: those of other ranks are not seen",
+                replace(normal, sees_QS=alone_QS),
+            )
     for words, places in cell.pieces:
         seen_QS = normal.sees_QS & ~np.isin(keys, places)
         if not normal.sees_QS[:, places].any():
@@ -582,17 +590,21 @@ def _of_pieces(cell: _Cell) -> Iterator[tuple[str, str, _Else]]:
             yield "keys", f"without the keys of {words}: they never came, or were left out", (
                 replace(normal, sees_QS=seen_QS)
             )  # fmt: skip
-        yield "keys", f"with zeros in the place of the keys of {words}: they had not come", replace(normal, zeros=places)
+        yield (
+            "keys",
+            f"with zeros in the place of the keys of {words}: they had not come",
+            replace(normal, zeros=places),
+        )
         yield "keys", f"with zeros in the place of the keys and values of {words}: they had not come", (
             replace(normal, zeros=places, no_values=True)
         )  # fmt: skip
 
 
-def _along(left: Callable[[_Else], float], cell: _Cell) -> Iterator[_Told]:
+def _along(left: Callable[[_Otherwise], float], cell: _Cell) -> Iterator[_Explanation]:
     """A scale, a cap or a base of rotations that is solved for."""
     normal, width = cell.normal, cell.cut.q.shape[2]
 
-    def scaled(log: float) -> _Else:
+    def scaled(log: float) -> _Otherwise:
         return replace(normal, times=math.exp(log))
 
     log, rest = solved(lambda log: left(scaled(log)), np.linspace(-4, 4, 33))
@@ -600,16 +612,16 @@ def _along(left: Callable[[_Else], float], cell: _Cell) -> Iterator[_Told]:
     known = {width**0.5: "not divided by sqrt(d)", width**-0.5: "divided by d, not by sqrt(d)"}
     said = next((words for value, words in known.items() if abs(times - value) <= 0.03 * value), "")
     if abs(times - 1) > 0.005:
-        yield _Told(rest, "scale", f"with scores {said or f'times {times:.3g}'} (another scale)")
+        yield _Explanation(rest, "scale", f"with scores {said or f'times {times:.3g}'} (another scale)")
     if cell.cut.base is not None:
         log, rest = solved(lambda log: left(replace(normal, base=math.exp(log))), np.linspace(2, 18, 65))
         base = math.exp(log)
         if abs(base / cell.cut.base - 1) > 0.01:
             words = f"turned by RoPE of base {_short(base)}, where the other run's is {cell.cut.base:g}"
-            yield _Told(rest, "RoPE", words)
+            yield _Explanation(rest, "RoPE", words)
     log, rest = solved(lambda log: left(replace(normal, cap=math.exp(log))), np.linspace(-1, 5, 25))
     if cell.cut.cap is None:
-        yield _Told(rest, "soft cap", f"with scores capped at {math.exp(log):.3g}, which the other run does not")
+        yield _Explanation(rest, "soft cap", f"with scores capped at {math.exp(log):.3g}, which the other run does not")
 
 
 def _short(base: float) -> str:

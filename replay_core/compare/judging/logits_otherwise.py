@@ -29,7 +29,7 @@ _FEWEST = 4
 _ALIKE = 0.02
 
 
-class Said(Struct, frozen=True):
+class OfTokens(Struct, frozen=True):
     """What ranks say of their tokens: which of all tokens these are, [n], and the log-probabilities, [n]."""
 
     ranks: tuple[int, ...]
@@ -37,7 +37,7 @@ class Said(Struct, frozen=True):
     values: Array
 
 
-class Made(Struct, frozen=True):
+class OfLogits(Struct, frozen=True):
     """Logits [N, V], targets and log-probabilities [N] of the other run; at what its logits are capped."""
 
     logits: Array
@@ -46,7 +46,7 @@ class Made(Struct, frozen=True):
     cap: float | None
 
 
-def made_of(said: Array, logits: Array, targets: Sequence[Ints]) -> tuple[Made, Ints] | None:
+def made_of(said: Array, logits: Array, targets: Sequence[Ints]) -> tuple[OfLogits, Ints] | None:
     """What the other run's log-probabilities [N] are made of, and which of the tokens count; None where nothing is."""
     for own in targets:
         told = np.flatnonzero((said != 0) & (own >= 0) & (own < logits.shape[1]))
@@ -61,17 +61,17 @@ def made_of(said: Array, logits: Array, targets: Sequence[Ints]) -> tuple[Made, 
             return float(np.linalg.norm(sign * logprobs(_capped(values, cap), those) - said[told]))
 
         if off(None) <= _AGAIN * size:
-            return Made(values, those, said[told], None), told
-        log, left = solved(lambda log: off(math.exp(log)), np.linspace(0, 5, 26))  # noqa: B023
+            return OfLogits(values, those, said[told], None), told
+        log, left = solved(lambda log: off(math.exp(log)), np.linspace(0, 5, 26))
         if left <= _AGAIN * size:
-            return Made(values, those, said[told], math.exp(log)), told
+            return OfLogits(values, those, said[told], math.exp(log)), told
     return None
 
 
-def explain(what: str, made: Made, every: Sequence[Said], slices: HeldByRanks | None) -> Fault | None:
+def explain(what: str, made: OfLogits, every: Sequence[OfTokens], slices: HeldByRanks | None) -> Fault | None:
     """What is otherwise of ranks' log-probabilities. every: of ranks that are off, in rows of `made`."""
     sign = -1 if made.said.mean() > 0 else 1
-    by_kind: dict[str, list[tuple[float, float, tuple[int, ...], Said]]] = {}
+    by_kind: dict[str, list[tuple[float, float, tuple[int, ...], OfTokens]]] = {}
     for said in every:
         off_n = said.values - made.said[said.rows]
         size = float(np.linalg.norm(off_n))
@@ -79,7 +79,7 @@ def explain(what: str, made: Made, every: Sequence[Said], slices: HeldByRanks | 
             return None
         logits, targets = made.logits[said.rows], made.targets[said.rows]
 
-        def left(values: Array, targets: Ints = targets, said: Said = said, size: float = size) -> float:
+        def left(values: Array, targets: Ints = targets, said: OfTokens = said, size: float = size) -> float:
             return float(np.linalg.norm(sign * logprobs(values, targets) - said.values)) / size
 
         of_said: dict[str, tuple[float, float, tuple[int, ...]]] = {}
@@ -117,7 +117,7 @@ def explain(what: str, made: Made, every: Sequence[Said], slices: HeldByRanks | 
 
 
 def _ways(
-    made: Made, said: Said, logits: Array, slices: HeldByRanks | None
+    made: OfLogits, said: OfTokens, logits: Array, slices: HeldByRanks | None
 ) -> Iterator[tuple[str, tuple[int, ...], Callable[[float], Array], Array | None]]:
     due = _capped(logits, made.cap)
     yield "temperature", said.ranks, lambda log: due / math.exp(log), np.linspace(-3, 3, 31)
@@ -135,5 +135,3 @@ def _ways(
 
 def _capped(logits: Array, cap: float | None) -> Array:
     return logits if cap is None else np.asarray(cap * np.tanh(logits / cap))
-
-

@@ -860,7 +860,7 @@ class OfRanks:
         if len(whole.shape) != 2 or row.ranks is None or not row.ranks.parted:
             return None
         called = [
-            (name, stage, ref) for (name, stage), (_, ref) in other.tensors.items()
+            (name, ref) for (name, _), (_, ref) in other.tensors.items()
             if name.endswith(_LOGITS) and not name.startswith("grad.") and ref.shape[:-1] == whole.shape
             and ref.is_readable and ref.numel <= _MOST >> 2
         ]  # fmt: skip
@@ -871,7 +871,7 @@ class OfRanks:
         ]  # fmt: skip
         said_N = pages.array(whole).astype(np.float64).reshape(-1)
         laid = standing_for(held)
-        for name, stage, ref in called[:2]:
+        for name, ref in called[:2]:
             logits_NV = pages.array(ref).astype(np.float64).reshape(said_N.size, -1)
             known = logits_otherwise.made_of(said_N, logits_NV, candidates)
             if known is None:
@@ -884,7 +884,7 @@ class OfRanks:
                 own = pages.array(held.parts[held.ranks.index(row.ranks.parted[0])]).astype(np.float64).reshape(-1)
                 if own.size != said_N.size:
                     return None
-                every.append(logits_otherwise.Said(row.ranks.parted, np.arange(told.size), own[told]))
+                every.append(logits_otherwise.OfTokens(row.ranks.parted, np.arange(told.size), own[told]))
             elif laid.shape == whole.shape:
                 here_N = pages.array(laid).astype(np.float64).reshape(-1)
                 grid = np.arange(said_N.size).reshape(whole.shape)
@@ -893,7 +893,7 @@ class OfRanks:
                         mine = np.concatenate([np.arange(at, at + long) for at, long in stretches])
                         rows = np.take(grid, mine, held.axis).reshape(-1)
                         rows = rows[places[rows] >= 0]
-                        every.append(logits_otherwise.Said((rank,), places[rows], here_N[rows]))
+                        every.append(logits_otherwise.OfTokens((rank,), places[rows], here_N[rows]))
             mine_too = next((one for (_, _), (_, one) in side.tensors.items() if one.name.endswith(name)), None)
             cut = together.held.get(id(mine_too)) if mine_too is not None else None
             slices = cut if cut is not None and cut.axis == 2 else None
@@ -1006,7 +1006,11 @@ class OfRanks:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
-        if row.name.endswith(attention_otherwise.INTO) and not row.verdict.diverges and not row.name.startswith("grad."):
+        if (
+            row.name.endswith(attention_otherwise.INTO)
+            and not row.verdict.diverges
+            and not row.name.startswith("grad.")
+        ):
             self._into_attention[place] = [*self._into_attention[place][1 - _KEPT :], held]
         if held.is_cut and naming.is_module_tensor(row.name) and not row.verdict.diverges:
             self._slices[place] = [*self._slices[place][1 - _KEPT :], held]

@@ -54,7 +54,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }  # fmt: skip
 
 
-class _Part(Struct, frozen=True):
+class _PartOfSum(Struct, frozen=True):
     """What a rank recorded: what goes through the activation, and what that gates, [token, feature]."""
 
     ranks: tuple[int, ...]
@@ -134,7 +134,7 @@ def _of_group(
 ) -> Fault | None:  # fmt: skip
     off = here - there
     size = float(np.linalg.norm(off))
-    best: tuple[float, list[_Part], str | None] | None = None
+    best: tuple[float, list[_PartOfSum], str | None] | None = None
     for parts, is_made in _recorded(what, ranks, stretches, slices, weight, len(there)):
         for name in (None,) if is_made else _ACTIVATIONS:
             made = sum(part.made(None if name is None else _ACTIVATIONS[name]) for part in parts)
@@ -156,8 +156,8 @@ def _of_group(
             left = float(np.linalg.norm(off - (part.made(activation) - own))) / size
             found.append((left, Fault(
                 "another activation", part.ranks,
-                f"{whose(part.ranks)}'s part of {what} is made with {other}, where the other run's is with {name} (made "
-                "again from what was recorded before it): the parts of all other ranks are right",
+                f"{whose(part.ranks)}'s part of {what} is made with {other}, where the other run's is with {name} "
+                "(made again from what was recorded before it): the parts of all other ranks are right",
             )))  # fmt: skip
     found.sort(key=lambda one: one[0])
     others = [left for left, fault in found[1:] if fault.ranks != found[0][1].ranks or fault.kind != found[0][1].kind]
@@ -179,7 +179,7 @@ def _times(what: str, ranks: tuple[int, ...], times: float) -> Fault:
 def _recorded(
     what: str, ranks: tuple[int, ...], stretches: Stretches | None, slices: Sequence[HeldByRanks], weight: Array,
     tokens: int,
-) -> Iterator[tuple[list[_Part], bool]]:  # fmt: skip
+) -> Iterator[tuple[list[_PartOfSum], bool]]:  # fmt: skip
     """What ranks recorded before the layer, each its part; and whether it went through its activation already."""
     around = what.removesuffix(".output").rpartition(".")[0]
 
@@ -190,21 +190,21 @@ def _recorded(
                     return _shares(one, ranks, stretches)
         return None
 
-    def parts(gates: list[tuple[tuple[int, ...], Array]], ups: list[Array | None]) -> list[_Part]:
+    def parts(gates: list[tuple[tuple[int, ...], Array]], ups: list[Array | None]) -> list[_PartOfSum]:
         made, at = [], 0
         for (own, gate), up in zip(gates, ups, strict=True):
             cut = weight[:, at : at + gate.shape[1]]
             at += gate.shape[1]
-            made.append(_Part(own, gate, up, cut))
+            made.append(_PartOfSum(own, gate, up, cut))
         return made if at == weight.shape[1] and all(len(one.gate) == tokens for one in made) else []
 
     gate, up, acted = of(_GATES), of(_UPS), of(_MADE)
     if up is not None and len({len(one) for one in (gate or up, up, acted or up)}) == 1:
         ups: list[Array | None] = [one for _, one in up]
         for source, is_made in ((gate, False), (acted, True)):
-            if source is not None and all(one.shape == other.shape for (_, one), (_, other) in zip(source, up, strict=True)):
-                if made := parts(source, ups):
-                    yield made, is_made
+            both = zip(source or [], up, strict=False)
+            if source is not None and all(one.shape == other.shape for (_, one), (_, other) in both):
+                yield from ((made, is_made) for made in (parts(source, ups),) if made)
         if gate is None and (made := parts(up, [None] * len(up))):
             yield made, False
     fused = of(_FUSED)
@@ -212,9 +212,10 @@ def _recorded(
         if made := parts(fused, [None] * len(fused)):
             yield made, False
         if all(one.shape[1] % 2 == 0 for _, one in fused):
-            halves = [(own, *np.split(one, 2, axis=1)) for own, one in fused]
             for number in (0, 1):
-                if made := parts([(one[0], one[1 + number]) for one in halves], [one[2 - number] for one in halves]):
+                gates = [(own, np.split(one, 2, axis=1)[number]) for own, one in fused]
+                beside: list[Array | None] = [np.split(one, 2, axis=1)[1 - number] for _, one in fused]
+                if made := parts(gates, beside):
                     yield made, False
 
 

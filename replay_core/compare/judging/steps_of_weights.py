@@ -33,7 +33,8 @@ class Before(Struct, frozen=True):
 
 
 def of_the_step(
-    what: str, step: int, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], before: Before, every: Sequence[int]
+    what: str, step: int, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], before: Before,
+    every: Sequence[int],
 ) -> Fault | None:  # fmt: skip
     """What the step before a weight that is off did otherwise, and on which ranks.
 
@@ -64,10 +65,15 @@ def of_the_step(
         return None
     ranks = tuple(sorted({rank for own in found for rank in own}))
     kind, said, factor = next(iter(found.values()))
-    shard = f"the shard of {whose(ranks)} of " if not held.is_cut and len(found) < len(every) and _is_shard(found, parted) else ""
+    shard = (
+        f"the shard of {whose(ranks)} of "
+        if not held.is_cut and len(found) < len(every) and _is_shard(found, parted)
+        else ""
+    )
     return Fault(
         kind, ranks,
-        f"{shard}{what} on {whose(ranks)} {said.format(begun=before.step, now=step)}; its weights before are the other run's",
+        f"{shard}{what} on {whose(ranks)} {said.format(begun=before.step, now=step)}; its weights before are the "
+        "other run's",
         factor,
     )  # fmt: skip
 
@@ -76,21 +82,32 @@ def _is_shard(found: dict[tuple[int, ...], tuple[str, str, float | None]], parte
     return all(len(own) == 1 for own in found) and len(parted) > len(found)
 
 
-def _told(made: Array, due: Array, size: float, *, is_next: bool, has_gradient: bool) -> tuple[str, str, float | None] | None:
+def _told(
+    made: Array, due: Array, size: float, *, is_next: bool, has_gradient: bool
+) -> tuple[str, str, float | None] | None:
     if np.linalg.norm(made) <= 1e-3 * size:
-        return "stale weight", "is what it was at step {begun}: it is stale, no step was taken with it by step {now}", None
+        return (
+            "stale weight",
+            "is what it was at step {begun}: it is stale, no step was taken with it by step {now}",
+            None,
+        )
     times = float((made * due).sum()) / (size * size)
     if np.linalg.norm(made - times * due) <= _LEFT * np.linalg.norm(made) and abs(times - 1) > 0.01:
         twice = "the step was taken twice, or its learning rate is twice" if abs(times - 2) < 0.05 else (
             "its learning rate is another"
         )  # fmt: skip
-        return "another rate", f"moved {times:.3g} x as far as the other run's from step {{begun}} to {{now}}: {twice}", times
+        return (
+            "another rate",
+            f"moved {times:.3g} x as far as the other run's from step {{begun}} to {{now}}: {twice}",
+            times,
+        )
     if not is_next or not has_gradient:
         return None
     return (
         "optimizer's state",
-        "moved otherwise than the other run's from step {begun} to {now}, though the gradient agrees: what the optimizer "
-        "keeps (moments, a master weight, weight decay) is not the other run's, as after a resume with another's state",
+        "moved otherwise than the other run's from step {begun} to {now}, though the gradient agrees: what the "
+        "optimizer keeps (moments, a master weight, weight decay) is not the other run's, as after a resume with "
+        "another's state",
         None,
     )
 
@@ -111,7 +128,8 @@ def _pieces(
             if number * long < len(there)
         ]  # fmt: skip
         is_right = [
-            np.linalg.norm((here - there)[cut]) <= _RIGHT * np.linalg.norm((there - was_there)[cut]) for _, cut in shards
+            np.linalg.norm((here - there)[cut]) <= _RIGHT * np.linalg.norm((there - was_there)[cut])
+            for _, cut in shards
         ]
         if any(is_right) and not all(is_right):
             for ranks, cut in shards:

@@ -417,12 +417,14 @@ class _Sizes:
         self._counts = [(own, other) for own in counts[0] for other in counts[1]]
 
     def are_cut_along_tokens(self, place: tuple[str, str], sides: tuple[dict[int, Side], dict[int, Side]]) -> bool:
-        """Whether ranks of either run have fewer tokens of it than token ids, as of sequence parallelism: these are other
-        values on every rank, and no slices of its last axis.
+        """Whether ranks of either run have fewer tokens of it than token ids, as of sequence parallelism: these are
+        other values on every rank, and no slices of its last axis.
         """
         for ranks, ids in zip(sides, (self._own, self._theirs), strict=True):
             refs = [side.tensors[place][1] for side in ranks.values() if place in side.tensors]
-            if len(ids) == 2 and any(len(ref.shape) == 3 and ref.shape[0] == ids[0] and ref.shape[1] < ids[1] for ref in refs):
+            if len(ids) == 2 and any(
+                len(ref.shape) == 3 and ref.shape[0] == ids[0] and ref.shape[1] < ids[1] for ref in refs
+            ):
                 return True
         return False
 
