@@ -5,6 +5,7 @@ a hold being put together as one process would have it.
 
 from __future__ import annotations
 
+from replay_core import naming
 from replay_core.compare.comparison import Comparison, compare_runs
 from replay_core.compare.judging.faults import Fault, whose
 from replay_core.compare.judging.tensors import TensorVerdict
@@ -114,7 +115,12 @@ def _of_one_layout(
 def _not_summed(row: TensorVerdict) -> Fault | None:
     """Of what first parts rank by rank, and of which ranks' parts add up to what every rank of the other run has."""
     assert row.ranks is not None
-    if row.ranks.times != 1 or len(row.ranks.summands) < 2 or row.verdict.diverges:
+    if (
+        not naming.is_module_tensor(row.name)
+        or row.ranks.times != 1
+        or len(row.ranks.summands) < 2
+        or row.verdict.diverges
+    ):
         return None
     ranks = row.ranks.ranks
     each = tuple(ranks[number] for number in row.ranks.summands)
