@@ -41,7 +41,9 @@ _LEFT, _CLEARLY = (0.05, 0.2), 3.0
 #: A simpler pattern of what is hidden is taken where it leaves no more than this times the least, or this of the norm.
 _SIMPLER, _NOTHING = 1.5, 1e-3
 #: Elements of a tensor that is read; tokens of a sample, of which all see some; tokens and channels that are asked.
-_MOST, _TOKENS, _ROWS, _CHANNELS = 1 << 23, 1024, 48, 96
+_MOST, _TOKENS, _ROWS, _CHANNELS = 1 << 23, 256, 48, 96
+#: Scores that are made at once, of all heads: of fewer tokens where heads are many.
+_AT_ONCE = 1 << 16
 _MOST_OF_DOCUMENTS = 512
 _BASES = (1e4, 5e5, 1e6, 1e5, 1e7)
 _WIDTHS = (256, 192, 128, 96, 80, 64, 48, 40, 32, 24, 16, 12, 8, 6, 4)
@@ -255,7 +257,8 @@ def _supposed(
         if sample not in made:
             made[sample] = _fitted(there_BSO[sample], raw, sample, length)
         known = made[sample]
-        rows = _asked(rows[rows < length], size_BS[sample])
+        most = _most_rows(known[0], length) if known is not None else _ROWS
+        rows = _asked(rows[rows < length], size_BS[sample], most)
         if known is None or not rows.size or not size_BS[sample, rows].any():
             return None
         cut, pattern = known
@@ -307,12 +310,16 @@ def _within(cut: _Cut, pattern: _Pattern) -> Array | None:
     return np.asarray(np.arange(len(pattern.starts)) - pattern.starts).astype(float) if are_several else None
 
 
-def _asked(rows: Ints, size_S: Array) -> Ints:
+def _most_rows(cut: _Cut, length: int) -> int:
+    return min(_ROWS, max(8, _AT_ONCE // (cut.q.shape[1] * length)))
+
+
+def _asked(rows: Ints, size_S: Array, most: int) -> Ints:
     """Tokens that are asked: those that are furthest off, and others between."""
-    if rows.size <= _ROWS:
+    if rows.size <= most:
         return rows
-    worst = rows[np.argsort(-size_S[rows], kind="stable")[: _ROWS // 2]]
-    return np.unique(np.concatenate([worst, rows[np.linspace(0, rows.size - 1, _ROWS // 2).astype(int)]]))
+    worst = rows[np.argsort(-size_S[rows], kind="stable")[: most // 2]]
+    return np.unique(np.concatenate([worst, rows[np.linspace(0, rows.size - 1, most // 2).astype(int)]]))
 
 
 def _normal(cut: _Cut, rows: Ints, starts: Ints) -> _Otherwise:
@@ -430,6 +437,7 @@ def _fitted(there_SO: Array, raw: _Given, sample: int, length: int) -> tuple[_Cu
     if best is None:
         return None
     cut = best[1]
+    rows = _asked(rows, np.zeros(length), _most_rows(cut, length))
     channels = np.unique(np.linspace(0, there_SO.shape[1] - 1, len(cut.out)).astype(int))
     there_QC = own_SO[rows][:, channels]
     cell = _Cell(cut, rows, slice(0, cut.q.shape[1]), there_QC, _normal(cut, rows, np.zeros(length, np.int64)), "")

@@ -667,7 +667,7 @@ class OfRanks:
         is_open = first.ranks.fault is None or first.ranks.fault.kind == "apart"
         into = [one for one in self._attended.get(row.key.step, []) if one.ranks == held.ranks]
         laid = standing_for(held) if held.is_cut else held.parts[0]
-        if not is_open or len(laid.shape) != 2 or not laid.is_readable or laid.numel > _MOST:
+        if not is_open or len(laid.shape) != 2 or not laid.is_readable or laid.numel > _MOST >> 2:
             return
         if _is_off_alike(first, row):
             return
