@@ -55,7 +55,7 @@ def scaled(rows: Sequence[TensorVerdict], every: tuple[int, ...]) -> tuple[Fault
     if len(found) < _FEWEST or left_2 > _REST * size_2:
         return None
     near = _ONE[is_half]
-    factors = [one.factor for one in found if one.square > 1e-4 * max(each.square for each in found)]
+    factors = [one.factor for one in found if one.square >= 1e-4 * max(each.square for each in found)]
     middle = sorted(factors)[len(factors) // 2]
     if all(abs(one - middle) <= near * middle for one in factors):
         if abs(middle - 1) <= 5 * near:
@@ -93,12 +93,14 @@ def _norm_of_each(found: Sequence[_Multiple], key: Callable[[str], str], near: f
     norms = []
     for members in groups.values():
         most = max(one.square for one in members)
-        factors = [one.factor for one in members if one.square > 1e-4 * most]
+        if not most:
+            continue  # a gradient of zeros has no norm to be clipped to
+        factors = [one.factor for one in members if one.square >= 1e-4 * most]
         if max(factors) - min(factors) > 2 * near * max(factors):
             return None
         norms.append(sum(one.square for one in members) ** 0.5)
     # What is smaller than the norm it is clipped to stays.
-    most = max(norms)
+    most = max(norms, default=0.0)
     clipped = [norm for norm in norms if abs(norm - most) <= 5 * near * most]
     return most if len(clipped) >= 2 and 2 * len(clipped) >= len(norms) else None
 

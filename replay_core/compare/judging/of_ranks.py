@@ -672,6 +672,8 @@ class OfRanks:
         if _is_off_alike(first, row):
             return
         output, slices, _, whole = self._into_first[row.key.step]
+        if not whole.shape or whole.shape[-1] != laid.shape[0]:
+            return  # a lookup
         together = micro_pair.together
         side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)

@@ -59,3 +59,16 @@ def test_nothing_is_said_where_one_is_no_multiple(tmp_path: Path) -> None:
 
 def test_nothing_is_said_where_all_agree(tmp_path: Path) -> None:
     assert not said(dict(RIGHT), tmp_path)
+
+
+def test_gradients_of_zeros_say_nothing(tmp_path: Path) -> None:
+    made = {name: one / one.norm() for name, one in RIGHT.items()}
+    zeros = {"grad.layers.2.q_proj.weight": torch.zeros(8, 8), "grad.layers.2.up_proj.weight": torch.zeros(8, 8)}
+    ids = torch.arange(16).reshape(2, 8)
+    given = {"forward_data": {"input_ids": ids}}
+    result = compared(
+        tmp_path, {**given, "gradient": {**RIGHT, **zeros}}, *[{**given, "gradient": {**made, **zeros}}] * 2
+    )
+    found = parallel(result.tally.of_ranks, result.together)
+    assert found is not None
+    assert [one.fault.kind for one in found.faults] == ["clipped apart"]
