@@ -311,7 +311,7 @@ def _within(cut: _Cut, pattern: _Pattern) -> Array | None:
 
 
 def _most_rows(cut: _Cut, length: int) -> int:
-    return min(_ROWS, max(8, _AT_ONCE // (cut.q.shape[1] * length)))
+    return min(_ROWS, max(8, _AT_ONCE // (int(cut.q.shape[1]) * length)))
 
 
 def _asked(rows: Ints, size_S: Array, most: int) -> Ints:
