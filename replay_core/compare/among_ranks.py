@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from replay_core import naming
 from replay_core.compare.comparison import Comparison, compare_runs
-from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.misdealt import misdealt
@@ -18,8 +18,6 @@ from replay_core.records import Record
 
 #: Ranks of a run that are put together, and bytes of both that are read for it, at most.
 MOST_RANKS, MOST_BYTES = 64, 1 << 32
-#: What input that nobody thought of may raise where it is put together.
-_UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 
 
 def among_ranks(
@@ -39,11 +37,12 @@ def among_ranks(
     if first is None or first.key.step is None:
         return None
     known = parallel(compared.tally.of_ranks, compared.together)
+    compared.notes += [] if known is None else known.notes
     try:
         return _looked_for(
             compared, first, known, records_a, records_b, exact=exact, tolerances=tolerances, on_event=on_event
         )
-    except _UNEXPECTED as error:
+    except UNEXPECTED as error:
         # The comparison stands without a cause.
         compared.notes.append(
             f"what went wrong among the ranks of step {first.key.step} could not be looked for: "

@@ -51,7 +51,9 @@ def scaled(rows: Sequence[TensorVerdict], every: tuple[int, ...]) -> tuple[Fault
         if not off_2 <= (_LEFT[is_half] * (1 + total.gain)) ** 2 or total.gain <= -1:
             left_2 += total.a2
             continue
-        found.append(_Multiple(row, 1 + total.gain, total.a2 * (1 + total.gain) ** 2))
+        square = total.a2 * (1 + total.gain) ** 2
+        if square:  # a gradient of zeros is a multiple of any
+            found.append(_Multiple(row, 1 + total.gain, square))
     if len(found) < _FEWEST or left_2 > _REST * size_2:
         return None
     near = _ONE[is_half]

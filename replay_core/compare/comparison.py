@@ -251,6 +251,7 @@ def compare_runs(
     on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
+    result.notes += judge.notes
     if not names:
         result.notes += tolerances.unmet(compared)
     result.notes += result.tally.gains.sentences(chosen_a, chosen_b)

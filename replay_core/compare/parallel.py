@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from replay_core import naming
 from replay_core.compare import clipping
-from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.pairing.ranks import Together, Which
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Parallel(Struct):
     ranks: tuple[int, ...]
     first: dict[int, TensorVerdict] = field(default_factory=dict)
     faults: list[Found] = field(default_factory=list)
+    #: What was not looked for to its end, and why.
+    notes: list[str] = field(default_factory=list)
 
     @property
     def origins(self) -> tuple[int, ...]:
@@ -63,6 +65,16 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         if row.ranks is not None and row.verdict.diverges:
             for rank in row.ranks.parted:
                 found.first.setdefault(rank, row)
+    try:
+        found.faults = _faults(rows, together, found)
+    except UNEXPECTED as error:
+        found.notes.append(
+            f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}"
+        )
+    return found
+
+
+def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: Parallel) -> list[Found]:
     began = min((row.key.step or 0 for row in found.first.values()), default=0)
     diverged = min((row.key.step for row in rows if row.verdict.diverges and row.key.step is not None), default=None)
     by_kind: dict[tuple[str, tuple[int, ...]], Found] = {}
@@ -101,8 +113,7 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
     ]  # fmt: skip
     if not kept and (of_one := _of_one_weight(rows)) is not None:
         kept = [of_one]
-    found.faults = sorted(kept, key=lambda one: (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)))
-    return found
+    return sorted(kept, key=lambda one: (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)))
 
 
 def _makes_the_first(one: Found, found: Parallel) -> bool:

@@ -121,10 +121,12 @@ def otherwise(
     laid = standing_for(held) if held.is_cut else held.parts[held.ranks.index(those[0])]
     if laid.shape != whole.shape or not laid.is_readable:
         return None
+    if through is not None and (through[0].shape[0] != whole.shape[2] or through[1].shape != whole.shape[2:]):
+        return None
     there_BSO, here_BSO = (pages.array(ref).astype(np.float64) for ref in (whole, laid))
     if not np.isfinite(there_BSO).all() or not np.isfinite(here_BSO).all():
         return None
-    raw = _Given(what, held, given, whole.shape[:2], through)
+    raw = _Given(what, held, given, whole.shape[:2], through, _channels(here_BSO - there_BSO))
     is_half = bool({"bfloat16", "float16"} & {whole.dtype, laid.dtype})
     found: list[tuple[float, str, tuple[int, ...], str]] = []
     made: dict[int, tuple[_Cut, _Pattern] | None] = {}
@@ -151,14 +153,22 @@ def otherwise(
     )  # fmt: skip
 
 
+def _channels(off_BSO: Array) -> Ints:
+    """Channels that are asked: some of all, and those that are furthest off."""
+    count = off_BSO.shape[2]
+    some = np.linspace(0, count - 1, min(count, _CHANNELS)).astype(np.int64)
+    worst = np.argsort(-np.abs(off_BSO).sum((0, 1)), kind="stable")[: _CHANNELS // 4]
+    return np.unique(np.concatenate([some, worst]))
+
+
 class _Given:
     """What went into attention, of all ranks, sample by sample."""
 
     def __init__(
         self, what: str, held: HeldByRanks, given: Sequence[HeldByRanks], tokens: tuple[int, ...],
-        through: tuple[Array, Array] | None,
+        through: tuple[Array, Array] | None, channels: Ints,
     ) -> None:  # fmt: skip
-        self._tokens, self._through = tokens, through
+        self._tokens, self._through, self.channels = tokens, through, channels
         around = what.removesuffix(".output").removesuffix(".inputs.0")
         self._arounds = (around, around.rpartition(".")[0]) if through is None else (around.rpartition(".")[0],)
         self._given = [one for one in given if one.ranks == held.ranks]
@@ -196,7 +206,7 @@ class _Given:
     def cuts(self, sample: int, hidden: int, length: int) -> Iterator[_Cut]:
         """Every way in which the heads of a sample's first tokens may be cut."""
         width_of_all = self._through[0].shape[1] if self._through is not None else hidden
-        channels = np.unique(np.linspace(0, hidden - 1, min(hidden, _CHANNELS)).astype(int))
+        channels = self.channels
         if self._through is not None:
             out = self._through[0][channels]
         else:
@@ -266,9 +276,11 @@ def _supposed(
         if heads % part[1]:
             return None
         each = heads // part[1]
-        channels = np.unique(np.linspace(0, there_BSO.shape[2] - 1, len(cut.out)).astype(int))
+        off_QC = off_BSO[sample][rows][:, raw.channels]
+        if not off_QC.any():
+            return None
         return _Cell(
-            cut, rows, slice(part[0] * each, (part[0] + 1) * each), off_BSO[sample][rows][:, channels],
+            cut, rows, slice(part[0] * each, (part[0] + 1) * each), off_QC,
             _normal(cut, rows, pattern.starts), pattern.words, _within(cut, pattern), **more,  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -411,9 +423,9 @@ def _fitted(there_SO: Array, raw: _Given, sample: int, length: int) -> tuple[_Cu
     rows = np.unique(np.linspace(0, length - 1, min(length, _ROWS)).astype(np.int64))
     few = rows[np.unique(np.linspace(0, len(rows) - 1, 8).astype(int))]
     best: tuple[float, _Cut] | None = None
+    channels = raw.channels
     own_SO: Array = there_SO[:length] if raw._through is None else there_SO[:length] - raw._through[1]
     for cut in raw.cuts(sample, there_SO.shape[1], length):
-        channels = np.unique(np.linspace(0, there_SO.shape[1] - 1, len(cut.out)).astype(int))
         there_QC = own_SO[few][:, channels]
         size = float(np.linalg.norm(there_QC))
         every = slice(0, cut.q.shape[1])
@@ -438,7 +450,6 @@ def _fitted(there_SO: Array, raw: _Given, sample: int, length: int) -> tuple[_Cu
         return None
     cut = best[1]
     rows = _asked(rows, np.zeros(length), _most_rows(cut, length))
-    channels = np.unique(np.linspace(0, there_SO.shape[1] - 1, len(cut.out)).astype(int))
     there_QC = own_SO[rows][:, channels]
     cell = _Cell(cut, rows, slice(0, cut.q.shape[1]), there_QC, _normal(cut, rows, np.zeros(length, np.int64)), "")
     size = float(np.linalg.norm(there_QC))

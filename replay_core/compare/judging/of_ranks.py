@@ -31,7 +31,7 @@ from replay_core.compare.judging import (
     vocabulary,
 )
 from replay_core.compare.judging.algebra import Ranked
-from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import (
@@ -141,6 +141,19 @@ class OfRanks:
         self._into_attention: dict[Any, list[HeldByRanks]] = defaultdict(list)
         self._attended: dict[int | None, list[HeldByRanks]] = {}
 
+        #: Causes that were not looked for to their end, and why.
+        self.notes: list[str] = []
+
+    def _asked(self, row: TensorVerdict, look: Callable[..., None], *args: Any) -> None:
+        """Look for a cause; an error that nobody thought of leaves what was judged as it is."""
+        try:
+            look(row, *args)
+        except UNEXPECTED as error:
+            self.notes.append(
+                f"what {row.name} of step {row.key.step} says of the ranks could not be looked for: "
+                f"{type(error).__name__}: {error}"
+            )
+
     # What is not finite is told as such, and arithmetic with it says nothing.
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
     def look(self, row: TensorVerdict, pair: TensorPair, micro_pair: MicroBatchPair, judge: JudgeCopy) -> None:
@@ -167,7 +180,7 @@ class OfRanks:
         if row.verdict in (Verdict.DIFF, Verdict.SHAPE) and naming.is_module_tensor(row.name):
             self._dealt.setdefault(row.key.step, (row, held))
         if row.name.startswith("param.") and held.is_cut:
-            self._explain_dealt(row, held, together)
+            self._asked(row, self._explain_dealt, held, together)
         self._note_dtypes(row, theirs[1], held)
         if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest:
             return
@@ -201,22 +214,22 @@ class OfRanks:
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
                 if row.name.startswith("grad."):
                     self._off_gradients[row.key.step].add(row.name.removeprefix("grad."))
-                self._explain(row, pair, micro_pair, held, judge)
+                self._asked(row, self._explain, pair, micro_pair, held, judge)
                 if row.verdict.diverges:
-                    self._note_first(row, theirs[1], ours[1], held, micro_pair)
+                    self._asked(row, self._note_first, theirs[1], ours[1], held, micro_pair)
             if row.name.startswith("grad."):
                 known_off = row.verdict.diverges or self._steps_gradients.get((row.key.step, row.name[5:]), False)
                 self._steps_gradients[row.key.step, row.name.removeprefix("grad.")] = known_off
             if row.name.startswith("param."):
-                self._explain_step(row, whole, held, together)
-                self._explain_first_sum(row, held, micro_pair)
-                self._explain_made_of(row, held, micro_pair)
-                self._explain_first(row, held)
+                self._asked(row, self._explain_step, whole, held, together)
+                self._asked(row, self._explain_first_sum, held, micro_pair)
+                self._asked(row, self._explain_made_of, held, micro_pair)
+                self._asked(row, self._explain_first, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
             return
-        self._note_micro(row, whole, ours[1])
-        self._keep(row, whole, held)
+        self._asked(row, self._note_micro, whole, ours[1])
+        self._asked(row, self._keep, whole, held)
         if row.name.startswith("grad.") and row.key.step is not None:
             self._gradients[row.key.role, row.name] = row.key.step, ours[1]
 
@@ -672,12 +685,15 @@ class OfRanks:
         if _is_off_alike(first, row):
             return
         output, slices, _, whole = self._into_first[row.key.step]
-        if not whole.shape or whole.shape[-1] != laid.shape[0]:
-            return  # a lookup
+        width = whole.shape[-1] if whole.shape else 0
+        if width not in laid.shape:
+            return
         together = micro_pair.together
         side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
         bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
         weight = pages.array(laid).astype(np.float64)
+        if width != laid.shape[0]:
+            weight = np.ascontiguousarray(weight.T)  # as Conv1D keeps it: [in, out]
         has_bias = bias is not None and bias.shape == weight.shape[:1] and bias.is_readable
         added = pages.array(bias).astype(np.float64) if bias is not None and has_bias else np.zeros(len(weight))
         fault = None

@@ -80,6 +80,8 @@ def of_parts(
     """
     if len(whole.shape) != 3 or held.axis not in (None, 0) or whole.numel > _MOST or weight.size > _MOST:
         return None
+    if bias.shape != whole.shape[-1:] or weight.shape[0] != whole.shape[-1]:
+        return None
     found: list[Fault | None] = []
     for ranks, parts, members in _groups(whole, held):
         first = members[0]

@@ -118,7 +118,7 @@ def _pieces(
     """The ranks whose piece it is; of the other run now and before, and of the rank."""
     there, was_there = (pages.array(ref).astype(np.float64) for ref in (whole, before.whole))
     is_copy_of_all = not held.is_cut and set(parted) == set(held.ranks) and len(held.ranks) > 1
-    if is_copy_of_all and len(there) >= len(every) * 1 and there.ndim:
+    if is_copy_of_all and there.ndim and len(there) >= len(every):
         here, was_here = (pages.array(ref).astype(np.float64) for ref in (held.parts[0], before.held.parts[0]))
         if here.shape != there.shape or was_here.shape != there.shape:
             return
