@@ -25,9 +25,10 @@ _LEFT, _REST, _ONE = (0.01, 0.08), 1e-3, (0.002, 0.02)
 
 class _Multiple(Struct, frozen=True):
     row: TensorVerdict
+    #: What the ranks have, of what the other run has; and the squares of their norm and of the other run's.
     factor: float
-    #: The square of its norm, in b.
     square: float
+    others: float
 
 
 def scaled(rows: Sequence[TensorVerdict], every: tuple[int, ...]) -> tuple[Fault, TensorVerdict, int] | None:
@@ -51,9 +52,12 @@ def scaled(rows: Sequence[TensorVerdict], every: tuple[int, ...]) -> tuple[Fault
         if not off_2 <= (_LEFT[is_half] * (1 + total.gain)) ** 2 or total.gain <= -1:
             left_2 += total.a2
             continue
-        square = total.a2 * (1 + total.gain) ** 2
-        if square:  # a gradient of zeros is a multiple of any
-            found.append(_Multiple(row, 1 + total.gain, square))
+        of_a, of_b = total.a2, total.a2 * (1 + total.gain) ** 2
+        if not of_a or not of_b:
+            continue  # a gradient of zeros is a multiple of any
+        factor = 1 + total.gain
+        is_a = row.ranks is not None and row.ranks.which == "a"
+        found.append(_Multiple(row, 1 / factor if is_a else factor, *((of_a, of_b) if is_a else (of_b, of_a))))
     if len(found) < _FEWEST or left_2 > _REST * size_2:
         return None
     near = _ONE[is_half]
@@ -71,6 +75,14 @@ def scaled(rows: Sequence[TensorVerdict], every: tuple[int, ...]) -> tuple[Fault
                 f"the gradients of {whose(every)} are clipped {words} by {words}, each by its own norm, not all by "
                 f"the norm of the whole: {call} is times one factor, of {min(factors):.3g} to {max(factors):.3g}, and "
                 f"the norm of each is {norm:.4g} then"
+            )
+            return Fault("clipped apart", every, sentence), first, len(found)
+    theirs = [_Multiple(one.row, 1 / one.factor, one.others, one.square) for one in found]
+    for words, key in (("layer", _of_layer), ("tensor", _of_tensor)):
+        if (norm := _norm_of_each(theirs, key, near)) is not None:
+            sentence = (
+                f"the gradients of the run that {whose(every)} are compared with are clipped {words} by {words}, each "
+                f"to the norm {norm:.4g}, and those of {whose(every)} are not"
             )
             return Fault("clipped apart", every, sentence), first, len(found)
     return None

@@ -31,6 +31,9 @@ class Found(Struct):
     name: str | None
     step: int | None
     tensors: int = 0
+    #: Of a weight: whether ranks have slices of it, and whether its gradient of the same step is off too.
+    is_cut: bool = False
+    is_result: bool = False
 
 
 class Parallel(Struct):
@@ -90,7 +93,10 @@ def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: 
         if row.ranks.relation == "one" and fault.factor is not None:
             alone.append((row, fault))
             continue
-        known = by_kind.setdefault((fault.kind, fault.ranks), Found(fault, row.name, row.key.step))
+        known = by_kind.setdefault((fault.kind, fault.ranks), Found(
+            fault, row.name, row.key.step, is_cut=row.ranks.relation == "slices",
+            is_result=row.name.startswith("param.") and row.name[6:] in _gradients_off(rows, row.key.step),
+        ))  # fmt: skip
         if known.step == row.key.step:
             known.tensors += 1
     by_kind |= _of_single_ranks(alone)
@@ -122,7 +128,11 @@ def _makes_the_first(one: Found, found: Parallel) -> bool:
         return False
     earliest = next(iter(found.first.values()))
     module = one.name.removeprefix("param.").removesuffix(".weight").removesuffix(".bias")
-    return earliest.name == f"{module}.output" and earliest.key.step == one.step
+    if earliest.name != f"{module}.output" or earliest.key.step != one.step:
+        return False
+    # Ranks that have the weight whole make their own output with their own; a slice of it is in what others have too.
+    own, origins = set(one.fault.ranks), set(found.origins)
+    return own <= origins and (one.is_cut or own == origins) and not one.is_result
 
 
 def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
@@ -138,6 +148,11 @@ def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
     those = {row.name for row in off} - {f"param.{module}.weight", f"param.{module}.bias"}
     if not off or those or len(weights) < 4 * len(off):
         return None
+    # Recorded after its step, a weight is a result of what its gradient is off by; and before the first step recorded
+    # no step is known that it was left out of.
+    has_earlier = any(row.key.step is not None and row.key.step < (first.key.step or 0) for row in rows)
+    if not has_earlier or _gradients_off(rows, first.key.step) & {row.name.removeprefix("param.") for row in off}:
+        return None
     ranks = off[0].ranks.parted if off[0].ranks is not None and off[0].ranks.parted else first.ranks.ranks
     name = off[0].name.removeprefix("param.")
     fault = Fault(
@@ -147,6 +162,14 @@ def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
         "the optimizer), or loaded from elsewhere",
     )  # fmt: skip
     return Found(fault, off[0].name, first.key.step, len(off))
+
+
+def _gradients_off(rows: Sequence[TensorVerdict], step: int | None) -> set[str]:
+    """Weights whose gradients of a step are off: recorded after it, they are too, by that."""
+    return {
+        row.name.removeprefix("grad.") for row in rows
+        if row.key.step == step and row.verdict.diverges and row.name.startswith("grad.")
+    }
 
 
 def _is_input(name: str) -> bool:

@@ -37,7 +37,9 @@ INTO = QUERIES + KEYS + VALUES + TOGETHER
 #: their step); what part of the difference may be left, of float32 and of halves; by how many times all else leaves
 #: more.
 _NEAR = 0.05
-_LEFT, _CLEARLY = (0.05, 0.2), 3.0
+#: And of what part no other cut of heads is asked.
+_SURE = 0.01
+_LEFT, _CLEARLY, _FLOOR = (0.05, 0.2), 3.0, 1e-9
 #: A simpler pattern of what is hidden is taken where it leaves no more than this times the least, or this of the norm.
 _SIMPLER, _NOTHING = 1.5, 1e-3
 #: Elements of a tensor that is read; tokens of a sample, of which all see some; tokens and channels that are asked.
@@ -139,11 +141,13 @@ def otherwise(
             best = [min((one for one in of_cell if one.kind == kind), key=lambda one: one.left) for of_cell in told]
             each = dict.fromkeys(one.words for one in best)
             found.append((max(one.left for one in best), kind, ranks, "; ".join(each)))
-    found.sort(key=lambda one: one[0])
+    if min(whole.shape[1], _TOKENS) < 2:
+        found = [one for one in found if one[1] == "part"]  # one token sees itself alone, however it is turned
+    found.sort(key=lambda one: one[:3])
     if not found or found[0][0] > _LEFT[is_half]:
         return None
     left, kind, ranks, said = found[0]
-    if len(found) > 1 and found[1][0] < _CLEARLY * left:
+    if len(found) > 1 and found[1][0] <= _CLEARLY * max(left, _FLOOR):
         return None
     of_heads = "" if set(ranks) == set(those) else f" of {whose(ranks)}'s heads"
     return Fault(
@@ -442,10 +446,14 @@ def _fitted(there_SO: Array, raw: _Given, sample: int, length: int) -> tuple[_Cu
                 break
             for base, in_pairs in turns:
                 one = replace(cut, base=base, in_pairs=in_pairs, cap=cap)
+                if not _makes_early_tokens(one, few, there_QC):
+                    continue
                 cell = _Cell(one, few, every, there_QC, _normal(one, few, np.zeros(length, np.int64)), "")
                 left = float(np.linalg.norm([off.min() for off in _off_by_starts(cell, there_QC)]))
                 if left <= _NEAR * size and (best is None or left < 0.99 * best[0]):
                     best = left, one
+        if best is not None and best[0] <= _SURE * size:
+            break
     if best is None:
         return None
     cut = best[1]
@@ -455,6 +463,21 @@ def _fitted(there_SO: Array, raw: _Given, sample: int, length: int) -> tuple[_Cu
     size = float(np.linalg.norm(there_QC))
     patterns = _patterns(rows, _off_by_starts(cell, there_QC), length, size)
     return (cut, patterns[1]) if patterns is not None and patterns[0] <= _NEAR * size else None
+
+
+def _makes_early_tokens(cut: _Cut, few: Ints, there_QC: Array) -> bool:
+    """Whether attention may make the second and third of some tokens, whose few keys are asked of at little cost."""
+    early = slice(1, 3)
+    rows, target_QC = few[early], there_QC[early]
+    if not rows.size:
+        return True
+    most = int(rows[-1]) + 1
+    short = replace(cut, q=cut.q[:most], k=cut.k[:most], v=cut.v[:most])
+    cell = _Cell(
+        short, rows, slice(0, cut.q.shape[1]), target_QC, _normal(short, rows, np.zeros(most, np.int64)), ""
+    )
+    left = float(np.linalg.norm([off.min() for off in _off_by_starts(cell, target_QC)]))
+    return left <= 3 * _NEAR * max(float(np.linalg.norm(target_QC)), float(np.linalg.norm(there_QC)) / len(few) ** 0.5)
 
 
 def _patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[float, _Pattern] | None:

@@ -127,7 +127,7 @@ class OfRanks:
         self._micro_before: dict[tuple[str | None, str], tuple[int | None, TensorRef]] = {}
         #: By role and name, weights of the step before this one.
         self._weights: dict[tuple[str | None, str], steps_of_weights.Before] = {}
-        self._steps_gradients: dict[tuple[int | None, str], bool] = {}
+        self._steps_gradients: dict[tuple[int | None, str | None, str], bool] = {}
         #: Of a step: what is said of ranks whose modules put out another dtype.
         self._dtypes: dict[int | None, Fault] = {}
         #: Steps in which something is off that is no gradient and no weight.
@@ -218,8 +218,8 @@ class OfRanks:
                 if row.verdict.diverges:
                     self._asked(row, self._note_first, theirs[1], ours[1], held, micro_pair)
             if row.name.startswith("grad."):
-                known_off = row.verdict.diverges or self._steps_gradients.get((row.key.step, row.name[5:]), False)
-                self._steps_gradients[row.key.step, row.name.removeprefix("grad.")] = known_off
+                called = row.key.step, row.key.role, row.name.removeprefix("grad.")
+                self._steps_gradients[called] = row.verdict.diverges or self._steps_gradients.get(called, False)
             if row.name.startswith("param."):
                 self._asked(row, self._explain_step, whole, held, together)
                 self._asked(row, self._explain_first_sum, held, micro_pair)
@@ -664,7 +664,7 @@ class OfRanks:
         if before is None or before.step >= step or not row.verdict.diverges:
             return
         name = row.name.removeprefix("param.")
-        before = replace(before, gradient_is_off=self._steps_gradients.get((before.step, name)))
+        before = replace(before, gradient_is_off=self._steps_gradients.get((before.step, row.key.role, name)))
         is_open = row.ranks.fault is None or row.ranks.fault.kind == "apart"
         parted = row.ranks.parted or held.ranks
         fault = is_open and steps_of_weights.of_the_step(name, step, whole, held, parted, before, together.ranks)
@@ -914,6 +914,8 @@ class OfRanks:
                         every.append(logits_otherwise.OfTokens((rank,), places[rows], here_N[rows]))
             mine_too = next((one for (_, _), (_, one) in side.tensors.items() if one.name.endswith(name)), None)
             cut = together.held.get(id(mine_too)) if mine_too is not None else None
+            if mine_too is not None and not _are_logits_alike(ref, mine_too, cut, row.ranks.parted):
+                return None  # then these are what is off
             slices = cut if cut is not None and cut.axis == 2 else None
             return logits_otherwise.explain(row.name, made, every, slices) if every else None
         return None
@@ -1241,6 +1243,14 @@ def _is_nearer(one: TensorRef, other: TensorRef, own: TensorRef) -> bool:
         return False
     values, theirs, right = (pages.array(ref).astype(np.float64) for ref in (one, other, own))
     return float(np.linalg.norm(values - theirs)) <= _NEARER * float(np.linalg.norm(values - right))
+
+
+def _are_logits_alike(whole: TensorRef, laid: TensorRef, held: HeldByRanks | None, parted: Sequence[int]) -> bool:
+    """Whether ranks' own logits are the other run's."""
+    own = [laid] if held is None or held.is_cut else [
+        ref for rank, ref in zip(held.ranks, held.parts, strict=True) if rank in parted
+    ]  # fmt: skip
+    return all(ref.is_readable and ref.shape == whole.shape and algebra.is_near(whole, ref) for ref in own)
 
 
 def _is_readable_as(one: TensorRef, other: TensorRef) -> bool:

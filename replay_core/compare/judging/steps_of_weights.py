@@ -49,6 +49,8 @@ def of_the_step(
     refs = (whole, before.whole, *held.parts, *before.held.parts)
     if any(not ref.is_readable or ref.numel > _MOST for ref in refs) or before.whole.shape != whole.shape:
         return None
+    if (stretch := _stale_stretch(what, step, whole, held, parted, before)) is not None:
+        return stretch
     found: dict[tuple[int, ...], tuple[str, str, float | None]] = {}
     for ranks, there, was_there, here, was_here in _pieces(whole, held, parted, before, every):
         due, made = there - was_there, here - was_here
@@ -78,6 +80,42 @@ def of_the_step(
     )  # fmt: skip
 
 
+def _stale_stretch(
+    what: str, step: int, whole: TensorRef, held: HeldByRanks, parted: Sequence[int], before: Before
+) -> Fault | None:
+    """One stretch of a weight that all have whole which was not moved, of any length: whose it is to move is a guess
+    where shards of flat weights end anywhere.
+    """
+    if held.is_cut or not whole.shape or set(parted) != set(held.ranks) or len(held.ranks) < 2:
+        return None
+    there, was_there, here, was_here = (
+        pages.array(ref).astype(np.float64).reshape(-1)
+        for ref in (whole, before.whole, held.parts[0], before.held.parts[0])
+    )
+    if not there.size == was_there.size == here.size == was_here.size:
+        return None
+    moved = np.flatnonzero(there != was_there)
+    size = np.abs(there - was_there).max(initial=0.0)
+    if moved.size < _FEWEST or np.abs(was_here - was_there).max() > _BEFORE * size:
+        return None
+    stale = np.flatnonzero((here == was_here)[moved])
+    if not _FEWEST <= stale.size < moved.size or stale[-1] - stale[0] + 1 > stale.size:
+        return None
+    rest = np.delete(moved, stale)
+    if np.abs(here - there)[rest].max() > _RIGHT * size:
+        return None
+    first, last, rows = int(moved[stale[0]]), int(moved[stale[-1]]), there.size // whole.shape[0]
+    long = -(-whole.shape[0] // len(held.ranks)) * rows
+    if first % long == 0 and (last + 1) % long == 0:
+        return None  # the rows of a rank
+    return Fault(
+        "stale weight", tuple(parted),
+        f"elements {first} to {last} of {what}, which {whose(parted)} have whole, are what they were at step "
+        f"{before.step}: this stretch is stale, no step was taken with it by step {step}, and all others are the other "
+        "run's (a shard of the optimizer that did not arrive)",
+    )  # fmt: skip
+
+
 def _is_shard(found: dict[tuple[int, ...], tuple[str, str, float | None]], parted: Sequence[int]) -> bool:
     return all(len(own) == 1 for own in found) and len(parted) > len(found)
 
@@ -96,6 +134,9 @@ def _told(
         twice = "the step was taken twice, or its learning rate is twice" if abs(times - 2) < 0.05 else (
             "its learning rate is another"
         )  # fmt: skip
+        if times < 0:
+            twice = "it moved the other way, as where the loss or the step has the other sign"
+        twice += "" if has_gradient else ", or its gradient is (it was not recorded)"
         return (
             "another rate",
             f"moved {times:.3g} x as far as the other run's from step {{begun}} to {{now}}: {twice}",

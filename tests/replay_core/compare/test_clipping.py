@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from replay_core.compare import compare_runs
 from replay_core.compare.parallel import parallel
-from tests.replay_core.compare.ranks.recorded import compared, random
+from replay_core.dumps import open_run
+from tests.replay_core.compare.ranks.recorded import compared, random, write
 
 NAMES = [f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in ("q_proj", "up_proj", "down_proj")]
 RIGHT = {f"grad.{name}": (1 + at) * random(8, 8, seed=at) for at, name in enumerate([*NAMES, "lm_head", "embed"])}
@@ -72,3 +74,24 @@ def test_gradients_of_zeros_say_nothing(tmp_path: Path) -> None:
     found = parallel(result.tally.of_ranks, result.together)
     assert found is not None
     assert [one.fault.kind for one in found.faults] == ["clipped apart"]
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_the_ranks_may_be_the_first_run(is_other: bool, tmp_path: Path) -> None:
+    given = {"forward_data": {"input_ids": torch.arange(16).reshape(2, 8)}}
+    clipped = {name: one / one.norm() for name, one in RIGHT.items()}
+    of_ranks, other = (RIGHT, clipped) if is_other else (clipped, RIGHT)
+    a = write(tmp_path / "a", *[{**given, "gradient": of_ranks}] * 2)
+    b = write(tmp_path / "b", {**given, "gradient": other})
+    result = compare_runs(open_run(a), open_run(b))
+    found = parallel(result.tally.of_ranks, result.together)
+    assert found is not None
+    (fault,) = (one.fault for one in found.faults)
+    assert fault.kind == "clipped apart"
+    assert ("that ranks 0 and 1 are compared with are clipped" in fault.sentence) is is_other
+
+
+def test_gradients_that_are_all_zeros_end_no_comparison(tmp_path: Path) -> None:
+    zeros = {name: 0 * one for name, one in RIGHT.items()}
+    result = compared(tmp_path, {"gradient": zeros}, *[{"gradient": RIGHT}] * 2)
+    assert parallel(result.tally.of_ranks, result.together) is not None
