@@ -71,9 +71,7 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
     try:
         found.faults = _faults(rows, together, found)
     except UNEXPECTED as error:
-        found.notes.append(
-            f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}"
-        )
+        found.notes.append(f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}")
     return found
 
 
@@ -167,7 +165,8 @@ def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
 def _gradients_off(rows: Sequence[TensorVerdict], step: int | None) -> set[str]:
     """Weights whose gradients of a step are off: recorded after it, they are too, by that."""
     return {
-        row.name.removeprefix("grad.") for row in rows
+        row.name.removeprefix("grad.")
+        for row in rows
         if row.key.step == step and row.verdict.diverges and row.name.startswith("grad.")
     }
 

@@ -150,6 +150,11 @@ def otherwise(
     if len(found) > 1 and found[1][0] <= _CLEARLY * max(left, _FLOOR):
         return None
     of_heads = "" if set(ranks) == set(those) else f" of {whose(ranks)}'s heads"
+    if of_heads and not held.is_cut and len(those) < len(held.ranks):
+        # The sum is right on others: that of these ranks got another part of it.
+        if kind == "part" and "missing" in said:
+            said = f"{said}, for it did not reach {whose(those)}"
+        ranks = those
     return Fault(
         f"attention's {kind}", ranks,
         f"{what}: attention{of_heads} on {whose(ranks)} is what the recorded queries, keys and values make {said} "
@@ -473,9 +478,7 @@ def _makes_early_tokens(cut: _Cut, few: Ints, there_QC: Array) -> bool:
         return True
     most = int(rows[-1]) + 1
     short = replace(cut, q=cut.q[:most], k=cut.k[:most], v=cut.v[:most])
-    cell = _Cell(
-        short, rows, slice(0, cut.q.shape[1]), target_QC, _normal(short, rows, np.zeros(most, np.int64)), ""
-    )
+    cell = _Cell(short, rows, slice(0, cut.q.shape[1]), target_QC, _normal(short, rows, np.zeros(most, np.int64)), "")
     left = float(np.linalg.norm([off.min() for off in _off_by_starts(cell, target_QC)]))
     return left <= 3 * _NEAR * max(float(np.linalg.norm(target_QC)), float(np.linalg.norm(there_QC)) / len(few) ** 0.5)
 

@@ -67,7 +67,8 @@ def made_of(said: Array, logits: Array, targets: Sequence[Ints]) -> tuple[OfLogi
         # A cap is solved for on a few tokens, and then asked of all.
         few = np.unique(np.linspace(0, told.size - 1, min(told.size, _SOLVED)).astype(int))
         log, left = solved(
-            lambda log: off(math.exp(log), values[few], those[few], told[few]), np.linspace(0, 5, 26)  # noqa: B023
+            lambda log: off(math.exp(log), values[few], those[few], told[few]),
+            np.linspace(0, 5, 26),  # noqa: B023
         )
         if left > _AGAIN * float(np.linalg.norm(said[told[few]])):
             continue

@@ -154,3 +154,18 @@ def test_nothing_is_said_of_what_nothing_known_makes(seed):
     # Another layer's, and what is no attention of them.
     other = f"{NAME.replace('0', '1')}.o_proj.output"
     assert attention_otherwise.otherwise(other, as_ref(there), alike(2 * there), given, (0,), through) is None
+
+
+def test_a_part_that_reached_one_rank_alone_is_of_the_rank_that_it_did_not_reach():
+    q, k, v, weight = inputs()
+    each = zip(q.chunk(2, -1), k.chunk(2, -1), v.chunk(2, -1), weight.chunk(2, 1), strict=True)
+    parts = [heads(*own) @ cut_.T for *own, cut_ in each]
+    given = [cut(x.chunk(2, -1), 2, f"{NAME}.{name}_proj.output") for name, x in (("q", q), ("k", k), ("v", v))]
+    through = (weight.double().numpy(), 0 * weight[:, 0].double().numpy())
+    there = parts[0] + parts[1]
+    held = alike(there, parts[1])
+    fault = attention_otherwise.otherwise(f"{NAME}.o_proj.output", as_ref(there), held, given, (1,), through)
+    assert fault is not None
+    assert fault.ranks == (1,)
+    assert "of rank 0's heads" in fault.sentence
+    assert "did not reach rank 1" in fault.sentence
