@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from replay_core.compare.pairing.ranks import named
 
-
 #: What input that nobody thought of may raise where a cause is looked for: the comparison stands without one.
 UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 

@@ -66,10 +66,8 @@ def made_of(said: Array, logits: Array, targets: Sequence[Ints]) -> tuple[OfLogi
             return OfLogits(values, those, said[told], None), told
         # A cap is solved for on a few tokens, and then asked of all.
         few = np.unique(np.linspace(0, told.size - 1, min(told.size, _SOLVED)).astype(int))
-        log, left = solved(
-            lambda log: off(math.exp(log), values[few], those[few], told[few]),
-            np.linspace(0, 5, 26),  # noqa: B023
-        )
+        of_few = values[few], those[few], told[few]
+        log, left = solved(lambda log: off(math.exp(log), *of_few), np.linspace(0, 5, 26))  # noqa: B023
         if left > _AGAIN * float(np.linalg.norm(said[told[few]])):
             continue
         if off(math.exp(log)) <= _AGAIN * size:
