@@ -480,7 +480,9 @@ def _makes_early_tokens(cut: _Cut, few: Ints, there_QC: Array) -> bool:
     short = replace(cut, q=cut.q[:most], k=cut.k[:most], v=cut.v[:most])
     cell = _Cell(short, rows, slice(0, cut.q.shape[1]), target_QC, _normal(short, rows, np.zeros(most, np.int64)), "")
     left = float(np.linalg.norm([off.min() for off in _off_by_starts(cell, target_QC)]))
-    return bool(left <= 3 * _NEAR * max(float(np.linalg.norm(target_QC)), float(np.linalg.norm(there_QC)) / len(few) ** 0.5))
+    return bool(
+        left <= 3 * _NEAR * max(float(np.linalg.norm(target_QC)), float(np.linalg.norm(there_QC)) / len(few) ** 0.5)
+    )
 
 
 def _patterns(rows: Ints, off: list[Array], length: int, size: float) -> tuple[float, _Pattern] | None:
