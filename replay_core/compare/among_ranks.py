@@ -5,7 +5,9 @@ a hold being put together as one process would have it.
 
 from __future__ import annotations
 
+from replay_core import naming
 from replay_core.compare.comparison import Comparison, compare_runs
+from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.tensors import TensorVerdict
 from replay_core.compare.judging.tolerance import DEFAULT, Tolerances
 from replay_core.compare.misdealt import misdealt
@@ -16,8 +18,6 @@ from replay_core.records import Record
 
 #: Ranks of a run that are put together, and bytes of both that are read for it, at most.
 MOST_RANKS, MOST_BYTES = 64, 1 << 32
-#: What input that nobody thought of may raise where it is put together.
-_UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 
 
 def among_ranks(
@@ -37,11 +37,12 @@ def among_ranks(
     if first is None or first.key.step is None:
         return None
     known = parallel(compared.tally.of_ranks, compared.together)
+    compared.notes += [] if known is None else known.notes
     try:
         return _looked_for(
             compared, first, known, records_a, records_b, exact=exact, tolerances=tolerances, on_event=on_event
         )
-    except _UNEXPECTED as error:
+    except UNEXPECTED as error:
         # The comparison stands without a cause.
         compared.notes.append(
             f"what went wrong among the ranks of step {first.key.step} could not be looked for: "
@@ -101,5 +102,32 @@ def _of_one_layout(
     except (DumpError, NothingComparableError):
         return None
     # What agrees rank by rank, and not as it was put together, was put together wrongly (positions on several axes).
+    for row in again.tally.of_ranks:
+        is_first = row.name == first.name and row.key.step == first.key.step
+        if is_first and row.ranks is not None and row.ranks.fault is None and row.ranks.relation == "parts":
+            row.ranks.fault = _not_summed(row)
+            break
     rows = [row for row in again.tally.of_ranks if row.name in compared.tally.diverging]
     return parallel(rows, again.together)
+
+
+def _not_summed(row: TensorVerdict) -> Fault | None:
+    """Of what first parts rank by rank, and of which ranks' parts add up to what every rank of the other run has."""
+    assert row.ranks is not None
+    if (
+        not naming.is_module_tensor(row.name)
+        or row.ranks.times != 1
+        or len(row.ranks.summands) < 2
+        or row.verdict.diverges
+    ):
+        return None
+    ranks = row.ranks.ranks
+    each = tuple(ranks[number] for number in row.ranks.summands)
+    groups = "" if len(each) == len(ranks) else (
+        f", and those between have what these have: it is summed within groups of {len(ranks) // len(each)} alone"
+    )  # fmt: skip
+    return Fault(
+        "not summed", ranks,
+        f"{row.name} is not summed over {whose(ranks)}: what {whose(each)} hold are parts that add up to what every "
+        f"rank of the other run has{groups}",
+    )  # fmt: skip

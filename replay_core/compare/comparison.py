@@ -46,7 +46,7 @@ from replay_core.compare.pairing.align import (
     pair_tensors,
 )
 from replay_core.compare.pairing.axes import lay_alike
-from replay_core.compare.pairing.expert_rows import Missent, missent
+from replay_core.compare.pairing.expert_rows import ExpertsOfRanks, Missent, missent
 from replay_core.compare.pairing.ranks import Together
 from replay_core.compare.pairing.regrouping import Alone, by_samples, called_alike
 from replay_core.compare.pairing.renaming import Renames
@@ -251,6 +251,7 @@ def compare_runs(
     on_event(Progress(done, done, "compared"))
     result.records_unreadable += len(damaged)
     result.problems += [Problem(file, what) for file, what in damaged.items()]
+    result.notes += judge.notes
     if not names:
         result.notes += tolerances.unmet(compared)
     result.notes += result.tally.gains.sentences(chosen_a, chosen_b)
@@ -382,6 +383,9 @@ class _Work:
         self._micro_pairs, self._ambiguous = pair_micro_batches(records_a, records_b, steps)
         #: Which run returned attention's weights alone -> how many tensors of them.
         self._weights_alone: Counter[str] = Counter()
+        #: Where the step's experts are; which run has tensors of experts that are elsewhere in the other -> how many.
+        self._experts = ExpertsOfRanks([])
+        self._experts_elsewhere: Counter[str] = Counter()
         #: How many pairs there are; None until the last step is open.
         self.total: int | None = None
         self._named: set[str] = set()
@@ -472,6 +476,7 @@ class _Work:
         once: set[tuple[int, str]] = set()
         only_layout: Counter[str] = Counter()
         places = places_of(again)
+        self._experts = ExpertsOfRanks(again)
         for micro_pair in again:
             entries += self._of_micro_pair(micro_pair, once, only_layout, notes)
         in_order = partial(_order, places=places)
@@ -557,6 +562,8 @@ class _Work:
                 notes.first.append((micro_pair, tied))
             elif is_attentions_weights(pair, micro_pair):
                 self._weights_alone["a" if pair.b is None else "b"] += 1
+            elif self._experts.are_elsewhere(pair, micro_pair):
+                self._experts_elsewhere["a" if pair.b is None else "b"] += 1
             else:
                 yield pair, micro_pair
 
@@ -590,6 +597,11 @@ class _Work:
             f"{number} tensors of attention weights, which {which} alone returned beside the output of their modules, "
             "are not compared"
             for which, number in self._weights_alone.items()
+        ]
+        self._result.notes += [
+            f"{number} tensors of experts, which {which} has on several ranks and the other run on one each, are not "
+            "compared: rows are of other ranks' tokens, weights and gradients are copies of those that are compared"
+            for which, number in self._experts_elsewhere.items()
         ]
         self._result.notes = list(dict.fromkeys(self._result.notes))
         if self._names and not self._any_name:

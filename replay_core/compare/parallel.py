@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from replay_core import naming
-from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare import clipping
+from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.pairing.ranks import Together, Which
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class Found(Struct):
     name: str | None
     step: int | None
     tensors: int = 0
+    #: Of a weight: whether ranks have slices of it, and whether its gradient of the same step is off too.
+    is_cut: bool = False
+    is_result: bool = False
 
 
 class Parallel(Struct):
@@ -39,6 +43,8 @@ class Parallel(Struct):
     ranks: tuple[int, ...]
     first: dict[int, TensorVerdict] = field(default_factory=dict)
     faults: list[Found] = field(default_factory=list)
+    #: What was not looked for to its end, and why.
+    notes: list[str] = field(default_factory=list)
 
     @property
     def origins(self) -> tuple[int, ...]:
@@ -62,6 +68,14 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         if row.ranks is not None and row.verdict.diverges:
             for rank in row.ranks.parted:
                 found.first.setdefault(rank, row)
+    try:
+        found.faults = _faults(rows, together, found)
+    except UNEXPECTED as error:
+        found.notes.append(f"what the ranks have in common could not be looked for: {type(error).__name__}: {error}")
+    return found
+
+
+def _faults(rows: Sequence[TensorVerdict], together: Sequence[Together], found: Parallel) -> list[Found]:
     began = min((row.key.step or 0 for row in found.first.values()), default=0)
     diverged = min((row.key.step for row in rows if row.verdict.diverges and row.key.step is not None), default=None)
     by_kind: dict[tuple[str, tuple[int, ...]], Found] = {}
@@ -77,7 +91,10 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         if row.ranks.relation == "one" and fault.factor is not None:
             alone.append((row, fault))
             continue
-        known = by_kind.setdefault((fault.kind, fault.ranks), Found(fault, row.name, row.key.step))
+        known = by_kind.setdefault((fault.kind, fault.ranks), Found(
+            fault, row.name, row.key.step, is_cut=row.ranks.relation == "slices",
+            is_result=row.name.startswith("param.") and row.name[6:] in _gradients_off(rows, row.key.step),
+        ))  # fmt: skip
         if known.step == row.key.step:
             known.tensors += 1
     by_kind |= _of_single_ranks(alone)
@@ -86,6 +103,10 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         by_kind[clipped.fault.kind, clipped.fault.ranks] = clipped
     if not by_kind and (scaled := _scaled(factors, found.ranks)) is not None:
         by_kind[scaled.fault.kind, scaled.fault.ranks] = scaled
+    apart = clipping.scaled(rows, found.ranks)
+    began_at = apart[1].key.step if apart is not None else None
+    if apart is not None and not any(one.step is None or one.step <= (began_at or 0) for one in by_kind.values()):
+        by_kind[apart[0].kind, apart[0].ranks] = Found(apart[0], apart[1].name, apart[1].key.step, apart[2])
     steps = [one.step if one.step is not None else -1 for one in by_kind.values()]
     kept = [
         one for one, step in zip(by_kind.values(), steps, strict=True)
@@ -94,8 +115,60 @@ def parallel(rows: Sequence[TensorVerdict], seen: Iterable[Together]) -> Paralle
         # Nor is what a later step computes a cause: of that step are only the inputs, which no weights make.
         and (diverged is None or step <= diverged or one.name is None or _is_input(one.name))
     ]  # fmt: skip
-    found.faults = sorted(kept, key=lambda one: one.fault.kind == "apart")
-    return found
+    if not kept and (of_one := _of_one_weight(rows)) is not None:
+        kept = [of_one]
+    return sorted(kept, key=lambda one: (one.fault.kind == "apart") * (2 - _makes_the_first(one, found)))
+
+
+def _makes_the_first(one: Found, found: Parallel) -> bool:
+    """Whether this is a weight, and its module's output is what parts first."""
+    if one.name is None or not one.name.startswith("param.") or not found.first:
+        return False
+    earliest = next(iter(found.first.values()))
+    module = one.name.removeprefix("param.").removesuffix(".weight").removesuffix(".bias")
+    if earliest.name != f"{module}.output" or earliest.key.step != one.step:
+        return False
+    # Ranks that have the weight whole make their own output with their own; a slice of it is in what others have too.
+    own, origins = set(one.fault.ranks), set(found.origins)
+    return own <= origins and (one.is_cut or own == origins) and not one.is_result
+
+
+def _of_one_weight(rows: Sequence[TensorVerdict]) -> Found | None:
+    """A weight that alone is off on all ranks, where every other of the step is the other run's and its module's output
+    is what parts first.
+    """
+    first = next((row for row in rows if row.verdict.diverges), None)
+    if first is None or first.ranks is None or not first.name.endswith(".output"):
+        return None
+    weights = [row for row in rows if row.key.step == first.key.step and row.name.startswith("param.")]
+    off = [row for row in weights if row.verdict.diverges]
+    module = first.name.removesuffix(".output")
+    those = {row.name for row in off} - {f"param.{module}.weight", f"param.{module}.bias"}
+    if not off or those or len(weights) < 4 * len(off):
+        return None
+    # Recorded after its step, a weight is a result of what its gradient is off by; and before the first step recorded
+    # no step is known that it was left out of.
+    has_earlier = any(row.key.step is not None and row.key.step < (first.key.step or 0) for row in rows)
+    if not has_earlier or _gradients_off(rows, first.key.step) & {row.name.removeprefix("param.") for row in off}:
+        return None
+    ranks = off[0].ranks.parted if off[0].ranks is not None and off[0].ranks.parted else first.ranks.ranks
+    name = off[0].name.removeprefix("param.")
+    fault = Fault(
+        "weight alone", ranks,
+        f"{name} alone is another on {whose(ranks)} in step {first.key.step}, and {first.name} is made with it; all "
+        "other weights are the other run's: it was left out of the steps before (a stale weight, of no rank's share of "
+        "the optimizer), or loaded from elsewhere",
+    )  # fmt: skip
+    return Found(fault, off[0].name, first.key.step, len(off))
+
+
+def _gradients_off(rows: Sequence[TensorVerdict], step: int | None) -> set[str]:
+    """Weights whose gradients of a step are off: recorded after it, they are too, by that."""
+    return {
+        row.name.removeprefix("grad.")
+        for row in rows
+        if row.key.step == step and row.verdict.diverges and row.name.startswith("grad.")
+    }
 
 
 def _is_input(name: str) -> bool:
@@ -195,6 +268,13 @@ def sentence(found: Parallel) -> str | None:
     """Which ranks part first and which later: `rank 1 of b parts first, in layers.1.output; rank 0 later, in loss`."""
     if not found.first:
         return None
+    made_by = next((one for one in found.faults if _makes_the_first(one, found)), None)
+    if made_by is not None and made_by.fault.ranks != found.origins:
+        earliest = next(iter(found.first.values()))
+        return (
+            f"{whose(made_by.fault.ranks)} of {found.which} had another weight before, and {earliest.name} is made "
+            "with it: what else parts received that"
+        )
     origins = found.origins
     earliest = found.first[origins[0]]
     verb = "parts" if len(origins) == 1 else "part"

@@ -8,6 +8,9 @@ from msgspec import Struct
 
 from replay_core.compare.pairing.ranks import named
 
+#: What input that nobody thought of may raise where a cause is looked for: the comparison stands without one.
+UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
+
 
 class Fault(Struct, frozen=True):
     """What went wrong between ranks. factor: of a value that is a multiple of what it should be."""

@@ -16,18 +16,22 @@ from replay_core import naming, pages
 from replay_core.compare.judging import (
     algebra,
     attention_again,
+    attention_otherwise,
     contributions,
     key_order,
+    logits_otherwise,
     odd_rows,
     router_balance,
     row_parallel,
+    row_parallel_otherwise,
+    steps_of_weights,
     subspaces,
     token_rows,
     token_weights,
     vocabulary,
 )
 from replay_core.compare.judging.algebra import Ranked
-from replay_core.compare.judging.faults import Fault, whose
+from replay_core.compare.judging.faults import UNEXPECTED, Fault, whose
 from replay_core.compare.judging.verdict import Verdict
 from replay_core.compare.pairing.align import MicroBatchPair, TensorPair
 from replay_core.compare.pairing.ranks import (
@@ -119,6 +123,11 @@ class OfRanks:
         self._last: dict[Any, list[TensorRef]] = defaultdict(list)
         #: Of this step, by role and name: the first activation that is off, and what the ranks hold of it.
         self._off_micro: dict[tuple[str | None, str], tuple[TensorVerdict, TensorRef]] = {}
+        #: Of this step, by role and name: what the micro-batch before held of it, of the other run.
+        self._micro_before: dict[tuple[str | None, str], tuple[int | None, TensorRef]] = {}
+        #: By role and name, weights of the step before this one.
+        self._weights: dict[tuple[str | None, str], steps_of_weights.Before] = {}
+        self._steps_gradients: dict[tuple[int | None, str | None, str], bool] = {}
         #: Of a step: what is said of ranks whose modules put out another dtype.
         self._dtypes: dict[int | None, Fault] = {}
         #: Steps in which something is off that is no gradient and no weight.
@@ -127,6 +136,23 @@ class OfRanks:
         self._gradients: dict[tuple[str | None, str], tuple[int, TensorRef]] = {}
         self._step: int | None = None
         self._into_first: dict[int | None, tuple[HeldByRanks, list[HeldByRanks], TensorRef | None, TensorRef]] = {}
+        #: Of a micro-batch, what went into attention and is the other run's; and of a step, what did before its first
+        #: activation that is off.
+        self._into_attention: dict[Any, list[HeldByRanks]] = defaultdict(list)
+        self._attended: dict[int | None, list[HeldByRanks]] = {}
+
+        #: Causes that were not looked for to their end, and why.
+        self.notes: list[str] = []
+
+    def _asked(self, row: TensorVerdict, look: Callable[..., None], *args: Any) -> None:
+        """Look for a cause; an error that nobody thought of leaves what was judged as it is."""
+        try:
+            look(row, *args)
+        except UNEXPECTED as error:
+            self.notes.append(
+                f"what {row.name} of step {row.key.step} says of the ranks could not be looked for: "
+                f"{type(error).__name__}: {error}"
+            )
 
     # What is not finite is told as such, and arithmetic with it says nothing.
     @np.errstate(invalid="ignore", over="ignore", divide="ignore")
@@ -141,7 +167,7 @@ class OfRanks:
         if row.key.step != self._step:
             # Of a step before this one nobody asks what its micro-batches held.
             self._step = row.key.step
-            for known in (self._off_micro, self._last, self._heads):
+            for known in (self._off_micro, self._last, self._heads, self._into_attention, self._micro_before):
                 known.clear()
         self._note_tokens(together, row)
         if held is None:
@@ -154,7 +180,7 @@ class OfRanks:
         if row.verdict in (Verdict.DIFF, Verdict.SHAPE) and naming.is_module_tensor(row.name):
             self._dealt.setdefault(row.key.step, (row, held))
         if row.name.startswith("param.") and held.is_cut:
-            self._explain_dealt(row, held, together)
+            self._asked(row, self._explain_dealt, held, together)
         self._note_dtypes(row, theirs[1], held)
         if row.skipped is not None or row.verdict is Verdict.SHAPE or row.by_digest:
             return
@@ -188,17 +214,22 @@ class OfRanks:
             if row.verdict in (Verdict.DIFF, Verdict.NAN):
                 if row.name.startswith("grad."):
                     self._off_gradients[row.key.step].add(row.name.removeprefix("grad."))
-                self._explain(row, pair, micro_pair, held, judge)
+                self._asked(row, self._explain, pair, micro_pair, held, judge)
                 if row.verdict.diverges:
-                    self._note_first(row, theirs[1], ours[1], held, micro_pair)
+                    self._asked(row, self._note_first, theirs[1], ours[1], held, micro_pair)
+            if row.name.startswith("grad."):
+                called = row.key.step, row.key.role, row.name.removeprefix("grad.")
+                self._steps_gradients[called] = row.verdict.diverges or self._steps_gradients.get(called, False)
             if row.name.startswith("param."):
-                self._explain_first_sum(row, held, micro_pair)
-                self._explain_first(row, held)
+                self._asked(row, self._explain_step, whole, held, together)
+                self._asked(row, self._explain_first_sum, held, micro_pair)
+                self._asked(row, self._explain_made_of, held, micro_pair)
+                self._asked(row, self._explain_first, held)
         except DumpError as error:
             row.skipped, row.damaged = error.message, error.file
             return
-        self._note_micro(row, whole, ours[1])
-        self._keep(row, whole, held)
+        self._asked(row, self._note_micro, whole, ours[1])
+        self._asked(row, self._keep, whole, held)
         if row.name.startswith("grad.") and row.key.step is not None:
             self._gradients[row.key.role, row.name] = row.key.step, ours[1]
 
@@ -320,6 +351,8 @@ class OfRanks:
                 fault = subspaces.of_a_slices_channels(row.name.removeprefix("param."), off_OI.T, row.name, held)
         if len(whole.shape) == 2 and not held.is_cut and (row.key.stage == "modules" or kind == "logprob"):
             fault = self._of_vocabulary(row, whole, held, micro_pair, together) or fault
+        if kind == "logprob" and (fault is None or fault.kind == "apart"):
+            fault = self._of_logits(row, whole, held, micro_pair, together) or fault
         if together.astray is not None and row.name == "input_ids":
             fault = Fault(together.astray.kind, together.astray.ranks, together.astray.sentence)
         is_first = len(self._off_gradients[row.key.step]) == 1 and row.key.step not in self._forward_off
@@ -481,6 +514,7 @@ class OfRanks:
         off_NH = None
         ids = micro_pair.a.find("input_ids") or micro_pair.b.find("input_ids")
         self._into_first[row.key.step] = held, self._slices[row.place[:2]], ids, whole
+        self._attended[row.key.step] = self._into_attention[row.place[:2]]
         if row.ranks is not None and (row.ranks.fault is None or row.ranks.fault.kind == "apart"):
             fault = self._of_first(row, whole, laid, held) if held.is_cut else None
             fault = fault or contributions.of_gathered(
@@ -489,6 +523,9 @@ class OfRanks:
             cast = self._dtypes.get(row.key.step)
             fault = fault or (cast if cast is not None and set(row.ranks.parted) <= set(cast.ranks) else None)
             fault = fault or algebra.not_dropped(row.name, whole, held)
+            fault = fault or attention_otherwise.otherwise(
+                row.name, whole, held, self._attended[row.key.step], row.ranks.parted, None
+            )
             if fault is not None:
                 row.ranks.fault = fault
                 row.reason = f"{fault.sentence}; {row.reason}"
@@ -612,6 +649,60 @@ class OfRanks:
                 first.reason = f"{fault.sentence}; {first.reason}"
                 self._first_off[row.key.step] = first, None
                 return
+
+    def _explain_step(self, row: TensorVerdict, whole: TensorRef, held: HeldByRanks, together: Together) -> None:
+        """What the optimizer's step before a weight that is off did otherwise."""
+        place, step = (row.key.role, row.name), row.key.step
+        before = self._weights.get(place)
+        if step is None or row.ranks is None:
+            return
+        if before is None or before.step != step:
+            if row.verdict.diverges:
+                self._weights.pop(place, None)
+            else:
+                self._weights[place] = steps_of_weights.Before(step, whole, held, None)
+        if before is None or before.step >= step or not row.verdict.diverges:
+            return
+        name = row.name.removeprefix("param.")
+        before = replace(before, gradient_is_off=self._steps_gradients.get((before.step, row.key.role, name)))
+        is_open = row.ranks.fault is None or row.ranks.fault.kind == "apart"
+        parted = row.ranks.parted or held.ranks
+        fault = is_open and steps_of_weights.of_the_step(name, step, whole, held, parted, before, together.ranks)
+        if fault:
+            row.ranks.fault, row.reason = fault, f"{fault.sentence}; {row.reason}"
+
+    def _explain_made_of(self, row: TensorVerdict, held: HeldByRanks, micro_pair: MicroBatchPair) -> None:
+        """Whether the step's first activation that is off is made of another attention, or another part."""
+        first, _ = self._first_off.get(row.key.step, (None, None))
+        name = row.name.removeprefix("param.").removesuffix(".weight")
+        if first is None or first.ranks is None or first.name != f"{name}.output" or row.name.endswith(".bias"):
+            return
+        is_open = first.ranks.fault is None or first.ranks.fault.kind == "apart"
+        into = [one for one in self._attended.get(row.key.step, []) if one.ranks == held.ranks]
+        laid = standing_for(held) if held.is_cut else held.parts[0]
+        if not is_open or len(laid.shape) != 2 or not laid.is_readable or laid.numel > _MOST >> 2:
+            return
+        if _is_off_alike(first, row):
+            return
+        output, slices, _, whole = self._into_first[row.key.step]
+        width = whole.shape[-1] if whole.shape else 0
+        if width not in laid.shape:
+            return
+        together = micro_pair.together
+        side = micro_pair.a if together is not None and together.which == "a" else micro_pair.b
+        bias = next((ref for _, ref in side.named(f"param.{name}.bias")), None)
+        weight = pages.array(laid).astype(np.float64)
+        if width != laid.shape[0]:
+            weight = np.ascontiguousarray(weight.T)  # as Conv1D keeps it: [in, out]
+        has_bias = bias is not None and bias.shape == weight.shape[:1] and bias.is_readable
+        added = pages.array(bias).astype(np.float64) if bias is not None and has_bias else np.zeros(len(weight))
+        fault = None
+        if into:
+            fault = attention_otherwise.otherwise(first.name, whole, output, into, first.ranks.parted, (weight, added))
+        fault = fault or row_parallel_otherwise.of_parts(first.name, whole, output, slices, weight, added)
+        if fault is not None:
+            first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
+            self._first_off[row.key.step] = first, None
 
     def _explain_first(self, row: TensorVerdict, held: HeldByRanks) -> None:
         """Whether what is off in the step's first activation came through a rank's slice of this weight."""
@@ -778,6 +869,57 @@ class OfRanks:
                 return vocabulary.explain(row.name, [sign * one[told] for one in said], logits[told], cut, targets_N)
         return None
 
+    @staticmethod
+    def _of_logits(
+        row: TensorVerdict, whole: TensorRef, held: HeldByRanks, micro_pair: MicroBatchPair, together: Together
+    ) -> Fault | None:
+        """Whether log-probabilities of ranks are what the other run's logits make under a temperature or a cap."""
+        side, other = (micro_pair.a, micro_pair.b) if together.which == "a" else (micro_pair.b, micro_pair.a)
+        if len(whole.shape) != 2 or row.ranks is None or not row.ranks.parted:
+            return None
+        called = [
+            (name, ref) for (name, _), (_, ref) in other.tensors.items()
+            if name.endswith(_LOGITS) and not name.startswith("grad.") and ref.shape[:-1] == whole.shape
+            and ref.is_readable and ref.numel <= _MOST >> 2
+        ]  # fmt: skip
+        ids = [other.find(name) for name in ("target_ids", "labels", "input_ids")]
+        candidates = [
+            made.reshape(-1) for ref in ids if ref is not None and ref.shape == whole.shape
+            for values in (pages.array(ref).astype(np.int64),) for made in (values, np.roll(values, -1, 1))
+        ]  # fmt: skip
+        said_N = pages.array(whole).astype(np.float64).reshape(-1)
+        laid = standing_for(held)
+        for name, ref in called[:2]:
+            logits_NV = pages.array(ref).astype(np.float64).reshape(said_N.size, -1)
+            known = logits_otherwise.made_of(said_N, logits_NV, candidates)
+            if known is None:
+                continue
+            made, told = known
+            places = np.full(said_N.size, -1)
+            places[told] = np.arange(told.size)
+            every = []
+            if not held.is_cut or held.axis not in (0, 1):
+                own = pages.array(held.parts[held.ranks.index(row.ranks.parted[0])]).astype(np.float64).reshape(-1)
+                if own.size != said_N.size:
+                    return None
+                every.append(logits_otherwise.OfTokens(row.ranks.parted, np.arange(told.size), own[told]))
+            elif laid.shape == whole.shape:
+                here_N = pages.array(laid).astype(np.float64).reshape(-1)
+                grid = np.arange(said_N.size).reshape(whole.shape)
+                for rank, stretches in zip(held.ranks, held.stretches, strict=True):
+                    if rank in row.ranks.parted:
+                        mine = np.concatenate([np.arange(at, at + long) for at, long in stretches])
+                        rows = np.take(grid, mine, held.axis).reshape(-1)
+                        rows = rows[places[rows] >= 0]
+                        every.append(logits_otherwise.OfTokens((rank,), places[rows], here_N[rows]))
+            mine_too = next((one for (_, _), (_, one) in side.tensors.items() if one.name.endswith(name)), None)
+            cut = together.held.get(id(mine_too)) if mine_too is not None else None
+            if mine_too is not None and not _are_logits_alike(ref, mine_too, cut, row.ranks.parted):
+                return None  # then these are what is off
+            slices = cut if cut is not None and cut.axis == 2 else None
+            return logits_otherwise.explain(row.name, made, every, slices) if every else None
+        return None
+
     def _note_inputs(self, row: TensorVerdict, held: HeldByRanks, together: Together) -> None:
         """Keep what may have gone into a layer whose gradient is asked for, and which layers have experts."""
         if not naming.is_module_tensor(row.name) or row.name.startswith("grad."):
@@ -825,6 +967,7 @@ class OfRanks:
             self._forward_off.add(row.key.step)
         if not naming.is_module_tensor(row.name) or row.name.startswith("grad.") or row.ranks is None:
             return
+        self._note_micro_before(row, whole, laid)
         first, own = self._off_micro.setdefault((row.key.role, row.name), (row, laid))
         if first is row or first.ranks is None or not first.verdict.diverges or first.key.micro == row.key.micro:
             return
@@ -839,6 +982,26 @@ class OfRanks:
             f"other run's of micro-batch {row.key.micro}",
         )  # fmt: skip
         first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"
+
+    def _note_micro_before(self, row: TensorVerdict, whole: TensorRef, laid: TensorRef) -> None:
+        """Whether the step's first activation that is off is what the other run has in the micro-batch before."""
+        place = row.key.role, row.name
+        micro, before = self._micro_before.get(place, (None, None))
+        self._micro_before[place] = row.key.micro, whole
+        first, _ = self._first_off.get(row.key.step, (None, None))
+        if before is None or row.ranks is None or first is not row or not row.verdict.diverges:
+            return
+        if row.ranks.fault is not None and row.ranks.fault.kind != "apart":
+            return
+        if not _is_readable_as(laid, before) or algebra.is_near(whole, before) or not algebra.is_near(before, laid):
+            return
+        those = row.ranks.parted or row.ranks.ranks
+        row.ranks.fault = fault = Fault(
+            "other micro-batch", those,
+            f"{row.name} of {whose(those)} in micro-batch {row.key.micro} is the other run's of micro-batch {micro}, "
+            "the one before: what went into it was another micro-batch's",
+        )  # fmt: skip
+        row.reason = f"{fault.sentence}; {row.reason}"
 
     def _shares_of(self, step: int | None) -> int:
         """Among how many groups of ranks a step's tokens are shared, each with its own."""
@@ -863,6 +1026,12 @@ class OfRanks:
         if row.name.startswith("grad.") and row.name.endswith("logits") and held.is_cut:
             self._left[row.key.step] = (whole, held)
         place = row.place[:2]
+        if (
+            row.name.endswith(attention_otherwise.INTO)
+            and not row.verdict.diverges
+            and not row.name.startswith("grad.")
+        ):
+            self._into_attention[place] = [*self._into_attention[place][1 - _KEPT :], held]
         if held.is_cut and naming.is_module_tensor(row.name) and not row.verdict.diverges:
             self._slices[place] = [*self._slices[place][1 - _KEPT :], held]
         if held.is_cut or row.ranks is None or not naming.is_module_tensor(row.name) or not whole.shape:
@@ -1074,6 +1243,14 @@ def _is_nearer(one: TensorRef, other: TensorRef, own: TensorRef) -> bool:
         return False
     values, theirs, right = (pages.array(ref).astype(np.float64) for ref in (one, other, own))
     return float(np.linalg.norm(values - theirs)) <= _NEARER * float(np.linalg.norm(values - right))
+
+
+def _are_logits_alike(whole: TensorRef, laid: TensorRef, held: HeldByRanks | None, parted: Sequence[int]) -> bool:
+    """Whether ranks' own logits are the other run's."""
+    own = [laid] if held is None or held.is_cut else [
+        ref for rank, ref in zip(held.ranks, held.parts, strict=True) if rank in parted
+    ]  # fmt: skip
+    return all(ref.is_readable and ref.shape == whole.shape and algebra.is_near(whole, ref) for ref in own)
 
 
 def _is_readable_as(one: TensorRef, other: TensorRef) -> bool:

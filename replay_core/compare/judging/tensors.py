@@ -137,6 +137,11 @@ class Judge:
         #: Micro-batches whose log probabilities are CLOSE and off by more than fp32 leaves them.
         self._past_fp32: set[Place] = set()
 
+    @property
+    def notes(self) -> list[str]:
+        """Causes among ranks that were not looked for to their end."""
+        return self._ranks.notes
+
     def ahead(self, work: Sequence[tuple[TensorPair, MicroBatchPair]]) -> Iterator[tuple[TensorPair, MicroBatchPair]]:
         """The pairs of a list in its order, the next ones being read while one is judged."""
         return self._look.over(work)

@@ -27,6 +27,47 @@ _REROUTED = 0.05
 _NUMBERED = regex(r"^(.*\bexperts)\.(\d{1,9})\.(.+)$")
 
 
+class ExpertsOfRanks:
+    """Which ranks of either run recorded which experts' tensors in a step's micro-batch."""
+
+    def __init__(self, micro_pairs: list[MicroBatchPair]) -> None:
+        #: By run, micro-batch, layer and tensor of an expert: by expert, what each rank has.
+        self._by_expert: dict[tuple[object, ...], dict[str, dict[int | None, TensorRef]]] = {}
+        for one in micro_pairs:
+            for which, side in (("a", one.a), ("b", one.b)):
+                for (name, stage), (_, ref) in side.tensors.items():
+                    if (found := _NUMBERED.match(name)) is not None:
+                        layer, number, rest = found.groups()
+                        place = (which, one.key.step, one.key.micro, one.key.role, stage, layer, rest)
+                        self._by_expert.setdefault(place, {}).setdefault(number, {})[one.key.rank] = ref
+
+    def are_elsewhere(self, pair: TensorPair, micro_pair: MicroBatchPair) -> bool:
+        """Whether the run that lacks an expert's tensor has it on another rank, and every expert of the layer on one
+        rank alone (expert parallelism), where the other run has it on several: rows are of other ranks' tokens then,
+        and a weight or gradient is, by its values, the copy that is compared where the one run has it.
+
+        Raises:
+            DumpError: the bytes of one cannot be read.
+        """
+        found = _NUMBERED.match(pair.name)
+        if found is None or (pair.a is None) == (pair.b is None):
+            return False
+        lacks, has = ("a", "b") if pair.a is None else ("b", "a")
+        layer, number, rest = found.groups()
+        record, ref = pair.one
+        key = micro_pair.key
+        where = (key.step, key.micro, key.role, record.key.stage, layer, rest)
+        theirs, own = (self._by_expert.get((which, *where), {}) for which in (lacks, has))
+        ranks = [rank for having in theirs.values() for rank in having]
+        is_spread = len(set(ranks)) > 1 and all(len(having) == 1 for having in theirs.values())
+        if not is_spread or number not in theirs or key.rank in theirs[number] or len(own.get(number, {})) < 2:
+            return False
+        if naming.is_module_tensor(pair.name) and not pair.name.startswith("grad."):
+            return True
+        copies = [own[number].get(rank) for rank in theirs[number]]
+        return all(copy is not None and same_values(ref, copy) for copy in copies)
+
+
 class Missent(Struct, frozen=True):
     """An expert that computed another number of tokens than in the other run, while the layouts are one.
 

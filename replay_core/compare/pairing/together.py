@@ -321,6 +321,8 @@ def _shapes_of_both(
         if shape == ref.shape == theirs.shape and place[1] in OF_ALL_SAMPLES:
             return _of_slices(place, ranks, others, alike)
         if place[1] not in OF_ALL_SAMPLES:
+            if sizes.are_cut_along_tokens(place, (ranks, others)):
+                return shape
             return _of_slices_of_tokens(place, (ranks, others), shape, alike)
         return shape
 
@@ -413,6 +415,18 @@ class _Sizes:
         self._own, self._theirs = (_ids_shape(sides) for sides in (ranks, others))
         counts = [(1, len(sides), len(groups[0])) for sides, groups in zip((ranks, others), alike, strict=True)]
         self._counts = [(own, other) for own in counts[0] for other in counts[1]]
+
+    def are_cut_along_tokens(self, place: tuple[str, str], sides: tuple[dict[int, Side], dict[int, Side]]) -> bool:
+        """Whether ranks of either run have fewer tokens of it than token ids, as of sequence parallelism: these are
+        other values on every rank, and no slices of its last axis.
+        """
+        for ranks, ids in zip(sides, (self._own, self._theirs), strict=True):
+            refs = [side.tensors[place][1] for side in ranks.values() if place in side.tensors]
+            if len(ids) == 2 and any(
+                len(ref.shape) == 3 and ref.shape[0] == ids[0] and ref.shape[1] < ids[1] for ref in refs
+            ):
+                return True
+        return False
 
     def of(self, stage: str, own: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
         if len(own) != len(theirs):

@@ -183,3 +183,18 @@ def test_an_error_of_the_second_look_leaves_the_comparison(tmp_path: Path, monke
     assert found is None
     assert doc["first_divergence"]
     assert any("could not be looked for: IndexError: out of bounds" in note for note in doc["notes"])
+
+
+def test_a_sum_within_groups_of_ranks_alone_is_told(tmp_path: Path) -> None:
+    first, second = HIDDEN, random(2, 16, 8, seed=9)
+    whole, name = [first + second] * 4, "layers.0.self_attn.o_proj.output"
+    runs = [
+        [
+            {"batch_inputs": {"input_ids": IDS}, "modules": {"layers.0.q_proj.output": part.contiguous(), name: one}}
+            for one, part in zip(made, random(2, 16, 32, seed=4).chunk(4, -1), strict=True)
+        ]
+        for made in (whole, [first, first, second, second])
+    ]
+    said = str(block(tmp_path, *runs)[1])
+    assert "is not summed over ranks 0, 1, 2 and 3" in said
+    assert "within groups of 2 alone" in said

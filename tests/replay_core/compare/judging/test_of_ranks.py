@@ -432,3 +432,12 @@ def test_a_gradient_of_a_part_that_all_have_and_a_part_of_its_own_is_said_to_be(
 
     found = compared(tmp_path, step(shared + sum(parts)), *(step(shared + part) for part in parts))
     assert faults(found) == [("summed in part", (0, 1))]
+
+
+def test_a_rank_that_computes_on_the_micro_batch_before_is_told(tmp_path: Path) -> None:
+    a = micros(tmp_path / "a", GRADIENTS, [HIDDEN, OUT], 1)
+    b = micros(tmp_path / "b", GRADIENTS, [HIDDEN, HIDDEN], 2)
+    found = compare_runs(open_run(a), open_run(b))
+    assert faults(found)[0] == ("other micro-batch", (0, 1))
+    assert found.first is not None
+    assert "of micro-batch 0, the one before" in found.first.reason
