@@ -86,8 +86,9 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
     if batch.trained_N is not None and not batch.trained_N.any():
         raise Skip("no token counts (D07): advantages are masked out with it")
-    if _is_own_sum(batch) and (turned := _turned(batch, heard_B, kept_B, close)) is None:
-        raise Skip(OF_FUNCTIONS)
+    if _is_own_sum(batch):
+        yield from _of_own_sum(batch, unlike)
+        return
     if not np.abs(heard_B).max() > 0:
         skip_if(
             batch.columns.are_sums_alone,
@@ -142,6 +143,25 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         "info" if is_own else "warning", "none", "advantages are no variant that rewards and groups give",
         "another normalisation, rewards that were shaped (KL, length) after they were recorded, or a wrong grouping",
     )  # fmt: skip
+
+
+def _of_own_sum(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
+    """Mistakes with rewards whose functions' weights nobody states: those that a known variant of the plain sum gives
+    to the digit, which it would not were the weights others.
+
+    Raises:
+        Skip: there is none.
+    """
+    if (turned := _turned(batch, unlike.heard_B, unlike.kept_B, unlike.close)) is not None:
+        yield turned
+        return
+    if (rows := _turned_rows(batch, unlike)) is not None:
+        yield rows
+        return
+    exact = [one for makes in (_from_held, _from_values, _from_order, _from_parts) for one in makes(batch, unlike)]
+    if not exact:
+        raise Skip(OF_FUNCTIONS)
+    yield from exact
 
 
 def _from_padding(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:

@@ -459,8 +459,7 @@ def exploding(batch: StepBatch) -> Finding | None:
       source="miles docs (pg_clipfrac), verl rollout correction (ESS)")  # fmt: skip
 def clipped(log: RunLog) -> Iterator[Finding]:
     """Level (median of the last 10 steps) of the clip fraction: over 0.2 a warning (.36 where a batch is stated, or
-    recorded, to be used for several updates), over 0.5 of a range that is stated an error; info up to there where the
-    reward does not fall and the entropy stays within half and twice its beginning.
+    recorded, to be used for several updates), over 0.5 of a range that is stated an error.
 
     Where the policy hardly moves, GSPO or a clip range is all it can be: a warning, info where no range is stated and
     ratios are within 5 % of 1, as a sequence's are; silent where the run states so small a range. Info, too, where none
@@ -472,7 +471,7 @@ def clipped(log: RunLog) -> Iterator[Finding]:
     1 / E[(w/E w)^2], under 0.5. Healthy runs stay under 0.2; a single step does not count.
     """
     # A sequence's ratio has a range of its own: GSPO clips half of its tokens on purpose (arXiv 2507.18071, section 5).
-    for series, now in () if log.algorithm.is_by_sequence else log.level("clip_fraction"):
+    for series, now in () if log.algorithm.is_by_sequence else _share_clipped(log):
         if now > 1 + 1e-6:
             continue  # no fraction: L30 says so
         if now > (CLIPPED_OF_EPOCHS if CLIPPED < now <= CLIPPED_OF_EPOCHS and _is_used_again(log) else CLIPPED):
@@ -485,10 +484,9 @@ def clipped(log: RunLog) -> Iterator[Finding]:
             narrow = stated is None and (_is_of_sequences(log, series) or (hardly and given(reach) < OF_SEQUENCES))
             # GSPO learns by what its range leaves.
             narrow = narrow and not (hardly and now > MOSTLY_CLIPPED and _learns_nothing(log))
-            borne = not hardly and not narrow and now <= MOSTLY_CLIPPED and _is_borne(log)
             yield finding(
                 # Where no range is stated, a sequence's may be meant.
-                "info" if narrow or borne else "error" if now > MOSTLY_CLIPPED and not hardly and stated else "warning",
+                "info" if narrow else "error" if now > MOSTLY_CLIPPED and not hardly and stated else "warning",
                 f"{now:.0%} of the tokens are clipped"
                 + (
                     f" although the policy hardly moves: ratios of about 1 +- {reach:.2g} are past the clip range, "
@@ -496,8 +494,6 @@ def clipped(log: RunLog) -> Iterator[Finding]:
                     if hardly
                     else " from the first step on, and the policy moves as little as an update should"
                     if narrow
-                    else ", and neither reward nor entropy suffers"
-                    if borne
                     else ""
                 ),
                 series.between(over=CLIPPED),
@@ -549,6 +545,14 @@ NO_RANGE = 0.1
 CLIPPED_OF_EPOCHS = 0.36
 
 
+def _share_clipped(log: RunLog) -> Iterator[tuple[Series, float]]:
+    """The clip fraction. A bare `clip_ratio`, as TRL once logged it, is elsewhere the share of responses that were cut
+    off: it is none where another clip fraction stands beside it.
+    """
+    found = [(series, trends.level(series.finite)) for series in log.all("clip_fraction") if series.finite]
+    yield from [one for one in found if one[0].name.rpartition("/")[2] != "clip_ratio"][:1] or found[:1]
+
+
 def _is_used_again(log: RunLog) -> bool:
     """Whether a batch is trained on in several passes, as the run states or its samples show."""
     if log.algorithm.updates > 1:
@@ -580,8 +584,6 @@ def _reach(log: RunLog, clipped: Series) -> float | None:
 
 #: The policy's KL over a batch that adaptive rates and early stops aim at (.01 to .03).
 USUAL_KL = 0.03
-#: And one that several updates of a batch do not come to in a run that learns.
-TORN_KL = 0.1
 
 
 def _is_of_sequences(log: RunLog, clipped: Series) -> bool:
@@ -604,21 +606,9 @@ def _is_of_sequences(log: RunLog, clipped: Series) -> bool:
         found.append(float((logs * logs).mean()) / 2)
     if found:
         return float(np.median(found)) <= USUAL_KL
-    return _is_borne(log)
-
-
-def _is_borne(log: RunLog) -> bool:
-    """Whether neither reward nor entropy suffers, both moving: a policy that is torn away loses one of them."""
-    reward, entropy, moved = log.get("reward"), log.get("entropy"), log.get("policy_kl")
-    if moved is not None and moved.finite and abs(sum(moved.finite) / len(moved.finite)) > TORN_KL:
-        return False
-    if (
-        reward is None
-        or entropy is None
-        or not entropy.finite
-        or len(set(reward.finite)) < 2
-        or trends.rises([-value for value in reward.finite])
-    ):
+    # Neither is known: a policy that is torn away loses its reward, its entropy or its gradient.
+    reward, entropy = log.get("reward"), log.get("entropy")
+    if reward is None or entropy is None or trends.rises([-value for value in reward.finite]):
         return False
     begun = trends.level(entropy.finite[:STEPS])
     return 0.5 * begun < trends.level(entropy.finite, STEPS) < 2 * begun

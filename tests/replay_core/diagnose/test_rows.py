@@ -259,11 +259,9 @@ def test_values_of_the_best_token_are_told_from_those_of_the_sampled_one(tmp_pat
     assert "argmax" in found.cause
 
 
-def test_a_large_share_that_is_clipped_is_worth_knowing_where_reward_and_entropy_bear_it(tmp_path: Path) -> None:
-    borne = [{"actor/pg_clipfrac": 0.3 + n % 3 / 50, "actor/ppo_kl": 0.05, "actor/entropy": 2.1 - n / 20,
-              "critic/score/mean": 0.3 + n / 40}
-             for n in range(12)]  # fmt: skip
-    assert ("D24", "info") in told(diagnosed(tmp_path, verl(borne)))
-    (tmp_path / "lost").mkdir()
-    lost = [{**one, "critic/score/mean": 0.6 - n / 40} for n, one in enumerate(borne)]
-    assert ("D24", "warning") in told(diagnosed(tmp_path / "lost", verl(lost)))
+def test_a_bare_clip_ratio_beside_a_clip_fraction_is_the_share_of_responses_that_were_cut(tmp_path: Path) -> None:
+    steps = [{"actor/pg_clipfrac": 0.01, "clip_ratio": 0.31} for _ in range(8)]
+    assert "D24" not in [one for one, _ in told(diagnosed(tmp_path, verl(steps)))]
+    (tmp_path / "alone").mkdir()
+    alone = "".join(f'{{"step": {n}, "loss": 0.1, "reward": {0.4 + n / 50}, "clip_ratio": 0.31}}\n' for n in range(8))
+    assert ("D24", "warning") in told(diagnosed(tmp_path / "alone", alone))
