@@ -9,6 +9,7 @@ the two outputs, and clearly better than all else does, is said.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -26,6 +27,8 @@ from replay_core.records import TensorRef
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
+#: CPU seconds in which what makes attention is looked for, of one sample: where it takes longer, nothing known does.
+_SECONDS = 5.0
 #: Names of what goes into attention: as it is turned, before a norm, or all three in one.
 QUERIES = ("q_norm.output", "q_layernorm.output", "q_proj.output")
 KEYS = ("k_norm.output", "k_layernorm.output", "k_proj.output")
@@ -432,7 +435,7 @@ def _fitted(there_SO: Array, raw: _Given, sample: int, length: int) -> tuple[_Cu
     rows = np.unique(np.linspace(0, length - 1, min(length, _ROWS)).astype(np.int64))
     few = rows[np.unique(np.linspace(0, len(rows) - 1, 8).astype(int))]
     best: tuple[float, _Cut] | None = None
-    channels = raw.channels
+    channels, begun = raw.channels, time.thread_time()
     own_SO: Array = there_SO[:length] if raw._through is None else there_SO[:length] - raw._through[1]
     for cut in raw.cuts(sample, there_SO.shape[1], length):
         there_QC = own_SO[few][:, channels]
@@ -450,6 +453,8 @@ def _fitted(there_SO: Array, raw: _Given, sample: int, length: int) -> tuple[_Cu
             if best is not None:
                 break
             for base, in_pairs in turns:
+                if time.thread_time() - begun > _SECONDS:
+                    return None
                 one = replace(cut, base=base, in_pairs=in_pairs, cap=cap)
                 if not _makes_early_tokens(one, few, there_QC):
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -58,6 +59,8 @@ _KEPT = 6
 _WORST = (Verdict.SAME, Verdict.PADDING, Verdict.CLOSE, Verdict.DIFF, Verdict.NAN, Verdict.SHAPE)
 _HEADS = ("lm_head.weight", "output_layer.weight")
 _NUMBER = regex(r"\d{1,9}")
+#: CPU seconds of a comparison in which attention was made again in vain, before it is asked no more.
+_MOST_IN_VAIN = 10.0
 #: Elements that are added up in memory.
 _MOST = 1 << 26
 #: A weight is another's where it is off that one by this part of what it is off its own; and of so many elements.
@@ -104,6 +107,7 @@ class OfRanks:
         #: Of a step: what its losses say of the means they are, until a gradient that is off is explained by it.
         self._own_means: dict[int | None, Fault] = {}
         #: Of a step: the first activation that is off, and by how much at each token, until a weight explains it.
+        self._in_vain = 0.0
         self._first_off: dict[int | None, tuple[TensorVerdict, NDArray[np.float64] | None]] = {}
         #: Of a micro-batch, slices that ranks hold alike with the other run; and of a step, those before its first
         #: activation that is off, with what each rank holds of it.
@@ -523,7 +527,7 @@ class OfRanks:
             cast = self._dtypes.get(row.key.step)
             fault = fault or (cast if cast is not None and set(row.ranks.parted) <= set(cast.ranks) else None)
             fault = fault or algebra.not_dropped(row.name, whole, held)
-            fault = fault or attention_otherwise.otherwise(
+            fault = fault or self._attention_otherwise(
                 row.name, whole, held, self._attended[row.key.step], row.ranks.parted, None
             )
             if fault is not None:
@@ -539,6 +543,19 @@ class OfRanks:
                         row.ranks.fault, off_NH = fault, None
                         row.reason = f"{fault.sentence}; {row.reason}"
         self._first_off[row.key.step] = row, off_NH
+
+    def _attention_otherwise(
+        self, name: str, whole: TensorRef, held: HeldByRanks, given: Sequence[HeldByRanks], parted: Sequence[int],
+        through: tuple[NDArray[Any], NDArray[Any]] | None,
+    ) -> Fault | None:  # fmt: skip
+        """What attention does otherwise: asked step by step, until it was in vain for so long."""
+        if self._in_vain > _MOST_IN_VAIN:
+            return None
+        begun = time.thread_time()
+        fault = attention_otherwise.otherwise(name, whole, held, given, parted, through)
+        if fault is None:
+            self._in_vain += time.thread_time() - begun
+        return fault
 
     def _is_before_first(self, row: TensorVerdict) -> bool:
         """Whether what a model returned of its first layers is off, where what it returned in the end is the first that
@@ -698,7 +715,7 @@ class OfRanks:
         added = pages.array(bias).astype(np.float64) if bias is not None and has_bias else np.zeros(len(weight))
         fault = None
         if into:
-            fault = attention_otherwise.otherwise(first.name, whole, output, into, first.ranks.parted, (weight, added))
+            fault = self._attention_otherwise(first.name, whole, output, into, first.ranks.parted, (weight, added))
         fault = fault or row_parallel_otherwise.of_parts(first.name, whole, output, slices, weight, added)
         if fault is not None:
             first.ranks.fault, first.reason = fault, f"{fault.sentence}; {first.reason}"

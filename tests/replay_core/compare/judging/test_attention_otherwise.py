@@ -169,3 +169,14 @@ def test_a_part_that_reached_one_rank_alone_is_of_the_rank_that_it_did_not_reach
     assert fault.ranks == (1,)
     assert "of rank 0's heads" in fault.sentence
     assert "did not reach rank 1" in fault.sentence
+
+
+def test_what_is_looked_for_has_an_end(monkeypatch):
+    q, k, v, weight = inputs()
+    there, here = (heads(q, k, v, **how) @ weight.T for how in ({}, {"base": 5e5}))
+    given = [alike(x, name=f"model.{NAME}.{name}_proj.output") for name, x in (("q", q), ("k", k), ("v", v))]
+    asked = (f"{NAME}.o_proj.output", as_ref(there), alike(here), given, (0,),
+             (weight.double().numpy(), 0 * weight[:, 0].double().numpy()))  # fmt: skip
+    assert attention_otherwise.otherwise(*asked) is not None
+    monkeypatch.setattr(attention_otherwise, "_SECONDS", -1.0)
+    assert attention_otherwise.otherwise(*asked) is None
