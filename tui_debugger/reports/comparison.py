@@ -32,7 +32,7 @@ ROWS = 30
 FAULTS = 5
 
 #: Worst first.
-_WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING", "CLOSE", "SAME")
+_WORST = ("NAN", "SHAPE", "DIFF", "skipped", "MISSING", "CLOSE?", "PADDING?", "PADDING", "CLOSE", "SAME")
 
 
 def _ruled(doc: ComparisonDocument) -> list[str]:

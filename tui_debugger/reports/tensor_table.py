@@ -98,7 +98,7 @@ class _Table:
 
 
 def word(row: PairEntry) -> str:
-    """DIFF, or `CLOSE?` where it is only just that."""
+    """DIFF, or `CLOSE?` where it is only just that (`PADDING?` where it is, but for padding)."""
     return str(row["verdict"]) + ("?" if row["suspect"] else "")
 
 

@@ -14,6 +14,7 @@ from replay_core.errors import SelectionError
 from tests.builders import write_dump, write_pair
 from tests.tui_debugger.handout.documents import genuine
 from tests.whole import whole
+from tui_debugger.handout.sheets.comparison import comparison_sheet
 from tui_debugger.reports.columns import columns
 from tui_debugger.reports.comparison import comparison_report, explanation
 from tui_debugger.reports.record import record_report
@@ -35,6 +36,15 @@ def test_the_answer_stands_first_with_place_values_and_reason(tmp_path: Path):
     assert "index [1, 2]" in lines[1]
     assert " ".join(lines[2].split()) == "values a[1, 2] = 1 b[1, 2] = 5"
     assert lines[3].startswith("  why     relative L2")
+
+
+@pytest.mark.parametrize("verdict", ["CLOSE", "PADDING"])
+def test_a_pair_that_is_only_just_close_is_in_doubt_in_every_form(tmp_path: Path, verdict: str):
+    a = torch.ones(2, 3)
+    document = compared(tmp_path, {"x": a, "y": a}, {"x": a + 1e-5, "y": a + 1})
+    document["tensors"][0].update(verdict=verdict, suspect=True)
+    assert f"\n{verdict}? " in comparison_report(document)
+    assert f"{verdict}?" in str(comparison_sheet(document))
 
 
 def test_what_is_not_listed_is_counted(tmp_path: Path):

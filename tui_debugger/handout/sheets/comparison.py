@@ -33,6 +33,7 @@ ROWS, MARKS = 200, 400
 
 TONES: dict[str, Tone] = {
     "NAN": "bad", "SHAPE": "bad", "DIFF": "bad", "MISSING": "warn", "skipped": "muted", "CLOSE?": "warn",
+    "PADDING?": "warn",
     "PADDING": "muted", "CLOSE": "close", "SAME": "same",
 }  # fmt: skip
 #: Worst first.
