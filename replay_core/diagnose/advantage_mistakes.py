@@ -44,14 +44,6 @@ class Unlike(Exception):  # noqa: N818 - it is no error, it is an answer
 OF_FUNCTIONS = "rewards are a sum of functions, whose weights (and a penalty) are not recorded"
 
 
-def _is_own_sum(batch: StepBatch) -> bool:
-    """Whether the rewards are what several recorded functions come to with a weight of 1 each, which nobody states."""
-    functions_FB = batch.columns.reward_functions_FB
-    recorded = batch.columns.per_sample("reward") is not None
-    recorded = recorded or any(batch.columns.of(name) is not None for name in ("token_rewards", "token_scores"))
-    return functions_FB is not None and len(functions_FB) > 1 and not recorded
-
-
 class Guess(Struct, frozen=True):
     """One mistake that makes all advantages of a batch; `key` is the same in every step it is made in."""
 
@@ -86,14 +78,10 @@ def guesses_of(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
         raise Skip("groups are not named in the dump, and equal prompts as groups explain no known variant")
     if batch.trained_N is not None and not batch.trained_N.any():
         raise Skip("no token counts (D07): advantages are masked out with it")
-    if _is_own_sum(batch):
+    if batch.columns.are_sums_alone:
         yield from _of_own_sum(batch, unlike)
         return
     if not np.abs(heard_B).max() > 0:
-        skip_if(
-            batch.columns.are_sums_alone,
-            "rewards are a sum of functions, and what they are trained with may be another",
-        )
         yield Guess(
             "error", "zero", "all advantages are 0 although rewards differ within groups",
             "advantages are computed from other rewards than these, or are masked or cleared before they are stored",
@@ -223,7 +211,7 @@ def _from_equal(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     reward_B, group_B, heard_B = given(batch.reward_B), given(batch.group_B), unlike.heard_B
     spread_B = group_std_B(reward_B, group_B)
     equal_B = (spread_B - 1e-6 <= 1e-6 * np.maximum(np.abs(reward_B), 1e-12))[unlike.kept_B]
-    if batch.columns.are_sums_alone or not equal_B.any() or equal_B.all() or not np.abs(heard_B[equal_B]).max() > 0.1:
+    if not equal_B.any() or equal_B.all() or not np.abs(heard_B[equal_B]).max() > 0.1:
         return
     for name, values_B in _known(batch, unlike.kept_B):
         if agree(heard_B[~equal_B], values_B[~equal_B], unlike.close[~equal_B]):

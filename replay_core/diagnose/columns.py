@@ -159,7 +159,8 @@ class Columns:
     def are_sums_alone(self) -> bool:
         """Whether a sample's reward is no more than the sum of several functions', whose weights are not recorded."""
         alone = ("reward", "token_scores", "token_rewards")
-        return not any(map(self.ref, alone)) and self.reward_functions_FB is not None
+        functions_FB = None if any(map(self.ref, alone)) else self.reward_functions_FB
+        return functions_FB is not None and len(functions_FB) > 1
 
     @property
     def reward_name(self) -> str:

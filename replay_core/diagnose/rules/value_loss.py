@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -64,68 +64,81 @@ def value_loss_made(case: Case) -> Finding | None:
 NEAR, SEVERAL = 1e-3, 3
 
 
-class _Grid(Struct, frozen=True):
-    """A critic's micro-batch as it is stored: the loss, the squared errors of every slot [B, W] with and without
-    clipping, and which slots count.
+class _Rows(Struct, frozen=True):
+    """A critic's micro-batch as it is stored: the loss, and of the squared errors without and with clipping the sums
+    over every slot, those over the slots that count, and the means over tokens and response by response.
     """
 
     loss: float
-    squares: tuple[Array, ...]
-    mask_BW: Array
+    sums: tuple[float, ...]
+    inside: tuple[float, ...]
+    means: tuple[float, ...]
+    rows: int
+    width: int
+    longest: int
+    tokens: int
     where: Where
     step: int | None
 
     @property
     def is_mean(self) -> bool:
         """Whether a mean over the tokens that count makes the loss."""
-        kept_BW, tokens = self.mask_BW != 0, max(float((self.mask_BW != 0).sum()), 1.0)
-        rows_B = np.maximum(kept_BW.sum(1), 1)
-        means = [value for each in self.squares for value in (
-            float(each[kept_BW].sum()) / tokens, float(((each * kept_BW).sum(1) / rows_B).mean()))]  # fmt: skip
-        return any(abs(half * mean - self.loss) <= NEAR * abs(self.loss) for mean in means for half in (0.5, 1.0))
+        return any(abs(half * mean - self.loss) <= NEAR * abs(self.loss) for mean in self.means for half in (0.5, 1.0))
+
+    @property
+    def is_padded(self) -> bool:
+        return self.tokens < 0.95 * self.rows * self.width
+
+
+def _rows_made(loss: float, squares: Sequence[Array], kept_BW: Array, where: Where, step: int | None) -> _Rows:
+    """Of squared errors [B, W] and the slots that count: sums alone are kept, as a run has many micro-batches."""
+    tokens_B = kept_BW.sum(1)
+    inside = [(each * kept_BW).sum(1) for each in squares]
+    means = [
+        mean for one_B in inside
+        for mean in (float(one_B.sum()) / max(float(tokens_B.sum()), 1.0),
+                     float((one_B / np.maximum(tokens_B, 1)).mean()))
+    ]  # fmt: skip
+    return _Rows(
+        loss, tuple(float(each.sum()) for each in squares), tuple(float(one_B.sum()) for one_B in inside), tuple(means),
+        *kept_BW.shape, int(tokens_B.max()), int(tokens_B.sum()), where, step,
+    )  # fmt: skip
 
 
 def _padding_counted(case: Case) -> Finding | None:
     """Losses of a critic that hold the errors of padding."""
-    found = [grid for batch in case.batches() for grid in _grids(batch) if abs(grid.loss) > 1e-6]
-    padded = [grid for grid in found if float((grid.mask_BW == 0).mean()) > 0.05]
-    if len(padded) < SEVERAL or 3 * sum(grid.is_mean for grid in padded) > len(padded):
+    found = [one for batch in case.batches() for one in _stored(batch) if abs(one.loss) > 1e-6]
+    padded = [one for one in found if one.is_padded]
+    if len(padded) < SEVERAL or 3 * sum(one.is_mean for one in padded) > len(padded):
         return None
-    longest = max(int((grid.mask_BW != 0).sum(1).max()) for grid in padded)
-    widest = max(grid.mask_BW.shape[1] for grid in padded)
+    longest, widest = max(one.longest for one in padded), max(one.width for one in padded)
     for half in (0.5, 1.0):
-        for which in range(min(len(grid.squares) for grid in padded)):
-            each = [
-                half * float(grid.squares[which].sum()) / grid.loss / len(grid.mask_BW) for grid in padded
-            ]  # fmt: skip
+        for which in range(min(len(one.sums) for one in padded)):
+            each = [half * one.sums[which] / one.loss / one.rows for one in padded]
             width = round(float(np.median(each)))
-            agree = [abs(one - width) <= NEAR * max(width, 1) for one in each]
-            if not longest <= width <= widest or 3 * sum(agree) < 2 * len(each) or sum(agree) < SEVERAL:
+            fits = [one for one, slots in zip(padded, each, strict=True) if abs(slots - width) <= NEAR * max(width, 1)]
+            if not longest <= width <= widest or 3 * len(fits) < 2 * len(each) or len(fits) < SEVERAL:
                 continue
-            grid = max(
-                (one for one, fits in zip(padded, agree, strict=True) if fits),
-                key=lambda one: float(one.squares[which][one.mask_BW == 0].sum()),
-            )
-            inside = float(grid.squares[which][grid.mask_BW != 0].sum())
-            tokens = int((grid.mask_BW != 0).sum())
-            if inside >= (1 - NEAR) * float(grid.squares[which].sum()):
+            worst = max(fits, key=lambda one: one.sums[which] - one.inside[which])
+            whole, inside = worst.sums[which], worst.inside[which]
+            if inside >= (1 - NEAR) * whole:
                 continue  # padding holds no error: how the sum is divided is all that may be wrong
             return error(
                 "the critic's loss counts padding: it is the mean over all slots of the padded responses "
-                f"({len(grid.mask_BW)} x {width}), and not over the {tokens} tokens of the mask",
-                grid.where,
-                shown("logged", grid.loss, f"{half * inside / max(tokens, 1):.6g}, over the tokens that count"),
-                shown("sum of squared errors in padding", float(grid.squares[which].sum()) - inside, "0"),
+                f"({worst.rows} x {width}), and not over the {worst.tokens} tokens of the mask",
+                worst.where,
+                shown("logged", worst.loss, f"{half * inside / max(worst.tokens, 1):.6g}, over the tokens that count"),
+                shown("sum of squared errors in padding", whole - inside, "0"),
                 shown("sum over the tokens that count", inside),
-                shown("micro-batches it makes", share(sum(agree), len(padded))),
+                shown("micro-batches it makes", share(len(fits), len(padded))),
                 cause="the mask is not multiplied into the critic's loss, and the mean is taken over every column: the "
                 "critic is taught to say 0 in padding, as if it were a return",
-                steps=[one.step for one, fits in zip(padded, agree, strict=True) if fits],
+                steps=[one.step for one in fits],
             )
     return None
 
 
-def _grids(batch: StepBatch) -> Iterator[_Grid]:
+def _stored(batch: StepBatch) -> Iterator[_Rows]:
     """A critic's micro-batches as stored rows; nothing where they or the batch's returns and mask are no rows."""
     stored = {name: _rows_of(batch, name) for name in ("returns", "values", "response_mask")}
     due_B, old_B, mask_B = stored["returns"], stored["values"], stored["response_mask"] or _rows_of(batch, "loss_mask")
@@ -153,7 +166,7 @@ def _grids(batch: StepBatch) -> Iterator[_Grid]:
             for c in [clip] if clip else [0.2, 0.5]:
                 cut_BW = old_BW + np.clip(new_BW - old_BW, -c, c)
                 squares.append(np.maximum(squares[0], (cut_BW - due_BW) ** 2))
-        yield _Grid(loss, tuple(squares), mask_BW, Where.of(record, values.name), record.key.step)
+        yield _rows_made(loss, squares, mask_BW != 0, Where.of(record, values.name), record.key.step)
 
 
 def _rows_of(batch: StepBatch, name: str) -> list[Array] | None:
