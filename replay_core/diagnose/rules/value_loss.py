@@ -99,9 +99,10 @@ def _rows_made(loss: float, squares: Sequence[Array], kept_BW: Array, where: Whe
         for mean in (float(one_B.sum()) / max(float(tokens_B.sum()), 1.0),
                      float((one_B / np.maximum(tokens_B, 1)).mean()))
     ]  # fmt: skip
+    rows, width = kept_BW.shape
+    sums = tuple(float(each.sum()) for each in squares), tuple(float(one_B.sum()) for one_B in inside)
     return _Rows(
-        loss, tuple(float(each.sum()) for each in squares), tuple(float(one_B.sum()) for one_B in inside), tuple(means),
-        *kept_BW.shape, int(tokens_B.max()), int(tokens_B.sum()), where, step,
+        loss, *sums, tuple(means), rows, width, int(tokens_B.max()), int(tokens_B.sum()), where, step
     )  # fmt: skip
 
 
