@@ -64,7 +64,7 @@ def value_loss_made(case: Case) -> Finding | None:
 NEAR, SEVERAL = 1e-3, 3
 
 
-class _Rows(Struct, frozen=True):
+class _StoredLoss(Struct, frozen=True):
     """A critic's micro-batch as it is stored: the loss, and of the squared errors without and with clipping the sums
     over every slot, those over the slots that count, and the means over tokens and response by response.
     """
@@ -90,7 +90,7 @@ class _Rows(Struct, frozen=True):
         return self.tokens < 0.95 * self.rows * self.width
 
 
-def _rows_made(loss: float, squares: Sequence[Array], kept_BW: Array, where: Where, step: int | None) -> _Rows:
+def _rows_made(loss: float, squares: Sequence[Array], kept_BW: Array, where: Where, step: int | None) -> _StoredLoss:
     """Of squared errors [B, W] and the slots that count: sums alone are kept, as a run has many micro-batches."""
     tokens_B = kept_BW.sum(1)
     inside = [(each * kept_BW).sum(1) for each in squares]
@@ -101,7 +101,7 @@ def _rows_made(loss: float, squares: Sequence[Array], kept_BW: Array, where: Whe
     ]  # fmt: skip
     rows, width = kept_BW.shape
     sums = tuple(float(each.sum()) for each in squares), tuple(float(one_B.sum()) for one_B in inside)
-    return _Rows(
+    return _StoredLoss(
         loss, *sums, tuple(means), rows, width, int(tokens_B.max()), int(tokens_B.sum()), where, step
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def _padding_counted(case: Case) -> Finding | None:
     return None
 
 
-def _stored(batch: StepBatch) -> Iterator[_Rows]:
+def _stored(batch: StepBatch) -> Iterator[_StoredLoss]:
     """A critic's micro-batches as stored rows; nothing where they or the batch's returns and mask are no rows."""
     stored = {name: _rows_of(batch, name) for name in ("returns", "values", "response_mask")}
     due_B, old_B, mask_B = stored["returns"], stored["values"], stored["response_mask"] or _rows_of(batch, "loss_mask")
