@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from msgspec import Struct, field
 
-from replay_core.errors import UnavailableError
+from replay_core.errors import CellError, UnavailableError
 from replay_core.jobs import LogLine, OnEvent, Progress
 from replay_core.replay import attention, compiling, fit, observing
 from replay_core.replay.answer import Computed, same_bits
@@ -43,6 +43,7 @@ from replay_core.replay.packing import Arrangement, Forward, arrange
 from replay_core.replay.plan import ReplayPlan
 from replay_core.replay.routing import Imposed, token_numbers
 from replay_core.replay.stated import stated
+from replay_core.replay.whole_model import WholeModel, has_own_forward
 
 #: Tokens of the first row that the probe runs.
 _PROBE_TOKENS = 16
@@ -77,6 +78,7 @@ class BatchReplay(Struct, dict=True):
         self.notes += [note for note in said if note]
         fit.need_padding(self.model.config.vocab_size, self.arrangement)
         self._takes_positions = _takes(self.model.backbone, "position_ids")
+        self._listen_to_own_forward()
         if not self._heeds_positions():
             name = type(self.model.backbone).__name__
             drops = "drops position_ids" if self._takes_positions else "takes no position_ids"
@@ -114,6 +116,12 @@ class BatchReplay(Struct, dict=True):
         head, final_hidden = self._probe()
         if self.flags.compile == "off":
             return self._computed(head, final_hidden, forecast_mib)
+        if self.model.computes is not self.model.backbone:
+            name = type(self.model.causal_lm).__name__
+            raise UnavailableError(
+                f"compile={self.flags.compile} compiles a backbone: the forward of this {name} is not transformers' own",
+                hint="compile=off",
+            )
         cold = self.plan.cold_compile
         # Hooks are part of a compiled graph only where Dynamo looks at them.
         with compiling.cache(cold=cold), torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
@@ -150,6 +158,21 @@ class BatchReplay(Struct, dict=True):
             report, seen.observer, {**self.capture, "mib": stored_mib(seen.tensors), "hashes": None}, seen.hashes,
         )  # fmt: skip
 
+    def _listen_to_own_forward(self) -> None:
+        if "whole" not in self.model.known:
+            self.model.known["whole"] = None
+            if has_own_forward(self.model.causal_lm):
+                ids_1T = torch.from_numpy(self._probe_ids()[None]).to(self.flags.device)
+                whole = WholeModel(self.model.causal_lm)
+                try:
+                    with torch.no_grad(), _evaluating(self.model.causal_lm), attention.pinned(self.flags):
+                        whole(input_ids=ids_1T, attention_mask=None, use_cache=False)
+                    self.model.known["whole"] = whole
+                except CellError as error:
+                    self.model.known["left_out"] = f"{error.message}: what it does besides is not replayed"
+        if left_out := self.model.known.get("left_out"):
+            self.notes.append(left_out)
+
     def _heeds_positions(self) -> bool:
         if not self._takes_positions:
             return False
@@ -157,7 +180,7 @@ class BatchReplay(Struct, dict=True):
             ids_1T = torch.from_numpy(self._probe_ids()[None]).to(self.flags.device)
             with torch.no_grad(), _evaluating(self.model.causal_lm), attention.pinned(self.flags):
                 # Three tokens tell nothing that could be told apart from counting.
-                heeds = ids_1T.shape[1] < _FEWEST_TO_TELL or fit.heeds_positions(self.model.backbone, ids_1T)
+                heeds = ids_1T.shape[1] < _FEWEST_TO_TELL or fit.heeds_positions(self.model.computes, ids_1T)
             self.model.known["positions"] = heeds
         return bool(self.model.known["positions"])
 
@@ -193,7 +216,7 @@ class BatchReplay(Struct, dict=True):
         if self.routing is not None:
             self.routing.numbers = self._tokens_of(forward)
         with attention.pinned(self.flags):
-            return run(self.model.backbone, self.inputs(forward))
+            return run(self.model.computes, self.inputs(forward))
 
     def _tokens_of(self, forward: Forward) -> Any:
         """Which token of the batch stands in each slot of one of the cell's forwards."""
@@ -331,7 +354,7 @@ class BatchReplay(Struct, dict=True):
             some_1T = ids_T[None, :width]
             forward = Forward(some_1T, torch.arange(width)[None].numpy(), None)
             with Capture(self.model.backbone, hooked, width) as capture:
-                self.model.backbone(**{**self.inputs(forward), "use_cache": False})
+                self.model.computes(**{**self.inputs(forward), "use_cache": False})
             passes.append((capture.tensors, width))
             if not any(one.ndim == 4 and one.shape[2] == width for one in capture.tensors.values()):
                 return frozenset(), passes[0][0]
@@ -349,17 +372,23 @@ class BatchReplay(Struct, dict=True):
             if "by_head" not in self.model.known and width >= _FEWEST_TO_TELL:
                 self.model.known["by_head"], shorter = self._heads_first(hooked, ids_T)
             inputs = {**self.inputs(forward), "use_cache": False}
-            before = backbone(**inputs).last_hidden_state
+            before = self.model.computes(**inputs).last_hidden_state
             during: list[Any] = []
             keep = lambda _module, _args, put: during.append(getattr(put, "last_hidden_state", None))  # noqa: E731
             with backbone.register_forward_hook(keep):
                 logits = self.model.causal_lm(**inputs).logits
             with Capture(backbone, hooked, width, self.by_head) as capture:
-                hidden = backbone(**inputs).last_hidden_state
+                hidden = self.model.computes(**inputs).last_hidden_state
             if shorter:
                 self.model.known["by_key"] = by_key(capture.tensors, width, shorter, width - 1)
             finite = bool(torch.isfinite(logits).all())
             self.model.known["not_finite"] = None if finite else _not_finite(self.model.causal_lm)
+            heard = [one for one in during if one is not None and not same_bits(hidden, one)]
+            known = self.model.known
+            if heard and same_bits(hidden, before) and known["whole"] is None and "left_out" not in known:
+                # The same each time it is called, and another within the model: the model gives it something besides.
+                self.model.known["whole"] = WholeModel(self.model.causal_lm)
+                return self._probed()
             # A model that alternates is the same every other time: the pass of the logits is asked as well.
             is_repeatable = all(one is None or same_bits(hidden, one) for one in (before, *during))
             head = Head(self.model.causal_lm, hidden, logits, is_repeatable=is_repeatable)

@@ -55,6 +55,11 @@ class LoadedModel(Struct):
         return self.causal_lm.base_model
 
     @property
+    def computes(self) -> Any:
+        """What is called for hidden states: the backbone, or the whole model where its forward is its own."""
+        return self.known.get("whole") or self.backbone
+
+    @property
     def config(self) -> Any:
         config = self.causal_lm.config
         return config.get_text_config() if hasattr(config, "get_text_config") else config

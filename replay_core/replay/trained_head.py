@@ -153,7 +153,7 @@ def _chunked(
     cell: BatchReplay, head: Head, temperature: float, chunk: int, *, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     arrangement = cell.arrangement
-    states = [compiling.plain(cell.model.backbone, cell.inputs(forward)) for forward in arrangement.forwards]
+    states = [compiling.plain(cell.model.computes, cell.inputs(forward)) for forward in arrangement.forwards]
     hidden_BSD = states[0] if len(states) == 1 else torch.cat(states, dim=arrangement.axis)
     slots, targets = (torch.from_numpy(part).to(hidden_BSD.device) for part in arrangement.next_tokens())
     hidden_ND = hidden_BSD.flatten(0, 1)[slots]

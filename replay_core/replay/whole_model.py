@@ -1,0 +1,56 @@
+"""A model whose own forward does more than call its backbone: there the whole of it runs, and its backbone is heard.
+
+A factory's model may wrap or replace `forward`: make its mask from the ids, count positions, scale the embeddings. A
+replay that called the backbone beneath it would leave that out, and agree with a computation nobody trains with.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from replay_core.errors import CellError
+from replay_core.replay.libraries import transformers
+
+
+def has_own_forward(causal_lm: Any) -> bool:
+    """Whether `forward` is not the one that transformers gives this class, or has hooks."""
+    if causal_lm._forward_pre_hooks or causal_lm._forward_hooks:
+        return True
+    # Not unwrapped: a wrapper that names what it wraps is a wrapper still, and transformers' own lie in its folder.
+    code = getattr(getattr(causal_lm.forward, "__func__", causal_lm.forward), "__code__", None)
+    folder = Path(transformers.__file__).parent
+    return code is None or folder not in Path(code.co_filename).parents
+
+
+class WholeModel:
+    """Called as its backbone is, and answers what the backbone put out while the whole model ran."""
+
+    def __init__(self, causal_lm: Any) -> None:
+        self._causal_lm = causal_lm
+        taken = inspect.signature(causal_lm.forward).parameters
+        # The logits of every token are none of what is asked for here.
+        self._fewest = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+
+    def __call__(self, **inputs: Any) -> Any:
+        """The backbone's output, `last_hidden_state` [b, s, D] of the tokens that `input_ids` [b, s] gives.
+
+        Raises:
+            CellError: the model did not call its backbone with these tokens, one for one.
+        """
+        heard: list[Any] = []
+        handle = self._causal_lm.base_model.register_forward_hook(lambda _module, _args, put: heard.append(put))
+        try:
+            self._causal_lm(**inputs, **self._fewest)
+        finally:
+            handle.remove()
+        shapes = [tuple(one.last_hidden_state.shape[:2]) for one in heard if hasattr(one, "last_hidden_state")]
+        if shapes != [tuple(inputs["input_ids"].shape)]:
+            raise CellError(
+                "the model's own forward does not call its backbone once with the tokens it is given",
+                expected=str(tuple(inputs["input_ids"].shape)),
+                found=", ".join(map(str, shapes)) or "no call of the backbone",
+                hint="--forward MODULE:FUNCTION runs your own code and reads its log-probabilities",
+            )
+        return heard[0]
