@@ -119,7 +119,7 @@ class BatchReplay(Struct, dict=True):
         if self.model.computes is not self.model.backbone:
             name = type(self.model.causal_lm).__name__
             raise UnavailableError(
-                f"compile={self.flags.compile} compiles a backbone: the forward of this {name} is not transformers' own",
+                f"compile={self.flags.compile} compiles a backbone: the forward of {name} is not transformers' own",
                 hint="compile=off",
             )
         cold = self.plan.cold_compile
