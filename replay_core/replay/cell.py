@@ -41,6 +41,7 @@ from replay_core.replay.logprobs import Head, token_logprobs
 from replay_core.replay.model import LoadedModel
 from replay_core.replay.packing import Arrangement, Forward, arrange
 from replay_core.replay.plan import ReplayPlan
+from replay_core.replay.rope import forget_lengths
 from replay_core.replay.routing import Imposed, token_numbers
 from replay_core.replay.stated import stated
 from replay_core.replay.whole_model import WholeModel, has_own_forward
@@ -215,6 +216,7 @@ class BatchReplay(Struct, dict=True):
         """The hidden states [b, s, D] of one of the cell's forwards."""
         if self.routing is not None:
             self.routing.numbers = self._tokens_of(forward)
+        forget_lengths(self.model.backbone)
         with attention.pinned(self.flags):
             return run(self.model.computes, self.inputs(forward))
 

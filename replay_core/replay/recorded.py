@@ -277,7 +277,7 @@ def exact_beside_others(recorded: RecordedTokens, run: Run, batch: MicroBatch) -
     float32 of which a part was computed otherwise; None where it may be in half precision.
 
     Half precision moves every token that is not sure, by amounts that are spread: of a hundred not one comes within a
-    hundredth of their mean.
+    hundredth of their mean, and of no sample do all.
     """
     chosen = recorded.known_BS
     values_N, again_N = recorded.values_BS[chosen], replayed(run, batch)[chosen]
@@ -285,9 +285,13 @@ def exact_beside_others(recorded: RecordedTokens, run: Run, batch: MicroBatch) -
     off_N = np.abs(values_N - again_N)[unsure_N]
     if not off_N.size or not np.isfinite(off_N).all():
         return None
-    exact = int((off_N <= min(_EXACT, off_N.mean() / 100)).sum())
-    apart = int((off_N > LOGPROB_NOISE_FP32).sum())
-    return (exact, apart) if exact >= max(_FEWEST_EXACT, _SHARE * off_N.size) and apart >= _FEWEST else None
+    is_exact_N = off_N <= min(_EXACT, off_N.mean() / 100)
+    exact, apart = int(is_exact_N.sum()), int((off_N > LOGPROB_NOISE_FP32).sum())
+    sample_N = np.nonzero(chosen)[0][unsure_N]
+    tokens_B, exact_B = (np.bincount(one, minlength=len(chosen)) for one in (sample_N, sample_N[is_exact_N]))
+    is_share = exact >= max(_FEWEST_EXACT, _SHARE * off_N.size)
+    is_sample = bool(((exact_B == tokens_B) & (tokens_B >= _FEWEST_EXACT)).any())
+    return (exact, apart) if (is_share or is_sample) and apart >= _FEWEST else None
 
 
 def against(

@@ -15,10 +15,11 @@ from replay_core.errors import RequestError
 from replay_core.export.outcome import exit_code
 from replay_core.recorder import Recorder
 from replay_core.records import Inline, RecordKey, TensorRef
+from replay_core.replay import recorded as held
 from replay_core.replay.batch import MicroBatch
 from replay_core.replay.flags import Flags
 from replay_core.replay.reading import RecordedBatch
-from replay_core.replay.recorded import Explained, RecordedTokens, against, placed_in
+from replay_core.replay.recorded import Explained, RecordedTokens, against, exact_beside_others, placed_in
 from tests.builders import Here, record_with, samples_with, write_dump
 
 BATCH = {
@@ -399,3 +400,18 @@ def test_a_recording_that_is_the_neighbours_is_said_to_be_one_token_off(demo, tm
     row = ask(tmp_path / "dump", tmp_path / "out", plan={"model": model})["cells"][0]["recorded"][0]
     assert row["verdict"] == "DIFF"
     assert said in row["reason"]
+
+
+@pytest.mark.parametrize(("of_sample_0", "expected"), [(0.0, (6, 54)), (3e-3, None)])
+def test_a_sample_that_is_exact_in_float32_shows_that_the_others_are_not_rounded(monkeypatch, of_sample_0, expected):
+    random = np.random.default_rng(0)
+    again_BS = -random.uniform(1, 6, (4, 18))
+    off_BS = random.normal(0, 1e-2, (4, 18))
+    known_BS = np.ones((4, 18), dtype=bool)
+    known_BS[0, 6:] = False
+    off_BS[0] = of_sample_0 * random.normal(0, 1, 18)
+    off_BS[1:] = np.sign(off_BS[1:]) * np.maximum(abs(off_BS[1:]), 1e-3)
+    key = RecordKey(0, 0, 0, "forward_data")
+    values = RecordedTokens("policy_logprobs", "log_probs", key, again_BS + off_BS, known_BS, "float32")
+    monkeypatch.setattr(held, "replayed", lambda _run, _batch: again_BS)
+    assert exact_beside_others(values, None, None) == expected
