@@ -1,4 +1,4 @@
-"""What a rotary embedding keeps of the calls before: under dynamic NTK, the frequencies of the longest row there was."""
+"""What a rotary embedding keeps of earlier calls: under dynamic NTK, the frequencies of the longest row there was."""
 
 from __future__ import annotations
 
