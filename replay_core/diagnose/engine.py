@@ -111,7 +111,12 @@ def diagnose(case: Case, only: Iterable[str] = (), on_event: OnEvent = ignore) -
     skipped = tuple(Skipped(id, looking.why) for id, looking in seen.items() if not looking.looked)
     rounded = [log.rounded for log in case.signals.logs if log.rounded] if case.signals else []
     notes = (*(f"not read: {what}" for what in case.unreadable), *case.repeated, *rounded, *case.run.notes)
-    told = [weighed(one, len(seen[one.id].steps), one.id in varying) for one in merged(found)]
+    # What a log shows in steps of its own is no part of the steps whose samples were looked at.
+    counted = {id: looking.steps for id, looking in seen.items()}
+    told = [
+        weighed(one, len(counted[one.id]) if counted[one.id].issuperset(one.steps) else 0, one.id in varying)
+        for one in merged(found)
+    ]
     return Diagnosis(tuple(chain().ranked(told)), checked, skipped, tuple(dict.fromkeys(notes)))
 
 

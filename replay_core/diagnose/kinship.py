@@ -86,7 +86,9 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
         own = np.abs(values - ours[sample]).mean()
         if own <= ALIKE:
             continue
-        head = values[:HEAD]
+        # Zeros stand where the other sample has ended, or was given its tokens (tool output): they tell nothing.
+        told_T = values != 0
+        head = np.where(told_T, values, np.nan)[:HEAD]
         heads_BH = np.abs(ours_BH[:, : len(head)] - head)
         counted_B = np.isfinite(heads_BH).sum(axis=1)
         near_B = (counted_B >= TOKENS) & (np.nansum(heads_BH, axis=1) <= HEAD_APART * counted_B)
@@ -95,8 +97,9 @@ def whose(batch: StepBatch, these: Column, those: Column) -> Array | None:
             # A row that is longer than the sample it stands for is filled up with zeros.
             mine = ours[other]
             held = min(len(values), len(mine))
-            if values[:held].all():
-                apart[other] = np.abs(values[:held] - mine[:held]).mean()
+            at = told_T[:held]
+            if not told_T[held:].any() and at.sum() >= TOKENS:
+                apart[other] = np.abs(values[:held] - mine[:held])[at].mean()
         best = int(apart.argmin())
         # A later pass over a sample is a row of its own, of the same tokens: that is no other sample.
         if (

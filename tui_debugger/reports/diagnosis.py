@@ -39,6 +39,10 @@ def diagnosis_report(doc: DiagnosisDocument, *, show_all: bool = False) -> str:
         if show_all:
             for finding in downstream:
                 lines += ["", *_finding(finding)]
+        else:
+            # An echo may name the cause better than what it is an echo of: it is read, too.
+            loud = [finding for finding in downstream if finding["severity"] != "info"]
+            lines += [line for one in loud for line in _wrapped("  " + finding_title(one), "              ")]
     lines += trends_lines(doc["series"], show_all=show_all)
     lines += ["", f"checked {len(doc['checked'])} rules: " + (" ".join(doc["checked"]) or "none")]
     lines += _skipped(doc, show_all=show_all)

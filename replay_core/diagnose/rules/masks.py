@@ -100,13 +100,12 @@ def empty_loss(batch: StepBatch) -> Finding | None:
         return finding(
             "info" if on_purpose or _dropped(batch, empty_B) else "warning",
             f"{share(int(empty_B.sum()), len(batch))} samples have no token in the loss"
-            + (": those that were cut off" if on_purpose else ""),
+            + (": those that were cut off" if on_purpose else _in_a_pattern(empty_B)),
             place,
             shown("samples without a counted token", int(empty_B.sum()), "0", source),
             cause="cut-off responses are masked (mask_truncated_completions, overlong filtering)"
             if on_purpose
-            else "the mask is cut at a length that some prompts alone fill, or it lies at another "
-            "place than the tokens",
+            else _why_empty(batch, empty_B),
         )
     return _ends_early(batch, trained_N, counts_B, name, source)
 
@@ -169,6 +168,32 @@ def _is_pattern(empty_B: Array) -> bool:
     at = np.flatnonzero(empty_B)
     steps = np.unique(np.diff(at))
     return len(at) > 2 and steps.size == 1
+
+
+def _in_a_pattern(empty_B: Array) -> str:
+    """What it adds that these rows are as far from each other."""
+    if not _is_pattern(empty_B):
+        return ""
+    apart = int(np.diff(np.flatnonzero(empty_B))[0])
+    return f", every {apart}{'nd' if apart == 2 else 'rd' if apart == 3 else 'th'} row" if apart > 1 else ", side by side"
+
+
+def _why_empty(batch: StepBatch, empty_B: Array) -> str:
+    """Why samples have no token in the loss: their lengths tell whether a limit cut the mask, their rows an index."""
+    long_B = batch.flat.lengths_B
+    if min(empty_B.sum(), (~empty_B).sum()) >= 2 and long_B[empty_B].min() >= long_B[~empty_B].max():
+        return "the mask is cut at a length that these samples' prompts alone fill: they are the longest ones"
+    if _is_pattern(empty_B):
+        return (
+            "an index leaves them out, since their rows follow a pattern and their lengths do not: a stride or a slice "
+            "of the batch, a mask that is laid over it in another order of rows. They were sampled and rewarded, and "
+            "teach nothing"
+        )
+    return (
+        "a filter or an environment rejected them by their mask and says so nowhere, or the mask lies at another place "
+        "than the tokens (another row, another part of the sequence). Which: look whether the rows it keeps begin and "
+        "end where the response does"
+    )
 
 
 def _dropped(batch: StepBatch, empty_B: Array) -> bool:

@@ -21,7 +21,7 @@ from replay_core.diagnose.gap import BADLY, DISAGREE, LIMITS, OLDEST, Gap, ahead
 from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.mismatch_causes import gathered_elsewhere, other_tokens
 from replay_core.diagnose.rule import Skip, rule, skip_if
-from replay_core.diagnose.rules.staleness import versions
+from replay_core.diagnose.rules.staleness import ever_older, versions
 from replay_core.diagnose.rules.tokens import truncated
 from replay_core.diagnose.rules.weights import ADAPTER, weights_by_step
 from replay_core.diagnose.signals import RunLog, Series
@@ -539,9 +539,13 @@ def drifting(log: RunLog) -> Finding | None:
     Fivefold over its beginning (median of the first 3), and .005 nats, 5e-5 of k3, .001 of
     probability or .02 of k1 and more, while the weights move is D12: the engine keeps old weights.
     An error where a figure of the mismatch is past D09's limit for one, and the policy had not fallen apart before
-    (L08).
+    (L08). Where the logged age of the samples grows as well (D31), that is the cause, and this is skipped.
     A rise while the learning rate is 0 (of any size) is D13: nothing is trained, so the engine itself drifts.
     """
+    skip_if(
+        (age := log.get("weight_lag")) is not None and len(age.finite) >= trends.MIN_STEPS and ever_older(log),
+        "the logged age of the samples grows (D31): older weights are further apart",
+    )
     series = next((s for name in HEARD if (s := log.get(name)) is not None), None)
     values = [] if series is None else series.finite
     if series is None or len(values) < trends.MIN_STEPS:

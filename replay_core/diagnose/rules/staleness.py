@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from replay_core.diagnose.finding import Finding, Where, error, finding, info, s
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.gap import BADLY
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
-from replay_core.diagnose.signals import RunLog
+from replay_core.diagnose.signals import RunLog, Series
 
 #: prime-rl's default max_off_policy_steps, where the dump names no limit of its own.
 LAG = 8
@@ -217,6 +218,8 @@ def _parted_by_age(lags: dict[int, float], apart: dict[int, float], where: Where
 
 #: Updates that samples may come to be old before it is no pipeline that fills; how much older, beside its beginning.
 QUEUED, OLDER = 4.0, 3.0
+#: How far the age may grow otherwise than by one a step where no update reaches the engine.
+STANDS = 0.05
 
 
 @rule("D31", "samples get ever older", link="rollout_logprobs", scope="signals", needs=("weight_lag",),
@@ -226,12 +229,14 @@ def ever_older(log: RunLog) -> Finding | None:
     """The logged age of the weights that sampled a step's batch, in updates: its last 3 steps at 4 and more, three
     times its first quarter and more, and a rise that chance does not explain, in 8 steps and more: a warning, an error
     past 8. A
-    pipeline that fills has its age within the first quarter of the steps, and keeps it.
+    pipeline that fills has its age within the first quarter of the steps, and keeps it. An age that grows by one in
+    each of the last 8 steps is that of an engine which no update reaches.
     """
     series = given(log.get("weight_lag"))
     values = series.finite
     if len(values) < trends.MIN_STEPS:
         raise Skip(f"needs the age of the weights at {trends.MIN_STEPS} steps")
+    stands = _stands(series)
     begun, now = max(values[: len(values) // 4]), trends.level(values, 3)
     if now > LAG and len([value for value in values if value > LAG]) >= 3 and now < OLDER * begun:
         return error(
@@ -248,12 +253,29 @@ def ever_older(log: RunLog) -> Finding | None:
     return finding(
         # What disagrees with the trainer by then is what such samples do.
         "error" if now > LAG else "warning",
-        f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates",
+        f"samples get ever older: {series.name} goes from {begun:.3g} to {now:.3g} updates"
+        + (", by one in each step: no update reaches the engine any more" if stands else ""),
         series.first(over=max(QUEUED, OLDER * begun) - 1e-9),
         series.shown(now, f"< {max(QUEUED, OLDER * begun):.3g}"),
         shown("Mann-Kendall z", trends.drift(values)),
-        cause="the engine makes more than the trainer takes, and the oldest are taken first (a queue without a limit), "
+        cause="the sync of weights into the engine stopped (it failed, or an adapter is not delivered): its version "
+        "stands still while the trainer goes on"
+        if stands
+        else "the engine makes more than the trainer takes, and the oldest are taken first (a queue without a limit), "
         "or new weights reach it ever later: the policy is trained on what stale weights sampled",
-        next_step="limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
+        next_step="look for what the engine says of its last weight update"
+        if stands
+        else "limit the queue (max_off_policy_steps, max_staleness) and drop what is older",
         steps=series.steps(over=QUEUED),
+    )
+
+
+def _stands(series: Series) -> bool:
+    """Whether the age has grown by one a step over the last 8 steps."""
+    last = [point for point in series.points if point.step is not None][-trends.MIN_STEPS :]
+    if len(last) < trends.MIN_STEPS:
+        return False
+    return all(
+        abs((b.value - a.value) - ((b.step or 0) - (a.step or 0))) < STANDS * ((b.step or 0) - (a.step or 0))
+        for a, b in pairwise(last)
     )

@@ -68,7 +68,7 @@ def truncated(batch: StepBatch) -> Array | None:
 
 
 @rule("D20", "responses are cut off", link="tokens", scope="case",
-      explains=("D01", "D02", "D03", "D07", "D23", "L01"),
+      explains=("D01", "D02", "D03", "D23", "L01"),
       source="autocontext#1067, ms-swift#4950; a quarter: miles advisory")  # fmt: skip
 def cut_off(case: Case) -> Finding | None:
     """Share of responses without an end token at the length limit, over all steps looked at.
@@ -130,6 +130,8 @@ def cut_off(case: Case) -> Finding | None:
 def cut_off_in_log(log: RunLog) -> Finding | None:
     """Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
 
+    The share alone is no harm: it is info below 0.5 where it does not grow, and at any share while the reward gains
+    (a third of all it spans, from its first third to its last, 8 steps and more) and nothing below tells of a cause.
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
     info; so it is below 0.5 where a reward over 0 does not fall over 8 steps and more, and no more are cut than before
     (an agent's limit of turns); a warning where a quarter is cut in each third of 100 steps and more in which the
@@ -173,11 +175,17 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     idle = _all_along(series, MANY) and rests(log) is not None
     idle = idle or (_all_along(series, OFTEN) and _earns_little(reward))
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
+    # The same share from the start, or one that costs no reward: the policy does well with it.
+    gains = count >= trends.MIN_STEPS and _gains(reward)
+    told = pinned is not None or apart or idle or bool(grown) or bool(noise)
+    harmless = not told and (gains or (now < HALF and not trends.rises(series.finite)))
     return finding(
-        ("warning" if always or idle else "info")
+        ("warning" if (always or idle) and not harmless else "info")
         if teaches
         else "error"
         if (now >= 1 or nothing) and not apart
+        else "info"
+        if harmless
         else "warning",
         f"{now:.0%} of the responses are cut at the token limit"
         + _from_the_start(series, longest)
