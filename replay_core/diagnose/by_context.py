@@ -15,8 +15,9 @@ from replay_core.diagnose.gap import BADLY, DISAGREE, UNSURE, Gap, twins_of
 
 #: Tokens that neither side is sure of, before they tell; and on either side of an edge.
 TOKENS, BESIDE = 64, 8
-#: What one forward by one set of weights comes to before the edge, and the share that is off behind it.
-EXACT, OFF = 0.01, 0.6
+#: What one forward by one set of weights comes to before the edge, and the share that is off behind it: by that many
+#: times what is the largest before it, and more than float32 leaves.
+EXACT, OFF, TIMES, FLOAT = 0.01, 0.6, 10, 1e-5
 #: Rank correlation of |d| with the tokens before, over a run: other weights come to .22 at the most, other rotary bases
 #: to .3 and more; with the place in the response as well, where both know the prompt.
 GROWS, GROWS_IN_RESPONSE = 0.28, 0.4
@@ -58,19 +59,36 @@ class ByContext(Struct):
         sizes, before, places = (np.concatenate(each) for each in (self.sizes, self.before, self.places))
         if len(sizes) < TOKENS or float(sizes.mean()) < BADLY:
             return None
-        told = self._edge(sizes, before) or self._growing(sizes, before, places)
+        told = self._growing(sizes, before, places)
         return told or (None if sure else self._everywhere(sizes, places))
 
-    @staticmethod
-    def _edge(sizes: Array, before: Array) -> Told | None:
-        edge = int(before[sizes > DISAGREE].min())
-        ahead, behind = sizes[before < edge], sizes[before >= edge]
-        if min(len(ahead), len(behind)) < BESIDE or ahead.max() > EXACT or (behind > DISAGREE).mean() < OFF:
+    def edge(self) -> Told | None:
+        """What it tells that all is exact up to so many tokens of context, and nearly nothing behind."""
+        if not self.sizes:
             return None
+        sizes, before, places = (np.concatenate(each) for each in (self.sizes, self.before, self.places))
+        # Where all prompts are as long, the place in the response is all that is told.
+        if len(sizes) < TOKENS or np.unique(before - places).size < 2:
+            return None
+        edge, most = None, 0.0
+        for place in np.unique(before):
+            here = sizes[before == place]
+            if edge is None and most > 0 and float(np.median(here)) > TIMES * most + FLOAT:
+                edge = int(place)
+                break
+            most = max(most, float(here.max()))
+        if edge is None:
+            return None
+        ahead, behind = sizes[before < edge], sizes[before >= edge]
+        off = (behind > max(TIMES * ahead.max(), FLOAT)).mean()
+        if min(len(ahead), len(behind)) < BESIDE or ahead.max() > EXACT or off < OFF or behind.mean() < DISAGREE:
+            return None
+        if np.unique(before[before < edge]).size < 2 or not (places[before >= edge].min() < places[before < edge].max()):
+            return None  # the place in the response tells as much
         return (
             f": exact where fewer than {edge} tokens stand before, and off from there on: one side sees less of the "
             "context",
-            f"attention looks back no further than {edge} tokens or fewer on one side (a sliding window, a chunked "
+            f"attention looks back no further than {edge - 1} tokens on one side (a sliding window, a chunked "
             "attention, a context that is cut), and over all of them on the other; weights, prompts and precision are "
             "the same, or the first tokens would differ",
             [shown(f"largest |d| with fewer than {edge} tokens before", float(ahead.max()), None,

@@ -32,6 +32,8 @@ class MismatchCause(NamedTuple):
     """
     is_weak: bool = False
     """Whether it is what is left where nothing in the batch tells: what a run's places tell goes before it."""
+    is_of_few: bool = False
+    """Whether most samples agree: that they see the same context up to some place goes before it."""
 
 
 #: How far apart what one forward says of one token after one prefix may be, in shares of the mismatch, and in nats: two
@@ -125,8 +127,9 @@ def cause_of(batch: StepBatch, between: Gap) -> MismatchCause:
         return MismatchCause(
             "few samples are off",
             "few samples are off and the others agree: their weights' version, adapter or inputs (images, tools) "
-            "differ",
+            "differ; or one side sees less of a long context, where those are the longest ones",
             told,
+            is_of_few=True,
         )
     if twins.known and twins.rollout > limit and twins.rollout > 4 * twins.trainer:
         return MismatchCause(

@@ -75,6 +75,7 @@ def disagree(case: Case) -> Iterator[Finding]:
     whys: list[str] = []
     growth, misplaced, partway, repeated, places = Growth(), Misplaced(), Partway(), Repeated(), ByContext()
     weak: set[str] = set()
+    open_: set[str] = set()
     for batch in case.batches():
         try:
             between = compared(batch)
@@ -98,6 +99,8 @@ def disagree(case: Case) -> Iterator[Finding]:
             of_a_forward = cause.is_of_tokens or (may_be_old and cause.is_of_a_forward)
             if cause.is_weak:
                 weak.add(told.claim)
+            if cause.is_weak or cause.is_of_few:
+                open_.add(told.claim)
             found.append((replace(told, steps=steps), may_be_old, of_a_forward))
     if not means:
         raise Skip(max(whys, key=whys.count, default="the dump holds no batch of samples"))
@@ -121,6 +124,8 @@ def disagree(case: Case) -> Iterator[Finding]:
     if beside is not None:
         words, why, figures = beside
         every = [_because(one, f": {words}", why, figures) for one in every]
+    elif begins_with and not fresh and open_ and (edge := places.edge()) is not None:
+        every = [_because(one, *edge) if one.claim in open_ else one for one in every]
     elif (again := repeated.told()) is not None:
         every = [_because(one, f": {again.short}", again.sentence, again.figures) for one in every]
     elif fresh and (swapped := partway.told()) is not None:

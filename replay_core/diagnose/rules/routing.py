@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 
 import numpy as np
 
 from replay_core import pages
 from replay_core.diagnose.batch import StepBatch
-from replay_core.diagnose.compared import distance
+from replay_core.diagnose.case import Case
+from replay_core.diagnose.compared import distance, gap_of, worst_of
 from replay_core.diagnose.finding import Finding, error, finding, shown
 from replay_core.diagnose.flat import Array
-from replay_core.diagnose.gap import BADLY
+from replay_core.diagnose.gap import BADLY, DISAGREE, UNSURE
 from replay_core.diagnose.rule import rule, skip_if
 from replay_core.diagnose.sheets import Sheet
 from replay_core.records import Record, TensorRef
@@ -173,3 +175,142 @@ def _renumbered(mine_Kk: Array, theirs_Kk: Array) -> str | None:
         return None
     same = float((np.sort(to[mine_Kk], axis=-1) == theirs_Kk).all(axis=-1).mean())
     return ", ".join(f"{one} for {to[one]}" for one in seen[to[seen] != seen][:4].tolist()) if same > NEARLY else None
+
+
+#: Tokens on either side before their ranks tell; certainty (a normal quantile) with which those apart are those whose
+#: experts another place exchanges, how much surer than the next reading, and how many times as far apart they are.
+ON_EITHER_SIDE, CERTAIN, SURER, FARTHER = 24, 4.5, 1.5, 1.5
+#: Where the experts of a token may have been taken from instead: places before it, or rows.
+_FROM = {
+    "the token before": (1, 0),
+    "the token after": (-1, 0),
+    "two tokens before": (2, 0),
+    "the row before": (0, 1),
+    "the row after": (0, -1),
+}
+
+
+class _Contrast:
+    """|trainer - rollout| of tokens whose experts another place would exchange, and of those it would not, by ranks
+    within each step.
+    """
+
+    def __init__(self) -> None:
+        self.excess, self.variance = 0.0, 0.0
+        self.moved: list[Array] = []
+        self.kept: list[Array] = []
+
+    def take(self, size_K: Array, moved_K: Array) -> None:
+        ones, others = int(moved_K.sum()), int((~moved_K).sum())
+        if min(ones, others) < ON_EITHER_SIDE // 4:
+            return
+        ranks_K = np.empty(len(size_K))
+        ranks_K[size_K.argsort(kind="stable")] = np.arange(1, len(size_K) + 1)
+        self.excess += float(ranks_K[moved_K].sum()) - ones * (len(size_K) + 1) / 2
+        self.variance += ones * others * (len(size_K) + 1) / 12
+        self.moved.append(size_K[moved_K])
+        self.kept.append(size_K[~moved_K])
+
+    @property
+    def z(self) -> float:
+        enough = min(sum(map(len, self.moved)), sum(map(len, self.kept))) >= ON_EITHER_SIDE
+        return self.excess / math.sqrt(self.variance) if enough and self.variance > 0 else 0.0
+
+    @property
+    def means(self) -> tuple[float, float]:
+        return float(np.concatenate(self.moved).mean()), float(np.concatenate(self.kept).mean())
+
+
+def _experts_N(batch: StepBatch) -> Array | None:
+    """The experts [N, layers * k] of the batch's tokens, in order of their numbers; -1 where none are recorded."""
+    for sheet, places in batch.columns.sheets:
+        for name in sorted(sheet.names()):
+            if name.rpartition(".")[2] in ROUTING:
+                found = _by_token(batch, sheet, places, name)
+                if found is not None:
+                    return np.sort(found, axis=-1).reshape(len(found), -1)
+    return None
+
+
+def _taken_from(batch: StepBatch, experts_NE: Array, places: int, rows: int) -> Array:
+    """The experts [N, E] that a token has if they are taken from so many places or rows before; -1 beyond an end."""
+    other_NE = np.full_like(experts_NE, -1)
+    spans = batch.flat.spans
+    for row, span in enumerate(spans):
+        source = spans[(row - rows) % len(spans)]
+        mine = experts_NE[source]
+        size = span.stop - span.start
+        # Rows of one batch are padded to one length, and their responses begin at one place of it: ends of prompts
+        # stand side by side where the prompts are padded on the left.
+        shift = 0
+        if rows and batch.response_N is not None:
+            heads_B = batch.flat.first(batch.response_N)
+            shift = int(heads_B[row] - heads_B[(row - rows) % len(spans)])
+        at = np.arange(size) - places - shift
+        inside = (at >= 0) & (at < len(mine))
+        other_NE[span.start : span.stop][inside] = mine[at[inside]]
+    return other_NE
+
+
+@rule("D112", "recorded routing is replayed on other tokens", link="logprobs", scope="case", lasts=True,
+      explains=("D09", "D12", "D13", "D14", "D15", "D24", "L10"),
+      source="miles#2722, #3277; Megatron-LM#4168: routing replay, whose rows and places have to be the tokens'")  # fmt: skip
+def replayed_elsewhere(case: Case) -> Finding | None:
+    """Engine and trainer part (.03 nats) where the experts of another place differ from a token's own, and less where
+    they are the same: by ranks over a run's tokens, each step for itself, with a certainty of 4.5 (a normal quantile),
+    1.5 more than any other reading (the token before or after, two before, the row before or after), and by 1.5 times
+    in the mean. The token that is predicted has its experts from the place before it.
+
+    Skipped without recorded routing, and where nothing parts.
+    """
+    contrasts = {words: _Contrast() for words in _FROM}
+    steps: list[int | None] = []
+    place, worst, routed = None, 0.0, False
+    for batch in case.batches():
+        if (between := gap_of(batch)) is None or (experts_NE := _experts_N(batch)) is None:
+            continue
+        routed = True
+        if between.mean <= DISAGREE or between.is_shifted:
+            continue
+        at_K = np.flatnonzero(between.both_N)
+        size_K = np.abs(between.d)
+        # What predicts a token stands before it; of what both are sure of nothing is seen.
+        sure_K = np.maximum(between.trainer.values_N[at_K], between.rollout.values_N[at_K]) > UNSURE
+        keep_K = (batch.flat.position_N[at_K] > 0) & ~sure_K
+        at_K, size_K = at_K[keep_K] - 1, size_K[keep_K]
+        known_K = (experts_NE[at_K] >= 0).all(axis=1)
+        for words, (places, rows) in _FROM.items():
+            other_NE = _taken_from(batch, experts_NE, places, rows)
+            told_K = known_K & (other_NE[at_K] >= 0).all(axis=1)
+            moved_K = (experts_NE[at_K] != other_NE[at_K]).any(axis=1)
+            contrasts[words].take(size_K[told_K], moved_K[told_K])
+        steps.append(batch.step)
+        if between.mean > worst:
+            worst, place = between.mean, batch.laid.where(between.trainer.name, at=worst_of(between))
+            command = batch.laid.mismatch_command()
+    skip_if(not routed, "needs recorded routing, and the log-probabilities of engine and trainer")
+    if place is None:
+        return None
+    ordered = sorted(_FROM, key=lambda words: -contrasts[words].z)
+    best, second = (contrasts[words] for words in ordered[:2])
+    if best.z < CERTAIN or best.z < second.z + SURER:
+        return None
+    moved, kept = best.means
+    if moved < FARTHER * kept:
+        return None
+    return finding(
+        "error" if worst > BADLY else "warning",
+        f"recorded routing is replayed on other tokens: engine and trainer part by {worst:.3g} nats per token, and do "
+        f"so where a token's experts are not those of {ordered[0]}",
+        place,
+        shown(f"mean |trainer - rollout| where the experts of {ordered[0]} are others", moved, "as where they are not"),
+        shown("mean |trainer - rollout| where they are the same", kept),
+        shown("certainty by ranks (z)", best.z, f"< {CERTAIN:g}"),
+        shown(f"the same of the next reading, {ordered[1]}", second.z),
+        shown("tokens compared", sum(map(len, best.moved)) + sum(map(len, best.kept))),
+        cause=f"routing replay lays the engine's experts beside their tokens: the trainer gives a token those of "
+        f"{ordered[0]} (an offset of one, a prompt or BOS that is counted, rows in another order). Weights are not at "
+        "fault: where both readings name the same experts, engine and trainer come nearer",
+        next_step=command,
+        steps=steps,
+    )
