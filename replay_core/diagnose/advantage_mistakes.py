@@ -362,6 +362,14 @@ def _from_lines(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
     elif lines.has_middle and np.unique(np.bincount(group_B)).size == 1:
         if np.ptp(lines.baseline_G) <= lines.close * float(lines.range_G.min()):
             return  # one baseline for all: moving, or of samples that are not in the dump
+        if (whose := _mean_of_others(lines.baseline_G, lines.range_G, reward_B, group_B, lines.close)) is not None:
+            yield Guess(
+                "error", "another group's mean", "advantages are centred by another group's mean: the baseline of "
+                f"each group is the mean reward of {whose}{over}",
+                "baselines and samples are joined by their place, and one of the two is moved (rolled, an index that "
+                "is off by one, groups in another order): an answer is measured against answers to another prompt",
+            )  # fmt: skip
+            return
         yield Guess(
             "warning", "baseline", f"advantages are not centred by their group: they are r - a baseline that is no "
             f"mean of its rewards{over}",
@@ -473,6 +481,28 @@ def _from_values(batch: StepBatch, unlike: Unlike) -> Iterator[Guess]:
             "advantages are multiplied by the length of their response: a sum over its tokens stands in them",
             "they are added up over a response's tokens instead of standing once: long responses count for more",
         )  # fmt: skip
+
+
+#: Groups away that a baseline is looked for.
+_GROUPS_AWAY = {1: "the group before", -1: "the group after", 2: "the second group before",
+                -2: "the second group after"}  # fmt: skip
+
+
+def _mean_of_others(baseline_G: Array, range_G: Array, reward_B: Array, group_B: Array, close: float) -> str | None:
+    """Whose mean reward each group's baseline is, up to one constant for all (a mean that a whitening takes away); None
+    where it is no other group's.
+    """
+    inside = groups_of(group_B)
+    mean_G = np.array([float(reward_B[one].mean()) for one in inside])
+    # Lines are of groups whose rewards differ; the means are of all.
+    spread_G = np.array([np.ptp(reward_B[one]) > 1e-5 * max(float(np.abs(reward_B).max()), 1e-12) for one in inside])
+    if spread_G.sum() != len(baseline_G) or len(baseline_G) < OF_A_SIDE + 1:
+        return None
+    for away, words in _GROUPS_AWAY.items():
+        apart_G = baseline_G - np.roll(mean_G, away)[spread_G]
+        if (np.abs(apart_G - np.median(apart_G)) <= close * range_G).all():
+            return words
+    return None
 
 
 #: Different advantages of one sign before a factor of theirs is no chance.
