@@ -55,6 +55,12 @@ _BELOW_ALONE = "the ratio is clipped below alone, and not above"
 _SWAPPED = "the two clip ranges are swapped: the lower stands above, the higher below"
 _WEIGHT_SQUARED = "the importance weight stands in it twice (squared)"
 _UNCAPPED = "the weight of a log-probability (CISPO) is the bare ratio, and never cut off"
+_WEIGHT_INVERTED = "the importance weight is upside down, rollout over trainer"
+_MASK_INVERTED = "the importance mask is turned around: weights within its bounds are 0, those outside of it are kept"
+_CORRECTED_TWICE = (
+    "the rollout is corrected for twice: the ratio is taken to the rollout's log-probabilities, and an importance "
+    "weight (trainer over rollout) multiplies it"
+)
 _OF_ENGINE = "the ratio is taken to the rollout's log-probabilities, not to the old ones that are recorded"
 _CAUSES = {
     _SIZE: "an absolute value is taken: what is worse than the others is pushed up, too",
@@ -80,6 +86,11 @@ _CAUSES = {
     "taken for a step of the policy",
     _WEIGHT_SQUARED: "the correction is multiplied in at two places: into the advantage and into the loss, or in both "
     "of two helpers",
+    _WEIGHT_INVERTED: "the difference of log-probabilities is taken the wrong way round: tokens that the engine found "
+    "too probable are weighted up, not down",
+    _MASK_INVERTED: "the condition of the mask is negated: what is rejected is what was to be kept",
+    _CORRECTED_TWICE: "one of the two is meant: the ratio to the old log-probabilities times the weight, or the ratio "
+    "to the rollout alone",
     _UNCAPPED: "the clamp of the weight is missing, or its result is not used: one token may outweigh all others",
     _UPSIDE_DOWN: "exp(old - new) stands for exp(new - old)",
     _SMALLER: "min stands for max: of a loss (a negated objective) the larger one is the pessimistic one, and clipping "
@@ -90,7 +101,7 @@ _CAUSES = {
 #: Mistakes of the ratio and its range: they come before what a policy that leaves its range looks like.
 _OF_RATIO = {
     _UPSIDE_DOWN, _SUMMED, _LOG, _RATIO_SQUARED, _ALWAYS, _AROUND_0, _ABOVE_ALONE, _BELOW_ALONE, _SWAPPED, _OF_ENGINE,
-    _SMALLER, _WEIGHT_SQUARED, _UNCAPPED,
+    _SMALLER, _WEIGHT_SQUARED, _UNCAPPED, _WEIGHT_INVERTED, _MASK_INVERTED, _CORRECTED_TWICE,
 }  # fmt: skip
 
 
@@ -144,6 +155,49 @@ def by_sequence(batch: StepBatch, ratio_N: Array, known_N: Array, *, summed: boo
     return np.repeat(np.exp(logs_B), batch.flat.lengths_B)
 
 
+class Weighing(Struct, frozen=True):
+    """Importance weights [N] that a run states. `right`: the recorded ones, else those that recipes make of its
+    log-probabilities; `mask_N`: the tokens that a mask keeps, where one is stated.
+    """
+
+    is_recorded: bool
+
+    logs_N: Array
+    """log trainer - log rollout."""
+    right: tuple[Array, ...]
+    mask_N: Array | None
+
+
+#: How far from 1 the weights have to be on a token before they tell.
+TELLS = 1e-2
+
+
+def weighing(batch: StepBatch) -> Weighing | None:
+    """The weights that are recorded, or that the settings ask for; None where there are none, or all are 1."""
+    algorithm = batch.laid.algorithm
+    rollout, recorded = batch.columns.of("rollout_logprobs"), batch.columns.of("is_weights")
+    old = batch.columns.of("old_logprobs") or batch.columns.of("policy_logprobs")
+    if (recorded is None and algorithm.is_weighed is not True) or rollout is None or old is None:
+        return None
+    both_N = batch.pair(old, rollout)
+    logs_N = np.where(both_N, np.clip(np.nan_to_num(old.values_N - rollout.values_N), -20, 20), 0.0)
+    cap = algorithm.weight_cap
+    words = f"{algorithm.word('rollout_is')} {algorithm.word('is_correction')} {algorithm.word('rollout_rs')}"
+    masks = "mask" in words or "mis" in words.split() or "icepop" in words
+    sums_N = np.repeat(np.clip(batch.flat.sum(logs_N), -20, 20), batch.flat.lengths_B)
+    means_N = np.repeat(np.nan_to_num(batch.flat.mean(logs_N, both_N)), batch.flat.lengths_B)
+    kinds = (sums_N, means_N, logs_N) if "seq" in words else (logs_N, sums_N, means_N)
+    if not float(np.abs(np.expm1(logs_N)).max(initial=0.0)) > TELLS and not masks:
+        return None
+    inside_N = np.abs(logs_N) <= np.log(cap) if masks and cap and cap > 1 else None
+    if recorded is not None:
+        own_N = np.where(recorded.said_N, np.nan_to_num(recorded.values_N), 1.0)
+        return Weighing(True, logs_N, (own_N,), inside_N)
+    if inside_N is not None:
+        return Weighing(False, logs_N, (np.exp(logs_N) * inside_N, inside_N.astype(np.float64)), inside_N)
+    return Weighing(False, logs_N, tuple(np.minimum(np.exp(one), cap or np.inf) for one in kinds), None)
+
+
 def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
     """Every way, the right ones first: those of the stated algorithm before others.
 
@@ -162,6 +216,9 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
     every_w: list[Array | float] = [1.0]
     if weights is not None:
         every_w.insert(0, np.where(weights.said_N, np.nan_to_num(weights.values_N), 1.0))
+    derived = weighing(batch)
+    if derived is not None and not derived.is_recorded:
+        every_w = [*derived.right, 1.0]
     stated = batch.laid.algorithm.clip_range
     ranges = (*((stated,) if stated else ()), *RANGES, (0.0, 0.0))
     kinds = [r_N, by_sequence(batch, r_N, known_N)]
@@ -196,11 +253,41 @@ def surrogates(batch: StepBatch) -> Iterator[Surrogate]:
         for low, high in ranges:
             twice_N = every_w[0] ** 2 * policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
             yield Surrogate(twice_N, (low, high), _WEIGHT_SQUARED)
+    if derived is not None:
+        yield from _wrongly_weighed(batch, derived, a_N, r_N, ranges[:2])
     if logp_N is not None and float(np.abs(r_N - 1).max(initial=0.0)) > 1e-3:
         for w in every_w:
             yield Surrogate(-w * r_N * a_N * logp_N, None, _UNCAPPED)
     yield from _of_other_advantages(batch, a_N, r_N, ranges[:1])
     yield from _of_other_ratios(batch, a_N, r_N, known_N, ranges)
+
+
+def _wrongly_weighed(
+    batch: StepBatch, derived: Weighing, a_N: Array, r_N: Array, ranges: tuple[tuple[float, float], ...]
+) -> Iterator[Surrogate]:
+    """Weights that are stated and applied by mistake: twice, upside down, their mask turned around."""
+    policy, rollout = batch.columns.of("policy_logprobs"), batch.columns.of("rollout_logprobs")
+    beyond_N = np.exp(np.clip(derived.logs_N, -20, 20))
+    engine_N = None
+    if policy is not None and rollout is not None:
+        both_N = batch.pair(policy, rollout)
+        engine_N = np.where(both_N, np.exp(np.clip(np.nan_to_num(policy.values_N - rollout.values_N), -20, 20)), 1.0)
+    cap = batch.laid.algorithm.weight_cap or np.inf
+    for low, high in ranges:
+        plain_N = policy_loss.clipped(r_N, a_N, clip_low=low, clip_high=high)
+        if derived.mask_N is not None:
+            out_N = ~derived.mask_N
+            yield Surrogate(out_N * plain_N, (low, high), _MASK_INVERTED)
+            yield Surrogate(out_N * beyond_N * plain_N, (low, high), _MASK_INVERTED)
+        for w in derived.right:
+            if not derived.is_recorded:
+                yield Surrogate(w**2 * plain_N, (low, high), _WEIGHT_SQUARED)
+            if engine_N is not None:
+                ratio_N = policy_loss.clipped(engine_N, a_N, clip_low=low, clip_high=high)
+                yield Surrogate(w * ratio_N, (low, high), _CORRECTED_TWICE)
+                yield Surrogate(-w * a_N * engine_N, None, _CORRECTED_TWICE)
+        if derived.mask_N is None:
+            yield Surrogate(np.minimum(1 / np.maximum(beyond_N, 1e-9), cap) * plain_N, (low, high), _WEIGHT_INVERTED)
 
 
 def _of_other_advantages(

@@ -20,7 +20,7 @@ from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.signals import RunLog, Series
-from replay_core.diagnose.surrogates import DUAL, RANGES, by_sequence, surrogates
+from replay_core.diagnose.surrogates import DUAL, RANGES, by_sequence, surrogates, weighing
 from replay_core.objectives import policy_loss
 
 #: Relative agreement of what is recomputed; and terms smaller than this beside the loss are its rounding.
@@ -71,16 +71,21 @@ class _Made(Struct, frozen=True):
     ratio_kinds: tuple[Array, Array]
     logp_N: Array | None
     w_N: Array | None
+    """Importance weights: recorded, or made of what the run states."""
+    other_w: tuple[Array, ...]
+    """Other weights that may be meant by what it states."""
+    is_recorded: bool
     ranges: tuple[tuple[float, float], ...]
     algorithm: Algorithm
 
     def ways(self) -> Iterator[_Way]:
         """Every right way, without importance weights and with them."""
-        weights = (False, True) if self.w_N is not None else (False,)
+        weights = [] if self.w_N is None else [self.w_N, *self.other_w]
+        each: list[Array | None] = [*weights, None] if self.algorithm.is_weighed else [None, *weights]
         for way in self._bare():
-            for weighted in weights[::-1] if self.algorithm.is_weighed else weights:
-                values_N = way.values_N * self.w_N if weighted else way.values_N
-                yield replace(way, values_N=values_N, weighted=weighted)
+            for w_N in each:
+                values_N = way.values_N if w_N is None else way.values_N * w_N
+                yield replace(way, values_N=values_N, weighted=w_N is not None)
 
     def _bare(self) -> Iterator[_Way]:
         a_N, logp_N = self.a_N, self.logp_N
@@ -150,9 +155,11 @@ class _Made(Struct, frozen=True):
             )  # fmt: skip
         if odd == "weights":
             assert self.w_N is not None
-            return error(
-                "importance weights (TIS) are recorded and stated, and not applied to the loss: every token's loss is "
-                "made without its weight",
+            # Weights that nobody recorded may multiply what is recorded here later.
+            return finding(
+                "error" if self.is_recorded else "warning",
+                f"importance weights (TIS) are {'recorded and ' * self.is_recorded}stated, and not applied to the "
+                "loss: every token's loss is made without its weight",
                 place, *evidence,
                 shown("largest weight", float(self.w_N.max())), shown("smallest weight", float(self.w_N.min())),
                 link="ratio",
@@ -211,7 +218,12 @@ def token_loss(batch: StepBatch) -> Finding | None:
     evidence = [shown("tokens recomputed", int(both_N.sum()), None, source), shown("agree to", close)]
     scaled = [(by * stated[0], by * stated[1]) for by in _FACTORS] if stated else []
     ranges = (*([stated] if stated else []), *RANGES)
-    made = _Made(a_N, ratio_kinds, logp_N, w_N, ranges, batch.laid.algorithm)
+    stated_w = weighing(batch)
+    own_w = [] if stated_w is None or stated_w.is_recorded else [each_N[both_N] for each_N in stated_w.right]
+    first_N = own_w[0] if own_w and w_N is None else w_N
+    made = _Made(
+        a_N, ratio_kinds, logp_N, first_N, tuple(own_w[1:]), w_N is not None, ranges, batch.laid.algorithm
+    )
     agreed = None
     for way in made.ways():
         if not agrees(way.values_N):
