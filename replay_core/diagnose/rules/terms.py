@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from replay_core.diagnose import trends
 from replay_core.diagnose.algorithm import Algorithm, is_clipped, kl_weight
 from replay_core.diagnose.batch import StepBatch
+from replay_core.diagnose.columns import Column
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, shown, warning
 from replay_core.diagnose.flat import Array
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
@@ -186,7 +187,8 @@ class _Made(Struct, frozen=True):
 
 
 @rule("D50", "the loss of a token is made wrongly", link="loss", scope="batch",
-      needs=("token_loss", "advantages", "mask"), explains=("D28", "L08", "L10", "D24", "L16", "D09"), lasts=True,
+      needs=("token_loss", "advantages", "mask"), lasts=True,
+      explains=("D28", "L08", "L10", "D24", "L16", "D09", "D23", "L01", "D02", "D46"),
       source="arXiv 1707.06347 equation 7; 2503.14476 (two ranges), 1912.09729 (dual clip), 2507.18071, "
       "2506.13585")  # fmt: skip
 def token_loss(batch: StepBatch) -> Finding | None:
@@ -195,13 +197,20 @@ def token_loss(batch: StepBatch) -> Finding | None:
     without. Where one agrees to 1e-3 all is well, unless the range that agrees is not the stated one. Where none does,
     an error if a known mistake agrees: the ratio upside down, the smaller of the two losses instead of the larger, the
     advantage of the token before or after, or of another sample. Skipped where nothing agrees (other terms are in it).
+
+    Where the run states importance weights and none are recorded, they are made of its log-probabilities: a loss that
+    holds them twice, upside down, with their mask turned around, or none of them. An error where the loss of every
+    token is exactly 0 although its advantage and its ratio are not: something multiplies it by 0.
     """
     recorded, advantages = given(batch.columns.of("token_loss")), given(batch.columns.of("advantages"))
     ratio_N, known_N, source = ratios(batch)
     both_N = given(batch.trained_N) & recorded.said_N & advantages.said_N & known_N
     both_N &= np.isfinite(recorded.values_N) & np.isfinite(advantages.values_N) & np.isfinite(ratio_N)
-    if both_N.sum() < FEWEST or not np.abs(recorded.values_N[both_N]).max() > FLOOR:
-        raise Skip("too few tokens have a loss, an advantage and a ratio, or every loss is 0")
+    skip_if(both_N.sum() < FEWEST, "too few tokens have a loss, an advantage and a ratio")
+    if not np.abs(recorded.values_N[both_N]).max() > FLOOR:
+        if (nothing := _nothing_of_any(batch, recorded, both_N, advantages.values_N, ratio_N)) is not None:
+            return nothing
+        raise Skip("every loss is 0, and so is every advantage")
     loss_N, a_N = recorded.values_N[both_N], advantages.values_N[both_N]
     weights = batch.columns.of("is_weights")
     w_N = None if weights is None else np.where(weights.said_N, weights.values_N, 1.0)[both_N]
@@ -267,6 +276,50 @@ def token_loss(batch: StepBatch) -> Finding | None:
             "size, a weight that is not recorded",
         )  # fmt: skip
     raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
+
+
+def _nothing_of_any(
+    batch: StepBatch, recorded: Column, both_N: Array, a_N: Array, ratio_N: Array
+) -> Finding | None:
+    """Losses of exactly 0 on tokens whose advantage and ratio are not: no detached graph makes these."""
+    told_N = both_N & (np.abs(a_N) > MOVING) & (ratio_N > MOVING)
+    if told_N.sum() < FEWEST or (recorded.values_N[told_N] != 0).any():
+        return None
+    weights = weighing(batch)
+    inside = weights is not None and weights.mask_N is not None and bool(weights.mask_N[told_N].all())
+    own = weights is not None and weights.is_recorded and not weights.right[0][told_N].any()
+    figures = [
+        shown("tokens whose loss is exactly 0", int(told_N.sum()), "0", recorded.source),
+        shown("largest |advantage| among them", float(np.abs(a_N[told_N]).max())),
+    ]
+    if inside and weights is not None:
+        bound = batch.laid.algorithm.weight_cap or 1.0
+        far = float(np.abs(np.expm1(weights.logs_N[told_N])).max())
+        figures += [shown("largest |trainer over rollout - 1| among them", far, f"kept within {1 / bound:.3g} to "
+                          f"{bound:g}, as the run states")]  # fmt: skip
+    return error(
+        "the importance mask rejects every token, and all of them lie within its bounds: it is turned around, or never "
+        "filled"
+        if inside
+        else "importance weights are 0 on every token: the loss of each is exactly 0"
+        if own
+        else "the loss of every token is exactly 0, although its advantage and its ratio are not: something multiplies "
+        "it by 0",
+        batch.laid.where("token_loss", at=told_N),
+        *figures,
+        link="ratio" if inside or own else "loss",
+        cause="the condition of the mask (rejection, MIS, IcePop) is negated: what is to be kept has weight 0, and "
+        "what is to be rejected would be trained on; or the mask is never filled and 0 throughout"
+        if inside
+        else "the weights are never filled, their mask rejects all, or its condition is negated"
+        if own
+        else "a mask or a weight that is 0 everywhere (an importance mask, a rejection, a coefficient of 0) stands in "
+        "the loss; not a detached graph and not frozen weights, which leave the loss itself as it is",
+    )
+
+
+#: An advantage, and a ratio, that are no rounding of 0.
+MOVING = 1e-6
 
 
 #: What a stated range is multiplied by on its way, where one side of it alone cuts anything off.
