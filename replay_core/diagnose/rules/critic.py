@@ -231,6 +231,8 @@ def never_learns(log: RunLog) -> Finding | None:
 OTHER_SIDE, AS_LARGE = 9, 0.25
 
 
+#: What the returns have to move by before it tells, in shares of their size; and what of it values that stand do.
+WENT, STOOD = 0.25, 0.25
 #: What is left of the distance of values and returns where they come nearer to each other.
 NEARER = 0.9
 
@@ -255,14 +257,38 @@ def _of_other_sign(log: RunLog) -> Finding | None:
     if not AS_LARGE <= times <= 1 / AS_LARGE or ended < NEARER * begun:
         return None
     value, due = (median(each) for each in zip(*late, strict=True))
+    # Targets that move tell a sign that is turned, which follows them the other way, from values that stand.
+    moved = [median(part[at] for part in rows[-third:]) - median(part[at] for part in rows[:third]) for at in (0, 1)]
+    told = abs(moved[1]) > WENT * abs(due)
+    stands = told and abs(moved[0]) < STOOD * abs(moved[1])
+    turned = told and not stands and moved[0] * moved[1] < 0
+    figures = [
+        values.shown(value, f"about {due:.3g}"), returns.shown(due), explained.shown(median(explained.finite), "> 0"),
+        shown("what the values moved by, first third to last", moved[0], f"towards {moved[1]:.3g}"),
+        shown("what the returns moved by", moved[1]),
+    ]  # fmt: skip
+    medians = f"{values.name} is {value:.3g} and {returns.name} {due:.3g} (medians)"
+    norms = log.get("critic_grad_norm")
+    taught = norms is not None and bool(norms.finite) and min(norms.finite) > 0
+    if stands:
+        return warning(
+            f"the critic is never updated: {values.name} stays where it began, at {value:.3g}, while {returns.name} "
+            f"goes from {median(each for _, each in rows[:third]):.3g} to {due:.3g}",
+            values, *figures,
+            cause=("its gradient is not 0, and reaches other parameters: its optimizer holds a copy of them, or those "
+                   "before they were wrapped; or it is not stepped, or its learning rate is 0" if taught else _NOTHING),
+            next_step="print the critic's learning rate, and compare id(p) of its optimizer's parameters with those "
+            "of the critic; rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D45",
+        )  # fmt: skip
     return warning(
-        f"values have the sign of the returns turned: {values.name} is {value:.3g} and {returns.name} {due:.3g} "
-        f"(medians), on two sides of 0 in all {len(rows)} steps",
-        values,
-        values.shown(value, f"about {due:.3g}"), returns.shown(due),
-        explained.shown(median(explained.finite), "> 0"),
+        (f"values have the sign of the returns turned: {medians}, on two sides of 0 in all {len(rows)} steps"
+         if turned else
+         f"values and returns lie on two sides of 0 in all {len(rows)} steps, and come no nearer: {medians}"),
+        values, *figures,
         cause="values are negated where they are read (a cost for a return, a sign in the head), or the critic is "
-        "taught other targets than these returns: advantages count twice what was expected, instead of leaving it out",
+        "taught other targets than these returns: advantages count twice what was expected, instead of leaving it out"
+        + ("" if turned else "; or the critic is never updated and its values stay where they began. Values of one "
+           "sample before and after an update tell which"),
         next_step="rldbg record -- YOUR COMMAND, then rldbg diagnose rldbg-dump --rule D44",
     )  # fmt: skip
 

@@ -449,7 +449,7 @@ def _one_again(case: Case) -> Finding | None:
     if not again:
         return None
     at, *more = again
-    meant = bool(more) or any(case.algorithm.value(name) for name in _RESETS_REFERENCE)
+    meant = bool(more) or any(case.algorithm.value(name) for name in RESETS_REFERENCE)
     return finding(
         "info" if meant else "warning",
         f"the reference is the policy again at step {told[at][0]}: they are {told[at - 1][1]:.3g} nats per token apart "
@@ -469,7 +469,7 @@ def _one_again(case: Case) -> Finding | None:
 
 
 #: Settings of a reference that is moved on purpose, as trainers call them.
-_RESETS_REFERENCE = (
+RESETS_REFERENCE = (
     "sync_ref_model", "ref_model_sync_steps", "ref_update_steps", "ref_update_interval", "ref_reset_interval",
     "reset_ref_every", "ref_update_freq", "update_ref_every", "reference_update_interval", "ref_ema",
 )  # fmt: skip
@@ -484,7 +484,7 @@ def _back_at_the_start(log: RunLog, series: Series) -> Finding | None:
     """A KL that began at 0, grew, is 0 again in one step, and grows anew."""
     points = [point for point in series.points if math.isfinite(point.value)]
     values = [point.value for point in points]
-    if len(values) < BEFORE + BEHIND + 2 or any(log.algorithm.value(name) is not None for name in _RESETS_REFERENCE):
+    if len(values) < BEFORE + BEHIND + 2 or any(log.algorithm.value(name) is not None for name in RESETS_REFERENCE):
         return None
     back = [at for at in range(BEFORE + 1, len(values) - BEHIND) if abs(values[at]) <= NO_KL]
     if len(back) != 1 or abs(values[0]) > NO_KL:

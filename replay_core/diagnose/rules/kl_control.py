@@ -1,0 +1,127 @@
+"""What a KL to the reference has to come to where the reward has moved, and what an adaptive coefficient has to do."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import median
+
+from replay_core.diagnose import trends
+from replay_core.diagnose.finding import Finding, shown, warning
+from replay_core.diagnose.log_steps import steps_of
+from replay_core.diagnose.rule import Skip, given, rule, skip_if
+from replay_core.diagnose.rules.figures import together
+from replay_core.diagnose.rules.learning import RESETS_REFERENCE
+from replay_core.diagnose.signals import RunLog, Series
+
+#: Lines before a KL and a reward tell; how far the reward has to have moved, in shares of all it spans; of what that
+#: takes at least, the part that the KL may come to; and how many times its first steps' it may be.
+LINES, FAR, PART, GROWN = 12, 0.2, 0.2, 2.0
+
+
+@rule("D113", "the reference follows the policy", link="ref", scope="signals",
+      needs=("kl", "reward", "response_length"), lasts=True, explains=("L10",),
+      source="Pinsker: a mean of what lies within a range R moves by R sqrt(KL / 2) at the most")  # fmt: skip
+def follows(log: RunLog) -> Finding | None:
+    """A reward that has moved by d of all it spans (R, its logged maximum less its minimum) takes a policy that is at
+    least 2 (d / R)^2 nats per response from where it began. A warning where, over 12 lines and more, the reward has
+    risen by a fifth of its span and more, the KL to the reference times the mean length comes to less than a fifth of
+    that, and the KL is no larger than in the first three steps (2 times): it is measured against a reference that moves
+    along. Silent where the reference is reset on purpose. Skipped where the reward's span is not logged.
+    """
+    kl, reward, length = (given(log.get(name)) for name in ("kl", "reward", "response_length"))
+    skip_if(any(log.algorithm.value(name) for name in RESETS_REFERENCE), "the reference is reset on purpose")
+    top, bottom = log.get("reward_max"), log.get("reward_min")
+    if top is None or bottom is None or not top.finite or not bottom.finite:
+        raise Skip("needs the largest and the least reward of a step beside its mean")
+    rows = [values for _, values in together(kl, reward, length)]
+    skip_if(len(rows) < LINES, f"needs the KL, the reward and the length of {LINES} steps")
+    third = len(rows) // 3
+    begun, ended = median(row[1] for row in rows[:3]), median(row[1] for row in rows[-third:])
+    span = max(top.finite) - min(bottom.finite)
+    if not span > 0 or not trends.rises(reward.finite) or ended - begun < FAR * span:
+        return None
+    least = 2 * ((ended - begun) / span) ** 2
+    late = [max(row[0], 0.0) for row in rows[-third:]]
+    told = median(late) * median(row[2] for row in rows[-third:])
+    first = sum(abs(row[0]) for row in rows[:3]) / 3
+    # What is multiplied by its coefficient grows all the same.
+    if told > PART * least or median(late) > GROWN * first or trends.rises([row[0] for row in rows]):
+        return None
+    return warning(
+        f"the reference follows the policy: {kl.name} stays at {median(late):.2g} while the reward goes from "
+        f"{begun:.3g} to {ended:.3g}, which takes {least / median(row[2] for row in rows[-third:]):.2g} and more",
+        kl,
+        kl.shown(median(late), f"> {least / median(row[2] for row in rows[-third:]):.2g} per token"),
+        shown("KL per response (its mean times the mean length)", told, f">= {least:.2g}"),
+        shown("the same figure in the first three steps", first, "0 before the first update, and growing"),
+        reward.shown(ended, f"was {begun:.3g}, of a span of {span:.3g}"),
+        cause="the KL is taken to a copy that is updated along with the policy: the reference is not frozen, is the "
+        "policy itself of the step before (or shares its weights), or is loaded anew in each step. A KL term then "
+        "holds nothing back. (Where prompts get easier over the steps, the reward rises without the policy)",
+        next_step="compare the reference's weights of two steps: they have to be the same; rldbg record -- YOUR COMMAND "
+        "keeps ref_log_probs",
+    )
+
+
+#: Changes of the coefficient before they tell, the share that has to go one way, and what is no change.
+CHANGES, MOST, STILL = 6, 0.9, 1e-9
+
+
+@rule("D114", "the KL coefficient is steered the wrong way", link="ref", scope="signals",
+      needs=("kl_coefficient", "kl"), lasts=True, explains=("D01", "D20", "D25", "L08", "L09", "L10"),
+      source="Ziegler et al. 2019: the coefficient grows while the KL is above its target")  # fmt: skip
+def steered(log: RunLog) -> Finding | None:
+    """A coefficient that changes from step to step (6 times and more), beside the KL: with the stated target, or with
+    any, it has to rise where the KL is above and fall where it is below. A warning where nine of ten changes go the
+    other way (on both sides of the target, 3 and more each, where none is stated), and no target makes them right.
+    """
+    weight, kl = given(log.get("kl_coefficient")), given(log.get("kl"))
+    rows = [values for _, values in together(weight, kl)]
+    skip_if(len(rows) <= CHANGES, f"needs coefficient and KL of {CHANGES} steps and more")
+    stated = _target(log)
+    wrong: list[tuple[float, float, list[tuple[float, float]]]] = []
+    right = 0.0
+    # A step's coefficient is made of the KL of the step before, or of its own.
+    for each in (
+        [(b[0] - a[0], a[1]) for a, b in pairwise(rows)], [(b[0] - a[0], b[1]) for a, b in pairwise(rows)],
+    ):  # fmt: skip
+        moved = [(change, apart) for change, apart in each if abs(change) > STILL * max(abs(weight.finite[0]), 1e-12)]
+        if len(moved) < CHANGES:
+            continue
+        for target in [stated] if stated is not None else _between(sorted({apart for _, apart in moved})):
+            over = sum(apart > target for _, apart in moved)
+            # Of a target that nobody states both sides have to tell.
+            if not over or (stated is None and min(over, len(moved) - over) < CHANGES // 2):
+                continue
+            share_ = sum((change > 0) != (apart > target) for change, apart in moved) / len(moved)
+            wrong.append((share_, target, moved))
+            right = max(right, 1 - share_)
+    skip_if(not wrong, "the coefficient does not change, or the KL is on one side of its target: nothing to tell by")
+    worst, target, moved = max(wrong, key=lambda one: one[0])
+    if worst < MOST or right >= MOST:
+        return None
+    above = [change for change, apart in moved if apart > target]
+    return warning(
+        "the KL coefficient is steered the wrong way: it falls while the KL is above "
+        + (f"its target of {target:g}" if stated is not None else f"{target:.3g}, and rises below")
+        + f", from {weight.finite[0]:.3g} to {weight.finite[-1]:.3g}",
+        weight,
+        weight.shown(weight.finite[-1], "larger, where the KL is above its target"),
+        shown("changes that go the wrong way", f"{round(worst * len(moved))} of {len(moved)}", "none"),
+        shown("steps with the KL above", f"{len(above)} of {len(moved)}"),
+        kl.shown(trends.level(kl.finite), f"about {target:.3g}"),
+        cause="the error of the controller has the wrong sign (target - KL for KL - target), or the KL it is given is "
+        "negated: the farther the policy is from its reference, the less it is held",
+        steps=steps_of(point for point in kl.points if math.isfinite(point.value) and point.value > target),
+    )
+
+
+def _target(log: RunLog) -> float | None:
+    """The KL that a controller is to keep."""
+    return log.algorithm.number("target_kl", "kl_target", "target")
+
+
+def _between(values: list[float]) -> list[float]:
+    """The middles of neighbours."""
+    return [(a + b) / 2 for a, b in pairwise(values)]
