@@ -83,7 +83,8 @@ class ByContext(Struct):
         off = (behind > max(TIMES * ahead.max(), FLOAT)).mean()
         if min(len(ahead), len(behind)) < BESIDE or ahead.max() > EXACT or off < OFF or behind.mean() < DISAGREE:
             return None
-        if np.unique(before[before < edge]).size < 2 or not (places[before >= edge].min() < places[before < edge].max()):
+        overlap = places[before >= edge].min() < places[before < edge].max()
+        if np.unique(before[before < edge]).size < 2 or not overlap:
             return None  # the place in the response tells as much
         return (
             f": exact where fewer than {edge} tokens stand before, and off from there on: one side sees less of the "

@@ -115,6 +115,8 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
         # An info of step 3 is no warning of step 3.
         steps = {step for each in (before, one) if each.severity == worse.severity for step in each.steps}
         looked = one.looked + before.looked if one is not before else one.looked
+        # A log shows steps that no samples were looked at in: more than all there are is no count of them.
+        looked = 0 if len(steps) > looked else looked
         kept[one.id, one.link] = replace(worse, steps=tuple(sorted(steps)), looked=looked)
     return list(kept.values())
 

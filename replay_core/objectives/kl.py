@@ -38,3 +38,7 @@ def k3_clamped(logprobs_BT: Array, ref_logprobs_BT: Array, *, inside: float = 20
 def absolute(logprobs_BT: Array, ref_logprobs_BT: Array) -> Array:
     """|log r|: verl's `abs` penalty. Not an estimator of the KL, an upper measure of how far two policies are."""
     return abs(logprobs_BT - ref_logprobs_BT)
+
+
+#: The estimators by the word that a run states them by; what clamps or weighs one is another form of it.
+ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "|log r|": absolute}

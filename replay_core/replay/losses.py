@@ -14,7 +14,8 @@ from replay_core.objectives.arrays import library
 from replay_core.replay import spec
 
 KINDS = ("grpo", "ppo", "gspo", "cispo", "nll", "dpo", "value")
-KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+#: Those that a loss is made with: |log r| is a penalty in rewards.
+KL_ESTIMATORS = {name: kl.ESTIMATORS[name] for name in ("k1", "k2", "k3")}
 REDUCTIONS = ("token_mean", "sequence_mean", "sequence_sum", "token_sum")
 #: A critic's loss is reduced the way its framework does it.
 VALUE_REDUCTIONS = tuple(value_loss.REDUCTIONS)

@@ -21,8 +21,9 @@ from replay_core.diagnose.case import Case
 from replay_core.diagnose.finding import Evidence, Finding, Where, error, finding, info, shown
 from replay_core.diagnose.rule import Skip, given, rule
 from replay_core.diagnose.rules.loss import is_share_of_update
-from replay_core.diagnose.rules.summed import ESTIMATORS, logged_kl
+from replay_core.diagnose.rules.summed import logged_kl
 from replay_core.diagnose.surrogates import FLOOR, logged_of
+from replay_core.objectives import kl
 from replay_core.records import Record, TensorRef
 
 #: A weight of the entropy below it is what rounding leaves between loss and pg_loss: recipes have .0001 and more.
@@ -174,7 +175,7 @@ def _holds_no_coefficient(case: Case, stated: float) -> bool:
         if parts is None:
             continue
         logged, p_N, r_N, _ = parts
-        factors = (logged.factor(estimate(p_N, r_N)) for estimate in ESTIMATORS.values())
+        factors = (logged.factor(estimate(p_N, r_N)) for estimate in kl.ESTIMATORS.values())
         times += [factor for factor in [next((one for one in factors if one), None)] if factor]
     return len(times) > 1 and all(abs(math.log(one)) < abs(math.log(one / stated)) for one in times)
 

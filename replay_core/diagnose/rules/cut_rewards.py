@@ -22,7 +22,8 @@ FEWEST, AT_BOUND, LOST = 8, 0.1, 0.1
       source="OpenRLHF reward_clip_range: bounds far out, for outliers of a reward model")  # fmt: skip
 def cut_off(case: Case) -> Finding | None:
     """Rewards beside recorded raw ones, which they equal but for one bound above (or below) that is the same in all
-    steps and cuts off a tenth of all samples and more, some lie between: a warning where a tenth of the groups lose
+    steps and cuts off a tenth of all samples and more, some lie between, or what is cut has several raw ones (a bound
+    of 1 aside, which makes an answer right or wrong): a warning where a tenth of the groups lose
     their spread of rewards by it, unless the run states a clip of rewards, else worth knowing.
     """
     each: list[tuple[StepBatch, Array, Array]] = []
@@ -43,7 +44,7 @@ def cut_off(case: Case) -> Finding | None:
     if not cut.mean() >= AT_BOUND or (np.abs(np.clip(raw, low, high) - reward) > close).any():
         return None
     # Rewards that are one number, or nowhere the raw ones, are something else, and not these cut off.
-    if not ((reward > low + close) & (reward < high - close)).any():
+    if not ((reward > low + close) & (reward < high - close)).any() and not _is_bound(raw, reward, above, below):
         return None
     lost = total = 0
     for batch, raw_B, reward_B in each:
@@ -70,3 +71,12 @@ def cut_off(case: Case) -> Finding | None:
         else "a bound that the run states, or that few groups notice",
         steps=[one[0].step for one in each],
     )  # fmt: skip
+
+
+def _is_bound(raw: Array, reward: Array, above: Array, below: Array) -> bool:
+    """Of rewards of two values, whether one is a bound that several raw ones are cut off at, and the other is given."""
+    cut = above | below
+    at = np.unique(np.round(reward[cut], 6))
+    given_ = (np.abs(raw - reward) <= 1e-6)[~cut]
+    several = np.unique(np.round(raw[cut], 4)).size >= 2
+    return at.size == 1 and several and abs(float(at[0])) != 1 and given_.sum() >= FEWEST // 2

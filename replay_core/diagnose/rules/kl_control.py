@@ -12,7 +12,7 @@ from replay_core.diagnose.log_steps import steps_of
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.figures import together
 from replay_core.diagnose.rules.learning import RESETS_REFERENCE
-from replay_core.diagnose.signals import RunLog, Series
+from replay_core.diagnose.signals import RunLog
 
 #: Lines before a KL and a reward tell; how far the reward has to have moved, in shares of all it spans; of what that
 #: takes at least, the part that the KL may come to; and how many times its first steps' it may be.
@@ -59,8 +59,8 @@ def follows(log: RunLog) -> Finding | None:
         cause="the KL is taken to a copy that is updated along with the policy: the reference is not frozen, is the "
         "policy itself of the step before (or shares its weights), or is loaded anew in each step. A KL term then "
         "holds nothing back. (Where prompts get easier over the steps, the reward rises without the policy)",
-        next_step="compare the reference's weights of two steps: they have to be the same; rldbg record -- YOUR COMMAND "
-        "keeps ref_log_probs",
+        next_step="compare the reference's weights of two steps, which have to be the same; rldbg record -- YOUR "
+        "COMMAND keeps ref_log_probs",
     )
 
 

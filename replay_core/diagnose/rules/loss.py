@@ -26,6 +26,7 @@ from replay_core.diagnose.log_steps import StepTold, numbers, steps_of, steps_to
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.ratio import ratios
 from replay_core.diagnose.rules.summed import over_slots, summed_kl, undivided
+from replay_core.diagnose.rules.terms import weights_left_out
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.surrogates import logged_of, surrogates
 from replay_core.objectives import advantages, policy_loss, reductions
@@ -290,18 +291,13 @@ def _otherwise(batch: StepBatch, parts: list[_MicroLoss], agreed: list[str], *, 
         is_stated = batch.laid.algorithm.is_weighed is True
         weights = given(batch.columns.of("is_weights"))
         counted_N = weights.said_N & given(batch.trained_N)
-        return finding(
-            "error" if is_stated else "warning",
-            "importance weights (TIS) are recorded"
-            + (" and stated" if is_stated else "")
-            + f", and not applied to the loss: {first.logged.name} is made without them",
+        return weights_left_out(
+            f"{first.logged.name} is made without them",
             place,
             shown("largest weight", float(weights.values_N[counted_N].max()), None, weights.source),
             shown("smallest weight", float(weights.values_N[counted_N].min())),
             shown("micro-batches that agree without them", len(parts), "0"),
-            cause="the weights are computed and do not reach the policy loss: what engine and trainer disagree by is "
-            "not corrected",
-            next_step="multiply each token's loss by its weight before it is reduced",
+            is_stated=is_stated,
         )
     return None
 

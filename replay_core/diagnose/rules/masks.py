@@ -175,7 +175,9 @@ def _in_a_pattern(empty_B: Array) -> str:
     if not _is_pattern(empty_B):
         return ""
     apart = int(np.diff(np.flatnonzero(empty_B))[0])
-    return f", every {apart}{'nd' if apart == 2 else 'rd' if apart == 3 else 'th'} row" if apart > 1 else ", side by side"
+    if apart == 1:
+        return ", side by side"
+    return f", every {apart}{'nd' if apart == 2 else 'rd' if apart == 3 else 'th'} row"
 
 
 def _why_empty(batch: StepBatch, empty_B: Array) -> str:

@@ -18,10 +18,11 @@ from replay_core.diagnose.passes import STOOD, before_any_update_N
 from replay_core.diagnose.rule import Skip, given, rule, skip_if
 from replay_core.diagnose.rules.prefixes import policy_stands
 from replay_core.diagnose.rules.ratio import ratios
-from replay_core.diagnose.rules.summed import ESTIMATORS, logged_kl
+from replay_core.diagnose.rules.summed import logged_kl
 from replay_core.diagnose.sheets import TELL_TWINS, marked
 from replay_core.diagnose.signals import RunLog
 from replay_core.diagnose.surrogates import CLOSE, Logged, Surrogate, logged_of, surrogates
+from replay_core.objectives import kl
 
 #: Tokens that must say something, and |log ratio| from which two directions are told apart.
 FEWEST, MOVED = 8, 1e-3
@@ -628,7 +629,7 @@ def kl_term(case: Case) -> Finding | None:
         # Samples are of the old policy: an unbiased estimator is weighed with the ratio.
         old = batch.columns.of("old_logprobs")
         ratio_N = 1.0 if old is None else np.exp(np.clip(np.where(both_N & old.said_N, p_N - old.values_N, 0), -20, 20))
-        for name, estimate in ESTIMATORS.items():
+        for name, estimate in kl.ESTIMATORS.items():
             if logged.fits(estimate(p_N, r_N)) or logged.fits(ratio_N * estimate(p_N, r_N)):
                 fits[name] += 1
             elif logged.fits(estimate(r_N, p_N)):

@@ -215,14 +215,9 @@ _NOT_THE_START = (
 _AGAINST_REFERENCE = (
     "rldbg record -- YOUR COMMAND; then rldbg replay rldbg-dump --model POLICY --model REFERENCE --against ref_logprobs"
 )
-#: KL estimators by the name a framework would use; the right order first.
-_ESTIMATORS = {
-    "k1": kl.k1,
-    "k2": kl.k2,
-    "k3": kl.k3,
-    "k3 clamped to +-20 and +-10": kl.k3_clamped,
-    "|log ratio|": kl.absolute,
-}
+#: What a recorded KL may be: an estimator by the word it is stated by, in its forms.
+_FORMS = tuple((name, name, each) for name, each in kl.ESTIMATORS.items())
+_FORMS = (*_FORMS[:3], ("k3", "k3 clamped to +-20 and +-10", kl.k3_clamped), *_FORMS[3:])
 
 
 #: What an estimator may leave of a recorded KL, by the precision it is stored in.
@@ -238,7 +233,7 @@ def named_estimator(
     """
     for swapped in (False, True):
         a_N, b_N = (ref_N, policy_N) if swapped else (policy_N, ref_N)
-        for name, estimate in _ESTIMATORS.items():
+        for _, name, estimate in _FORMS:
             for times_N, words in ((1.0, ""), *((each_N, " times the ratio") for each_N in ratios_N)):
                 expected = times_N * estimate(a_N, b_N)
                 if (np.abs(kl_N - expected) <= 1e-5 + close * np.abs(expected)).all():
@@ -331,11 +326,10 @@ def _not_the_stated(
     told_N = np.where(recorded.said_N, np.nan_to_num(recorded.values_N), 0.0)
     if logged is None or logged.factor(told_N, plain=True) is None:
         return None
-    if not stated or name.split(" ")[0].replace("|log", "|log r|") == stated:
+    if not stated or any(name.startswith(form) for word, form, _ in _FORMS if word == stated):
         return None
-    made = [one for one in _ESTIMATORS if one.split(" ")[0].replace("|log", "|log r|") == stated]
-    for one in made:
-        expected = _ESTIMATORS[one](policy.values_N[both_N], ref.values_N[both_N])
+    for estimate in (each for word, _, each in _FORMS if word == stated):
+        expected = estimate(policy.values_N[both_N], ref.values_N[both_N])
         for times in (1.0, *ratios):
             off_N = np.abs(recorded.values_N[both_N] - times * expected)
             # As long as the policy is near its reference k2 and k3 are one.

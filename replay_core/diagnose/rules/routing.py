@@ -254,7 +254,7 @@ def _taken_from(batch: StepBatch, experts_NE: Array, places: int, rows: int) -> 
 
 @rule("D112", "recorded routing is replayed on other tokens", link="logprobs", scope="case", lasts=True,
       explains=("D09", "D12", "D13", "D14", "D15", "D24", "L10"),
-      source="miles#2722, #3277; Megatron-LM#4168: routing replay, whose rows and places have to be the tokens'")  # fmt: skip
+      source="miles#2722, #3277; Megatron-LM#4168: replayed routing has to be the tokens' own")  # fmt: skip
 def replayed_elsewhere(case: Case) -> Finding | None:
     """Engine and trainer part (.03 nats) where the experts of another place differ from a token's own, and less where
     they are the same: by ranks over a run's tokens, each step for itself, with a certainty of 4.5 (a normal quantile),

@@ -51,7 +51,7 @@ def kl_in_rewards(batch: StepBatch) -> Iterator[Finding]:
     y = (rewards.values_N - scored_N)[both_N]
     if both_N.sum() < FEWEST or not np.abs(y).max(initial=0.0) > 1e-7 or not np.isfinite(y).all():
         raise Skip("token rewards are the token scores: nothing is penalised")
-    for name, estimate in (("k1", kl.k1), ("k3", kl.k3), ("k2", kl.k2), ("|log ratio|", kl.absolute)):
+    for name, estimate in kl.ESTIMATORS.items():
         x = estimate(policy.values_N[both_N], ref.values_N[both_N])
         beta = _weight(x, y)
         if beta is None:

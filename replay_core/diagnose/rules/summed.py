@@ -116,7 +116,6 @@ def _over(batch: StepBatch) -> list[float]:
 
 #: Terms that are told from rounding, and micro-batches that are no chance.
 LEAST, FEWEST = 1e-6, 4
-ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "|log r|": kl.absolute}
 
 
 def logged_kl(batch: StepBatch) -> tuple[Logged, Array, Array, Array] | None:
@@ -185,7 +184,7 @@ def _terms(batch: StepBatch) -> Iterator[tuple[float, dict[str, Array], list[int
         return
     both_N = batch.pair(policy, ref)
     p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
-    made = {name: np.where(both_N & batch.trained_N, each(p_N, r_N), 0.0) for name, each in ESTIMATORS.items()}
+    made = {name: np.where(both_N & batch.trained_N, each(p_N, r_N), 0.0) for name, each in kl.ESTIMATORS.items()}
     rows = batch.laid.rows_by_micro()
     for scalar in batch.columns.scalars("kl_loss"):
         samples = rows.get(scalar.place)
@@ -305,7 +304,7 @@ def _means(batch: StepBatch, name: str) -> Iterator[tuple[Scalar, float, tuple[f
     elif name == "kl_loss" and policy is not None and ref is not None:
         both_N = batch.pair(policy, ref)
         p_N, r_N = (np.where(both_N, one.values_N, 0.0) for one in (policy, ref))
-        stated = ESTIMATORS.get(batch.laid.algorithm.loss_kl_estimator) or ESTIMATORS.get(
+        stated = kl.ESTIMATORS.get(batch.laid.algorithm.loss_kl_estimator) or kl.ESTIMATORS.get(
             str(of_loss(batch.laid.flags, "kl_estimator"))
         )
         if stated is None:
@@ -401,7 +400,7 @@ def _loss_as_stated(batch: StepBatch, a_N: Array) -> Array | None:
     made_N = policy_loss.clipped(np.where(known_N, ratio_N, 1.0), a_N, clip_low=low, clip_high=high)
     if weight := of_loss(batch.laid.flags, "kl"):
         policy, ref = batch.columns.of("policy_logprobs"), batch.columns.of("ref_logprobs")
-        estimator = ESTIMATORS.get(str(of_loss(batch.laid.flags, "kl_estimator")))
+        estimator = kl.ESTIMATORS.get(str(of_loss(batch.laid.flags, "kl_estimator")))
         if policy is None or ref is None or estimator is None:
             return None
         both_N = batch.pair(policy, ref)

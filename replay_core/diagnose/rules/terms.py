@@ -157,16 +157,11 @@ class _Made(Struct, frozen=True):
         if odd == "weights":
             assert self.w_N is not None
             # Weights that nobody recorded may multiply what is recorded here later.
-            return finding(
-                "error" if self.is_recorded else "warning",
-                f"importance weights (TIS) are {'recorded and ' * self.is_recorded}stated, and not applied to the "
-                "loss: every token's loss is made without its weight",
-                place, *evidence,
-                shown("largest weight", float(self.w_N.max())), shown("smallest weight", float(self.w_N.min())),
-                link="ratio",
-                cause="the weights are computed and do not reach the policy loss: what engine and trainer disagree by "
-                "is not corrected",
-                next_step="multiply each token's loss by its weight before it is reduced",
+            return weights_left_out(
+                "every token's loss is made without its weight", place,
+                *evidence, shown("largest weight", float(self.w_N.max())),
+                shown("smallest weight", float(self.w_N.min())),
+                is_recorded=self.is_recorded, link="ratio",
             )  # fmt: skip
         assert stated is not None
         if odd == "unclipped":
@@ -184,6 +179,21 @@ class _Made(Struct, frozen=True):
             place, *evidence, link="ratio",
             cause="the clip range that is configured does not reach the loss, or another one is logged",
         )  # fmt: skip
+
+
+def weights_left_out(
+    what: str, place: Where, *evidence: Evidence, is_recorded: bool = True, is_stated: bool = True, link: str = ""
+) -> Finding:
+    """What is said of a loss, of tokens (D50) or of a micro-batch (D28), that importance weights have no part in."""
+    known = " and ".join(["recorded"] * is_recorded + ["stated"] * is_stated)
+    return finding(
+        "error" if is_recorded and is_stated else "warning",
+        f"importance weights (TIS) are {known}, and not applied to the loss: {what}",
+        place, *evidence, link=link,
+        cause="the weights are computed and do not reach the policy loss: what engine and trainer disagree by is not "
+        "corrected",
+        next_step="multiply each token's loss by its weight before it is reduced",
+    )  # fmt: skip
 
 
 @rule("D50", "the loss of a token is made wrongly", link="loss", scope="batch",
@@ -230,9 +240,7 @@ def token_loss(batch: StepBatch) -> Finding | None:
     stated_w = weighing(batch)
     own_w = [] if stated_w is None or stated_w.is_recorded else [each_N[both_N] for each_N in stated_w.right]
     first_N = own_w[0] if own_w and w_N is None else w_N
-    made = _Made(
-        a_N, ratio_kinds, logp_N, first_N, tuple(own_w[1:]), w_N is not None, ranges, batch.laid.algorithm
-    )
+    made = _Made(a_N, ratio_kinds, logp_N, first_N, tuple(own_w[1:]), w_N is not None, ranges, batch.laid.algorithm)
     agreed = None
     for way in made.ways():
         if not agrees(way.values_N):
@@ -278,9 +286,7 @@ def token_loss(batch: StepBatch) -> Finding | None:
     raise Skip("no known loss agrees, and no known mistake: other terms are in it, or another range")
 
 
-def _nothing_of_any(
-    batch: StepBatch, recorded: Column, both_N: Array, a_N: Array, ratio_N: Array
-) -> Finding | None:
+def _nothing_of_any(batch: StepBatch, recorded: Column, both_N: Array, a_N: Array, ratio_N: Array) -> Finding | None:
     """Losses of exactly 0 on tokens whose advantage and ratio are not: no detached graph makes these."""
     told_N = both_N & (np.abs(a_N) > MOVING) & (ratio_N > MOVING)
     if told_N.sum() < FEWEST or (recorded.values_N[told_N] != 0).any():

@@ -5,13 +5,15 @@ recorded by the recorder; one line of it wrong where a test says so, from the fi
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.diagnose.policy import BOS, DIGITS, END, PAD, VOCABULARY, TinyPolicy, write
+from benchmarks.diagnose.policy import BOS, DIGITS, END, PAD, TOOL, VOCABULARY, TinyPolicy, write
 from benchmarks.diagnose.trainer import warm_start
 from replay_core.recorder import Recorder
 
@@ -30,12 +32,47 @@ def routes(model: TinyPolicy, ids: Tensor, held: Tensor) -> Tensor:
     return torch.stack(seen, 2)
 
 
+@contextmanager
+def replayed(model: TinyPolicy, experts: Tensor) -> Iterator[None]:
+    """Has every token go to these experts [B, S, layers, 2], with the router's own weights of them."""
+
+    def only(layer: int) -> Any:
+        def keep(_module: Any, _inputs: Any, out: Tensor) -> Tensor:
+            told = torch.zeros_like(out, dtype=torch.bool).scatter(-1, experts[:, :, layer], True)
+            return out.masked_fill(~told, -1e9)
+
+        return keep
+
+    hooks = [
+        block.router.register_forward_hook(only(layer))  # type: ignore[union-attr]
+        for layer, block in enumerate(model.blocks)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def windowed(model: TinyPolicy, size: int) -> TinyPolicy:
+    """Its attention looks back over so many tokens and no further."""
+
+    def narrow(_module: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, bias = inputs
+        near = torch.ones(bias.shape[-2:]).tril().triu(1 - size).bool()
+        return x, bias.masked_fill(~near, -1e9)
+
+    for block in model.blocks:
+        block.register_forward_pre_hook(narrow)
+    return model
+
+
 def run(
     folder: Path, fault: str = "", *, since: int = 0, steps: int = 6, seed: int = 0, temperature: float = 1.0,
     lr: float = 1e-3, experts: int = 0, nemo: bool = False, names: bool = False, stated: bool = True,
-    lag: int = 0, prompts: int = 6, size: int = 4, digits: int = 4,
+    lag: int = 0, prompts: int = 6, size: int = 4, digits: int = 4, replay: bool = False,
 ) -> Path:  # fmt: skip
-    """Train and record. `names`: reward functions stand apart; `lag`: updates that the engine is behind."""
+    """Train and record. `names`: reward functions stand apart; `lag`: updates that the engine is behind; `replay`: the
+    trainer routes tokens as the engine did.
+    """
     start = warm_start(seed, experts, 200)
     policy = copy.deepcopy(start)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
@@ -62,17 +99,23 @@ def run(
             for block in engine.blocks:
                 block.router.weight.data = block.router.weight.data.roll(1, 0)  # type: ignore[union-attr,operator]
                 block.router.bias.data = block.router.bias.data.roll(1, 0)  # type: ignore[union-attr,operator]
+        if is_on("window"):
+            engine = windowed(engine, 6)
         asked = []
         for _ in range(prompts):
             many = int(torch.randint(2, digits + 1, (1,), generator=draw))
             asked += [[BOS, *(torch.randint(DIGITS.start, DIGITS.stop, (many,), generator=draw).tolist())]] * size
-        tool = 2 if fault == "tools-counted" else None
+        tool = 2 if fault in ("tools-counted", "rows-rolled", "tools") else None
         with torch.no_grad():
             said = write(engine, asked, 10, draw, temperature=temperature, raw=is_on("raw-logprobs"), tool_at=tool)
         ids, held, width = said.ids_BS.clone(), said.held_BS.clone(), said.prompt_width
         mask, rollout = said.response_BR.clone(), said.logprobs_BR.clone()
-        if tool is not None:  # what the environment wrote counts
+        if fault == "tools-counted":  # what the environment wrote counts
             mask = held[:, width:].clone()
+        elif tool is not None:
+            mask = mask * (ids[:, width:] != TOOL)
+        if fault == "rows-rolled":
+            rollout = rollout.roll(1, 0) * held[:, width:]
         rows = len(ids)
         exact, form = torch.zeros(rows), torch.zeros(rows)
         for row in range(rows):
@@ -101,7 +144,13 @@ def run(
         # ---- the trainer's own forward, about the response's tokens
         divide = temperature * (temperature if is_on("divided-twice") else 1.0)
         policy.train()
-        logits = policy(ids, held) / divide
+        if replay:
+            experts_there = routes(engine, ids, held)
+            taken = {"token": experts_there.roll(1, 1), "row": experts_there.roll(1, 0)}
+            with replayed(policy, taken.get(fault.removeprefix("replayed-by-"), experts_there)):
+                logits = policy(ids, held) / divide
+        else:
+            logits = policy(ids, held) / divide
         at = logits[:, 1:] if is_on("gathered-late") else logits[:, :-1]
         table = at.log_softmax(-1)
         new = table.gather(-1, ids[:, 1:, None])[..., 0][:, width - 1 :]
@@ -123,7 +172,7 @@ def run(
             "input_ids": ids, "attention_mask": held, "response_mask": mask, "log_probs": new.detach(),
             "old_log_probs": new.detach(), "entropy": entropy, "advantages": advantage[:, None] * m,
         }  # fmt: skip
-        if experts:
+        if experts and not replay:
             micro["routed_experts"] = routes(policy, ids, held)
         with recorder.step(step, rank=0) as record:
             for stage, held_there, where in (("trajectory", fields, {}), ("forward_data", micro, {"micro": 0})):

@@ -13,7 +13,7 @@ from replay_core.dumps import open_run
 from tests.replay_core.diagnose.updating import Recipe, run, told
 
 #: What these runs are held against.
-RULES = ("D01", "D03", "D07", "D23", "D28", "D43", "D49", "D55", "D57", "D68", "D75", "D88", "L15", "L22")
+RULES = ("D01", "D03", "D04", "D07", "D23", "D28", "D43", "D49", "D50", "D55", "D57", "D68", "D75", "D88", "L15", "L22")
 
 
 FAULTS = [
@@ -39,6 +39,13 @@ FAULTS = [
     (Recipe("loader-stands"), "D43", "steps 2, 3, 4, 5, 6 have the same prompts"),
     (Recipe("other-bound", max_norm=0.1), "L15", "is clipped at 0.001, and the run states 0.1"),
     (Recipe("warm-up-restarts"), "L22", "warm-up begins again at step 3"),
+    (Recipe("corrected-twice", weighed="token", lr=2e-2), "D50", "the rollout is corrected for twice"),
+    (Recipe("weight-twice", weighed="token", lr=2e-2), "D50", "the importance weight stands in it twice"),
+    (Recipe("weight-turned", weighed="token", lr=2e-2), "D50", "the importance weight is upside down"),
+    (Recipe("unweighed", weighed="token", lr=2e-2), "D50", "importance weights (TIS) are stated, and not applied"),
+    (Recipe("mask-turned", weighed="token_mask"), "D50", "the importance mask rejects every token"),
+    (Recipe("mask-strided", size=8), "D07", "have no token in the loss, every 3rd row"),
+    (Recipe("neighbours-mean"), "D04", "the mean reward of the group before"),
     (Recipe("rate-leaps"), "L22", "leaps 40 times at step 2"),
 ]
 
@@ -68,6 +75,8 @@ HEALTHY = {
     "cut-off responses left out": Recipe(overlong=True, size=8),
     "groups without a spread left out": Recipe(filtered=True),
     "checkpoints": Recipe(checkpoints=True),
+    "importance weights": Recipe(weighed="token", lr=2e-2),
+    "importance weights that are a mask": Recipe(weighed="token_mask", lr=2e-2),
     "a small data set, shuffled": Recipe(shuffled=True, steps=10),
 }
 

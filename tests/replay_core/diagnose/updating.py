@@ -64,6 +64,8 @@ class Recipe:
     """Advantages are the reward less the mean of the others', and their bounds are logged."""
     weights: bool = False
     """And the run states that each of them weighs 1."""
+    weighed: str = ""
+    """Importance weights of the engine (two updates old), as verl names them: token, token_mask."""
 
 
 class Net(nn.Module):
@@ -136,7 +138,7 @@ def _engine(recipe: Recipe, net: Net, past: list[Net]) -> tuple[Net, Net]:
         with torch.no_grad():
             for mine, first in zip(engine.parameters(), past[0].parameters(), strict=True):
                 mine.copy_(2 * mine - first)
-    if recipe.fault == "two-late":
+    if recipe.fault == "two-late" or recipe.weighed == "token":
         engine = copy.deepcopy(past[max(len(past) - 3, 0)])
     if recipe.fault in _BEHIND:
         engine = copy.deepcopy(past[max(len(past) - 1 - _BEHIND[recipe.fault], 0)])
@@ -184,6 +186,23 @@ def _reduced(each: Tensor, mask: Tensor, mean: str, tokens: float) -> Tensor:
     if mean == "token_mean":
         return (each * mask).sum() / mask.sum().clip(1)
     return ((each * mask).sum(1) / mask.sum(1).clip(1)).mean()
+
+
+#: What importance weights are cut off at, or kept within.
+CAP = 1.5
+
+
+def _weight(fault: str, kind: str, far: Tensor) -> Tensor:
+    """Importance weights, trainer over rollout."""
+    inside = (far <= CAP) & (far >= 1 / CAP)
+    if kind == "token_mask":
+        return ~inside * far if fault == "mask-turned" else inside * far
+    if fault == "weight-turned":
+        return (1 / far).clip(max=CAP)
+    if fault == "unweighed":
+        return torch.ones_like(far)
+    kept = far.clip(max=CAP)
+    return kept**2 if fault == "weight-twice" else kept
 
 
 def _batches(recipe: Recipe, net: Net) -> Iterator[dict[str, Tensor]]:
@@ -238,8 +257,10 @@ def run(folder: Path, recipe: Recipe) -> Path:
         "reduction": recipe.mean, "divisor": divisor,
     }  # fmt: skip
     flags: dict[str, Any] = {"dtype": "float32", "temperature": 1.0, "loss": loss_settings}
-    if recipe.off_policy:
+    if recipe.off_policy or recipe.weighed:
         flags["max_staleness"] = 4
+    if recipe.weighed:
+        flags |= {"rollout_is": recipe.weighed, "rollout_is_threshold": CAP}
     if recipe.filtered:
         flags["dynamic_sampling"] = True
     if recipe.max_norm:
@@ -247,7 +268,7 @@ def run(folder: Path, recipe: Recipe) -> Path:
     if recipe.fault == "loader-restarts":
         flags["data"] = {"shuffle": True}
     if recipe.weights:
-        flags["reward_weights"] = {"goes_on": 1.0, "ends": 1.0}
+        flags["reward_weights"] = {"goes_on": 1.0, "ends": 3.0 if recipe.fault == "sum-unweighed" else 1.0}
     recorder = Recorder(folder, flags=flags)
     for step, batch in enumerate(_batches(recipe, net)):
         if recipe.checkpoints:
@@ -261,6 +282,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
         cut = (ids[:, P:] != END).all(1)
         mask = held.clone()
         mask[:, :P] = 0
+        if fault == "mask-strided":
+            mask[::3] = 0
         if recipe.overlong:
             left_out = ~cut if fault == "overlong-turned" else cut
             mask = mask * (~left_out).long()[:, None]
@@ -292,6 +315,8 @@ def run(folder: Path, recipe: Recipe) -> Path:
             more["weight_version"] = torch.full((B,), max(step - (fault in _BEHIND), 0))
         each = rewards.view(-1, recipe.size)
         per = ((each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-4)).reshape(-1)
+        if fault == "neighbours-mean":
+            per = ((each - each.mean(1, keepdim=True).roll(1, 0)) / (each.std(1, keepdim=True) + 1e-4)).reshape(-1)
         if recipe.rloo:
             per = ((each - each.mean(1, keepdim=True)) * recipe.size / (recipe.size - 1)).reshape(-1)
         m = mask[:, 1:].float()
@@ -325,13 +350,20 @@ def run(folder: Path, recipe: Recipe) -> Path:
                         own = m[parts[(number + 1) % len(parts)]]
                     if fault == "first-advantages":
                         a = per[parts[0][: len(rows)], None] * own
+                    far = (old[rows] - said[rows]).exp()
+                    if fault == "corrected-twice":
+                        ratio = (now - said[rows]).exp()
                     token_loss = torch.maximum(-a * ratio, -a * ratio.clip(0.8, 1.2))
+                    if recipe.weighed:
+                        token_loss = token_loss * _weight(fault, recipe.weighed, far)
                     apart = behind[rows] - now
                     kl = apart.exp() - apart - 1
                     made = "token_mean" if fault == "own-tokens" else recipe.mean
                     pg = _reduced(token_loss, own, made, float(m.sum()))
                     kl_loss = _reduced(kl, own, made, float(m.sum()))
                     weight = 1.0 if fault in ("kl-unweighted", "kl-recorded-weighted") else recipe.kl
+                    if fault == "kl-missing":
+                        weight = 0.0
                     if fault == "kl-recorded-weighted":
                         kl_loss = recipe.kl * kl_loss
                     loss = (pg + weight * kl_loss) / (1.0 if fault == "undivided" else divisor)
@@ -344,6 +376,9 @@ def run(folder: Path, recipe: Recipe) -> Path:
                             log_probs=now.detach(), old_log_probs=old[rows], ref_log_probs=behind[rows], advantages=a,
                             rollout_log_probs=said[rows], **key,
                         )  # fmt: skip
+                        if recipe.weighed:
+                            ours = {"prob_ratio": ratio * own, "elementwise_loss": token_loss * own}
+                            record("loss", **ours, **key)
                         terms = {"pg_loss": pg.detach(), "kl_loss": kl_loss.detach()} if recipe.pg else {}
                         record("loss", loss=loss.detach(), **terms, **key)
                     micro += 1
