@@ -6,6 +6,8 @@ look back, differently. Another prompt tells most at the first tokens of a respo
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from msgspec import Struct, field
 
@@ -15,9 +17,9 @@ from replay_core.diagnose.gap import BADLY, DISAGREE, UNSURE, Gap, twins_of
 
 #: Tokens that neither side is sure of, before they tell; and on either side of an edge.
 TOKENS, BESIDE = 64, 8
-#: What one forward by one set of weights comes to before the edge, and the share that is off behind it: by that many
-#: times what is the largest before it, and more than float32 leaves.
-EXACT, OFF, TIMES, FLOAT = 0.01, 0.6, 10, 1e-5
+#: What one forward by one set of weights comes to before the edge (mean; bf16), tokens on either side of it, and the
+#: share that is off behind it: by that many times what is usual before it, and more than float32 leaves.
+EXACT, AROUND, OFF, TIMES, FLOAT = 0.02, 16, 0.5, 8, 1e-5
 #: Rank correlation of |d| with the tokens before, over a run: other weights come to .22 at the most, other rotary bases
 #: to .3 and more; with the place in the response as well, where both know the prompt.
 GROWS, GROWS_IN_RESPONSE = 0.28, 0.4
@@ -70,18 +72,19 @@ class ByContext(Struct):
         # Where all prompts are as long, the place in the response is all that is told.
         if len(sizes) < TOKENS or np.unique(before - places).size < 2:
             return None
-        edge, most = None, 0.0
-        for place in np.unique(before):
-            here = sizes[before == place]
-            if edge is None and most > 0 and float(np.median(here)) > TIMES * most + FLOAT:
+        for place in np.unique(before)[1:]:
+            ahead = sizes[before < place]
+            usual = float(np.median(ahead)) if len(ahead) >= AROUND else math.inf
+            if float(np.median(sizes[before == place])) > TIMES * usual + FLOAT:
                 edge = int(place)
                 break
-            most = max(most, float(here.max()))
-        if edge is None:
+        else:
             return None
         ahead, behind = sizes[before < edge], sizes[before >= edge]
-        off = (behind > max(TIMES * ahead.max(), FLOAT)).mean()
-        if min(len(ahead), len(behind)) < BESIDE or ahead.max() > EXACT or off < OFF or behind.mean() < DISAGREE:
+        off = float((behind > TIMES * usual + FLOAT).mean())
+        if len(behind) < AROUND or ahead.mean() > EXACT or off < OFF:
+            return None
+        if behind.mean() < max(DISAGREE, TIMES * ahead.mean()):
             return None
         overlap = places[before >= edge].min() < places[before < edge].max()
         if np.unique(before[before < edge]).size < 2 or not overlap:
@@ -92,7 +95,7 @@ class ByContext(Struct):
             f"attention looks back no further than {edge - 1} tokens on one side (a sliding window, a chunked "
             "attention, a context that is cut), and over all of them on the other; weights, prompts and precision are "
             "the same, or the first tokens would differ",
-            [shown(f"largest |d| with fewer than {edge} tokens before", float(ahead.max()), None,
+            [shown(f"mean |d| with fewer than {edge} tokens before", float(ahead.mean()), None,
                    f"{len(ahead)} tokens"),
              shown("mean |d| behind them", float(behind.mean()), "as before")],
         )  # fmt: skip

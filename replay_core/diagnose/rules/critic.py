@@ -233,6 +233,8 @@ OTHER_SIDE, AS_LARGE = 9, 0.25
 
 #: What the returns have to move by before it tells, in shares of their size; and what of it values that stand do.
 WENT, STOOD = 0.25, 0.25
+#: Correlation of mean values and mean returns over the steps of which the sign is turned.
+AGAINST = -0.7
 #: What is left of the distance of values and returns where they come nearer to each other.
 NEARER = 0.9
 
@@ -260,12 +262,14 @@ def _of_other_sign(log: RunLog) -> Finding | None:
     # Targets that move tell a sign that is turned, which follows them the other way, from values that stand.
     moved = [median(part[at] for part in rows[-third:]) - median(part[at] for part in rows[:third]) for at in (0, 1)]
     told = abs(moved[1]) > WENT * abs(due)
+    against = trends.line([due for _, due in rows], [value for value, _ in rows])[0]
     stands = told and abs(moved[0]) < STOOD * abs(moved[1])
-    turned = told and not stands and moved[0] * moved[1] < 0
+    turned = against < AGAINST or (told and not stands and moved[0] * moved[1] < 0)
+    stands = stands and not turned
     figures = [
         values.shown(value, f"about {due:.3g}"), returns.shown(due), explained.shown(median(explained.finite), "> 0"),
         shown("what the values moved by, first third to last", moved[0], f"towards {moved[1]:.3g}"),
-        shown("what the returns moved by", moved[1]),
+        shown("what the returns moved by", moved[1]), shown("correlation of the two over the steps", against),
     ]  # fmt: skip
     medians = f"{values.name} is {value:.3g} and {returns.name} {due:.3g} (medians)"
     norms = log.get("critic_grad_norm")

@@ -52,8 +52,9 @@ def disagree(case: Case) -> Iterator[Finding]:
 
     Where nothing else is sure, over a run's prompts (12 and more, 3 widths of left padding): a mean |d| that grows with
     the padding, by ranks, as chance does in one of a hundred, to twice and more, is of positions or of the mask. And
-    where the first step has it, over tokens that are not sure: none of it (.01 nats, 8 tokens and more) with fewer than
-    so many tokens before, and off in .6 behind, is a window of attention; a rank correlation of |d| with the tokens
+    where the first step has it, over tokens that are not sure: none of it (a mean of .02 nats, 16 tokens and more) with
+    fewer than so many tokens before, and off in half behind, is a window of attention; a rank correlation of |d| with
+    the tokens
     before of .28 and more (.4 with the place in the response) is of positions; as much at the first tokens as behind,
     and a correlation of the two sides below .95, is of other weights: another prompt tells at the first tokens most.
 
