@@ -149,6 +149,8 @@ def disagree(case: Case) -> Iterator[Finding]:
         every = [_because(one, *by_place) if one in guessed else one for one in every]
     elif begins_so and min(means) > DISAGREE and max(means) < 2 * min(means):
         every = [_because(one, *_OF_PRECISION) if one in uncaused else one for one in every]
+    elif begins_with and not fresh and len(means) >= 3 and max(means) < 2 * min(means):
+        every = [_because(one, *_OF_THE_START) if one in uncaused else one for one in every]
     yield from (weighed(one, len(means), varies=False) for one in every)
 
 
@@ -185,6 +187,16 @@ _OF_PRECISION = (
     "the engine's precision: its weights are quantised (fp8, int8, int4), or it computes in another one (a bf16 "
     "mixture of experts comes to as much, a dense model in bf16 to a tenth of it); or a mild penalty on its logits. "
     "Not a shift, a temperature, top-p, a packing leak: their discriminators do not show",
+)
+
+
+#: The same of more than precision comes to.
+_OF_THE_START = (
+    ", and as much from the first step on, before any update: no old weights",
+    "the engine computes with other numbers than the trainer's weights: they are quantised coarsely (int4, fp8 with "
+    "wide scales), were converted wrongly, or are another checkpoint's; or another prompt template, which tells at the "
+    "first tokens most. The engine's weights beside the trainer's tell which (rldbg compare of the two directories), "
+    "or a replay with either (rldbg replay --model A --model B --against rollout_logprobs)",
 )
 
 

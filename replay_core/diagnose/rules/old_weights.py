@@ -337,7 +337,7 @@ def _synced_now_and_then(case: Case, every: list[_StepGap]) -> Finding | None:
 
 
 def _trains_an_adapter(case: Case) -> bool:
-    """Whether all gradients that are recorded are an adapter's."""
+    """Whether all gradients that are recorded are an adapter's, or, of none, the run states one."""
     names = {
         ref.name
         for record in case.records()
@@ -345,7 +345,8 @@ def _trains_an_adapter(case: Case) -> bool:
         for ref in record.tensors()
         if ref.name.startswith("grad.")
     }
-    return bool(names) and all(map(ADAPTER.search, names))
+    states = (case.algorithm.number("lora_rank", "lora_r", "peft_rank") or 0) > 0
+    return all(map(ADAPTER.search, names)) if names else states
 
 
 def _of_an_adapter(one: Finding) -> Finding:
