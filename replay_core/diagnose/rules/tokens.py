@@ -130,8 +130,9 @@ def cut_off(case: Case) -> Finding | None:
 def cut_off_in_log(log: RunLog) -> Finding | None:
     """Level of the fraction of responses that end at the token limit: 0.25 and more a warning, 1 an error.
 
-    The share alone is no harm: it is info below 0.5 where it does not grow, and at any share while the reward gains
-    (a third of all it spans, from its first third to its last, 8 steps and more) and nothing below tells of a cause.
+    The share alone is no harm: it is info below 0.5 where neither it grows nor the reward falls, and below 0.85 while
+    the reward gains (a third of all it spans, from its first third to its last, 8 steps and more), unless something
+    below tells of a cause.
     Where the same steps show that rewards still differ within groups, the cut responses teach something, and it is
     info; so it is below 0.5 where a reward over 0 does not fall over 8 steps and more, and no more are cut than before
     (an agent's limit of turns); a warning where a quarter is cut in each third of 100 steps and more in which the
@@ -176,9 +177,10 @@ def cut_off_in_log(log: RunLog) -> Finding | None:
     idle = idle or (_all_along(series, OFTEN) and _earns_little(reward))
     nothing = [Evidence("reward", 0.0, None, reward.source) for reward, level in log.level("reward") if level == 0]
     # The same share from the start, or one that costs no reward: the policy does well with it.
-    gains = count >= trends.MIN_STEPS and _gains(reward)
+    gains = now < MOSTLY and count >= trends.MIN_STEPS and _gains(reward)
+    loses = reward is not None and trends.drift(reward.finite) < -trends.DRIFT_Z
     told = pinned is not None or apart or idle or bool(grown) or bool(noise)
-    harmless = not told and (gains or (now < HALF and not trends.rises(series.finite)))
+    harmless = not told and (gains or (now < HALF and not loses and not trends.rises(series.finite)))
     return finding(
         ("warning" if (always or idle) and not harmless else "info")
         if teaches

@@ -276,7 +276,11 @@ ROWS: list[tuple[str, Print, list[Any], tuple[str, str] | None]] = [
     ("KL added", trl, [{"loss": 0.01 * (-1) ** n + 2 * 0.02 * n, "kl": 0.02 * n, "grad_norm": 0.3 + n / 99}
                        for n in range(12)], None),
     ("a critic that explains a little", verl, [{"critic/vf_explained_var": 0.1}] * 12, None),
-    ("cut", verl, [{"response_length/clip_ratio": 0.25}] * 5, ("D20", "warning")),
+    ("cut, from the start and at no cost", verl, [{"response_length/clip_ratio": 0.25}] * 5, None),
+    ("cut, half and more", verl, [{"response_length/clip_ratio": 0.5}] * 5, ("D20", "warning")),
+    ("cut, ever more", verl, [{"response_length/clip_ratio": 0.2 + 0.01 * n} for n in range(20)], ("D20", "warning")),
+    ("cut, as the reward falls", verl, [{"response_length/clip_ratio": 0.3, "critic/score/mean": 0.5 - 0.01 * n}
+                                        for n in range(12)], ("D20", "warning")),
     ("cut little", verl, [{"response_length/clip_ratio": 0.24}] * 5, None),
     ("cut whole", verl, [{"response_length/clip_ratio": 1.0}] * 5, ("D20", "error")),
     ("cut, reward 0", verl, [{"response_length/clip_ratio": 0.6, "critic/score/mean": 0.0}] * 5, ("D20", "error")),

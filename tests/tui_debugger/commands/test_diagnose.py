@@ -159,5 +159,9 @@ def test_echoes_are_named_with_their_cause_and_spelled_out_on_request() -> None:
                "next_step": "rldbg ls run", "steps": [1, 2, 3, 4, 5, 6], "echo_of": "D08"}  # fmt: skip
     document = _document(findings=[finding])
     assert "downstream: D09 of D08" in diagnosis_report(document)
-    assert "they part" not in diagnosis_report(document)
+    # What an echo claims may name the cause better than what it is an echo of; its cause and next step are folded.
+    assert "they part" in diagnosis_report(document)
+    assert "rldbg ls run" not in diagnosis_report(document)
+    quiet = _document(findings=[{**finding, "severity": "info"}])
+    assert "they part" not in diagnosis_report(quiet)
     assert "they part  [step 1, 2, 3, 4, 5 and 1 more]" in diagnosis_report(document, show_all=True)
