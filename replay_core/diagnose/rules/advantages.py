@@ -291,7 +291,7 @@ def _noise_taught(batch: StepBatch, heard_B: Array, reward_B: Array, group_B: Ar
 ODD = 4
 
 
-@rule("D04", "advantages are made by a mistake", link="advantages", scope="case", explains=("L08",),
+@rule("D04", "advantages are made by a mistake", link="advantages", scope="case", explains=("D97", "L08"),
       source="DeepSeekMath eq. 4.1.2; RLOO 2402.14740; a moving baseline is 0 in its first step alone")  # fmt: skip
 def made_by_mistake(case: Case) -> Finding | None:
     """Steps whose advantages no known variant makes of rewards and groups, against a closed family of mistakes; the one

@@ -45,7 +45,7 @@ FAULTS = [
     (Recipe("unweighed", weighed="token", lr=2e-2), "D50", "importance weights (TIS) are stated, and not applied"),
     (Recipe("mask-turned", weighed="token_mask"), "D50", "the importance mask rejects every token"),
     (Recipe("mask-strided", size=8), "D07", "have no token in the loss, every 3rd row"),
-    (Recipe("neighbours-mean"), "D04", "the mean reward of the group before"),
+    (Recipe("neighbours-mean", size=10, groups=6), "D04", "the mean reward of the group before"),
     (Recipe("rate-leaps"), "L22", "leaps 40 times at step 2"),
 ]
 

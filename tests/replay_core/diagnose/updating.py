@@ -376,10 +376,9 @@ def run(folder: Path, recipe: Recipe) -> Path:
                             log_probs=now.detach(), old_log_probs=old[rows], ref_log_probs=behind[rows], advantages=a,
                             rollout_log_probs=said[rows], **key,
                         )  # fmt: skip
-                        if recipe.weighed:
-                            ours = {"prob_ratio": ratio * own, "elementwise_loss": token_loss * own}
-                            record("loss", **ours, **key)
                         terms = {"pg_loss": pg.detach(), "kl_loss": kl_loss.detach()} if recipe.pg else {}
+                        if recipe.weighed:
+                            terms |= {"prob_ratio": ratio * own, "elementwise_loss": token_loss * own}
                         record("loss", loss=loss.detach(), **terms, **key)
                     micro += 1
                 grads = [one.grad for one in trained if one.grad is not None]
