@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from replay_core.diagnose.finding import Finding
 from tests.replay_core.diagnose.batches import of
-from tests.replay_core.diagnose.logs import Metrics, diagnosed, verl, worrying
+from tests.replay_core.diagnose.logs import Metrics, diagnosed, diagnosed_path, verl, worrying, written
 
 STEPS = 30
 
@@ -54,7 +55,8 @@ def test_a_reference_that_stands_is_nothing(kl: Callable[[int], float], gain: fl
 
 def _controlled(sign: float, target: float = 0.05) -> list[Metrics]:
     """A KL that grows, and the coefficient that verl's controller makes of it."""
-    draw, weight, steps = np.random.default_rng(2), 0.02, []
+    draw, weight = np.random.default_rng(2), 0.02
+    steps: list[Metrics] = []
     for n, step in enumerate(_learning(lambda n: 0.0)):
         kl = 0.25 * n / STEPS + draw.normal(0, 0.01)
         steps.append({**step, "actor/kl_loss": None, "actor/reward_kl_penalty": kl,
@@ -108,3 +110,31 @@ def test_values_on_the_other_side_of_their_returns_are_told_by_how_they_move(
     found = of(diagnosed(tmp_path, verl(_with_critic(values, due))), "D45")
     assert found is not None
     assert words in found.claim
+
+
+def _of_a_queue(age: Callable[[int], float]) -> str:
+    """A trainer's own lines: how old samples are, and how far engine and trainer are apart for it."""
+    draw = np.random.default_rng(4)
+    return "".join(
+        json.dumps({
+            "step": n, "staleness_mean": age(n), "reward_mean": 0.4 + draw.normal(0, 0.02),
+            "logprob_diff_mean": 9e-8 if not n else 0.025 * age(n) + abs(draw.normal(0, 0.005)),
+            "grad_norm": 0.5 + draw.normal(0, 0.02), "lr": 1e-3,
+        }) + "\n" for n in range(STEPS)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("age", "words"),
+    [
+        (lambda n: 1.0 + n // 2, "samples get ever older: staleness_mean"),
+        (lambda n: 1.0 + n, "by one in each step: no update reaches the engine any more"),
+    ],
+    ids=["a queue", "no update"],
+)
+def test_an_age_that_is_logged_and_grows_leads_over_what_it_parts(
+    age: Callable[[int], float], words: str, tmp_path: Path
+) -> None:
+    first = worrying(diagnosed_path(written(tmp_path, _of_a_queue(age), "metrics.jsonl")))[0]
+    assert first.id == "D31"
+    assert words in first.claim

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from replay_core import workbench
 from replay_core.diagnose.engine import chain
 from replay_core.diagnose.finding import Diagnosis, Finding, Skipped
-from replay_core.diagnose.merging import together
+from replay_core.diagnose.merging import merged, together
 from replay_core.records import Selection
 from tests.fixtures import FIXTURES
 from tests.replay_core.diagnose.test_micro_batches import record
@@ -65,3 +66,10 @@ def test_a_folder_of_faulty_runs_names_the_fault_of_each() -> None:
     assert said == {
         "zero_std_all_groups": "D01", "temperature_mismatch": "D10", "packing_contaminated": "D16", "nan_inf": "D21",
     }  # fmt: skip
+
+
+def test_a_log_that_shows_more_steps_than_were_looked_at_makes_no_share_of_them() -> None:
+    of_samples = replace(finding("D09", "error"), steps=(0, 1, 2, 3), looked=4)
+    of_a_log = replace(finding("D09", "error"), steps=tuple(range(8)))
+    (whole,) = merged([of_samples, of_a_log])
+    assert (whole.steps, whole.looked, whole.share) == (tuple(range(8)), 0, 1.0)
