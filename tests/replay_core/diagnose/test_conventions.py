@@ -146,4 +146,4 @@ def test_every_second_row_without_a_token_is_a_wrong_mask(tmp_path: Path) -> Non
     set_advantages(fields, grpo(rewards_B, GROUPS))
     one = of(seen(tmp_path, fields, "D07"), "D07")
     assert one is not None
-    assert one.claim == "8 of 16 samples have no token in the loss"
+    assert one.claim == "8 of 16 samples have no token in the loss, every 2nd row"
