@@ -137,7 +137,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     # What a trainer says behind its last step.
     (
         "finished",
-        r"['\"]train_runtime['\"]: |^(?:\d{1,4}: )?\W*train metrics \*{3,}|Training completed\. Do not forget to share"
+        r"['\"]train_runtime['\"]: |\] Process \d+ exits successfully|^(?:\d{1,4}: )?\W*train metrics \*{3,}|Training completed\. Do not forget to share"
         r"|(?i:^(?!.{0,60}\b(?:epoch|step|phase|stage|iteration|batch)\b)\W{0,8}(?:[\w-]{1,20} ){0,2}"
         r"train(?:ing)? (?:is |has |was )?(?:been )?(?:complete[d]?|finished|done)(?: successfully)?\b"
         r"(?!.{0,40}\bfailed))",
@@ -198,7 +198,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 )
 #: What ends with a line of error is told of the whole log (`log_text`), not of one line.
 LAST_ERROR = "last_error"
-KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR)
+#: And how far it came (`log_progress`).
+PROGRESS = "progress"
+KINDS = (*(kind for kind, _ in _PATTERNS), LAST_ERROR, PROGRESS)
 #: Of these a run dies, and the frames that led there are kept.
 DEATHS = ("oom", "oom_host", "nccl", "cuda_error", "killed", "failed", "traceback")
 #: A cheap look before the patterns: most lines of a log hold none of these.
@@ -226,7 +228,7 @@ HINT = regex(
     r"|Request rejected|maximum allowed length|just got forked|:\d\d(?:<|, )\?|:\d{1,6}\)$|torch/dist"
     r"|local Ray|^nohup: |accelerate launch|OMP_NUM_THREADS env|Tracking run|WORLD INFO|main\] cmd|^\+ |[$#] \w|with "
     r"overrides"
-    r"|Stale file|input file: |format error|No such file|Permission denied|Text file busy|train_runtime"
+    r"|exits successfully|Stale file|input file: |format error|No such file|Permission denied|Text file busy|train_runtime"
     r"|train metrics|[Tt]rain(?:ing)? .{0,10}(?:[Cc]omplete|[Ff]inished|[Dd]one)"
     r"|\.cu:\d|class_name: |size mismatch for |SYSTEM_ERROR|is not up yet|[Rr]equeu|zero_advantage"
     r"|Can't pickle|got completion |IBV_WC|HTTP/[12]\.\d\"? 5|ERROR|CRITICAL|Timer \w|!{40}|double free|free\(\): "

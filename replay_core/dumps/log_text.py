@@ -26,8 +26,9 @@ from replay_core.dumps.fields import flatten
 from replay_core.dumps.joined_lines import joined
 from replay_core.dumps.json_rows import names_with
 from replay_core.dumps.listing import listing
-from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, Event, Watch
+from replay_core.dumps.log_events import DEATHS, HINT, KEPT, LAST_ERROR, PROGRESS, Event, Watch
 from replay_core.dumps.log_lines import TrainerLine, is_text, lines_of
+from replay_core.dumps.log_progress import Progress
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
 from replay_core.dumps.unnumbered import Unnumbered
@@ -78,6 +79,9 @@ class _Log(Struct):
     """No line has the form of a trainer's: names and numbers alone."""
     settings: LogSettings = field(default_factory=LogSettings)
 
+    progress: Event | None = None
+    """How far it says that its run came."""
+
     @property
     def is_empty(self) -> bool:
         return not (self.iterations or self.metrics or self.events)
@@ -126,6 +130,8 @@ def _is_log(file: Path, look: int, alone: bool = False) -> bool:
             if _LIKELY.search((head + opened.read(look)).translate(None, b"\0")) is None:
                 return False
         log = _log(file)
+        if alone and log.progress is not None:
+            return True
         return not log.is_empty and (alone or not log.unnumbered)
     except BudgetError:
         # It may well be a log: to say that it holds no metric would be untrue.
@@ -152,8 +158,10 @@ def _log(path: Path) -> _Log:
     last: int | None = None
     evaluated = 0
     at_end: deque[TrainerLine] = deque(maxlen=_LAST_LINES)
+    progress = Progress()
     for line in joined(_paid_lines(path)):
         at_end.append(line)
+        progress.take(line)
         step, values = metric_line(line.text)
         if not values and (names := table_head(line.text)):
             heads[line.stream] = names
@@ -247,6 +255,10 @@ def _log(path: Path) -> _Log:
             for number, step, values in pairs.found:
                 log.add(step, values, None, number)
         log.counted = log.unnumbered = bool(log.metrics)
+    far = progress.told(None if log.counted else last, counts)
+    if far is not None:
+        told = (f"starts {far.starts}", f"last {far.last}", *([f"over {far.over}", far.over_text] if far.over else ()))
+        log.progress = Event(PROGRESS, f"{far.at}/{far.of}", far.line, None, told)
     log.counted = log.counted or any(not iteration.numbered for some in log.iterations.values() for iteration in some)
     return log
 
@@ -300,7 +312,7 @@ def index(path: Path) -> Index:
             found.problems.append(
                 Problem(str(file), f"{repeated} records are logged twice (a restart?); the last counts")
             )
-        places = sorted({*log.metrics, *log.events}, key=lambda place: tuple(-1 if n is None else n for n in place))
+        places = sorted({*log.metrics, *_events(log)}, key=lambda place: tuple(-1 if n is None else n for n in place))
         keys += [RecordKey(step, None, rank, None, "training_metrics") for step, rank in places]
         found.files += [(key, file) for key in dict.fromkeys(keys)]
         found.facts |= log.settings.facts
@@ -329,7 +341,7 @@ def _read(log: _Log, key: RecordKey) -> list[TensorRef]:
     """
     if key.stage == "training_metrics":
         place = key.step, key.rank
-        return [*_named(log.metrics.get(place, {})), *_told(log.events.get(place, []))]
+        return [*_named(log.metrics.get(place, {})), *_told(_events(log).get(place, []))]
     for iteration in reversed(log.by_step.get((key.step, key.rank), [])):
         if key.stage == "optimizer":
             return _fields(_optimizer_values(iteration), iteration.warnings, iteration.warning_lines)
@@ -337,6 +349,14 @@ def _read(log: _Log, key: RecordKey) -> list[TensorRef]:
             if micro.index == key.micro:
                 return _fields(micro.placed(), [text for _, text in micro.warnings], micro.warning_lines)
     raise KeyError(key)
+
+
+def _events(log: _Log) -> dict[_Place, list[Event]]:
+    """The events by place, and how far the run came beside what was logged last."""
+    if log.progress is None:
+        return log.events
+    at = next((place for known in (log.metrics, log.events) for place in reversed(known)), (None, None))
+    return {**log.events, at: [*log.events.get(at, []), log.progress]}
 
 
 def _optimizer_values(iteration: step_log.Iteration) -> dict[str, tuple[float, int]]:

@@ -194,8 +194,46 @@ def index(path: Path) -> Index:
         if _is_history(file):
             seen.setdefault(file.parent, (file, set(steps)))
         found.files += [(RecordKey(step, None, None, None, "training_metrics"), file) for step in steps]
-        found.facts |= _settings(file)
+        found.facts |= _settings(file) | _planned(file)
     return found
+
+
+#: What a row calls the step that the run is to end with.
+_PLANNED = ("total_steps", "max_steps")
+
+
+def _planned(file: Path) -> dict[str, Any]:
+    """How many steps the run was to take, as the last row of lines or the head of transformers' state says."""
+    if file.suffix == ".jsonl":
+        with regular(file) as opened:
+            opened.seek(max(0, opened.seek(0, 2) - _LAST_BYTES))
+            lines = opened.read(_LAST_BYTES).splitlines()
+        row: Any = next((told for line in reversed(lines) if (told := _mapping(line)) is not None), {})
+        _, _, last = str(row.get(SWIFT_STEP, "")).partition("/")
+        said = next((row[name] for name in _PLANNED if name in row), int(last) if last.isdecimal() else None)
+    elif file.name.endswith(".json"):
+        try:
+            tree = read_container(file).tree
+        except RldbgError:
+            return {}
+        is_state = isinstance(tree, dict) and isinstance(tree.get("log_history"), list)
+        said = tree.get("max_steps") if is_state else None
+    else:
+        return {}
+    whole = isinstance(said, (int, float)) and not isinstance(said, bool) and math.isfinite(said) and said > 0
+    return {PLANNED: int(said)} if whole else {}
+
+
+#: The fact that holds it, and how much of a file's end is looked at.
+PLANNED, _LAST_BYTES = "planned_steps", 1 << 14
+
+
+def _mapping(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""How far a log says its run is, and what stands behind that: a bar at 202 of 5,100 and nothing more.
+
+    progress = Progress()
+    for line in lines: progress.take(line)
+    progress.told()     # "202/5100" and where, or None
+
+A bar that is drawn, a counter that a trainer prints (`step 12/50`, `current_steps` of `total_steps`), or a total that
+is said once and the step that was logged last. Of several bars it is the one that has run the longest: those of a
+validation, of data and of weights that are loaded are short, and drawn again and again.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from replay_core.dumps.log_lines import TrainerLine
+from replay_core.regexes import regex
+
+_BAR = regex(
+    r"^(?P<label>[^|\d]{0,80}?)\W{0,4}\d{1,3}%\|[^|]{0,200}\| ?(?P<at>\d{1,12})/(?P<of>\d{1,12}) "
+    r"\[(?P<took>[\d:]{4,12})<(?P<left>[\d:?]{1,16}), "
+)
+#: Bars of what is no training: weights, data, an engine's start, one batch of responses, a validation.
+_NO_TRAINING = regex(
+    r"(?i)load|map|filter|fetch|download|generat|tokeni|process|captur|adding|convert|sav|upload|eval|valid|test|pars|"
+    r"extract|shard|split|pack|compil|warm|read|writ|creat|sampl|rollout|infer|predict|score|comput|reset|prompts"
+)
+#: A counter of a line: Step 3/100, step 3 of 100, iteration 3/ 100 |, [tag]  3/50 | loss=...
+_COUNTER = regex(
+    r"(?i)(?:\b(?:global[_ ])?(?:step|iter(?:ation)?|update)s?\s{0,4}[:=#]?\s{0,4}|^(?:\[[^\]]{1,60}\])?\s{0,8})[\[(]?"
+    r"(?P<at>\d{1,9})\s?(?:/|of)\s{0,8}(?P<of>\d{1,9})(?=[\])\s|:,]|$)"
+)
+#: LLaMA-Factory's rows and ms-swift's.
+_ROW = regex(
+    r"""["']current_steps["']:\s?(?P<at>\d{1,9}), ["']total_steps["']:\s?(?P<of>\d{1,9})"""
+    r"""|["']global_step/max_steps["']:\s?["'](?P<swift>\d{1,9})/(?P<max>\d{1,9})"""
+)
+#: What is said once: transformers, verl, and trainers of one's own.
+_TOTAL = regex(
+    r"(?i)\btotal[ _](?:number of )?(?:training |train |optimization |optimizer )?_?steps?['\"]?\s{0,4}[:=]\s{0,4}"
+    r"(?P<of>\d[\d,]{0,11})\b"
+)
+_STARTS = regex(r"(?i)\b(?:start(?:ing|ed)?|begin(?:ning)?|launch(?:ing)?) (?:\w+ ){0,2}(?:re-?)?training\b|\*{3,} "
+                r"Running training \*{3,}")  # fmt: skip
+#: What stands behind a process that has ended: a tracker's farewell, a shell, a scheduler, `time`.
+_OVER = regex(
+    r"^wandb: (?:\W{0,4}(?:Run (?:history|summary):|View run|View project at|You can sync this run|Find logs at"
+    r"|Synced \d|Waiting for W&B process))|^real\s+\d+m[\d.]+s$|^\[?\W{0,3}(?:exit(?:ed)?(?: with)? (?:status|code)"
+    r"|return code)\b"
+    r"|^(?:\([\w.-]{1,40}\) )?\[?\w[\w.-]{0,40}@[\w.-]{1,60}[: ]\S{0,120}[$#](?: |$)"
+    r"|(?i:^\W{0,8}(?:job|run|script) (?:has )?(?:ended|exited|stopped|terminated)\b)"
+)
+_HINT = regex(r"/\s{0,8}\d|\bof \d|[Ss]teps|training|TRAINING|^wandb: |^real|[Ee]xit|@\S+[$#]|return code|(?i:ended|stopped)")
+#: Lines that are looked at whole.
+_LONGEST = 4000
+#: Behind these no counter counts steps: a share of tasks, of ranks, of samples.
+_FEWEST = 2
+
+
+class _Count(Struct):
+    at: int
+    of: int
+    line: int
+    took: float = 0.0
+    first: int = 0
+    """The line that first told of it."""
+
+
+class Told(Struct, frozen=True):
+    """How far it came: step `at` of `of`, on a line; what is behind."""
+
+    at: int
+    of: int
+    line: int
+    starts: int
+    """How often training was begun."""
+    over: int | None
+    """The line behind it that tells that the process has ended."""
+    over_text: str
+    last: int
+    """The file's last line."""
+
+
+class Progress:
+    """Takes every line in order."""
+
+    def __init__(self) -> None:
+        self._bars: dict[int, _Count] = {}
+        self._counter: dict[int, _Count] = {}
+        self._total: tuple[int, int] | None = None
+        self._starts: list[int] = []
+        self._over: tuple[int, str] | None = None
+        self._last = 0
+
+    def take(self, line: TrainerLine) -> None:
+        """One line; lines of metrics, too."""
+        text = line.text
+        self._last = line.number
+        if len(text) > _LONGEST:
+            text = text[:_LONGEST]
+        if _HINT.search(text) is None:
+            return
+        if "|" in text and (bar := _BAR.match(text.lstrip())) is not None:
+            if not _NO_TRAINING.search(bar["label"]):
+                self._count(self._bars, int(bar["at"]), int(bar["of"]), line.number, _seconds(bar["took"]))
+            return
+        if (row := _ROW.search(text)) is not None:
+            self._count(self._counter, int(row["at"] or row["swift"]), int(row["of"] or row["max"]), line.number)
+        elif (counter := _COUNTER.search(text)) is not None:
+            self._count(self._counter, int(counter["at"]), int(counter["of"]), line.number)
+        elif (total := _TOTAL.search(text)) is not None:
+            self._total = int(total["of"].replace(",", "")), line.number
+        if _STARTS.search(text) is not None:
+            self._starts.append(line.number)
+        if _OVER.search(text) is not None:
+            self._over = line.number, text.strip()[:160]
+
+    def _count(self, known: dict[int, _Count], at: int, of: int, line: int, took: float = 0.0) -> None:
+        if of < _FEWEST or at > of:
+            return
+        count = known.setdefault(of, _Count(at, of, line, took, line))
+        count.at, count.line, count.took = at, line, max(took, count.took)
+
+    def told(self, last_step: int | None = None, at_line: int = 0) -> Told | None:
+        """How far the run came. `last_step`: the last step that a metric tells, where steps are numbered."""
+        count = max(self._bars.values(), key=lambda one: (one.took, one.of), default=None)
+        if count is None:
+            # A counter counts up: one that is told once, or that stands, is a share of something else.
+            count = max((one for one in self._counter.values() if one.line > one.first), key=lambda one: one.line,
+                        default=None)  # fmt: skip
+        if count is None and self._total is not None:
+            of, line = self._total
+            at = last_step if last_step is not None and last_step <= of else 0
+            count = _Count(at, of, max(line, at_line if last_step is not None else line))
+        if count is None or count.of < _FEWEST:
+            return None
+        over = self._over if self._over is not None and self._over[0] > count.line else None
+        return Told(
+            count.at, count.of, count.line, len(self._starts), None if over is None else over[0],
+            "" if over is None else over[1], self._last,
+        )  # fmt: skip
+
+
+def _seconds(clock: str) -> float:
+    seconds = 0.0
+    for part in clock.split(":"):
+        seconds = 60 * seconds + (int(part) if part.isdigit() else 0)
+    return seconds
