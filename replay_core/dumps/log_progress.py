@@ -119,7 +119,9 @@ class Progress:
         if of < _FEWEST or at > of:
             return
         count = known.setdefault(of, _Count(at, of, line, took, line))
-        count.at, count.line, count.took = at, line, max(took, count.took)
+        # A summary counts something else of as many: `zero-reward steps: 9/50`. A restart counts from the beginning.
+        if at >= count.at or at <= 1:
+            count.at, count.line, count.took = at, line, max(took, count.took)
 
     def told(self, last_step: int | None = None, at_line: int = 0) -> Told | None:
         """How far the run came. `last_step`: the last step that a metric tells, where steps are numbered."""

@@ -32,6 +32,7 @@ from replay_core.dumps.log_progress import Progress
 from replay_core.dumps.log_settings import LogSettings
 from replay_core.dumps.metric_lines import column_row, is_aside, metric_line, step_columns, table_head, table_row
 from replay_core.dumps.unnumbered import Unnumbered
+from replay_core.dumps.metrics import EPOCHS
 from replay_core.dumps.words import metric_name
 from replay_core.errors import BudgetError, DumpError
 from replay_core.file_spans import kept_while_unchanged, regular
@@ -316,6 +317,8 @@ def index(path: Path) -> Index:
         keys += [RecordKey(step, None, rank, None, "training_metrics") for step, rank in places]
         found.files += [(key, file) for key in dict.fromkeys(keys)]
         found.facts |= log.settings.facts
+        if (epochs := max((told["epoch"][0] for told in log.metrics.values() if "epoch" in told), default=0)) > 0:
+            found.facts[EPOCHS] = epochs
         if log.ends_inside is not None:
             found.problems.append(Problem(str(file), f"the log ends inside step {log.ends_inside}"))
         if log.counted and COUNTED not in found.notes:

@@ -198,7 +198,9 @@ def glance(log: RunLog) -> Iterator[Finding]:
     .8 and more of 1: worth knowing; a warning where it does not rise in 100 lines and more (by the rank test and the
     means of its thirds), and a sign of why is logged: .15 of the steps without a spread or loss, .2 of the responses
     cut, a reward function that never pays, a KL below .003; so in 300 lines without one. Worth knowing is one that
-    wavers by less than a hundredth in 5 lines and more, and a share of right answers of .05 that does not rise in 5.
+    wavers by less than a hundredth in 5 lines and more, and a share of right answers of .05 that does not rise in 5: a
+    warning in 20. A reward of 6 to 11 lines that goes down (Kendall's tau -.6) to .8 of its first third is worth knowing, to .6 a
+    warning.
     One (or a reward) whose last two of 10 values and more fall out of the range of all before by more than that range,
     to a tenth: a warning. A loss, where no reward is logged, that comes from under 5 to 8.5 nats and more: a warning.
     """
@@ -233,6 +235,7 @@ def glance(log: RunLog) -> Iterator[Finding]:
         yield from _negative(log)
         yield from _stands(log)
         yield from _to_noise(log)
+        yield from _falls(log)
     over_many = [*_by_chance(log), *_flat(log), *_hardly_any(log), *_lost_at_last(log)]
     yield from over_many
     if not (said or over_many) and lines > SHORT:
@@ -424,9 +427,43 @@ def _flat(log: RunLog) -> Iterator[Finding]:
     )
 
 
-#: What a share of right answers is called, and below which next to none is.
-_SHARE = regex(r"(?i)(?:^|[/_ ])(?:acc|accuracy|correct(?:ness)?)(?:_reward|/mean)?$")
-NEXT_TO_NONE = 0.05
+#: Of six lines and more a reward's fall: Kendall's tau, what is left of the first third, and what makes it a warning.
+SIX, TAU, LEFT, LITTLE = 6, -0.6, 0.8, 0.6
+
+
+def _falls(log: RunLog) -> Iterator[Finding]:
+    """A reward that goes down from line to line, of fewer than a trend needs."""
+    series = log.get("reward")
+    values = [] if series is None else series.finite
+    if series is None or not SIX <= len(values) < 12 or len(values) < len(series.points) or min(values) < 0:
+        return
+    if all(b < a for a, b in pairwise(values)) and values[-1] <= values[0] / 3:
+        return  # told as a run of lines
+    pairs = [(a, b) for at, a in enumerate(values) for b in values[at + 1 :]]
+    tau = sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
+    third = len(values) // 3
+    begun, now = sum(values[:third]) / third, sum(values[-third:]) / third
+    if tau > TAU or now > LEFT * begun:
+        return
+    yield finding(
+        "warning" if now <= LITTLE * begun else "info",
+        f"the reward falls: {series.name} goes from {begun:.3g} to {now:.3g} over {len(values)} lines",
+        series.ended,
+        series.shown(now, f">= {begun:.3g}"),
+        shown("Kendall's tau over the lines", round(tau, 2), f"> {TAU:g}"),
+        link="rewards",
+        cause="the policy moves away from what is rewarded: a learning rate too high, a turned sign, a KL or another "
+        "term that outweighs it; or the prompts get harder",
+        next_step="look at the KL and the length of the responses beside it; lower the learning rate if it goes on",
+    )
+
+
+#: What a share of right answers is called, and below which next to none is; lines in which that is no chance.
+_SHARE = regex(
+    r"(?i)(?:^|[/_ ])(?:acc|accuracy|correct(?:ness)?|success(?:_rate)?|solved?(?:_rate)?|pass(?:_rate|@1)?)"
+    r"(?:_reward|/mean)?$"
+)
+NEXT_TO_NONE, SURE = 0.05, 20
 
 
 def _hardly_any(log: RunLog) -> Iterator[Finding]:
@@ -438,7 +475,8 @@ def _hardly_any(log: RunLog) -> Iterator[Finding]:
             continue
         share = sum(values) / len(values)
         if share <= NEXT_TO_NONE:
-            yield info(
+            yield finding(
+                "warning" if len(values) >= SURE else "info",
                 f"hardly any answer is right: {series.name} is {share:.3g} over {len(values)} lines, and does not rise",
                 series,
                 series.shown(share, f"> {NEXT_TO_NONE:g}"),
